@@ -1,0 +1,1 @@
+"""Planning of shardings from calibrated cost models (imported as ``torchrec_bls.sharding``)."""

@@ -1,0 +1,1 @@
+"""Bounded-lag one-sided embedding all-to-alls for TorchRec."""

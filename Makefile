@@ -56,9 +56,10 @@ format: $(VENV)/.packages  ## Rewrite the sources in the project's style
 wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it holds
 	rm -rf build/dist
 	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir build/dist .
-	@for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/pins.txt \
+	@contents="$$($(BIN)/python -m zipfile --list build/dist/*.whl)"; \
+	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/pins.txt \
 	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py; do \
-	  $(BIN)/python -m zipfile --list build/dist/*.whl | grep --quiet --fixed-strings "$$wanted" \
+	  echo "$$contents" | grep --quiet --fixed-strings "$$wanted" \
 	    || { echo "The wheel lacks $$wanted" >&2; exit 1; }; \
 	done
 	@echo "$$(ls build/dist/*.whl) holds the package, the planner and the native module"

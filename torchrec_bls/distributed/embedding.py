@@ -4,19 +4,23 @@ from typing import Any
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
 from torchrec_bls.distributed.module import (
     BoundedLagModule,
-    check_sharding_types,
+    check_plan,
     rows_by_feature,
 )
 
@@ -25,6 +29,8 @@ _SHARDING_TYPES = [
     ShardingType.ROW_WISE.value,
     ShardingType.COLUMN_WISE.value,
 ]
+# FBGEMM's dense kernel mishandles unpooled lookups on CPU and corrupts memory.
+_KERNELS = [EmbeddingComputeKernel.FUSED.value]
 
 
 class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # type: ignore[misc]
@@ -57,6 +63,45 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                     [self._env.world_size],
                 )
             )
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up and posts; see TorchRec, which cannot do batches without samples."""
+        if all(ids.stride() > 0 for ids in input):
+            awaitable = super().compute_and_output_dist(ctx, input)
+            sent = awaitable._awaitables_per_sharding
+        else:
+            sent = [
+                output_dist(torch.empty(0, self._embedding_dim_for_sharding_type(kind)), context)
+                for output_dist, kind, context in zip(
+                    self._output_dists,
+                    self._sharding_type_to_sharding,
+                    ctx.sharding_contexts,
+                    strict=True,
+                )
+            ]
+        if all(c.features_before_input_dist.stride() > 0 for c in ctx.sharding_contexts):
+            return awaitable
+        names = [name for names in self._embedding_names_per_sharding for name in names]
+        return _EmptyBatchAwaitable(sent, names, self._embedding_dim)
+
+
+class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
+    """The embeddings of a rank without samples, which still answers the other ranks' ids."""
+
+    def __init__(
+        self, awaitables: list[Awaitable[torch.Tensor]], names: list[str], dim: int
+    ) -> None:
+        super().__init__()
+        self._awaitables_per_sharding = awaitables
+        self._names = names
+        self._dim = dim
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        rows = [awaitable.wait() for awaitable in self._awaitables_per_sharding]
+        # Part of the autograd graph, so that a backward answers the other ranks' gradients.
+        values = sum((r.sum() for r in rows), torch.zeros(())).expand(0, self._dim)
+        lengths = torch.zeros(0, dtype=torch.int32)
+        return {name: JaggedTensor(values=values, lengths=lengths) for name in self._names}
 
 
 class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore[misc]
@@ -95,9 +140,9 @@ class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore
         """Shards `module` by `params`; called by DistributedModelParallel on every rank.
 
         Raises:
-            ValueError: a table has a sharding type other than table-, row- or column-wise.
+            ValueError: a table has a sharding type or kernel that is not supported.
         """
-        check_sharding_types(type(self).__name__, params, _SHARDING_TYPES)
+        check_plan(type(self).__name__, params, _SHARDING_TYPES, _KERNELS)
         return BLSEmbeddingCollection(
             self._config,
             module,

@@ -3,23 +3,26 @@
 from typing import Any
 
 import torch
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
 from torchrec.distributed.types import (
+    Awaitable,
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.module import (
     BoundedLagModule,
-    check_sharding_types,
+    check_plan,
     rows_by_feature,
 )
 
@@ -29,6 +32,7 @@ _SHARDING_TYPES = [
     ShardingType.COLUMN_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
 ]
+_KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value]
 
 
 def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[ColumnGroup]:
@@ -89,6 +93,23 @@ class BLSEmbeddingBagCollection(  # type: ignore[misc]
                 getattr(theirs, "_callbacks", None) or [],
             )
 
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
+        """Posts the ids of a batch; see BoundedLagModule."""
+        mean_pooling = self._has_mean_pooling_callback
+        if not (mean_pooling and isinstance(features, KeyedJaggedTensor) and features.stride() == 0):
+            return super().input_dist(ctx, features)
+        # TorchRec cannot compute the divisors of a batch without samples, which need none.
+        first_batch = self._has_uninitialized_input_dist
+        self._has_mean_pooling_callback = False
+        try:
+            awaitable = super().input_dist(ctx, features)
+        finally:
+            self._has_mean_pooling_callback = mean_pooling
+        if first_batch:
+            self._init_mean_pooling_callback(features.keys(), None)
+        ctx.divisor = torch.ones(())
+        return awaitable
+
 
 class BLSEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
     """Shards EmbeddingBagCollections with bounded-lag exchanges.
@@ -126,9 +147,9 @@ class BLSEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: 
         """Shards `module` by `params`; called by DistributedModelParallel on every rank.
 
         Raises:
-            ValueError: a table has a sharding type that is not supported.
+            ValueError: a table has a sharding type or kernel that is not supported.
         """
-        check_sharding_types(type(self).__name__, params, _SHARDING_TYPES)
+        check_plan(type(self).__name__, params, _SHARDING_TYPES, _KERNELS)
         return BLSEmbeddingBagCollection(
             self._config,
             module,

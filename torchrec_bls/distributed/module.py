@@ -1,7 +1,7 @@
 """What the bounded-lag sharded modules have in common: their exchanges and the checks of inputs."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -162,13 +162,21 @@ def rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
     return rows
 
 
-def check_sharding_types(
-    sharder: str, params: Mapping[str, Any], supported: Iterable[str]
+def check_plan(
+    sharder: str,
+    params: Mapping[str, Any],
+    sharding_types: Sequence[str],
+    kernels: Sequence[str],
 ) -> None:
     """Raises ValueError naming the table whose sharding type or kernel `sharder` cannot do."""
     for table, parameter in params.items():
-        if parameter.sharding_type not in supported:
-            raise ValueError(
-                f"{sharder}: table '{table}' is planned {parameter.sharding_type}, but only "
-                f"{', '.join(supported)} are possible"
-            )
+        for what, planned, possible in (
+            ("sharding type", parameter.sharding_type, sharding_types),
+            ("compute kernel", parameter.compute_kernel, kernels),
+        ):
+            if planned not in possible:
+                raise ValueError(
+                    f"{sharder}: table '{table}' is planned with {what} {planned}, but only "
+                    f"{', '.join(possible)} are possible; name it in the plan "
+                    "(ParameterConstraints, or the generators of sharding_plan)"
+                )

@@ -11,6 +11,7 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embedding import BLSEmbeddingCollectionSharder
 from torchrec_bls.distributed.embeddingbag import BLSEmbeddingBagCollectionSharder
+from torchrec_bls.pipeline import BoundedLagPipeline, bounded_lag_modules
 
 __all__ = [
     "Arrival",
@@ -18,5 +19,7 @@ __all__ = [
     "BLSEmbeddingBagCollectionSharder",
     "BLSEmbeddingCollectionSharder",
     "BoundedLagChannel",
+    "BoundedLagPipeline",
     "ChannelStats",
+    "bounded_lag_modules",
 ]

@@ -103,7 +103,9 @@ def run_outcomes(
         processes.append(process)
     try:
         _wait_for_answers(pipes, end)
-        return [_outcome(*of_rank) for of_rank in zip(range(world_size), pipes, processes)]
+        return [
+            _outcome(*of_rank) for of_rank in zip(range(world_size), pipes, processes, strict=True)
+        ]
     finally:
         for process in processes:
             process.kill()

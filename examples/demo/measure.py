@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,6 +60,7 @@ def measure(
     The first variant is the reference, the second the one that the others must equal bit for bit.
     """
     torch.set_num_threads(1)
+    _quiet_deprecations()
     dist.init_process_group(
         "gloo",
         init_method=(folder / "rendezvous").as_uri(),
@@ -87,6 +90,12 @@ def measure(
         (folder / MEASURED).write_text(json.dumps(collected))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _quiet_deprecations() -> None:
+    """Hides that TorchRec calls names which torch deprecates: no user can act on it."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 def _measure_variant(

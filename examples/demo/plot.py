@@ -45,7 +45,7 @@ def write_plot(path: Path, lines: Sequence[Line], subtitle: str) -> None:
     axes.set_xticks(positions, [str(line.bound) for line in bounded])
     axes.set_xlabel("bound k, steps that ranks may be apart")
     axes.set_ylabel("latency per batch, ms")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * max(line.latency_ms for line in lines))
     axes.set_title(f"DLRM inference under random delays\n{subtitle}", fontsize=10)
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize=9)

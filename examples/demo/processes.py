@@ -26,7 +26,7 @@ def run_ranks(
     ranks: int,
     folder: Path,
     *arguments: Any,
-    is_consequence: Callable[[Exception], bool] = lambda error: False,
+    is_consequence: Callable[[Exception], bool] | None = None,
 ) -> None:
     """Runs ``work(rank, folder, *arguments)`` in a fresh process for each rank.
 
@@ -38,7 +38,7 @@ def run_ranks(
         folder: where the ranks leave their reports; must be empty.
         *arguments: passed on, picklable.
         is_consequence: tells the errors that a rank gets because another one has failed, so that
-            the message names the origin.
+            the message names the origin; importable.
 
     Raises:
         RankFailure: a rank raised or was killed.
@@ -78,14 +78,14 @@ def _guard(
     rank: int,
     folder: Path,
     arguments: tuple[Any, ...],
-    is_consequence: Callable[[Exception], bool],
+    is_consequence: Callable[[Exception], bool] | None,
 ) -> None:
     try:
         work(rank, folder, *arguments)
     except Exception as error:
         report = {
             "time": time.monotonic(),
-            "consequence": is_consequence(error),
+            "consequence": is_consequence is not None and is_consequence(error),
             "message": f"{type(error).__name__}: {error}",
             "traceback": traceback.format_exc(),
         }

@@ -1,0 +1,148 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "channel/channel.h"
+#include "transport/shm_transport.h"
+
+namespace py = pybind11;
+
+namespace bls {
+namespace {
+
+using AddressTuple = std::tuple<int32_t, int32_t, uint64_t, uint64_t, uint64_t>;
+
+AddressTuple to_tuple(const SegmentAddress& a) { return {a.pid, a.fd, a.device, a.inode, a.bytes}; }
+
+SegmentAddress from_tuple(const AddressTuple& t) {
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t)};
+}
+
+/// Owns the transport until a channel takes it over.
+class TransportHandle {
+ public:
+  TransportHandle(int rank, int world_size, uint32_t slots, size_t slot_bytes)
+      : transport_(std::make_unique<ShmTransport>(RingShape{rank, world_size, slots, slot_bytes})) {
+  }
+  ShmTransport& get() const {
+    if (!transport_) throw std::invalid_argument("the transport belongs to a channel already");
+    return *transport_;
+  }
+  std::unique_ptr<ShmTransport> take() {
+    get();
+    return std::move(transport_);
+  }
+
+ private:
+  std::unique_ptr<ShmTransport> transport_;
+};
+
+/// (address, bytes of a row, rows, stride)
+using BlockTuple = std::tuple<uintptr_t, size_t, size_t, size_t>;
+using MessageList = std::vector<std::vector<std::vector<BlockTuple>>>;
+
+uint64_t post(Channel& channel, const MessageList& list) {
+  std::vector<Block> blocks;
+  std::vector<Part> parts;
+  std::vector<Message> messages;
+  size_t block_count = 0;
+  size_t part_count = 0;
+  for (const auto& message : list) {
+    part_count += message.size();
+    for (const auto& part : message) block_count += part.size();
+  }
+  blocks.reserve(block_count);  // spans point into these vectors
+  parts.reserve(part_count);
+  messages.reserve(list.size());
+  for (const auto& message : list) {
+    const size_t first_part = parts.size();
+    for (const auto& part : message) {
+      const size_t first_block = blocks.size();
+      for (const auto& [address, row_bytes, rows, stride] : part) {
+        blocks.push_back({pointer(address), row_bytes, rows, stride});
+      }
+      parts.emplace_back(blocks.data() + first_block, part.size());
+    }
+    messages.emplace_back(parts.data() + first_part, message.size());
+  }
+  const py::gil_scoped_release release;
+  return channel.post(messages);
+}
+
+py::memoryview view_of(const Arrival& arrival, int source, size_t index) {
+  if (source < 0 || source >= arrival.world_size()) {
+    throw py::index_error("rank " + std::to_string(source) + " of " +
+                          std::to_string(arrival.world_size()));
+  }
+  const auto parts = arrival.parts(source);
+  if (index >= parts.size()) {
+    throw py::index_error("part " + std::to_string(index) + " of " + std::to_string(parts.size()) +
+                          " from rank " + std::to_string(source));
+  }
+  // Writable because torch has no read-only tensors; the memory is this rank's own.
+  auto* data = const_cast<std::byte*>(parts[index].data);
+  return py::memoryview::from_memory(data, static_cast<py::ssize_t>(parts[index].bytes));
+}
+
+}  // namespace
+
+void bind_channel(py::module_& module) {
+  py::class_<TransportHandle>(module, "ShmTransport")
+      .def(py::init<int, int, uint32_t, size_t>(), py::arg("rank"), py::arg("world_size"),
+           py::arg("slots"), py::arg("slot_bytes"))
+      .def_property_readonly("address",
+                             [](const TransportHandle& t) { return to_tuple(t.get().address()); })
+      .def("connect",
+           [](TransportHandle& t, const std::vector<AddressTuple>& addresses) {
+             std::vector<SegmentAddress> list;
+             for (const AddressTuple& a : addresses) list.push_back(from_tuple(a));
+             const py::gil_scoped_release release;
+             t.get().connect(list);
+           })
+      .def("seal", [](TransportHandle& t) { t.get().seal(); });
+
+  py::class_<ChannelStats>(module, "ChannelStats")
+      .def_readonly("messages", &ChannelStats::messages)
+      .def_readonly("bytes", &ChannelStats::bytes)
+      .def_readonly("pulled_messages", &ChannelStats::pulled_messages)
+      .def_readonly("largest_message", &ChannelStats::largest_message)
+      .def_readonly("wait_seconds", &ChannelStats::wait_seconds)
+      .def_readonly("lag_histogram", &ChannelStats::lag_histogram);
+
+  py::class_<Arrival>(module, "Arrival")
+      .def_property_readonly("sequence", &Arrival::sequence)
+      .def("part_count", [](const Arrival& a, int source) { return a.parts(source).size(); })
+      .def("view", &view_of);
+
+  py::class_<Channel>(module, "Channel")
+      .def(py::init([](TransportHandle& transport, int rank, int world_size, uint32_t bound,
+                       uint32_t slots, double deadline_seconds, const std::string& name) {
+             ChannelConfig config{rank, world_size, bound, slots, {}, name};
+             config.deadline =
+                 std::chrono::milliseconds(static_cast<int64_t>(deadline_seconds * 1000));
+             return std::make_unique<Channel>(transport.take(), config);
+           }),
+           py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
+           py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"))
+      .def("post", &post)
+      .def("wait", &Channel::wait, py::return_value_policy::reference_internal,
+           py::call_guard<py::gil_scoped_release>())
+      .def("release", &Channel::release)
+      .def("poison", &Channel::poison)
+      .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())
+      .def("stats", &Channel::stats)
+      .def_property_readonly("posted", &Channel::posted)
+      .def_property_readonly("completed", &Channel::completed)
+      .def_property_readonly("released", &Channel::released)
+      .def_property_readonly("slot_bytes",
+                             [](const Channel& c) { return c.transport().slot_bytes(); })
+      .def_property_readonly("ring_bytes",
+                             [](const Channel& c) { return c.transport().ring_bytes(); });
+}
+
+}  // namespace bls

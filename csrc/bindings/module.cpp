@@ -1,0 +1,51 @@
+#include <pybind11/pybind11.h>
+
+#include "bindings/bindings.h"
+#include "channel/wire.h"
+#include "errors.h"
+
+namespace py = pybind11;
+
+namespace {
+
+const char* python_type(bls::ErrorKind kind) {
+  switch (kind) {
+    case bls::ErrorKind::kTimeout:
+      return "PeerTimeoutError";
+    case bls::ErrorKind::kPeerDied:
+      return "PeerDiedError";
+    case bls::ErrorKind::kPeerClosed:
+      return "PeerClosedError";
+    case bls::ErrorKind::kProtocol:
+      return "ProtocolError";
+    case bls::ErrorKind::kPoisoned:
+      return "PoisonedError";
+    case bls::ErrorKind::kRendezvous:
+      return "RendezvousError";
+    case bls::ErrorKind::kClosed:
+      return "ChannelClosedError";
+  }
+  return "BLSError";
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const bls::ChannelError& error) {
+    const py::object type =
+        py::module_::import("torchrec_bls.errors").attr(python_type(error.kind()));
+    PyErr_SetString(type.ptr(), error.what());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "The compiled core of torchrec_bls: channel, transports and row messages.";
+  module.attr("WIRE_VERSION") = bls::kWireVersion;
+  module.attr("MIN_SLOT_BYTES") = bls::kMinSlotBytes;
+  module.attr("MAX_PARTS") = bls::kMaxParts;
+  py::register_exception_translator(&translate);
+  bls::bind_channel(module);
+  bls::bind_rows(module);
+}

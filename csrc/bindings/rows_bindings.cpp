@@ -1,0 +1,113 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "rows/ids_message.h"
+#include "rows/row_message.h"
+
+namespace py = pybind11;
+
+namespace bls {
+namespace {
+
+/// (address, bytes of an item)
+using Items = std::tuple<uintptr_t, size_t>;
+
+JaggedIds jagged_ids(const Items& lengths, const Items& values, const Items& weights,
+                     size_t features, size_t stride, size_t count) {
+  return {pointer(std::get<0>(lengths)),
+          std::get<1>(lengths),
+          pointer(std::get<0>(values)),
+          std::get<1>(values),
+          pointer(std::get<0>(weights)),
+          std::get<1>(weights),
+          features,
+          stride,
+          count};
+}
+
+py::object find_bad(const Items& lengths, const Items& values, size_t stride, size_t count,
+                    const std::vector<int64_t>& rows) {
+  const auto bad =
+      find_bad_id(jagged_ids(lengths, values, {0, 0}, rows.size(), stride, count), rows);
+  if (!bad) return py::none();
+  return py::make_tuple(bad->feature, bad->position, bad->id);
+}
+
+/// (first rank, ranks, offset of the columns in bytes, width in bytes)
+using GroupTuple = std::tuple<int, int, size_t, size_t>;
+
+std::vector<ColumnGroup> column_groups(const std::vector<GroupTuple>& tuples) {
+  std::vector<ColumnGroup> groups;
+  for (const auto& [first, count, offset, width] : tuples) {
+    groups.push_back({first, count, offset, width});
+  }
+  return groups;
+}
+
+}  // namespace
+
+void bind_rows(py::module_& module) {
+  py::class_<ArrivedIds>(module, "ArrivedIds")
+      .def(py::init([](const Arrival& arrival, size_t features, const std::vector<int>& order) {
+             return std::make_unique<ArrivedIds>(arrival, features, order);
+           }),
+           py::keep_alive<1, 2>())
+      .def_property_readonly("length_bytes", &ArrivedIds::length_bytes)
+      .def_property_readonly("value_bytes", &ArrivedIds::value_bytes)
+      .def_property_readonly("weight_bytes", &ArrivedIds::weight_bytes)
+      .def_property_readonly("total_stride", &ArrivedIds::total_stride)
+      .def_property_readonly("total_values", &ArrivedIds::total_values)
+      .def_property_readonly("strides", &ArrivedIds::strides)
+      .def_property_readonly("values_per_source", &ArrivedIds::values_per_source)
+      .def_property_readonly("counts", &ArrivedIds::counts)
+      .def("assemble",
+           [](const ArrivedIds& ids, uintptr_t lengths, uintptr_t values, uintptr_t weights) {
+             const py::gil_scoped_release release;
+             ids.assemble(pointer(lengths), pointer(values), pointer(weights));
+           });
+
+  module.def("post_ids",
+             [](Channel& channel, const Items& lengths, const Items& values, const Items& weights,
+                size_t stride, size_t count, const std::vector<size_t>& features_per_rank) {
+               size_t features = 0;
+               for (const size_t f : features_per_rank) features += f;
+               const JaggedIds ids = jagged_ids(lengths, values, weights, features, stride, count);
+               const py::gil_scoped_release release;
+               return post_ids(channel, ids, features_per_rank);
+             });
+  module.def("find_bad_id", &find_bad);
+
+  module.def("post_grouped_rows",
+             [](Channel& channel, uintptr_t data, size_t row_bytes,
+                const std::vector<int64_t>& counts, const std::vector<int>& order) {
+               const py::gil_scoped_release release;
+               post_grouped_rows(channel, pointer(data), {row_bytes, counts, order});
+             });
+  module.def("collect_grouped_rows",
+             [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
+                const std::vector<int64_t>& counts, const std::vector<int>& order) {
+               const py::gil_scoped_release release;
+               collect_grouped_rows(arrival, pointer(out), {row_bytes, counts, order});
+             });
+  module.def("collect_rows", [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
+                                const std::vector<int64_t>& rows_per_source, uintptr_t permutation,
+                                size_t permutation_rows) {
+    const std::span<const int64_t> order(reinterpret_cast<const int64_t*>(permutation),
+                                         permutation_rows);
+    const py::gil_scoped_release release;
+    collect_rows(arrival, pointer(out), row_bytes, rows_per_source, order);
+  });
+  module.def("collect_columns", [](const Arrival& arrival, uintptr_t out, size_t rows,
+                                   size_t out_row_bytes, const std::vector<GroupTuple>& groups) {
+    const std::vector<ColumnGroup> list = column_groups(groups);
+    const py::gil_scoped_release release;
+    collect_columns(arrival, pointer(out), rows, out_row_bytes, list);
+  });
+}
+
+}  // namespace bls

@@ -1,0 +1,393 @@
+#include "channel/channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+namespace bls {
+namespace {
+
+// A dead peer wakes nobody: a sleeping rank looks for itself this often.
+constexpr std::chrono::milliseconds kLivenessSlice{20};
+// Credits are returned without waking their receiver, which hardly ever waits for one.
+constexpr std::chrono::microseconds kCreditSlice{200};
+
+WaitPolicy policy_for(int world_size) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  const bool known = sched_getaffinity(0, sizeof(cpus), &cpus) == 0;
+  const int available = known ? CPU_COUNT(&cpus) : 1;
+  WaitPolicy policy;
+  // With more ranks than cores the awaited peer may need this very core.
+  if (world_size > std::max(available, static_cast<int>(std::thread::hardware_concurrency()))) {
+    policy.spins = 20;
+  }
+  return policy;
+}
+
+std::byte* copy_block(std::byte* to, const Block& block) {
+  if (block.contiguous()) {
+    std::memcpy(to, block.data, block.bytes());
+    return to + block.bytes();
+  }
+  const std::byte* from = block.data;
+  for (size_t row = 0; row < block.rows; ++row, from += block.stride, to += block.row_bytes) {
+    std::memcpy(to, from, block.row_bytes);
+  }
+  return to;
+}
+
+void copy_parts(std::byte* base, const Message& message, const PartLayout& layout) {
+  for (size_t i = 0; i < layout.count; ++i) {
+    std::byte* to = base + layout.offset[i];
+    for (const Block& block : message[i]) {
+      if (block.bytes() > 0) to = copy_block(to, block);
+    }
+  }
+}
+
+PartLayout layout_of(const Message& message, uint64_t start) {
+  if (message.size() > kMaxParts) {
+    throw std::invalid_argument("a message has " + std::to_string(message.size()) +
+                                " parts, at most " + std::to_string(kMaxParts) + " are possible");
+  }
+  PartLayout layout;
+  layout.count = message.size();
+  for (size_t i = 0; i < layout.count; ++i) {
+    for (const Block& block : message[i]) layout.bytes[i] += block.bytes();
+  }
+  layout.place(start);
+  return layout;
+}
+
+}  // namespace
+
+/// Marks this rank as inside post, wait or release, so that `close` from another thread can let it
+/// leave before memory goes away.
+class Channel::CallGuard {
+ public:
+  explicit CallGuard(Channel& channel) : channel_(channel) {
+    channel_.in_call_.store(true);
+    if (channel_.closing_.load()) {
+      channel_.in_call_.store(false);
+      throw ChannelError(ErrorKind::kClosed, "channel '" + channel_.config_.name +
+                                                 "' is closed on rank " +
+                                                 std::to_string(channel_.config_.rank));
+    }
+  }
+  ~CallGuard() { channel_.in_call_.store(false, std::memory_order_release); }
+  CallGuard(const CallGuard&) = delete;
+  CallGuard& operator=(const CallGuard&) = delete;
+
+ private:
+  Channel& channel_;
+};
+
+Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& config)
+    : transport_(std::move(transport)), config_(config), policy_(policy_for(config.world_size)) {
+  if (config_.slots < config_.bound + 1) {
+    throw std::invalid_argument("bound " + std::to_string(config_.bound) + " needs at least " +
+                                std::to_string(config_.bound + 1) + " slots, not " +
+                                std::to_string(config_.slots));
+  }
+  const size_t world = static_cast<size_t>(config_.world_size);
+  credit_.assign(world, 0);
+  exposing_.assign(world * config_.slots, 0);
+  pulling_.assign(world * config_.slots, 0);
+  arrivals_.resize(config_.bound + 1);
+  for (Arrival& arrival : arrivals_) {
+    arrival.views_.resize(world * kMaxParts);
+    arrival.counts_.assign(world, 0);
+  }
+  stats_.wait_seconds.assign(world, 0.0);
+  stats_.lag_histogram.assign(config_.bound + 1, 0);
+}
+
+Channel::~Channel() { close(); }
+
+uint64_t Channel::post(std::span<const Message> messages) {
+  const CallGuard guard(*this);
+  if (transport_->poisoned()) raise_poison();
+  if (messages.size() != static_cast<size_t>(config_.world_size)) {
+    throw std::invalid_argument(
+        "channel '" + config_.name + "': a post has one message per rank: " +
+        std::to_string(config_.world_size) + ", not " + std::to_string(messages.size()));
+  }
+  if (posted_ - released_ > config_.bound) {
+    throw std::invalid_argument(
+        "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) + " has bound " +
+        std::to_string(config_.bound) + " and " + std::to_string(posted_ - released_) +
+        " posts that are not released: wait for and release the oldest before the next post");
+  }
+  Arrival& arrival = arrival_of(posted_);
+  arrival.sequence_ = posted_;
+  keep_own(messages[config_.rank], arrival);
+  for (int step = 1; step < config_.world_size; ++step) {
+    // Each rank starts with its successor, so that nobody is everybody's first.
+    const int destination = (config_.rank + step) % config_.world_size;
+    send(destination, messages[destination]);
+  }
+  return posted_++;
+}
+
+void Channel::keep_own(const Message& message, Arrival& arrival) {
+  const PartLayout layout = layout_of(message, 0);
+  View* views = arrival.views_.data() + static_cast<size_t>(config_.rank) * kMaxParts;
+  arrival.counts_[config_.rank] = layout.count;
+  const bool in_place = std::all_of(message.begin(), message.end(), [](const Part& part) {
+    return part.empty() || (part.size() == 1 && part[0].contiguous());
+  });
+  if (!in_place) {
+    if (arrival.own_.size() < layout.end) arrival.own_.resize(layout.end);
+    copy_parts(arrival.own_.data(), message, layout);
+  }
+  for (size_t i = 0; i < layout.count; ++i) {
+    if (!in_place) {
+      views[i] = {arrival.own_.data() + layout.offset[i], layout.bytes[i]};
+    } else {
+      views[i] = {message[i].empty() ? nullptr : message[i][0].data, layout.bytes[i]};
+    }
+  }
+}
+
+void Channel::send(int destination, const Message& message) {
+  const uint64_t sequence = posted_;
+  const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
+  const size_t pair = static_cast<size_t>(destination) * config_.slots + slot;
+  if (sequence >= credit_[destination] + config_.slots) await_credit(destination);
+
+  PartLayout layout = layout_of(message, header_bytes(message.size()));
+  std::byte* const to = transport_->outbox(destination, slot);
+  const uint64_t wanted = layout.end;
+  const bool pulled = wanted > transport_->slot_bytes();
+  if (pulled) {
+    layout.place(0);
+    SegmentAddress address;
+    copy_parts(transport_->expose(destination, slot, layout.end, address), message, layout);
+    std::memcpy(to + header_bytes(layout.count), &address, sizeof(address));
+    exposing_[pair] = 1;
+    ++stats_.pulled_messages;
+  } else {
+    if (exposing_[pair] != 0) {
+      transport_->retract(destination, slot);
+      exposing_[pair] = 0;
+    }
+    copy_parts(to, message, layout);
+  }
+  MessageHeader header{};
+  header.magic = kMagic;
+  header.version = kWireVersion;
+  header.flags = pulled ? kFlagPulled : 0;
+  header.source = static_cast<uint16_t>(config_.rank);
+  header.parts = static_cast<uint16_t>(layout.count);
+  header.credit = static_cast<uint32_t>(released_);
+  // All but the arrival word, which `deliver` stores last.
+  std::memcpy(to + sizeof(header.arrival),
+              reinterpret_cast<std::byte*>(&header) + sizeof(header.arrival),
+              sizeof(header) - sizeof(header.arrival));
+  std::memcpy(to + sizeof(header), layout.bytes.data(), layout.count * sizeof(uint64_t));
+  transport_->deliver(destination, slot, sequence);
+
+  ++stats_.messages;
+  for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
+  stats_.largest_message = std::max(stats_.largest_message, wanted);
+}
+
+void Channel::await_credit(int destination) {
+  Clock::duration elapsed{};
+  const auto have_credit = [&] {
+    credit_[destination] = std::max(credit_[destination], transport_->credit(destination));
+    return posted_ < credit_[destination] + config_.slots;
+  };
+  const bool done = wait_until(*transport_, policy_, config_.deadline, kCreditSlice, elapsed,
+                               have_credit, [&](bool slow) {
+                                 if (slow) check_alive(destination, posted_, "to free a slot");
+                                 if (transport_->poisoned()) raise_poison();
+                               });
+  stats_.wait_seconds[destination] += std::chrono::duration<double>(elapsed).count();
+  if (!done) {
+    fail(ErrorKind::kTimeout, describe(destination, posted_) + "did not read " +
+                                  std::to_string(posted_ - credit_[destination]) +
+                                  " earlier messages within the deadline");
+  }
+}
+
+const Arrival& Channel::wait() {
+  const CallGuard guard(*this);
+  if (completed_ == posted_) {
+    throw std::invalid_argument("channel '" + config_.name + "' on rank " +
+                                std::to_string(config_.rank) +
+                                " has no post to wait for: call post first");
+  }
+  Arrival& arrival = arrival_of(completed_);
+  for (int step = 1; step < config_.world_size; ++step) {
+    // In the order in which the peers send to this rank.
+    receive((config_.rank + config_.world_size - step) % config_.world_size, arrival);
+  }
+  ++completed_;
+  return arrival;
+}
+
+void Channel::receive(int source, Arrival& arrival) {
+  const uint64_t sequence = completed_;
+  const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
+  const size_t pair = static_cast<size_t>(source) * config_.slots + slot;
+  try {
+    record_lag(source);
+    const auto arrived = [&] { return transport_->arrived(source, slot, sequence); };
+    if (!arrived()) {
+      Clock::duration elapsed{};
+      const bool done = wait_until(
+          *transport_, policy_, config_.deadline, kLivenessSlice, elapsed, arrived, [&](bool slow) {
+            if (closing_.load(std::memory_order_relaxed)) {
+              throw ChannelError(ErrorKind::kClosed,
+                                 "channel '" + config_.name + "' was closed on rank " +
+                                     std::to_string(config_.rank) + " while it waited");
+            }
+            if (transport_->poisoned()) raise_poison();
+            if (slow) check_alive(source, sequence, "to send");
+          });
+      stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
+      if (!done) {
+        const double seconds = std::chrono::duration<double>(config_.deadline).count();
+        fail(ErrorKind::kTimeout,
+             describe(source, sequence) + "did not send within " + std::to_string(seconds) +
+                 " s. Missing: " + missing_peers(sequence) +
+                 ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the "
+                 "deadline if it is only slow");
+      }
+    }
+    const std::byte* base = transport_->inbox(source, slot);
+    ParsedMessage message;
+    parse_message(base, {config_.rank, source, sequence, transport_->slot_bytes()}, message);
+    const uint64_t credit =
+        credit_[source] + static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(
+                              message.credit - static_cast<uint32_t>(credit_[source]))));
+    if (credit > posted_ && static_cast<int64_t>(credit) > 0) {
+      fail(ErrorKind::kProtocol, describe(source, sequence) + "says it read " +
+                                     std::to_string(credit) + " of " + std::to_string(posted_) +
+                                     " messages");
+    }
+    if (static_cast<int64_t>(credit - credit_[source]) > 0) credit_[source] = credit;
+    if (message.pulled) {
+      base = transport_->pull(source, slot, message.address);
+      pulling_[pair] = 1;
+    } else if (pulling_[pair] != 0) {
+      transport_->drop(source, slot);
+      pulling_[pair] = 0;
+    }
+    const PartLayout& layout = message.layout;
+    View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
+    for (size_t i = 0; i < layout.count; ++i) {
+      views[i] = {base + layout.offset[i], layout.bytes[i]};
+    }
+    arrival.counts_[source] = layout.count;
+  } catch (const ChannelError& error) {
+    // Raised below this class; everything raised by `fail` has poisoned already.
+    if (error.kind() == ErrorKind::kProtocol || error.kind() == ErrorKind::kRendezvous) {
+      transport_->poison_all(error.what());
+    }
+    throw;
+  }
+}
+
+void Channel::record_lag(int source) {
+  // How many iterations this rank is ahead of `source`: it sent `posted_`, that one sent `theirs`.
+  uint64_t theirs = posted_;
+  while (theirs > completed_ &&
+         !transport_->arrived(source, static_cast<uint32_t>((theirs - 1) % config_.slots),
+                              theirs - 1)) {
+    --theirs;
+  }
+  const uint64_t lag = theirs == posted_ ? 0 : posted_ - 1 - theirs;
+  ++stats_.lag_histogram[lag];
+}
+
+void Channel::release() {
+  const CallGuard guard(*this);
+  if (released_ == completed_) {
+    throw std::invalid_argument("channel '" + config_.name + "' on rank " +
+                                std::to_string(config_.rank) +
+                                " has nothing to release: wait for it first");
+  }
+  ++released_;
+  for (int source = 0; source < config_.world_size; ++source) {
+    if (source != config_.rank) transport_->return_credit(source, released_);
+  }
+}
+
+ChannelStats Channel::stats() const { return stats_; }
+
+void Channel::poison(const std::string& reason) {
+  transport_->poison_all("channel '" + config_.name + "': rank " + std::to_string(config_.rank) +
+                         " failed at sequence " + std::to_string(completed_) + ": " + reason);
+}
+
+void Channel::close() {
+  if (closing_.exchange(true)) return;
+  transport_->wake_self();
+  while (in_call_.load()) sched_yield();
+  // Messages that peers may still have to pull live in this rank's memory.
+  for (int peer = 0; peer < config_.world_size; ++peer) {
+    const auto pending = exposing_.begin() + static_cast<ptrdiff_t>(peer) * config_.slots;
+    if (std::none_of(pending, pending + config_.slots, [](uint8_t e) { return e != 0; })) continue;
+    const Clock::time_point end = Clock::now() + config_.deadline;
+    while (transport_->credit(peer) < posted_ && !transport_->poisoned() && Clock::now() < end &&
+           transport_->peer_state(peer) == PeerState::kOpen) {
+      std::this_thread::sleep_for(kCreditSlice);
+    }
+  }
+  transport_->announce_close();
+}
+
+void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
+  const PeerState state = transport_->peer_state(peer);
+  if (state == PeerState::kOpen) return;
+  // What it sent before it went counts.
+  const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
+  if (sequence < posted_ && transport_->arrived(peer, slot, sequence)) return;
+  if (state == PeerState::kDead) {
+    fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
+                                   doing + ": look at that rank's own output for the cause");
+  }
+  fail(ErrorKind::kPeerClosed, describe(peer, sequence) +
+                                   "closed the channel while this rank waited for it " + doing +
+                                   ": all ranks must run the same number of iterations");
+}
+
+void Channel::fail(ErrorKind kind, const std::string& message) {
+  transport_->poison_all(message);
+  throw ChannelError(kind, message);
+}
+
+void Channel::raise_poison() {
+  const Poison poison = transport_->poison();
+  throw ChannelError(ErrorKind::kPoisoned,
+                     "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) +
+                         " stopped at sequence " + std::to_string(completed_) + " because rank " +
+                         std::to_string(poison.origin) + " failed: " + poison.message);
+}
+
+std::string Channel::describe(int peer, uint64_t sequence) const {
+  return "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) + ", sequence " +
+         std::to_string(sequence) + ", lag " +
+         std::to_string(posted_ > completed_ ? posted_ - 1 - completed_ : 0) + ": rank " +
+         std::to_string(peer) + " ";
+}
+
+std::string Channel::missing_peers(uint64_t sequence) {
+  std::string list;
+  for (int peer = 0; peer < config_.world_size; ++peer) {
+    const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
+    if (peer == config_.rank || transport_->arrived(peer, slot, sequence)) continue;
+    if (!list.empty()) list += ", ";
+    list += "rank " + std::to_string(peer);
+    const PeerState state = transport_->peer_state(peer);
+    if (state == PeerState::kDead) list += " (dead)";
+    if (state == PeerState::kClosed) list += " (closed)";
+  }
+  return list;
+}
+
+}  // namespace bls

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "channel/waiter.h"
+#include "channel/wire.h"
+#include "errors.h"
+#include "transport/transport.h"
+
+namespace bls {
+
+/// `rows` rows of `row_bytes` in the caller's memory, `stride` bytes from start to start.
+struct Block {
+  const std::byte* data = nullptr;
+  size_t row_bytes = 0;
+  size_t rows = 1;
+  size_t stride = 0;
+
+  size_t bytes() const { return row_bytes * rows; }
+  bool contiguous() const { return rows <= 1 || stride == row_bytes; }
+};
+
+/// The receiver sees a part as one run of bytes: its blocks, concatenated.
+using Part = std::span<const Block>;
+/// What one rank gets.
+using Message = std::span<const Part>;
+
+/// A part of a received message, in place.
+struct View {
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+struct ChannelConfig {
+  int rank = 0;
+  int world_size = 1;
+  uint32_t bound = 0;
+  /// Slots per ordered pair; 2(bound + 1) never waits for a slot, fewer are safe and may wait.
+  uint32_t slots = 2;
+  std::chrono::milliseconds deadline{60000};
+  std::string name = "channel";
+};
+
+struct ChannelStats {
+  uint64_t messages = 0;                ///< sent to other ranks
+  uint64_t bytes = 0;                   ///< payload sent to other ranks
+  uint64_t pulled_messages = 0;         ///< of these, larger than a slot
+  uint64_t largest_message = 0;         ///< bytes a slot would have needed
+  std::vector<double> wait_seconds;     ///< per peer; waits within the first spin count as zero
+  std::vector<uint64_t> lag_histogram;  ///< [lag] over completed (wait, peer) pairs
+};
+
+/// The messages of one sequence number from all ranks, readable until released.
+class Arrival {
+ public:
+  uint64_t sequence() const { return sequence_; }
+  std::span<const View> parts(int source) const {
+    return {views_.data() + static_cast<size_t>(source) * kMaxParts, counts_[source]};
+  }
+  const View& part(int source, size_t index) const {
+    return views_[static_cast<size_t>(source) * kMaxParts + index];
+  }
+  int world_size() const { return static_cast<int>(counts_.size()); }
+
+ private:
+  friend class Channel;
+  uint64_t sequence_ = 0;
+  std::vector<View> views_;     // [source][kMaxParts]
+  std::vector<size_t> counts_;  // [source]
+  std::vector<std::byte> own_;  // this rank's message to itself, when it is not one block a part
+};
+
+/// Bounded-lag all-to-all-v among the ranks of a transport (docs/design/channel.md).
+///
+/// At most bound + 1 posts may be unreleased. All ranks post the same number of messages; nothing
+/// else is agreed on, sizes travel with the data. One thread at a time calls post, wait and
+/// release; `close` may come from any thread.
+class Channel {
+ public:
+  Channel(std::unique_ptr<Transport> transport, const ChannelConfig& config);
+  ~Channel();
+
+  /// Sends `messages[d]` to rank d and returns the sequence number. The memory may be reused at
+  /// once, except that the parts for this rank itself stay in place where they are one contiguous
+  /// block each: leave them unchanged until the release. Never waits for a peer when there are
+  /// 2(bound + 1) slots.
+  uint64_t post(std::span<const Message> messages);
+  /// Waits for the messages of the oldest post that is not completed yet.
+  const Arrival& wait();
+  /// Gives the slots of the oldest completed post back to their senders.
+  void release();
+
+  uint64_t posted() const { return posted_; }
+  uint64_t completed() const { return completed_; }
+  uint64_t released() const { return released_; }
+  const ChannelConfig& config() const { return config_; }
+  const Transport& transport() const { return *transport_; }
+  ChannelStats stats() const;
+
+  /// Fails the channel on all ranks: they raise kPoisoned naming this rank and `reason`.
+  void poison(const std::string& reason);
+  /// Ends the channel for this rank: messages that peers may still pull are kept until they are
+  /// read (at most the deadline). Peers that wait for more than was posted raise kPeerClosed.
+  void close();
+  bool closed() const { return closing_.load(); }
+
+ private:
+  class CallGuard;
+
+  void send(int destination, const Message& message);
+  void keep_own(const Message& message, Arrival& arrival);
+  void await_credit(int destination);
+  void receive(int source, Arrival& arrival);
+  void record_lag(int source);
+  void check_alive(int peer, uint64_t sequence, const char* doing);
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message);
+  [[noreturn]] void raise_poison();
+  std::string describe(int peer, uint64_t sequence) const;
+  std::string missing_peers(uint64_t sequence);
+  Arrival& arrival_of(uint64_t sequence) { return arrivals_[sequence % arrivals_.size()]; }
+
+  std::unique_ptr<Transport> transport_;
+  ChannelConfig config_;
+  WaitPolicy policy_;
+  uint64_t posted_ = 0;
+  uint64_t completed_ = 0;
+  uint64_t released_ = 0;
+  std::vector<uint64_t> credit_;   // [destination] messages known to be read
+  std::vector<uint8_t> exposing_;  // [destination * slots + slot]
+  std::vector<uint8_t> pulling_;   // [source * slots + slot]
+  std::vector<Arrival> arrivals_;  // bound + 1, by sequence
+  ChannelStats stats_;
+  std::atomic<bool> closing_{false};
+  std::atomic<bool> in_call_{false};
+};
+
+}  // namespace bls

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "transport/transport.h"
+
+namespace bls {
+
+/// How a rank waits: a short spin (the peer is running and about to write), then yielding the core
+/// (the peer is runnable but has no core), then sleeping until a peer wakes it (the peer is busy or
+/// late). See docs/design/channel.md for the measurements behind the numbers.
+struct WaitPolicy {
+  uint32_t spins = 2000;
+  std::chrono::microseconds yield_for{100};
+};
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Waits until `ready()` is true. `check(slow)` runs between polls and throws when waiting on is
+/// pointless; `slow` says that there is time for system calls. `slice` is how long to sleep at most
+/// before looking again on one's own. `elapsed` receives the time spent once the spin was over.
+/// Returns false at the deadline.
+template <class Ready, class Check>
+bool wait_until(Transport& transport, const WaitPolicy& policy, Clock::duration deadline,
+                Clock::duration slice, Clock::duration& elapsed, Ready ready, Check check) {
+  for (uint32_t i = 0; i < policy.spins; ++i) {
+    if (ready()) return true;
+    cpu_relax();
+  }
+  const Clock::time_point start = Clock::now();
+  const Clock::time_point yield_end = start + policy.yield_for;
+  bool slow = false;
+  for (;;) {
+    check(slow);
+    const bool done = ready();
+    const Clock::time_point now = Clock::now();
+    elapsed = now - start;
+    if (done || elapsed >= deadline) return done;
+    slow = now >= yield_end;
+    if (!slow) {
+      sched_yield();
+      continue;
+    }
+    transport.sleep([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready,
+                    std::min(now + slice, start + deadline));
+  }
+}
+
+}  // namespace bls

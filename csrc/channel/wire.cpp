@@ -1,0 +1,76 @@
+#include "channel/wire.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "errors.h"
+
+namespace bls {
+namespace {
+
+constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 46;  // far above memory, far below overflow
+
+[[noreturn]] void damaged(const Expectation& expected, const std::string& what) {
+  throw ChannelError(ErrorKind::kProtocol, "rank " + std::to_string(expected.rank) +
+                                               ": damaged message from rank " +
+                                               std::to_string(expected.source) + " at sequence " +
+                                               std::to_string(expected.sequence) + ": " + what);
+}
+
+}  // namespace
+
+void PartLayout::place(uint64_t start) {
+  uint64_t at = start;
+  for (size_t i = 0; i < count; ++i) {
+    if (bytes[i] > kMaxMessageBytes || at > kMaxMessageBytes) {
+      throw std::length_error("part " + std::to_string(i) + " has " + std::to_string(bytes[i]) +
+                              " bytes");
+    }
+    const uint64_t alignment = bytes[i] >= 64 ? 64 : 16;
+    offset[i] = (at + alignment - 1) / alignment * alignment;
+    at = offset[i] + bytes[i];
+  }
+  end = at;
+}
+
+void parse_message(const std::byte* slot, const Expectation& expected, ParsedMessage& message) {
+  MessageHeader header;
+  std::memcpy(&header, slot, sizeof(header));
+  if (header.magic != kMagic) damaged(expected, "magic " + std::to_string(header.magic));
+  if (header.version != kWireVersion) {
+    damaged(expected, "wire version " + std::to_string(header.version) + ", this rank speaks " +
+                          std::to_string(kWireVersion) + ": install one version on all ranks");
+  }
+  if (header.source != expected.source) {
+    damaged(expected, "it says it comes from rank " + std::to_string(header.source));
+  }
+  if ((header.flags & ~kFlagPulled) != 0) damaged(expected, "unknown flags");
+  if (header.parts > kMaxParts) {
+    damaged(expected, std::to_string(header.parts) + " parts, at most " +
+                          std::to_string(kMaxParts) + " exist");
+  }
+  message.credit = header.credit;
+  message.pulled = (header.flags & kFlagPulled) != 0;
+  PartLayout& layout = message.layout;
+  layout.count = header.parts;
+  std::memcpy(layout.bytes.data(), slot + sizeof(header), header.parts * sizeof(uint64_t));
+  try {
+    layout.place(message.pulled ? 0 : header_bytes(layout.count));
+  } catch (const std::length_error& error) {
+    damaged(expected, error.what());
+  }
+  if (!message.pulled) {
+    if (layout.end > expected.slot_bytes) {
+      damaged(expected, std::to_string(layout.end) + " bytes in a slot of " +
+                            std::to_string(expected.slot_bytes));
+    }
+    return;
+  }
+  std::memcpy(&message.address, slot + header_bytes(layout.count), sizeof(SegmentAddress));
+  if (message.address.bytes < layout.end) {
+    damaged(expected, std::to_string(layout.end) + " bytes in a pulled message's memory of " +
+                          std::to_string(message.address.bytes));
+  }
+}
+
+}  // namespace bls

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "transport/shm_segment.h"
+
+namespace bls {
+
+/// A message in a slot (little-endian, as all supported hosts are):
+///
+///     MessageHeader | uint64 bytes of each part | SegmentAddress if pulled | parts
+///
+/// Parts of a cache line or more start at multiples of 64 bytes from the slot's start, shorter ones
+/// at multiples of 16, so that receivers can use them in place. A pulled message keeps its parts,
+/// laid out by the same rule from offset 0, in a segment of the sender.
+struct MessageHeader {
+  uint64_t arrival;  ///< sequence number plus one; written last, see Transport
+  uint16_t magic;
+  uint8_t version;
+  uint8_t flags;
+  uint16_t source;
+  uint16_t parts;
+  uint32_t credit;  ///< low bits of how many messages of the receiver the sender has read
+  uint32_t reserved;
+};
+static_assert(sizeof(MessageHeader) == 24);
+
+inline constexpr uint16_t kMagic = 0xB15A;
+inline constexpr uint8_t kWireVersion = 1;
+inline constexpr uint8_t kFlagPulled = 1;
+inline constexpr size_t kMaxParts = 16;
+/// A slot must hold the largest header and the address of a pulled message.
+inline constexpr size_t kMinSlotBytes = 256;
+static_assert(sizeof(MessageHeader) + kMaxParts * sizeof(uint64_t) + sizeof(SegmentAddress) <=
+              kMinSlotBytes);
+
+/// Where the parts of a message stand.
+struct PartLayout {
+  size_t count = 0;
+  std::array<uint64_t, kMaxParts> offset{};
+  std::array<uint64_t, kMaxParts> bytes{};
+  uint64_t end = 0;  ///< offset past the last part
+
+  /// Lays out `bytes` from `start` on. Throws std::length_error when the sizes overflow.
+  void place(uint64_t start);
+};
+
+/// Offset of the first byte after the header of a message with `parts` parts.
+constexpr size_t header_bytes(size_t parts) {
+  return sizeof(MessageHeader) + parts * sizeof(uint64_t);
+}
+
+/// What a receiver checks a header against.
+struct Expectation {
+  int rank;
+  int source;
+  uint64_t sequence;
+  size_t slot_bytes;
+};
+
+struct ParsedMessage {
+  PartLayout layout;
+  uint32_t credit = 0;
+  bool pulled = false;
+  SegmentAddress address;  ///< of a pulled message
+};
+
+/// Reads and checks the header in `slot`; nothing of it is trusted before. Throws
+/// ChannelError(kProtocol) naming rank, source, sequence and the field that is wrong.
+void parse_message(const std::byte* slot, const Expectation& expected, ParsedMessage& message);
+
+}  // namespace bls

@@ -1,0 +1,222 @@
+#include "rows/ids_message.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "errors.h"
+
+namespace bls {
+namespace {
+
+/// First part of every message: what the receiver needs to read the others.
+struct IdsPreamble {
+  int64_t stride;
+  uint32_t length_bytes;
+  uint32_t value_bytes;
+  uint32_t weight_bytes;
+  uint32_t reserved;
+};
+static_assert(sizeof(IdsPreamble) == 24);
+
+enum IdsPart : size_t { kPreamble, kLengths, kValues, kWeights };
+
+/// Sum of `count` lengths. A negative length makes the result negative.
+template <class Length>
+int64_t sum_lengths(const std::byte* data, size_t count) {
+  const auto* lengths = reinterpret_cast<const Length*>(data);
+  int64_t sum = 0;
+  Length smallest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    sum += lengths[i];
+    smallest = std::min(smallest, lengths[i]);
+  }
+  return smallest < 0 ? -1 : sum;
+}
+
+int64_t sum_lengths(const std::byte* data, size_t count, size_t item_bytes) {
+  return item_bytes == 4 ? sum_lengths<int32_t>(data, count) : sum_lengths<int64_t>(data, count);
+}
+
+[[noreturn]] void bad_message(int source, const std::string& what) {
+  throw ChannelError(ErrorKind::kProtocol,
+                     "ids from rank " + std::to_string(source) + " do not fit: " + what +
+                         ". All ranks must shard the same module by the same plan and feed ids "
+                         "of the same dtypes");
+}
+
+template <class Id>
+std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows,
+                                 std::span<const int64_t> counts) {
+  const auto* values = reinterpret_cast<const Id*>(ids.values);
+  for (size_t feature = 0; feature < ids.features; ++feature) {
+    const int64_t count = counts[feature];
+    // Unsigned, so that one comparison finds negative ids too; no early exit, so that it
+    // vectorises.
+    const auto limit = static_cast<uint64_t>(rows[feature]);
+    bool bad = false;
+    for (int64_t i = 0; i < count; ++i) {
+      bad |= static_cast<uint64_t>(static_cast<int64_t>(values[i])) >= limit;
+    }
+    if (bad) {
+      int64_t at = 0;
+      while (static_cast<uint64_t>(static_cast<int64_t>(values[at])) < limit) ++at;
+      return BadId{feature, at, static_cast<int64_t>(values[at])};
+    }
+    values += count;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<int64_t> values_per_feature(const JaggedIds& ids) {
+  std::vector<int64_t> counts(ids.features);
+  int64_t total = 0;
+  for (size_t feature = 0; feature < ids.features; ++feature) {
+    const std::byte* at = ids.lengths + feature * ids.stride * ids.length_bytes;
+    counts[feature] = sum_lengths(at, ids.stride, ids.length_bytes);
+    if (counts[feature] < 0) {
+      throw std::invalid_argument("feature " + std::to_string(feature) + " has a negative length");
+    }
+    total += counts[feature];
+  }
+  if (total != static_cast<int64_t>(ids.count)) {
+    throw std::invalid_argument("the lengths add up to " + std::to_string(total) + " ids, but " +
+                                std::to_string(ids.count) + " values were given");
+  }
+  return counts;
+}
+
+std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
+                              std::span<const size_t> features_per_rank) {
+  const std::vector<int64_t> counts = values_per_feature(ids);
+  const size_t world = features_per_rank.size();
+  const IdsPreamble preamble{
+      static_cast<int64_t>(ids.stride), static_cast<uint32_t>(ids.length_bytes),
+      static_cast<uint32_t>(ids.value_bytes), static_cast<uint32_t>(ids.weight_bytes), 0};
+  const Block head{reinterpret_cast<const std::byte*>(&preamble), sizeof(preamble)};
+  const size_t parts = ids.weight_bytes != 0 ? 4 : 3;
+  std::vector<Block> blocks(world * 4);
+  std::vector<Part> part_list(world * 4);
+  std::vector<Message> messages(world);
+  std::vector<int64_t> sent(world);
+  size_t feature = 0;
+  size_t value = 0;
+  for (size_t rank = 0; rank < world; ++rank) {
+    const size_t end = feature + features_per_rank[rank];
+    for (size_t f = feature; f < end; ++f) sent[rank] += counts[f];
+    const auto number = static_cast<size_t>(sent[rank]);
+    Block* block = blocks.data() + rank * 4;
+    block[kPreamble] = head;
+    block[kLengths] = {ids.lengths + feature * ids.stride * ids.length_bytes,
+                       features_per_rank[rank] * ids.stride * ids.length_bytes};
+    block[kValues] = {ids.values + value * ids.value_bytes, number * ids.value_bytes};
+    block[kWeights] = {ids.weights + value * ids.weight_bytes, number * ids.weight_bytes};
+    for (size_t p = 0; p < 4; ++p) part_list[rank * 4 + p] = {block + p, 1};
+    messages[rank] = {part_list.data() + rank * 4, parts};
+    feature = end;
+    value += number;
+  }
+  // The preamble of the message to this rank itself is read in place later: it has to be copied.
+  const size_t self = static_cast<size_t>(channel.config().rank);
+  const Block split[2] = {{head.data, 8}, {head.data + 8, sizeof(preamble) - 8}};
+  part_list[self * 4 + kPreamble] = split;
+  channel.post(messages);
+  return sent;
+}
+
+ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const int> order)
+    : arrival_(arrival), features_(features), order_(order.begin(), order.end()) {
+  const size_t world = order_.size();
+  strides_.resize(world);
+  values_per_source_.resize(world);
+  counts_.resize(features * world);
+  for (size_t place = 0; place < world; ++place) {
+    const int source = order_[place];
+    const auto parts = arrival.parts(source);
+    IdsPreamble preamble;
+    if (parts.size() < 3 || parts.size() > 4 || parts[kPreamble].bytes != sizeof(preamble)) {
+      bad_message(source, std::to_string(parts.size()) + " parts");
+    }
+    std::memcpy(&preamble, parts[kPreamble].data, sizeof(preamble));
+    if (place == 0) {
+      length_bytes_ = preamble.length_bytes;
+      value_bytes_ = preamble.value_bytes;
+      weight_bytes_ = preamble.weight_bytes;
+    }
+    if (preamble.length_bytes != length_bytes_ || preamble.value_bytes != value_bytes_ ||
+        preamble.weight_bytes != weight_bytes_ || (length_bytes_ != 4 && length_bytes_ != 8) ||
+        (value_bytes_ != 4 && value_bytes_ != 8) || weight_bytes_ > 8) {
+      bad_message(source, "items of " + std::to_string(preamble.length_bytes) + " (lengths), " +
+                              std::to_string(preamble.value_bytes) + " (ids) and " +
+                              std::to_string(preamble.weight_bytes) + " (weights) bytes, rank " +
+                              std::to_string(order_[0]) + " sent " + std::to_string(length_bytes_) +
+                              ", " + std::to_string(value_bytes_) + " and " +
+                              std::to_string(weight_bytes_));
+    }
+    if (preamble.stride < 0 || parts[kLengths].bytes != static_cast<uint64_t>(preamble.stride) *
+                                                            features * length_bytes_) {
+      bad_message(source, std::to_string(parts[kLengths].bytes) + " bytes of lengths for " +
+                              std::to_string(features) + " features of batch size " +
+                              std::to_string(preamble.stride));
+    }
+    const auto stride = static_cast<size_t>(preamble.stride);
+    int64_t total = 0;
+    for (size_t feature = 0; feature < features; ++feature) {
+      const int64_t count = sum_lengths(parts[kLengths].data + feature * stride * length_bytes_,
+                                        stride, length_bytes_);
+      if (count < 0) bad_message(source, "a length is negative");
+      counts_[feature * world + place] = count;
+      total += count;
+    }
+    if (parts[kValues].bytes != static_cast<uint64_t>(total) * value_bytes_) {
+      bad_message(source, std::to_string(parts[kValues].bytes) + " bytes for " +
+                              std::to_string(total) + " ids");
+    }
+    if (weight_bytes_ != 0 &&
+        (parts.size() != 4 ||
+         parts[kWeights].bytes != static_cast<uint64_t>(total) * weight_bytes_)) {
+      bad_message(source, "weights and ids differ in number");
+    }
+    strides_[source] = preamble.stride;
+    values_per_source_[source] = total;
+    total_stride_ += preamble.stride;
+    total_values_ += total;
+  }
+}
+
+void ArrivedIds::assemble(std::byte* lengths, std::byte* values, std::byte* weights) const {
+  const size_t world = order_.size();
+  std::vector<size_t> read(world, 0);  // values taken from each source so far
+  for (size_t feature = 0; feature < features_; ++feature) {
+    for (size_t place = 0; place < world; ++place) {
+      const int source = order_[place];
+      const auto parts = arrival_.parts(source);
+      const size_t stride_bytes = static_cast<size_t>(strides_[source]) * length_bytes_;
+      const auto count = static_cast<size_t>(counts_[feature * world + place]);
+      if (stride_bytes != 0) {
+        std::memcpy(lengths, parts[kLengths].data + feature * stride_bytes, stride_bytes);
+      }
+      lengths += stride_bytes;
+      if (count == 0) continue;
+      std::memcpy(values, parts[kValues].data + read[place] * value_bytes_, count * value_bytes_);
+      values += count * value_bytes_;
+      if (weight_bytes_ != 0) {
+        std::memcpy(weights, parts[kWeights].data + read[place] * weight_bytes_,
+                    count * weight_bytes_);
+        weights += count * weight_bytes_;
+      }
+      read[place] += count;
+    }
+  }
+}
+
+std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows) {
+  const std::vector<int64_t> counts = values_per_feature(ids);
+  return ids.value_bytes == 4 ? find_bad_id<int32_t>(ids, rows, counts)
+                              : find_bad_id<int64_t>(ids, rows, counts);
+}
+
+}  // namespace bls

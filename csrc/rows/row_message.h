@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "channel/channel.h"
+
+namespace bls {
+
+/// Rows of a matrix grouped by feature and, within a feature, by rank in `order`:
+/// `counts[feature * order.size() + place]` rows each. This is how a lookup returns the rows of
+/// ids that ArrivedIds put together.
+struct GroupedRows {
+  size_t row_bytes = 0;
+  std::span<const int64_t> counts;
+  std::span<const int> order;
+
+  size_t features() const { return counts.size() / order.size(); }
+};
+
+/// Posts to each rank its rows of `data`, feature by feature, gathered straight into the slots.
+void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRows& rows);
+
+/// The reverse: writes what each rank sent (its rows, feature by feature) to its groups in `out`.
+void collect_grouped_rows(const Arrival& arrival, std::byte* out, const GroupedRows& rows);
+
+/// Writes `rows_per_source[s]` rows of each rank to `out`, by rank. With a permutation, row i of
+/// `out` is row `permutation[i]` of that concatenation.
+void collect_rows(const Arrival& arrival, std::byte* out, size_t row_bytes,
+                  std::span<const int64_t> rows_per_source, std::span<const int64_t> permutation);
+
+/// Columns of a pooled output that ranks `first` to `first + count` computed: the sum of their
+/// partial results in rank order.
+struct ColumnGroup {
+  int first = 0;
+  int count = 1;
+  size_t offset_bytes = 0;  ///< of the columns in a row of the output
+  size_t width_bytes = 0;
+};
+
+/// Writes `rows` rows of `out_row_bytes` to `out`. Groups of several ranks are summed as fp32.
+void collect_columns(const Arrival& arrival, std::byte* out, size_t rows, size_t out_row_bytes,
+                     std::span<const ColumnGroup> groups);
+
+}  // namespace bls

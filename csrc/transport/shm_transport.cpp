@@ -1,0 +1,245 @@
+#include "transport/shm_transport.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <new>
+
+#include "errors.h"
+
+namespace bls {
+namespace {
+
+constexpr size_t kCacheLine = 64;
+constexpr size_t kPage = 4096;
+constexpr size_t kPoisonText = 1024;
+
+constexpr size_t align_up(size_t value, size_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+size_t stride_of(size_t slot_bytes) {
+  const size_t stride = align_up(slot_bytes, kCacheLine);
+  // Headers of all slots would share one cache set if the stride were a multiple of a page.
+  return stride % kPage == 0 ? stride + 2 * kCacheLine : stride;
+}
+
+std::atomic<uint64_t>& arrival_word(std::byte* slot) {
+  return *std::launder(reinterpret_cast<std::atomic<uint64_t>*>(slot));
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, Clock::duration timeout) {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
+  const timespec relative{static_cast<time_t>(ns / 1'000'000'000),
+                          static_cast<long>(ns % 1'000'000'000)};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &relative, nullptr,
+          0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+/// Head of every segment. Each field that another rank writes or polls has its own cache line.
+struct ShmTransport::ControlBlock {
+  alignas(kCacheLine) std::atomic<uint32_t> wake_epoch;
+  std::atomic<uint32_t> sleepers;
+  alignas(kCacheLine) std::atomic<uint32_t> closed;
+  alignas(kCacheLine) std::atomic<uint32_t> poison_state;  // 0 none, 1 being written, 2 readable
+  int32_t poison_origin;
+  char poison_text[kPoisonText];
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+ShmTransport::ShmTransport(const RingShape& shape)
+    : shape_(shape),
+      slot_stride_(stride_of(shape.slot_bytes)),
+      ring_offset_(align_up(sizeof(ControlBlock) + shape.world_size * kCacheLine, kPage)) {
+  const size_t pairs = static_cast<size_t>(shape.world_size) * shape.slots;
+  own_ = ShmSegment::create(ring_offset_ + pairs * slot_stride_,
+                            std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) +
+                                " slots of " + std::to_string(slot_stride_) + " bytes on rank " +
+                                std::to_string(shape.rank));
+  new (own_.data()) ControlBlock{};
+  exposed_.resize(pairs);
+  pulled_.resize(pairs);
+}
+
+ShmTransport::~ShmTransport() {
+  for (const int handle : process_handles_) {
+    if (handle >= 0) ::close(handle);
+  }
+}
+
+void ShmTransport::connect(std::span<const SegmentAddress> addresses) {
+  peers_.resize(shape_.world_size);
+  bases_.resize(shape_.world_size);
+  process_handles_.assign(shape_.world_size, -1);
+  process_ids_.resize(shape_.world_size);
+  for (int peer = 0; peer < shape_.world_size; ++peer) {
+    process_ids_[peer] = addresses[peer].pid;
+    if (peer == shape_.rank) {
+      bases_[peer] = own_.data();
+      continue;
+    }
+    if (addresses[peer].bytes != own_.size()) {
+      throw ChannelError(ErrorKind::kProtocol,
+                         "rank " + std::to_string(peer) + " announced a segment of " +
+                             std::to_string(addresses[peer].bytes) + " bytes, rank " +
+                             std::to_string(shape_.rank) + " has " + std::to_string(own_.size()));
+    }
+    // Before the segment is opened: a process that opens is alive, so the handle is its own.
+    process_handles_[peer] = static_cast<int>(syscall(SYS_pidfd_open, addresses[peer].pid, 0));
+    peers_[peer] = ShmSegment::open(addresses[peer]);
+    bases_[peer] = peers_[peer].data();
+  }
+}
+
+ShmTransport::ControlBlock& ShmTransport::control(int rank) const {
+  return *std::launder(reinterpret_cast<ControlBlock*>(bases_[rank]));
+}
+
+std::atomic<uint64_t>& ShmTransport::credit_word(int owner, int peer) const {
+  return *std::launder(reinterpret_cast<std::atomic<uint64_t>*>(
+      bases_[owner] + sizeof(ControlBlock) + static_cast<size_t>(peer) * kCacheLine));
+}
+
+void ShmTransport::deliver(int destination, uint32_t slot, uint64_t sequence) {
+  // Sequentially consistent on both sides with `sleepers`: either the sleeper sees the message or
+  // this rank sees the sleeper.
+  arrival_word(outbox(destination, slot)).store(sequence + 1, std::memory_order_seq_cst);
+  wake(destination);
+}
+
+void ShmTransport::wake(int rank) {
+  ControlBlock& block = control(rank);
+  if (block.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  block.wake_epoch.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(block.wake_epoch);
+}
+
+bool ShmTransport::arrived(int source, uint32_t slot, uint64_t sequence) {
+  const uint64_t word = arrival_word(inbox(source, slot)).load(std::memory_order_seq_cst);
+  if (word > sequence + 1) {
+    throw ChannelError(ErrorKind::kProtocol,
+                       "rank " + std::to_string(shape_.rank) + " found sequence " +
+                           std::to_string(word - 1) + " from rank " + std::to_string(source) +
+                           " where " + std::to_string(sequence) +
+                           " was expected: the peer overwrote a slot or runs another version");
+  }
+  return word == sequence + 1;
+}
+
+void ShmTransport::return_credit(int source, uint64_t consumed) {
+  credit_word(source, shape_.rank).store(consumed, std::memory_order_release);
+}
+
+uint64_t ShmTransport::credit(int destination) {
+  return credit_word(shape_.rank, destination).load(std::memory_order_acquire);
+}
+
+std::byte* ShmTransport::expose(int destination, uint32_t slot, size_t bytes,
+                                SegmentAddress& address) {
+  ShmSegment& segment = exposed_[pair_index(destination, slot)];
+  if (segment.size() < bytes) {
+    segment = ShmSegment();
+    segment =
+        ShmSegment::create(bytes, "a message of rank " + std::to_string(shape_.rank) + " to rank " +
+                                      std::to_string(destination) + " larger than a slot");
+  }
+  address = segment.address();
+  return segment.data();
+}
+
+void ShmTransport::retract(int destination, uint32_t slot) {
+  exposed_[pair_index(destination, slot)] = ShmSegment();
+}
+
+const std::byte* ShmTransport::pull(int source, uint32_t slot, const SegmentAddress& address) {
+  ShmSegment& segment = pulled_[pair_index(source, slot)];
+  const SegmentAddress& known = segment.address();
+  if (segment.data() == nullptr || known.inode != address.inode || known.device != address.device ||
+      known.bytes != address.bytes) {
+    if (address.pid != process_ids_[source]) {
+      throw ChannelError(ErrorKind::kProtocol, "rank " + std::to_string(source) +
+                                                   " announced memory of a foreign process");
+    }
+    segment = ShmSegment();
+    segment = ShmSegment::open(address);
+  }
+  return segment.data();
+}
+
+void ShmTransport::drop(int source, uint32_t slot) {
+  pulled_[pair_index(source, slot)] = ShmSegment();
+}
+
+void ShmTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
+  ControlBlock& block = control(shape_.rank);
+  const uint32_t epoch = block.wake_epoch.load(std::memory_order_seq_cst);
+  block.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const auto now = Clock::now();
+  if (!ready(context) && !poisoned() && now < until) {
+    futex_wait(block.wake_epoch, epoch, until - now);
+  }
+  block.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void ShmTransport::wake_self() { wake(shape_.rank); }
+
+bool ShmTransport::poisoned() const {
+  return control(shape_.rank).poison_state.load(std::memory_order_acquire) == 2;
+}
+
+Poison ShmTransport::poison() const {
+  const ControlBlock& block = control(shape_.rank);
+  return {block.poison_origin,
+          std::string(block.poison_text, strnlen(block.poison_text, kPoisonText))};
+}
+
+void ShmTransport::poison_all(const std::string& message) {
+  for (int peer = 0; peer < shape_.world_size; ++peer) {
+    ControlBlock& block = control(peer);
+    uint32_t none = 0;
+    if (!block.poison_state.compare_exchange_strong(none, 1)) continue;
+    block.poison_origin = shape_.rank;
+    const size_t length = std::min(message.size(), kPoisonText - 1);
+    std::memcpy(block.poison_text, message.data(), length);
+    block.poison_text[length] = '\0';
+    block.poison_state.store(2, std::memory_order_seq_cst);
+    wake(peer);
+  }
+}
+
+PeerState ShmTransport::peer_state(int peer) {
+  if (control(peer).closed.load(std::memory_order_acquire) != 0) return PeerState::kClosed;
+  if (peer == shape_.rank) return PeerState::kOpen;
+  const int handle = process_handles_[peer];
+  if (handle >= 0) {
+    pollfd exited{handle, POLLIN, 0};
+    if (::poll(&exited, 1, 0) == 1) return PeerState::kDead;
+  } else if (kill(process_ids_[peer], 0) != 0 && errno == ESRCH) {
+    return PeerState::kDead;
+  }
+  return PeerState::kOpen;
+}
+
+void ShmTransport::announce_close() {
+  control(shape_.rank).closed.store(1, std::memory_order_release);
+  for (int peer = 0; peer < shape_.world_size; ++peer) {
+    if (peer != shape_.rank) wake(peer);
+  }
+}
+
+}  // namespace bls

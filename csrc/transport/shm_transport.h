@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/shm_segment.h"
+#include "transport/transport.h"
+
+namespace bls {
+
+/// What the ranks agree on before memory is shared. `slots` per ordered pair of ranks.
+struct RingShape {
+  int rank = 0;
+  int world_size = 1;
+  uint32_t slots = 2;
+  size_t slot_bytes = 4096;
+};
+
+/// Transport between processes of one host: each rank's inbox is one segment that all ranks map,
+/// and a put is a store into it.
+class ShmTransport final : public Transport {
+ public:
+  /// Reserves this rank's inbox. Peers are reachable after `connect`.
+  explicit ShmTransport(const RingShape& shape);
+  ~ShmTransport() override;
+
+  const SegmentAddress& address() const { return own_.address(); }
+  /// Maps the inboxes of all ranks (`addresses[rank]`, this rank's own included).
+  void connect(std::span<const SegmentAddress> addresses);
+  /// For use once every rank has returned from `connect`.
+  void seal() { own_.close_descriptor(); }
+
+  size_t slot_bytes() const override { return slot_stride_; }
+  size_t ring_bytes() const override { return own_.size() - ring_offset_; }
+  std::byte* inbox(int source, uint32_t slot) override {
+    return slot_at(own_.data(), source, slot);
+  }
+  std::byte* outbox(int destination, uint32_t slot) override {
+    return slot_at(bases_[destination], shape_.rank, slot);
+  }
+  void deliver(int destination, uint32_t slot, uint64_t sequence) override;
+  bool arrived(int source, uint32_t slot, uint64_t sequence) override;
+  void return_credit(int source, uint64_t consumed) override;
+  uint64_t credit(int destination) override;
+  std::byte* expose(int destination, uint32_t slot, size_t bytes, SegmentAddress& address) override;
+  void retract(int destination, uint32_t slot) override;
+  const std::byte* pull(int source, uint32_t slot, const SegmentAddress& address) override;
+  void drop(int source, uint32_t slot) override;
+  void sleep(bool (*ready)(void*), void* context, Clock::time_point until) override;
+  void wake_self() override;
+  bool poisoned() const override;
+  Poison poison() const override;
+  void poison_all(const std::string& message) override;
+  PeerState peer_state(int peer) override;
+  void announce_close() override;
+
+ private:
+  struct ControlBlock;
+  ControlBlock& control(int rank) const;
+  std::atomic<uint64_t>& credit_word(int owner, int peer) const;
+  void wake(int rank);
+  std::byte* slot_at(std::byte* base, int source, uint32_t slot) const {
+    return base + ring_offset_ + (static_cast<size_t>(source) * shape_.slots + slot) * slot_stride_;
+  }
+  size_t pair_index(int peer, uint32_t slot) const {
+    return static_cast<size_t>(peer) * shape_.slots + slot;
+  }
+
+  RingShape shape_;
+  size_t slot_stride_;
+  size_t ring_offset_;
+  ShmSegment own_;
+  std::vector<ShmSegment> peers_;     // empty at this rank's own place
+  std::vector<std::byte*> bases_;     // mapped inbox of every rank, own included
+  std::vector<int> process_handles_;  // pidfd of every peer, -1 where the kernel gave none
+  std::vector<int> process_ids_;
+  std::vector<ShmSegment> exposed_;  // [destination][slot]
+  std::vector<ShmSegment> pulled_;   // [source][slot]
+};
+
+}  // namespace bls

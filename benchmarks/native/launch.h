@@ -12,14 +12,14 @@
 #include <functional>
 #include <vector>
 
-#include "harness.h"
+#include "measurement.h"
 
 namespace bench {
 
 // Zeroed memory that the processes forked later share.
 inline void* shared_memory(std::size_t bytes) {
-  void* memory =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) {
     std::perror("mmap");
     std::exit(2);

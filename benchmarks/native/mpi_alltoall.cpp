@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "harness.h"
+#include "measurement.h"
 
 namespace {
 
@@ -59,7 +59,8 @@ int main(int argc, char** argv) {
   if (rank == 0) std::memset(static_cast<void*>(shared), 0, sizeof(bench::Shared));
   MPI_Barrier(MPI_COMM_WORLD);
   MpiPeer peer(rank, ranks, options.bytes);
-  bench::Measurement<MpiPeer>(peer, *shared, rank, options).run("open_mpi");
+  bench::Barrier barrier(*shared, rank, options.ranks);
+  bench::Measurement<MpiPeer>(peer, barrier, *shared, rank, options).run("open_mpi");
   MPI_Win_free(&window);
   MPI_Finalize();
 }

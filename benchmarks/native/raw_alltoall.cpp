@@ -9,7 +9,9 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 
-std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 class RawPeer {
  public:
@@ -79,6 +81,7 @@ int main(int argc, char** argv) {
       static_cast<std::byte*>(bench::shared_memory(2 * pairs * RawPeer::slot_bytes(options.bytes)));
   return bench::launch(options.ranks, [&](int rank) {
     RawPeer peer(slots, rank, options);
-    bench::Measurement<RawPeer>(peer, *shared, rank, options).run("raw");
+    bench::Barrier barrier(*shared, rank, options.ranks);
+    bench::Measurement<RawPeer>(peer, barrier, *shared, rank, options).run("raw");
   });
 }

@@ -1,9 +1,6 @@
-// The measuring shape that every native all-to-all program shares: pinning, a barrier in shared
-// memory, stamps that prove the transfer, one-shot and train timing, one JSON line at the end.
+// The measuring shape that every native all-to-all program shares: a barrier in shared memory,
+// stamps that prove the transfer, one-shot and train timing, one JSON line at the end.
 #pragma once
-
-#include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,90 +11,14 @@
 #include <cstring>
 #include <vector>
 
+#include "platform.h"
+
 namespace bench {
 
-inline constexpr int kMaxRanks = 16;
 inline constexpr int kMaxSamples = 2000;
 inline constexpr int kTrainLength = 1000;
 
-struct Options {
-  int ranks = 2;
-  std::size_t bytes = 8;
-  double seconds = 0.3;  // aimed-at time of each of the two measurements
-  bool touch = false;
-};
-
-inline Options parse_options(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const char* value = i + 1 < argc ? argv[i + 1] : "";
-    if (!std::strcmp(argv[i], "--touch")) {
-      options.touch = true;
-      continue;
-    }
-    if (!std::strcmp(argv[i], "--ranks")) {
-      options.ranks = std::atoi(value);
-    } else if (!std::strcmp(argv[i], "--bytes")) {
-      options.bytes = std::strtoull(value, nullptr, 10);
-    } else if (!std::strcmp(argv[i], "--seconds")) {
-      options.seconds = std::atof(value);
-    } else {
-      std::fprintf(stderr, "unknown option %s (known: --ranks --bytes --seconds --touch)\n", argv[i]);
-      std::exit(2);
-    }
-    ++i;
-  }
-  if (options.ranks < 2 || options.ranks > kMaxRanks || options.bytes == 0 || options.bytes % 8) {
-    std::fprintf(stderr, "need 2 to %d ranks and a positive multiple of 8 bytes\n", kMaxRanks);
-    std::exit(2);
-  }
-  return options;
-}
-
-inline void pin_to_core(int rank) {
-  cpu_set_t allowed;
-  sched_getaffinity(0, sizeof allowed, &allowed);
-  int skip = rank % CPU_COUNT(&allowed);
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &allowed) || skip-- > 0) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    sched_setaffinity(0, sizeof one, &one);
-    return;
-  }
-}
-
-inline double now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  asm volatile("yield" ::: "memory");
-#endif
-}
-
-// Polls briefly and then yields: the fastest policy measured, alone on a core and oversubscribed.
-class Waiter {
- public:
-  void wait() {
-    if (++polls_ < 50) {
-      pause();
-    } else {
-      sched_yield();
-    }
-  }
-
- private:
-  int polls_ = 0;
-};
-
-// Lives in memory that all ranks map; starts as zeros.
+/// Lives in memory that all ranks map; starts as zeros.
 struct Shared {
   struct alignas(64) Arrived {
     std::atomic<std::uint64_t> epoch;
@@ -107,26 +28,46 @@ struct Shared {
   double seconds[kMaxRanks][kMaxSamples];
 };
 
+class Barrier {
+ public:
+  Barrier(Shared& shared, int rank, int ranks) : shared_(shared), rank_(rank), ranks_(ranks) {}
+
+  void operator()() {
+    const std::uint64_t epoch = ++epoch_;
+    shared_.arrived[rank_].epoch.store(epoch, std::memory_order_release);
+    for (int other = 0; other < ranks_; ++other) {
+      Waiter waiter;
+      while (shared_.arrived[other].epoch.load(std::memory_order_acquire) < epoch) waiter.wait();
+    }
+  }
+
+ private:
+  Shared& shared_;
+  const int rank_;
+  const int ranks_;
+  std::uint64_t epoch_ = 0;
+};
+
 struct Summary {
-  std::size_t calls = 0;  // samples taken; a train counts as one
-  std::size_t length = 1;
+  std::size_t samples = 0;
+  std::size_t length = 1;  // calls in one sample
   double q1 = 0, median = 0, q3 = 0;
 };
 
-// Peer: exchange() returns when all data can be read, view(source) is that data, release() gives it
-// back, outgoing(destination) is what the next exchange sends.
+/// Peer: exchange() returns when all data can be read, view(source) is that data, release() gives
+/// it back, outgoing(destination) is what the next exchange sends.
 template <class Peer>
 class Measurement {
  public:
-  Measurement(Peer& peer, Shared& shared, int rank, const Options& options)
-      : peer_(peer), shared_(shared), rank_(rank), options_(options) {}
+  Measurement(Peer& peer, Barrier& barrier, Shared& shared, int rank, const Options& options)
+      : peer_(peer), barrier_(barrier), shared_(shared), rank_(rank), options_(options) {}
 
   void run(const char* program) {
     for (int round = 0; round < 3; ++round) verify_every_word();
     const Summary one_shot = measure_one_shot();
     const Summary train = measure_train();
     verify_every_word();
-    barrier();
+    barrier_();
     if (rank_ == 0) {
       std::printf("{\"program\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"touch\": %s, ", program,
                   options_.ranks, options_.bytes, options_.touch ? "true" : "false");
@@ -139,15 +80,6 @@ class Measurement {
   }
 
  private:
-  void barrier() {
-    const std::uint64_t epoch = ++epoch_;
-    shared_.arrived[rank_].epoch.store(epoch, std::memory_order_release);
-    for (int other = 0; other < options_.ranks; ++other) {
-      Waiter waiter;
-      while (shared_.arrived[other].epoch.load(std::memory_order_acquire) < epoch) waiter.wait();
-    }
-  }
-
   std::uint64_t stamp_of(int source, int destination) const {
     return round_ * 1'000'003 + static_cast<std::uint64_t>(source) * 101 +
            static_cast<std::uint64_t>(destination) + 1;
@@ -219,7 +151,7 @@ class Measurement {
 
   double timed_one_shot() {
     stamp();
-    barrier();
+    barrier_();
     const double start = now();
     exchange();
     const double elapsed = now() - start;
@@ -230,7 +162,7 @@ class Measurement {
 
   double timed_train(std::size_t length) {
     stamp();
-    barrier();
+    barrier_();
     const double start = now();
     for (std::size_t i = 1; i < length; ++i) {
       exchange();
@@ -246,9 +178,9 @@ class Measurement {
   // All ranks must take the same number of calls, so rank 0 decides from its own warm-up.
   double agreed_estimate(double mine) {
     if (rank_ == 0) shared_.estimate = mine;
-    barrier();
+    barrier_();
     const double estimate = shared_.estimate;
-    barrier();
+    barrier_();
     return estimate;
   }
 
@@ -276,27 +208,28 @@ class Measurement {
   }
 
   Summary summarize(std::size_t samples, std::size_t length) {
-    barrier();
+    barrier_();
     std::vector<double> slowest(samples, 0.0);
     for (int r = 0; r < options_.ranks; ++r)
       for (std::size_t i = 0; i < samples; ++i)
         slowest[i] = std::max(slowest[i], shared_.seconds[r][i]);
-    barrier();
+    barrier_();
     std::sort(slowest.begin(), slowest.end());
     return {samples, length, slowest[samples / 4], slowest[samples / 2], slowest[samples * 3 / 4]};
   }
 
   static void print(const char* name, const Summary& s) {
-    std::printf("\"%s\": {\"samples\": %zu, \"length\": %zu, \"q1_us\": %.4f, \"median_us\": %.4f, "
-                "\"q3_us\": %.4f}",
-                name, s.calls, s.length, s.q1 * 1e6, s.median * 1e6, s.q3 * 1e6);
+    std::printf(
+        "\"%s\": {\"samples\": %zu, \"length\": %zu, \"q1_us\": %.4f, \"median_us\": %.4f, "
+        "\"q3_us\": %.4f}",
+        name, s.samples, s.length, s.q1 * 1e6, s.median * 1e6, s.q3 * 1e6);
   }
 
   Peer& peer_;
+  Barrier& barrier_;
   Shared& shared_;
   const int rank_;
   const Options options_;
-  std::uint64_t epoch_ = 0;
   std::uint64_t round_ = 0;
   volatile std::uint64_t sink_ = 0;
 };

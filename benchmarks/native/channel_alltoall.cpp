@@ -10,7 +10,7 @@
 namespace {
 
 constexpr std::uint32_t kSlots = 2;  // 2 (bound + 1)
-constexpr std::size_t kHeaderRoom = 128;
+constexpr std::size_t kHeaderRoom = 256;
 
 /// Where the ranks tell each other their segments; a store over TCP does it in the Python package.
 struct Addresses {

@@ -136,6 +136,7 @@ void bind_channel(py::module_& module) {
       .def("poison", &Channel::poison)
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())
       .def("stats", &Channel::stats)
+      .def_property_readonly("pulled_messages", &Channel::pulled_messages)
       .def_property_readonly("posted", &Channel::posted)
       .def_property_readonly("completed", &Channel::completed)
       .def_property_readonly("released", &Channel::released)

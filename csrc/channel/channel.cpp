@@ -21,7 +21,7 @@ WaitPolicy policy_for(int world_size) {
   WaitPolicy policy;
   // With more ranks than cores the awaited peer may need this very core.
   if (world_size > std::max(available, static_cast<int>(std::thread::hardware_concurrency()))) {
-    policy.spins = 20;
+    policy.spins = 50;
   }
   return policy;
 }
@@ -316,8 +316,6 @@ void Channel::release() {
     if (source != config_.rank) transport_->return_credit(source, released_);
   }
 }
-
-ChannelStats Channel::stats() const { return stats_; }
 
 void Channel::poison(const std::string& reason) {
   transport_->poison_all("channel '" + config_.name + "': rank " + std::to_string(config_.rank) +

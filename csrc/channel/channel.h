@@ -102,7 +102,8 @@ class Channel {
   uint64_t released() const { return released_; }
   const ChannelConfig& config() const { return config_; }
   const Transport& transport() const { return *transport_; }
-  ChannelStats stats() const;
+  ChannelStats stats() const { return stats_; }
+  uint64_t pulled_messages() const { return stats_.pulled_messages; }
 
   /// Fails the channel on all ranks: they raise kPoisoned naming this rank and `reason`.
   void poison(const std::string& reason);

@@ -1,0 +1,118 @@
+# Everything a checkout needs, in its own .venv. `make help` lists the targets.
+
+PYTHON ?= python3
+DATA ?=
+DEMO_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := torchrec_bls/pins.txt
+CXX_OR_DEFAULT := $(if $(filter-out default undefined,$(origin CXX)),$(CXX),c++)
+# torchrun, ninja and the like are found by the tools that call them.
+WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+
+NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f -not -path "csrc/tests/*")
+CXX_FILES := $(shell find csrc benchmarks -type f \( -name '*.h' -o -name '*.cpp' \) 2>/dev/null)
+NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help build demo test test-cpp test-next lint format wheel benchmarks-build clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+build: $(VENV)/.built  ## Set up .venv and build the package into it
+
+demo: build  ## Run the main job: make demo [DATA=path] [DEMO_ARGS="..."]
+	$(WITH_VENV) $(BIN)/python -m examples.dlrm_demo $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
+
+test: build test-cpp  ## Run the C++ and Python tests
+	$(WITH_VENV) $(BIN)/python -m pytest
+
+test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
+	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
+	$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
+	$(BIN)/cmake --build build/tests
+	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+
+# The second torchrec lies in front of the .venv's own on the path; everything else is shared.
+test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec
+	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -c \
+	  "from importlib.metadata import version; assert 'torchrec==' + version('torchrec') == '$(NEXT_TORCHREC)'"
+	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -m pytest tests/contract
+
+lint: $(VENV)/.packages  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/.packages  ## Rewrite the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it holds
+	rm -rf build/dist
+	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir build/dist .
+	@contents="$$($(BIN)/python -m zipfile --list build/dist/*.whl)"; \
+	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/pins.txt \
+	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py; do \
+	  echo "$$contents" | grep --quiet --fixed-strings "$$wanted" \
+	    || { echo "The wheel lacks $$wanted" >&2; exit 1; }; \
+	done
+	@echo "$$(ls build/dist/*.whl) holds the package, the planner and the native module"
+
+benchmarks-build: $(VENV)/.packages  ## Build the C++ side of the benchmarks
+	@$(call need,Open MPI,openmpi-bin libopenmpi-dev,command -v mpirun && command -v mpicxx)
+	$(call configure,build/benchmarks,-DBLS_BUILD_BENCHMARKS=ON)
+	$(BIN)/cmake --build build/benchmarks
+
+clean:  ## Remove everything that was built, .venv included
+	rm -rf $(VENV) build out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(call need,$(PYTHON),$(notdir $(PYTHON)),command -v $(PYTHON))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "$(PYTHON) is $$($(PYTHON) -V), 3.10 or later is needed: make PYTHON=..." >&2; exit 1; }
+	@$(call need,venv of $(PYTHON),$(notdir $(PYTHON))-venv,$(PYTHON) -c 'import ensurepip; import venv')
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.packages: $(PINS) | $(BIN)/python
+	grep -v -e '--no-deps' $(PINS) > $(VENV)/pins-with-deps.txt
+	grep -e '--no-deps' $(PINS) > $(VENV)/pins-no-deps.txt
+	$(BIN)/python -m pip install -r $(VENV)/pins-with-deps.txt
+	$(BIN)/python -m pip install --no-deps -r $(VENV)/pins-no-deps.txt
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.packages $(NATIVE_SOURCES)
+	@$(call need,C++ compiler,g++,command -v $(CXX_OR_DEFAULT))
+	@$(call need,headers of $(PYTHON),$(notdir $(PYTHON))-dev,$(has_python_headers))
+	$(WITH_VENV) $(BIN)/python -m pip install --no-build-isolation --no-deps -e .
+	$(BIN)/python -c 'import torchrec_bls, torchrec_bls.sharding'
+	@touch $@
+
+build/torchrec-next/.installed: $(PINS) | $(VENV)/.packages
+	rm -rf build/torchrec-next
+	$(BIN)/python -m pip install --no-deps --target build/torchrec-next '$(NEXT_TORCHREC)'
+	@touch $@
+
+has_doctest = echo '\#include <doctest/doctest.h>' | $(CXX_OR_DEFAULT) -x c++ -E - -o /dev/null
+has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
+  open(os.path.join(sysconfig.get_paths()["include"], "Python.h")).close()'
+
+# $(call configure,folder,options): configures the C++ sources without the Python module.
+configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)
+
+# $(call need,what,Debian packages,command that succeeds where it is there): root installs it.
+define need
+if ! { $(3); } > /dev/null 2>&1; then \
+  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+    echo "Installing $(2) ($(1))" && apt-get update --quiet \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(2); \
+  else \
+    echo "$(1): not found. Install it with: sudo apt-get install $(2)" >&2; exit 1; \
+  fi; \
+fi
+endef

@@ -1,0 +1,1 @@
+"""Bounded-lag collectives over a process group."""

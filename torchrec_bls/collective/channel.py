@@ -1,0 +1,312 @@
+"""The Python face of the bounded-lag channel."""
+
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import metadata
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
+
+from torchrec_bls import _native
+from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
+
+_MUST_AGREE = {
+    "package": "Install one version of torchrec-bls on all ranks",
+    "wire_version": "Install one version of torchrec-bls on all ranks",
+    "world_size": "Create the channel over the same process group on all ranks",
+    "bound": "Give every rank the same bound",
+    "slot_bytes": "Give every rank the same slot_bytes",
+    "host": "Shared memory joins processes of one host and one PID namespace only",
+}
+
+
+@dataclass(frozen=True)
+class ChannelStats:
+    """What a channel did on this rank so far.
+
+    Attributes:
+        messages: sent to other ranks.
+        bytes: payload of these messages.
+        pulled_messages: of these, larger than a slot and fetched by their receiver.
+        largest_message: bytes that a slot needs to hold the largest one.
+        wait_seconds: time waited for each peer, by rank. Waits of about a microsecond count as 0.
+        lag_histogram: how often this rank was `index` iterations ahead of a peer when it waited.
+        slot_bytes: size of a slot.
+        ring_bytes: memory of this rank's slots: world size x 2(bound + 1) x slot_bytes.
+    """
+
+    messages: int
+    bytes: int
+    pulled_messages: int
+    largest_message: int
+    wait_seconds: list[float]
+    lag_histogram: list[int]
+    slot_bytes: int
+    ring_bytes: int
+
+
+class Arrival:
+    """The messages of one sequence number from all ranks, in place until released."""
+
+    def __init__(self, channel: "BoundedLagChannel", native: _native.Arrival) -> None:
+        self._channel = channel
+        self.native = native
+        self.sequence = native.sequence
+        self._released = False
+
+    def parts(self, source: int) -> list[memoryview]:
+        """Returns the parts that rank `source` sent, as uint8 views valid until `release`."""
+        self._check()
+        return [self.native.view(source, i) for i in range(self.native.part_count(source))]
+
+    def tensor(self, source: int, part: int = 0, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Returns a part as a flat tensor of `dtype` in place, valid until `release`."""
+        self._check()
+        view = self.native.view(source, part)
+        if view.nbytes == 0:
+            return torch.empty(0, dtype=dtype)
+        if view.nbytes % dtype.itemsize:
+            raise ValueError(
+                f"part {part} from rank {source} has {view.nbytes} bytes, which is no multiple of "
+                f"{dtype}'s {dtype.itemsize}"
+            )
+        return torch.frombuffer(view, dtype=dtype)
+
+    def release(self) -> None:
+        """Gives the slots back to their senders. Arrivals are released in the order of waiting.
+
+        Raises:
+            ValueError: an older arrival is not released yet.
+        """
+        if self._released:
+            return
+        self._channel._release(self.sequence)
+        self._released = True
+
+    def _check(self) -> None:
+        if self._released:
+            raise ValueError(
+                f"the messages of sequence {self.sequence} were released: read them before release"
+            )
+
+    def __enter__(self) -> "Arrival":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class BoundedLagChannel:
+    """All-to-all-v among the ranks of a group, up to `bound` iterations apart.
+
+    A rank may have `bound` + 1 posts outstanding; `wait` completes the oldest. Messages travel by
+    one-sided puts into 2(bound + 1) slots per ordered pair of ranks, their sizes with them
+    (docs/design/channel.md; the idea is section III of the bounded-lag paper, whose `bound` slots
+    are not enough). One thread at a time uses a channel; `close` may come from any.
+
+    Creation is collective: all ranks of the group create their channels in the same order.
+
+    Args:
+        group: a process group of at most 65,535 ranks on one host.
+        bound: iterations that ranks may be apart; 0 is synchronous.
+        slot_bytes: what a message and its header (at most 256 bytes) should fit in. Larger
+            messages work, slower.
+        name: for messages, traces and statistics.
+        deadline: seconds after which waiting for a peer is an error.
+
+    Raises:
+        ValueError: an argument is out of range.
+        RendezvousError: the ranks disagree, do not all come, or /dev/shm has no room.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        bound: int = 0,
+        slot_bytes: int,
+        name: str = "channel",
+        deadline: float = 60.0,
+    ) -> None:
+        check_bound(bound)
+        if slot_bytes < _native.MIN_SLOT_BYTES:
+            raise ValueError(
+                f"slot_bytes is {slot_bytes}, but a message header alone may take "
+                f"{_native.MIN_SLOT_BYTES}: use at least that plus the usual message size"
+            )
+        if deadline <= 0:
+            raise ValueError(f"deadline is {deadline} s, but must be positive")
+        self.name = name
+        self.bound = bound
+        self.rank: int = group.rank()
+        self.world_size: int = group.size()
+        self._own_tensors: deque[Sequence[torch.Tensor]] = deque()
+        self._pulled_seen = 0
+        self.native = self._set_up(group, slot_bytes, deadline)
+
+    def _set_up(
+        self, group: dist.ProcessGroup, slot_bytes: int, deadline: float
+    ) -> _native.Channel:
+        rendezvous = Rendezvous(group, self.name, deadline)
+        record = {
+            "package": metadata.version("torchrec-bls"),
+            "wire_version": _native.WIRE_VERSION,
+            "world_size": self.world_size,
+            "bound": self.bound,
+            "slot_bytes": slot_bytes,
+            "host": host_identity(),
+        }
+        require_equal(self.name, rendezvous.exchange("terms", record), _MUST_AGREE)
+        slots = 2 * (self.bound + 1)
+        try:
+            transport = _native.ShmTransport(self.rank, self.world_size, slots, slot_bytes)
+        except Exception as error:
+            rendezvous.fail("memory", error)
+            raise
+        records = rendezvous.exchange("memory", {"address": transport.address})
+        try:
+            transport.connect([tuple(record["address"]) for record in records])
+        except Exception as error:
+            rendezvous.fail("connected", error)
+            raise
+        rendezvous.exchange("connected", {})
+        transport.seal()
+        return _native.Channel(
+            transport, self.rank, self.world_size, self.bound, slots, deadline, self.name
+        )
+
+    def post(self, parts: Sequence[Sequence[torch.Tensor]]) -> int:
+        """Sends `parts[d]` to rank d without waiting for anyone.
+
+        The memory may be reused when this returns, except that of `parts[rank]`, this rank's own:
+        it is not copied and has to stay unchanged until its arrival is released.
+
+        Args:
+            parts: for each rank up to 16 CPU tensors of any dtype, contiguous or 2-D with
+                contiguous rows. Receivers see each as one run of bytes.
+
+        Returns:
+            The sequence number, counted from 0.
+
+        Raises:
+            ValueError: a tensor is unsuitable, or bound + 1 posts are not released yet.
+            BLSError: a rank failed or died.
+        """
+        blocks = [[[_block(t)] for t in tensors] for tensors in parts]
+        with self.range("post"):
+            sequence = self.native.post(blocks)
+        self._own_tensors.append(parts[self.rank])
+        self.warn_if_pulled()
+        return sequence
+
+    def wait(self) -> Arrival:
+        """Waits for the messages of the oldest post that is not completed yet.
+
+        Raises:
+            ValueError: nothing is posted.
+            PeerTimeoutError: the deadline passed; the text names the missing ranks.
+            PeerDiedError, PeerClosedError, ProtocolError, PoisonedError: as their names say.
+        """
+        with self.range("wait"):
+            return Arrival(self, self.native.wait())
+
+    def _release(self, sequence: int) -> None:
+        if sequence != self.native.released:
+            raise ValueError(
+                f"sequence {self.native.released} of channel '{self.name}' has to be released "
+                f"before sequence {sequence}"
+            )
+        self.native.release()
+        self._own_tensors.popleft()
+
+    def hold_until_release(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keeps what a post through `native` sends to this rank itself alive until its release."""
+        self._own_tensors.append(tensors)
+
+    def range(self, action: str) -> AbstractContextManager[object]:
+        """Returns a profiler range that names channel, action and lag, or nothing when none runs."""
+        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            return nullcontext()
+        lag = self.native.posted - self.native.completed
+        return record_function(f"bls::{self.name} {action} outstanding={lag} bound={self.bound}")
+
+    def warn_if_pulled(self) -> None:
+        """Warns, once per channel, that messages do not fit the slots."""
+        pulled = self.native.pulled_messages
+        if pulled == self._pulled_seen:
+            return
+        if self._pulled_seen == 0:
+            needed = self.native.stats().largest_message
+            warnings.warn(
+                f"channel '{self.name}' on rank {self.rank}: a message needs {needed} bytes and "
+                f"slots have {self.native.slot_bytes}; larger messages are pulled, which is "
+                f"slower. Set slot_bytes to at least {needed}, or expected_batch to the largest "
+                "batch",
+                stacklevel=3,
+            )
+        self._pulled_seen = pulled
+
+    def stats(self) -> ChannelStats:
+        """Returns this rank's counters."""
+        native = self.native.stats()
+        return ChannelStats(
+            messages=native.messages,
+            bytes=native.bytes,
+            pulled_messages=native.pulled_messages,
+            largest_message=native.largest_message,
+            wait_seconds=native.wait_seconds,
+            lag_histogram=native.lag_histogram,
+            slot_bytes=self.native.slot_bytes,
+            ring_bytes=self.native.ring_bytes,
+        )
+
+    def poison(self, reason: str) -> None:
+        """Fails the channel on all ranks: they raise PoisonedError naming this rank and `reason`."""
+        self.native.poison(reason)
+
+    def close(self) -> None:
+        """Ends the channel for this rank. Peers that wait for more than it posted raise
+        PeerClosedError. Messages that peers have yet to pull are kept until then (at most the
+        deadline). Closing twice does nothing."""
+        self.native.close()
+
+    def __enter__(self) -> "BoundedLagChannel":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.poison(f"{type(error).__name__}: {error}")
+        self.close()
+
+
+def check_bound(bound: int) -> None:
+    """Raises ValueError unless `bound` is a number of iterations."""
+    if not isinstance(bound, int) or isinstance(bound, bool) or not 0 <= bound <= 1 << 16:
+        raise ValueError(
+            f"bound is {bound!r}, but must be a number of iterations from 0 (synchronous) to 65536"
+        )
+
+
+def _block(tensor: torch.Tensor) -> tuple[int, int, int, int]:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"a tensor is on {tensor.device}, but only CPU tensors can be posted")
+    if tensor.is_contiguous():
+        return (tensor.data_ptr(), tensor.nbytes, 1, 0)
+    if tensor.dim() == 2 and tensor.stride(1) == 1 and tensor.stride(0) >= tensor.size(1):
+        item = tensor.element_size()
+        rows, columns = tensor.shape
+        return (tensor.data_ptr(), columns * item, rows, tensor.stride(0) * item)
+    raise ValueError(
+        f"a tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}: post contiguous "
+        "tensors or 2-D ones with contiguous rows"
+    )

@@ -1,0 +1,106 @@
+"""How the ranks of a process group meet to set up a channel: records through the group's store."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from torchrec_bls.errors import RendezvousError
+
+Record = Mapping[str, Any]
+
+# Channels are created collectively, so counting them per group and name gives every rank the same
+# keys without asking the store.
+_created: Counter[tuple[str, str]] = Counter()
+
+
+class Rendezvous:
+    """Exchange of records among all ranks of a group, with a deadline.
+
+    Args:
+        group: the process group; its store carries the records.
+        name: what is being set up; the same on every rank.
+        deadline: seconds to wait for the other ranks in each exchange.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, name: str, deadline: float) -> None:
+        self._name = name
+        self._deadline = deadline
+        self._rank = group.rank()
+        self._world_size = group.size()
+        self._store = group.get_group_store()
+        key = (group.group_name, name)
+        self._prefix = f"torchrec_bls/{name}/{_created[key]}"
+        _created[key] += 1
+
+    def exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
+        """Gives `record` to all ranks and returns theirs, by rank.
+
+        Raises:
+            RendezvousError: ranks are missing at the deadline (named), another rank announced an
+                error (quoted), or the store is gone.
+        """
+        keys = [f"{self._prefix}/{phase}/{rank}" for rank in range(self._world_size)]
+        try:
+            self._store.set(keys[self._rank], json.dumps(record))
+            self._store.wait(keys, timedelta(seconds=self._deadline))
+            records = [json.loads(self._store.get(key)) for key in keys]
+        except (RuntimeError, dist.DistError) as error:
+            raise RendezvousError(self._explain(phase, keys)) from error
+        for rank, theirs in enumerate(records):
+            if "error" in theirs and rank != self._rank:
+                raise RendezvousError(
+                    f"channel '{self._name}' on rank {self._rank}: rank {rank} could not set it "
+                    f"up: {theirs['error']}"
+                )
+        return records
+
+    def fail(self, phase: str, error: Exception) -> None:
+        """Tells the ranks that wait in `phase` why this one does not come."""
+        self._store.set(f"{self._prefix}/{phase}/{self._rank}", json.dumps({"error": str(error)}))
+
+    def _explain(self, phase: str, keys: list[str]) -> str:
+        try:
+            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        except RuntimeError:
+            return (
+                f"channel '{self._name}' on rank {self._rank}: the process group's store does not "
+                f"answer in phase '{phase}'. The rank that hosts it (usually 0) has gone"
+            )
+        return (
+            f"channel '{self._name}' on rank {self._rank}: ranks {missing} did not come to phase "
+            f"'{phase}' within {self._deadline} s. Every rank of the group must create the channel "
+            "(shard the module, run its first batch) in the same order"
+        )
+
+
+def require_equal(name: str, records: list[dict[str, Any]], fields: Mapping[str, str]) -> None:
+    """Checks that all ranks announced the same value of each field.
+
+    Args:
+        name: of the channel, for the message.
+        records: by rank.
+        fields: field name to what the user has to change when it differs.
+
+    Raises:
+        RendezvousError: names the field, the ranks of each value and the cure.
+    """
+    for field, cure in fields.items():
+        ranks_by_value: dict[Any, list[int]] = defaultdict(list)
+        for rank, record in enumerate(records):
+            ranks_by_value[record[field]].append(rank)
+        if len(ranks_by_value) > 1:
+            values = "; ".join(f"ranks {r}: {v}" for v, r in ranks_by_value.items())
+            raise RendezvousError(
+                f"channel '{name}': {field} differs between ranks ({values}). {cure}"
+            )
+
+
+def host_identity() -> str:
+    """Names what must be equal for two processes to share memory: the boot and PID namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

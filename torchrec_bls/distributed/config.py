@@ -1,0 +1,45 @@
+"""Configuration of the bounded-lag sharders."""
+
+from dataclasses import dataclass
+
+from torchrec_bls import _native
+from torchrec_bls.collective.channel import check_bound
+
+_TRANSPORTS = ("shm",)
+
+
+@dataclass(frozen=True)
+class BLSConfig:
+    """How the modules of a sharder exchange ids and embeddings.
+
+    Attributes:
+        bound: iterations that ranks may be apart. 0 is synchronous and the only one that trains.
+        transport: what messages travel by; "shm" joins the ranks of one host.
+        slot_bytes: size of every slot. None derives it per exchange from the first batch, with
+            room for messages half as large again.
+        expected_batch: largest batch per rank, for that derivation, when the first is not typical.
+        deadline: seconds after which waiting for a peer is an error.
+    """
+
+    bound: int = 0
+    transport: str = "shm"
+    slot_bytes: int | None = None
+    expected_batch: int | None = None
+    deadline: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that no channel can have."""
+        check_bound(self.bound)
+        if self.transport not in _TRANSPORTS:
+            raise ValueError(
+                f"transport is {self.transport!r}, but has to be one of {', '.join(_TRANSPORTS)}"
+            )
+        if self.slot_bytes is not None and self.slot_bytes < _native.MIN_SLOT_BYTES:
+            raise ValueError(
+                f"slot_bytes is {self.slot_bytes}, but a message header alone may take "
+                f"{_native.MIN_SLOT_BYTES}: leave it None or use more"
+            )
+        if self.expected_batch is not None and self.expected_batch < 1:
+            raise ValueError(f"expected_batch is {self.expected_batch}, but must be positive")
+        if self.deadline <= 0:
+            raise ValueError(f"deadline is {self.deadline} s, but must be positive")

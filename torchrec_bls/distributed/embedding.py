@@ -1,0 +1,164 @@
+"""EmbeddingCollection, sharded with bounded-lag exchanges."""
+
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.embeddings import SequenceOutputDist
+from torchrec_bls.distributed.module import (
+    BoundedLagModule,
+    check_plan,
+    rows_by_feature,
+)
+
+_SHARDING_TYPES = [
+    ShardingType.TABLE_WISE.value,
+    ShardingType.ROW_WISE.value,
+    ShardingType.COLUMN_WISE.value,
+]
+# FBGEMM's dense kernel mishandles unpooled lookups on CPU and corrupts memory.
+_KERNELS = [EmbeddingComputeKernel.FUSED.value]
+
+
+class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # type: ignore[misc]
+    """TorchRec's ShardedEmbeddingCollection with its all-to-alls through bounded-lag channels."""
+
+    def __init__(
+        self,
+        config: BLSConfig,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        module_fqn: str | None,
+        **kwargs: Any,
+    ) -> None:
+        self._init_bounded_lag(
+            config, env.process_group, module_fqn, rows_by_feature(module.embedding_configs())
+        )
+        super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
+
+    def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
+        super()._create_input_dist(*args, **kwargs)
+        self._swap_ids_dists(self._sharding_type_to_sharding, self._input_dists)
+
+    def _create_output_dist(self) -> None:
+        for sharding_type in self._sharding_type_to_sharding:
+            self._output_dists.append(
+                SequenceOutputDist(
+                    self._exchange(sharding_type, "embeddings"),
+                    self._exchange(sharding_type, "gradients"),
+                    [self._env.world_size],
+                )
+            )
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up and posts; see TorchRec, which cannot do batches without samples."""
+        if all(ids.stride() > 0 for ids in input):
+            awaitable = super().compute_and_output_dist(ctx, input)
+            sent = awaitable._awaitables_per_sharding
+        else:
+            sent = [
+                output_dist(torch.empty(0, self._embedding_dim_for_sharding_type(kind)), context)
+                for output_dist, kind, context in zip(
+                    self._output_dists,
+                    self._sharding_type_to_sharding,
+                    ctx.sharding_contexts,
+                    strict=True,
+                )
+            ]
+        if all(c.features_before_input_dist.stride() > 0 for c in ctx.sharding_contexts):
+            return awaitable
+        names = [name for names in self._embedding_names_per_sharding for name in names]
+        return _EmptyBatchAwaitable(sent, names, self._embedding_dim)
+
+
+class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
+    """The embeddings of a rank without samples, which still answers the other ranks' ids."""
+
+    def __init__(
+        self, awaitables: list[Awaitable[torch.Tensor]], names: list[str], dim: int
+    ) -> None:
+        super().__init__()
+        self._awaitables_per_sharding = awaitables
+        self._names = names
+        self._dim = dim
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        rows = [awaitable.wait() for awaitable in self._awaitables_per_sharding]
+        # Part of the autograd graph, so that a backward answers the other ranks' gradients.
+        values = sum((r.sum() for r in rows), torch.zeros(())).expand(0, self._dim)
+        lengths = torch.zeros(0, dtype=torch.int32)
+        return {name: JaggedTensor(values=values, lengths=lengths) for name in self._names}
+
+
+class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore[misc]
+    """Shards EmbeddingCollections table-, row- or column-wise with bounded-lag exchanges.
+
+    Args:
+        config: of the exchanges.
+        fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...).
+        qcomm_codecs_registry: must be empty: bounded-lag messages carry rows as they are.
+        use_index_dedup: look every id up once, as in TorchRec.
+
+    Raises:
+        ValueError: codecs are given.
+    """
+
+    def __init__(
+        self,
+        config: BLSConfig | None = None,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,
+    ) -> None:
+        if qcomm_codecs_registry:
+            raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
+        super().__init__(fused_params, None, use_index_dedup)
+        self._config = config or BLSConfig()
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> BLSEmbeddingCollection:
+        """Shards `module` by `params`; called by DistributedModelParallel on every rank.
+
+        Raises:
+            ValueError: a table has a sharding type or kernel that is not supported.
+        """
+        check_plan(type(self).__name__, params, _SHARDING_TYPES, _KERNELS)
+        return BLSEmbeddingCollection(
+            self._config,
+            module,
+            params,
+            env,
+            module_fqn,
+            fused_params=self.fused_params,
+            device=device,
+            use_index_dedup=self._use_index_dedup,
+        )
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Returns what a planner may choose from."""
+        return list(_SHARDING_TYPES)
+
+    @property
+    def sharded_module_type(self) -> type[BLSEmbeddingCollection]:
+        """The class that `shard` returns."""
+        return BLSEmbeddingCollection

@@ -1,0 +1,170 @@
+"""EmbeddingBagCollection, sharded with bounded-lag exchanges."""
+
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.types import (
+    Awaitable,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.module import (
+    BoundedLagModule,
+    check_plan,
+    rows_by_feature,
+)
+
+_SHARDING_TYPES = [
+    ShardingType.TABLE_WISE.value,
+    ShardingType.ROW_WISE.value,
+    ShardingType.COLUMN_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+]
+_KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value]
+
+
+def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[ColumnGroup]:
+    """Reads from TorchRec's output dist which ranks compute which columns."""
+    if sharding_type == ShardingType.ROW_WISE.value:
+        return [ColumnGroup(0, world_size, sum(theirs._embedding_dims))]
+    if sharding_type == ShardingType.TABLE_ROW_WISE.value:
+        local_size = theirs._intra_pg.size()
+        return [
+            ColumnGroup(node * local_size, local_size, width)
+            for node, width in enumerate(theirs._dim_sum_per_node)
+        ]
+    return [ColumnGroup(rank, 1, width) for rank, width in enumerate(theirs._dim_sum_per_rank)]
+
+
+def _gradient_divisors(sharding_type: str, theirs: Any, world_size: int) -> list[int]:
+    if sharding_type == ShardingType.TABLE_ROW_WISE.value:
+        # TorchRec divides in the backward of both of its exchanges.
+        return [theirs._cross_pg.size(), theirs._intra_pg.size()]
+    return [world_size]
+
+
+class BLSEmbeddingBagCollection(  # type: ignore[misc]
+    BoundedLagModule, ShardedEmbeddingBagCollection
+):
+    """TorchRec's ShardedEmbeddingBagCollection with its exchanges through bounded-lag channels."""
+
+    def __init__(
+        self,
+        config: BLSConfig,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        module_fqn: str | None,
+        **kwargs: Any,
+    ) -> None:
+        self._init_bounded_lag(
+            config, env.process_group, module_fqn, rows_by_feature(module.embedding_bag_configs())
+        )
+        super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
+
+    def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
+        super()._create_input_dist(*args, **kwargs)
+        self._swap_ids_dists(self._sharding_types, self._input_dists)
+
+    def _create_output_dist(self) -> None:
+        super()._create_output_dist()
+        world_size = self._env.world_size
+        for index, sharding_type in enumerate(self._sharding_types):
+            theirs = self._output_dists[index]
+            self._output_dists[index] = PooledOutputDist(
+                _column_groups(sharding_type, theirs, world_size),
+                self._env.rank,
+                self._exchange(sharding_type, "embeddings"),
+                self._exchange(sharding_type, "gradients"),
+                _gradient_divisors(sharding_type, theirs, world_size),
+                # Column-wise, TorchRec puts the columns of a table together again.
+                getattr(theirs, "_callbacks", None) or [],
+            )
+
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
+        """Posts the ids of a batch; see BoundedLagModule."""
+        mean_pooling = self._has_mean_pooling_callback
+        if not (mean_pooling and isinstance(features, KeyedJaggedTensor) and features.stride() == 0):
+            return super().input_dist(ctx, features)
+        # TorchRec cannot compute the divisors of a batch without samples, which need none.
+        first_batch = self._has_uninitialized_input_dist
+        self._has_mean_pooling_callback = False
+        try:
+            awaitable = super().input_dist(ctx, features)
+        finally:
+            self._has_mean_pooling_callback = mean_pooling
+        if first_batch:
+            self._init_mean_pooling_callback(features.keys(), None)
+        ctx.divisor = torch.ones(())
+        return awaitable
+
+
+class BLSEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """Shards EmbeddingBagCollections with bounded-lag exchanges.
+
+    Table-, row-, column- and table-row-wise; sum and mean pooling; weighted or not.
+
+    Args:
+        config: of the exchanges.
+        fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...).
+        qcomm_codecs_registry: must be empty: bounded-lag messages carry rows as they are.
+
+    Raises:
+        ValueError: codecs are given.
+    """
+
+    def __init__(
+        self,
+        config: BLSConfig | None = None,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        if qcomm_codecs_registry:
+            raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
+        super().__init__(fused_params)
+        self._config = config or BLSConfig()
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> BLSEmbeddingBagCollection:
+        """Shards `module` by `params`; called by DistributedModelParallel on every rank.
+
+        Raises:
+            ValueError: a table has a sharding type or kernel that is not supported.
+        """
+        check_plan(type(self).__name__, params, _SHARDING_TYPES, _KERNELS)
+        return BLSEmbeddingBagCollection(
+            self._config,
+            module,
+            params,
+            env,
+            module_fqn,
+            fused_params=self.fused_params,
+            device=device,
+        )
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Returns what a planner may choose from."""
+        return list(_SHARDING_TYPES)
+
+    @property
+    def sharded_module_type(self) -> type[BLSEmbeddingBagCollection]:
+        """The class that `shard` returns."""
+        return BLSEmbeddingBagCollection

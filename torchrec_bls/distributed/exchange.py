@@ -1,0 +1,131 @@
+"""One direction of one module: a channel made at its first use, and its posts in order."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from torchrec_bls import _native
+from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.rendezvous import Rendezvous
+from torchrec_bls.distributed.config import BLSConfig
+
+T = TypeVar("T")
+
+# Room for messages larger than those of the first batch, whose size all that follows is guessed by.
+_HEADROOM = 1.5
+_SMALLEST_SLOT = 1 << 14
+
+
+class Pending(Generic[T]):
+    """A post whose messages are still to be collected."""
+
+    def __init__(self, exchange: "Exchange", collect: Callable[[_native.Arrival], T]) -> None:
+        self._exchange = exchange
+        self._collect = collect
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._done = False
+
+    def wait(self) -> T:
+        """Returns what was collected, after completing this post and all older ones."""
+        while not self._done:
+            self._exchange.complete_oldest()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def complete(self, arrival: _native.Arrival) -> None:
+        """Collects from `arrival`."""
+        self._result = self._collect(arrival)
+        self._done = True
+
+    def fail(self, error: BaseException) -> None:
+        """Makes every later `wait` raise `error`."""
+        self._error = error
+        self._done = True
+
+
+class Exchange:
+    """All-to-alls of one direction of one module, completed in the order of their posts.
+
+    At most bound + 1 posts are outstanding: a further one completes the oldest first, whether or
+    not somebody asked for its result yet.
+
+    Args:
+        group: ranks that exchange.
+        config: of the sharder.
+        name: unique among the exchanges of the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, config: BLSConfig, name: str) -> None:
+        self.name = name
+        self.channel: BoundedLagChannel | None = None
+        self._group = group
+        self._config = config
+        self._pending: deque[Pending[object]] = deque()
+
+    def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:
+        """Returns the channel. The first call makes it, collectively.
+
+        Args:
+            message_bytes: size of this rank's largest message of the first post.
+            batch: this rank's batch size in it.
+        """
+        if self.channel is None:
+            slot_bytes = self._config.slot_bytes or self._derive_slot_bytes(message_bytes, batch)
+            self.channel = BoundedLagChannel(
+                self._group,
+                bound=self._config.bound,
+                slot_bytes=slot_bytes,
+                name=self.name,
+                deadline=self._config.deadline,
+            )
+        return self.channel
+
+    def _derive_slot_bytes(self, message_bytes: int, batch: int) -> int:
+        expected = self._config.expected_batch
+        scale = max(1.0, expected / batch) if expected is not None and batch > 0 else 1.0
+        wanted = int(message_bytes * scale * _HEADROOM) + _native.MIN_SLOT_BYTES
+        rendezvous = Rendezvous(self._group, f"{self.name} slots", self._config.deadline)
+        records = rendezvous.exchange("bytes", {"bytes": wanted})
+        return max(_SMALLEST_SLOT, *(record["bytes"] for record in records))
+
+    def post(
+        self,
+        send: Callable[[_native.Channel], object],
+        collect: Callable[[_native.Arrival], T],
+        own: Sequence[torch.Tensor],
+    ) -> Pending[T]:
+        """Posts through `send` and returns the handle whose `wait` returns what `collect` does.
+
+        Args:
+            send: posts exactly one message to each rank.
+            collect: reads the arrival; called once, before its slots are released.
+            own: tensors that the message to this rank itself is read from in place.
+        """
+        channel = self.channel
+        assert channel is not None, "open comes before post"
+        while len(self._pending) > channel.bound:
+            self.complete_oldest()
+        with channel.range("post"):
+            send(channel.native)
+        channel.hold_until_release(own)
+        channel.warn_if_pulled()
+        pending = Pending(self, collect)
+        self._pending.append(pending)
+        return pending
+
+    def complete_oldest(self) -> None:
+        """Waits for the messages of the oldest post and collects them."""
+        channel = self.channel
+        assert channel is not None and self._pending, "a handle is pending until it is completed"
+        pending = self._pending.popleft()
+        try:
+            with channel.wait() as arrival:
+                pending.complete(arrival.native)
+        except BaseException as error:
+            pending.fail(error)
+            raise

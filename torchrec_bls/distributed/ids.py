@@ -1,0 +1,189 @@
+"""Input dist: the ids of a batch to the ranks that hold their rows, in one message per peer.
+
+Replaces TorchRec's KJTAllToAll, which exchanges splits, lengths and values one after the other.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_bls import _native
+from torchrec_bls.distributed.exchange import Exchange, Pending
+
+
+@dataclass(frozen=True)
+class IdsLayout:
+    """How the ids that this rank looks up came to it, for the way back of their embeddings.
+
+    Attributes:
+        order: ranks in the order of their samples in the batch that is looked up.
+        strides: batch size of each rank.
+        counts: ids by feature and, within a feature, by rank in `order`, flattened.
+        values_sent: ids that this rank sent to each rank.
+        values_received: ids that each rank sent to this one.
+    """
+
+    order: list[int]
+    strides: list[int]
+    counts: list[int]
+    values_sent: list[int]
+    values_received: list[int]
+
+
+def layout_of(sharding_context: Any) -> IdsLayout:
+    """Returns the layout that the input dist left in TorchRec's sharding context."""
+    layout: IdsLayout = sharding_context.bls_ids_layout
+    return layout
+
+
+class IdsTensorsAwaitable(Awaitable[KeyedJaggedTensor]):  # type: ignore[misc]
+    """Second wait of an input dist: the ids of all ranks, put together."""
+
+    def __init__(self, pending: Pending[tuple[KeyedJaggedTensor, IdsLayout]]) -> None:
+        super().__init__()
+        self._pending = pending
+        self.sharding_context: Any = None
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        ids, layout = self._pending.wait()
+        if self.sharding_context is not None:
+            self._fill(self.sharding_context, layout)
+        return ids
+
+    @staticmethod
+    def _fill(context: Any, layout: IdsLayout) -> None:
+        context.bls_ids_layout = layout
+        context.batch_size_per_rank = layout.strides
+        if hasattr(context, "input_splits"):  # sequence embeddings
+            context.input_splits = layout.values_sent
+            context.output_splits = layout.values_received
+
+
+class IdsAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):  # type: ignore[misc]
+    """First wait of an input dist: nothing, since sizes travel with the data."""
+
+    def __init__(self, tensors: IdsTensorsAwaitable) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def bind(self, sharding_context: Any) -> None:
+        """Says which of TorchRec's contexts the layout goes into when the ids have arrived."""
+        self._tensors.sharding_context = sharding_context
+
+    def _wait_impl(self) -> IdsTensorsAwaitable:
+        return self._tensors
+
+
+class BoundedLagIdsDist(nn.Module):
+    """Redistributes a KeyedJaggedTensor whose keys are ordered by destination rank.
+
+    Stands where TorchRec's sparse features dists keep their KJTAllToAll.
+
+    Args:
+        group: ranks to exchange with.
+        splits: keys for each rank.
+        stagger: number of nodes for table-row-wise sharding, whose batches TorchRec orders by
+            local rank first; else 1.
+        exchange: the module's channel for ids.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, splits: list[int], stagger: int, exchange: Exchange
+    ) -> None:
+        super().__init__()
+        rank, world_size = group.rank(), group.size()
+        self._splits = splits
+        self._first_key = [0, *accumulate(splits)]
+        self._local = slice(self._first_key[rank], self._first_key[rank + 1])
+        local_size = world_size // stagger
+        self._order = [x + local_size * y for x in range(local_size) for y in range(stagger)]
+        self._exchange = exchange
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuses what TorchRec's own pipelines do to KJTAllToAll: replace its forward."""
+        if name == "forward":
+            raise ValueError(
+                "a TorchRec pipeline tried to replace the ids exchange of a bounded-lag module by "
+                "its own, which needs more messages and no bound: use BoundedLagPipeline"
+            )
+        super().__setattr__(name, value)
+
+    def forward(self, ids: KeyedJaggedTensor) -> IdsAwaitable:
+        """Posts `ids` and returns the awaitable of the awaitable of this rank's share."""
+        lengths, values = ids.lengths().contiguous(), ids.values().contiguous()
+        weights = ids.weights_or_none()
+        weights = None if weights is None else weights.contiguous()
+        stride = ids.stride()
+        if self._exchange.channel is None:
+            self._exchange.open(self._largest_message(ids), stride)
+        keys = ids.keys()[self._local]
+        tensors = [lengths, values] if weights is None else [lengths, values, weights]
+        dtypes = [t.dtype for t in tensors]
+        sent: list[int] = []
+
+        def send(channel: _native.Channel) -> None:
+            sent.extend(
+                _native.post_ids(
+                    channel,
+                    (lengths.data_ptr(), lengths.element_size()),
+                    (values.data_ptr(), values.element_size()),
+                    (0, 0) if weights is None else (weights.data_ptr(), weights.element_size()),
+                    stride,
+                    values.numel(),
+                    self._splits,
+                )
+            )
+
+        def collect(arrival: _native.Arrival) -> tuple[KeyedJaggedTensor, IdsLayout]:
+            return self._assemble(arrival, keys, dtypes, sent)
+
+        return IdsAwaitable(IdsTensorsAwaitable(self._exchange.post(send, collect, tensors)))
+
+    def _assemble(
+        self,
+        arrival: _native.Arrival,
+        keys: list[str],
+        dtypes: list[torch.dtype],
+        sent: list[int],
+    ) -> tuple[KeyedJaggedTensor, IdsLayout]:
+        world_size = len(self._order)
+        arrived = _native.ArrivedIds(arrival, len(keys), self._order)
+        lengths = torch.empty(len(keys) * arrived.total_stride, dtype=dtypes[0])
+        values = torch.empty(arrived.total_values, dtype=dtypes[1])
+        weights = torch.empty(arrived.total_values, dtype=dtypes[2]) if len(dtypes) == 3 else None
+        arrived.assemble(
+            lengths.data_ptr(), values.data_ptr(), 0 if weights is None else weights.data_ptr()
+        )
+        counts = arrived.counts
+        length_per_key = [
+            sum(counts[i : i + world_size]) for i in range(0, len(counts), world_size)
+        ]
+        ids = KeyedJaggedTensor(
+            keys=keys,
+            values=values,
+            weights=weights,
+            lengths=lengths,
+            stride=arrived.total_stride,
+            length_per_key=length_per_key,
+            offset_per_key=[0, *accumulate(length_per_key)],
+        )
+        layout = IdsLayout(self._order, arrived.strides, counts, sent, arrived.values_per_source)
+        return ids, layout
+
+    def _largest_message(self, ids: KeyedJaggedTensor) -> int:
+        item = ids.values().element_size()
+        weights = ids.weights_or_none()
+        if weights is not None:
+            item += weights.element_size()
+        per_key = ids.length_per_key()
+        lengths_item = ids.lengths().element_size()
+        return max(
+            sum(per_key[first : first + count]) * item + count * ids.stride() * lengths_item
+            for first, count in zip(self._first_key, self._splits, strict=False)
+        )

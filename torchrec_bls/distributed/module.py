@@ -1,0 +1,182 @@
+"""What the bounded-lag sharded modules have in common: their exchanges and the checks of inputs."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_bls import _native
+from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.exchange import Exchange
+from torchrec_bls.distributed.ids import BoundedLagIdsDist
+
+_NO_LIMIT = (1 << 63) - 1
+
+
+class BoundedLagModule:
+    """Mix-in of the sharded modules: owns their exchanges and checks what goes in."""
+
+    def _init_bounded_lag(
+        self,
+        config: BLSConfig,
+        group: dist.ProcessGroup,
+        module_fqn: str | None,
+        rows_by_feature: Mapping[str, int],
+    ) -> None:
+        self._bls_config = config
+        self._bls_group = group
+        self._bls_name = module_fqn or type(self).__name__
+        self._bls_exchanges: dict[str, Exchange] = {}
+        self._bls_rows_by_feature = dict(rows_by_feature)
+        self._bls_keys: list[str] | None = None
+        self._bls_row_limits: list[int] = []
+
+    @property
+    def bound(self) -> int:
+        """Iterations that ranks may be apart."""
+        return self._bls_config.bound
+
+    def channels(self) -> dict[str, BoundedLagChannel]:
+        """Returns the channels made so far, by name."""
+        return {
+            exchange.name: exchange.channel
+            for exchange in self._bls_exchanges.values()
+            if exchange.channel is not None
+        }
+
+    def _exchange(self, sharding_type: str, direction: str) -> Exchange:
+        name = f"{self._bls_name}.{sharding_type}.{direction}"
+        return self._bls_exchanges.setdefault(
+            name, Exchange(self._bls_group, self._bls_config, name)
+        )
+
+    def _swap_ids_dists(
+        self, sharding_types: Iterable[str], input_dists: Iterable[nn.Module]
+    ) -> None:
+        # The outer dist stays: TorchRec asks for its class and for what it keeps of bucketizing.
+        for sharding_type, input_dist in zip(sharding_types, input_dists, strict=True):
+            theirs: Any = input_dist._dist
+            input_dist._dist = BoundedLagIdsDist(
+                self._bls_group,
+                theirs._splits,
+                theirs._stagger,
+                self._exchange(sharding_type, "ids"),
+            )
+
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
+        """Posts the ids of a batch; see TorchRec.
+
+        Raises:
+            ValueError: the input does not fit the module. The other ranks raise PoisonedError.
+        """
+        self._check_input(features)
+        awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
+        for ids, sharding_context in zip(
+            awaitable.awaitables, ctx.sharding_contexts, strict=True
+        ):
+            ids.bind(sharding_context)
+        return awaitable
+
+    def _check_input(self, features: object) -> None:
+        """Raises ValueError, and fails the other ranks with the reason, for input that does not
+        fit the module."""
+        if self.bound > 0 and torch.is_grad_enabled():
+            self._refuse(
+                f"bound is {self.bound} and autograd is on: gradients of up to {self.bound} "
+                "iterations ago would update rows that later lookups have read already. Use "
+                "torch.no_grad() for inference, or bound 0 for training"
+            )
+        if not isinstance(features, KeyedJaggedTensor):
+            self._refuse(f"input is a {type(features).__name__}, not a KeyedJaggedTensor")
+        if features.variable_stride_per_key():
+            self._refuse(
+                "input has a batch size per key; bounded-lag modules need one batch size per rank"
+            )
+        keys = features.keys()
+        if keys != self._bls_keys:
+            self._learn_keys(keys)
+        self._check_ids(features)
+
+    def _learn_keys(self, keys: list[str]) -> None:
+        unknown = [key for key in keys if key not in self._bls_rows_by_feature]
+        missing = [key for key in self._bls_rows_by_feature if key not in keys]
+        if missing:
+            self._refuse(
+                f"the KeyedJaggedTensor lacks the features {missing} of the module"
+                + (f" and has keys that the module does not have: {unknown}" if unknown else "")
+            )
+        if self._bls_keys is not None:
+            self._refuse(
+                f"the keys are {keys}, but those of the first batch were {self._bls_keys}: keep "
+                "keys and their order the same in all batches"
+            )
+        if unknown:
+            warnings.warn(
+                f"{self._bls_name}: the KeyedJaggedTensor has keys that the module does not have, "
+                f"which are ignored: {unknown}",
+                stacklevel=4,
+            )
+        self._bls_keys = list(keys)
+        self._bls_row_limits = [self._bls_rows_by_feature.get(key, _NO_LIMIT) for key in keys]
+
+    def _check_ids(self, features: KeyedJaggedTensor) -> None:
+        lengths, values = features.lengths().contiguous(), features.values().contiguous()
+        try:
+            bad = _native.find_bad_id(
+                (lengths.data_ptr(), lengths.element_size()),
+                (values.data_ptr(), values.element_size()),
+                features.stride(),
+                values.numel(),
+                self._bls_row_limits,
+            )
+        except ValueError as error:
+            self._refuse(f"malformed KeyedJaggedTensor: {error}")
+        if bad is not None:
+            feature, position, value = bad
+            key, rows = features.keys()[feature], self._bls_row_limits[feature]
+            self._refuse(
+                f"id {value} at position {position} of feature '{key}' is out of range: its table "
+                f"has {rows} rows, so ids go from 0 to {rows - 1}"
+            )
+
+    def _refuse(self, problem: str) -> NoReturn:
+        message = f"{self._bls_name} on rank {self._bls_group.rank()}: {problem}"
+        # The other ranks count on this one's messages of this batch.
+        for channel in self.channels().values():
+            channel.poison(message)
+        raise ValueError(message)
+
+
+def rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
+    """Returns the smallest number of rows of the tables that each feature is looked up in."""
+    rows: dict[str, int] = {}
+    for table in tables:
+        for feature in table.feature_names:
+            rows[feature] = min(table.num_embeddings, rows.get(feature, table.num_embeddings))
+    return rows
+
+
+def check_plan(
+    sharder: str,
+    params: Mapping[str, Any],
+    sharding_types: Sequence[str],
+    kernels: Sequence[str],
+) -> None:
+    """Raises ValueError naming the table whose sharding type or kernel `sharder` cannot do."""
+    for table, parameter in params.items():
+        for what, planned, possible in (
+            ("sharding type", parameter.sharding_type, sharding_types),
+            ("compute kernel", parameter.compute_kernel, kernels),
+        ):
+            if planned not in possible:
+                raise ValueError(
+                    f"{sharder}: table '{table}' is planned with {what} {planned}, but only "
+                    f"{', '.join(possible)} are possible; name it in the plan "
+                    "(ParameterConstraints, or the generators of sharding_plan)"
+                )

@@ -1,0 +1,41 @@
+"""Errors of a run. A caller's own mistakes are ``ValueError`` instead."""
+
+
+class BLSError(RuntimeError):
+    """Base of everything that goes wrong between ranks."""
+
+
+class PeerTimeoutError(BLSError, TimeoutError):
+    """A peer did not arrive by the deadline; the text names it."""
+
+
+class PeerDiedError(BLSError):
+    """A peer's process is gone."""
+
+
+class PeerClosedError(BLSError):
+    """A peer closed the channel while this rank still waited for it."""
+
+
+class ProtocolError(BLSError):
+    """What a peer sent contradicts what both ranks agreed on."""
+
+
+class PoisonedError(BLSError):
+    """Another rank failed first; the text names it and its reason."""
+
+
+class RendezvousError(BLSError):
+    """The ranks could not set up a channel together."""
+
+
+class ChannelClosedError(BLSError):
+    """This rank closed the channel before."""
+
+
+class PipelineError(BLSError):
+    """The model raised in a pipeline; ``iteration`` says for which batch, ``__cause__`` what."""
+
+    def __init__(self, message: str, iteration: int) -> None:
+        super().__init__(message)
+        self.iteration = iteration

@@ -1,0 +1,93 @@
+"""Builds and runs the native peers of the all-to-all benchmark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from typing import Any
+
+from common import ROOT
+
+_BUILD = ROOT / "build" / "bench"
+_PROGRAMS = _BUILD / "benchmarks" / "native"
+_LIMIT_SECONDS = 120
+
+# Open MPI's mpi_yield_when_idle, single-copy mechanism and eager limit: the three settings of its
+# shared-memory path that change these figures.
+_MPI_TRANSFERS = {
+    "cma": ["--mca", "btl_vader_single_copy_mechanism", "cma"],
+    "copy twice": ["--mca", "btl_vader_single_copy_mechanism", "none"],
+    "cma, eager to 64 KiB": [
+        *("--mca", "btl_vader_single_copy_mechanism", "cma"),
+        *("--mca", "btl_vader_eager_limit", "65536"),
+        *("--mca", "btl_vader_max_send_size", "131072"),
+    ],
+}
+
+
+def build() -> None:
+    """Compiles the programs into build/bench."""
+    options = ["-DBLS_BUILD_BENCHMARKS=ON", "-DBLS_BUILD_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Release"]
+    _checked(["cmake", "-S", str(ROOT), "-B", str(_BUILD), *options])
+    _checked(["cmake", "--build", str(_BUILD), "--target", "alltoall_benchmarks"])
+
+
+def mpi_version() -> str | None:
+    """First line of `mpirun --version`, None when the MPI program could not be built."""
+    if shutil.which("mpirun") is None or not (_PROGRAMS / "mpi_alltoall").exists():
+        return None
+    return _checked(["mpirun", "--version"]).splitlines()[0]
+
+
+def mpi_settings(ranks: int) -> dict[str, list[str]]:
+    """Settings of Open MPI to try, as mpirun arguments by description.
+
+    Without yielding, oversubscribed ranks poll away their time slices: 4 to 30 ms a call, so that
+    is left out where ranks exceed cores.
+    """
+    yields = [1] if ranks > len(os.sched_getaffinity(0)) else [0, 1]
+    return {
+        f"{transfer}, {'yield' if idle else 'poll'}": [
+            *("--mca", "mpi_yield_when_idle", str(idle)),
+            *arguments,
+        ]
+        for idle in yields
+        for transfer, arguments in _MPI_TRANSFERS.items()
+    }
+
+
+def run_forked(program: str, ranks: int, size: int, seconds: float, touch: bool) -> dict[str, Any]:
+    """Runs raw_alltoall or channel_alltoall, which start their own ranks."""
+    return _run([str(_PROGRAMS / program), *_arguments(ranks, size, seconds, touch)])
+
+
+def run_mpi(
+    setting: list[str], ranks: int, size: int, seconds: float, touch: bool
+) -> dict[str, Any]:
+    """Runs mpi_alltoall with one of `mpi_settings`; it pins its ranks itself, as the others do."""
+    launcher = ["mpirun", "--timeout", str(_LIMIT_SECONDS), "--oversubscribe", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        launcher.append("--allow-run-as-root")
+    program = [str(_PROGRAMS / "mpi_alltoall"), *_arguments(ranks, size, seconds, touch)]
+    return _run([*launcher, *setting, "-n", str(ranks), *program])
+
+
+def _arguments(ranks: int, size: int, seconds: float, touch: bool) -> list[str]:
+    arguments = ["--ranks", str(ranks), "--bytes", str(size), "--seconds", str(seconds)]
+    return [*arguments, "--touch"] if touch else arguments
+
+
+def _run(command: list[str]) -> dict[str, Any]:
+    measured: dict[str, Any] = json.loads(_checked(command).strip().splitlines()[-1])
+    return measured
+
+
+def _checked(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS + 30)
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr[-3000:]}"
+        )
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Parts of the DLRM demo, ``examples/dlrm_demo.py``."""

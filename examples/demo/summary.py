@@ -1,0 +1,137 @@
+"""From the ranks' times to the lines of the table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchrec_bls.observe import ideal_finish_times
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table.
+
+    Attributes:
+        name: what ran.
+        bound: the bound k, or None for TorchRec on gloo.
+        latency_ms: mean over runs and ranks of a rank's mean time a batch.
+        latency_ci_ms: half width of its 95 % confidence interval.
+        throughput: batches a second, added up over the ranks, mean over runs.
+        throughput_ci: half width of its 95 % confidence interval; NaN for a single run.
+        wait_share: part of the ranks' time spent waiting for peers, or None if not known.
+        ideal_ms: time a batch of a free exchange that keeps the bound, or None.
+        max_difference: largest |logit - TorchRec's logit|.
+        equals_torchrec: whether all logits are TorchRec's, bit for bit.
+        equals_first_bound: whether all logits are those of the first bound, bit for bit.
+        ring_bytes: slot memory of a rank.
+        pulled: messages that did not fit a slot, over all ranks.
+    """
+
+    name: str
+    bound: int | None
+    latency_ms: float
+    latency_ci_ms: float
+    throughput: float
+    throughput_ci: float
+    wait_share: float | None
+    ideal_ms: float | None
+    max_difference: float
+    equals_torchrec: bool
+    equals_first_bound: bool
+    ring_bytes: int
+    pulled: int
+
+
+def summarize(entry: dict[str, Any]) -> Line:
+    """Sums up one variant.
+
+    Latency and throughput are those of the BLS paper, sec. V-C: with L(i, j) the mean time a batch
+    of run i on rank j, the latency is the mean of all L(i, j), and the throughput the mean over i
+    of the sum over j of 1 / L(i, j).
+
+    Args:
+        entry: ``name``, ``bound`` and ``ranks``, the ``RankResult`` of each rank as a dict.
+    """
+    ranks = entry["ranks"]
+    bound = entry["bound"]
+    runs = list(zip(*(rank["times"] for rank in ranks), strict=True))
+    steps = len(runs[0][0]["own"]) - 1
+    latencies = [[times["total"] / steps for times in run] for run in runs]
+    throughputs = [sum(1 / latency for latency in run) for run in latencies]
+    latency, latency_ci = mean_and_interval([1e3 * value for run in latencies for value in run])
+    throughput, throughput_ci = mean_and_interval(throughputs)
+    wait_share = ideal_ms = None
+    if bound is not None:
+        everything = [times for run in runs for times in run]
+        wait_share = sum(t["waited"] for t in everything) / sum(t["total"] for t in everything)
+        ideal_ms = 1e3 * statistics.fmean(_ideal_seconds(run, bound) for run in runs) / steps
+    return Line(
+        name=entry["name"],
+        bound=bound,
+        latency_ms=latency,
+        latency_ci_ms=latency_ci,
+        throughput=throughput,
+        throughput_ci=throughput_ci,
+        wait_share=wait_share,
+        ideal_ms=ideal_ms,
+        max_difference=max(rank["max_difference"] for rank in ranks),
+        equals_torchrec=all(rank["equals_torchrec"] for rank in ranks),
+        equals_first_bound=all(rank["equals_first_bound"] for rank in ranks),
+        ring_bytes=max(rank["ring_bytes"] for rank in ranks),
+        pulled=sum(rank["pulled"] for rank in ranks),
+    )
+
+
+def _ideal_seconds(run: Sequence[dict[str, Any]], bound: int) -> float:
+    """Mean over the ranks of the time from start to end with a free exchange.
+
+    Delays, work and the moments at which the ranks started are the run's own. In the end a rank
+    needs the last post of every rank, whatever the bound.
+    """
+    started = np.array([times["started"] for times in run])
+    late = started - started.min()
+    before = np.array([times["slept"][:-1] for times in run])
+    before[:, 0] += late
+    own = np.array([times["own"] for times in run])
+    finish = ideal_finish_times(before, bound, own[:, :-1])
+    last_start = finish[:, -2] if finish.shape[1] > 1 else 0.0
+    last_post = (last_start + before[:, -1]).max()
+    end = np.maximum(finish[:, -1] + own[:, -1], last_post)
+    return float((end - late).mean())
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean and the half width of its 95 % interval (Student's t; NaN for one value)."""
+    if len(values) == 1:
+        return values[0], math.nan
+    freedom = len(values) - 1
+    quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96
+    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def wrong_results(lines: Sequence[Line]) -> list[str]:
+    """Says in words which lines have wrong results; empty if all is well."""
+    first = next((line.name for line in lines if line.bound is not None), "")
+    problems = []
+    for line in lines:
+        if not line.equals_torchrec:
+            problems.append(
+                f"{line.name}: logits differ from the first run of TorchRec on gloo "
+                f"by up to {line.max_difference:.3g}"
+            )
+        if not line.equals_first_bound:
+            problems.append(f"{line.name}: logits are not bit-identical to those of {first}")
+    return problems

@@ -1,0 +1,60 @@
+"""What is measured side by side: TorchRec on gloo, and the bounded-lag sharders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from demo.steps import Progress
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One rank's channel counters since the channels were made, summed over them.
+
+    Attributes:
+        waited: seconds spent waiting for peers.
+        pulled: messages that did not fit a slot.
+        ring_bytes: memory of the slots.
+    """
+
+    waited: float = 0.0
+    pulled: int = 0
+    ring_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to shard the model and to drive it.
+
+    Attributes:
+        name: line of the table.
+        bound: the bound k, or None where lag is not bounded by us.
+        sharder: given to ``DistributedModelParallel``.
+        start: makes a fresh pipeline over the sharded model.
+        traffic: reads the model's counters.
+        close: gives back what the model holds.
+    """
+
+    name: str
+    bound: int | None
+    sharder: Any
+    start: Callable[[DistributedModelParallel], Progress]
+    traffic: Callable[[DistributedModelParallel], Traffic]
+    close: Callable[[DistributedModelParallel], None]
+
+
+def torchrec_on_gloo() -> Variant:
+    """TorchRec's own sharders and forward: every other line is compared with this one."""
+    return Variant(
+        name="TorchRec on gloo",
+        bound=None,
+        sharder=EmbeddingBagCollectionSharder(),
+        start=lambda model: lambda batches: model(next(batches)),
+        traffic=lambda model: Traffic(),
+        close=lambda model: None,
+    )

@@ -1,0 +1,119 @@
+"""Bounded-lag DLRM inference on one host, checked against TorchRec and timed.
+
+Spawns the ranks itself. A DLRM with 26 tables in Criteo's shape is sharded by
+DistributedModelParallel, first with TorchRec's own sharders on gloo, then with bounded-lag sharders
+at each bound, always with the same weights, batches and random delays. Every logit is compared. The
+table goes to the terminal and, with a plot, into the output folder.
+
+    python examples/dlrm_demo.py --data train.txt --bounds 0 1 2 4 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from demo.bounded_lag import bounded_lag, is_consequence
+from demo.measure import MEASURED, measure
+from demo.plot import write_plot
+from demo.processes import RankFailure, run_ranks
+from demo.report import format_table, write_json
+from demo.settings import Settings
+from demo.summary import summarize, wrong_results
+from demo.variants import Variant, torchrec_on_gloo
+
+from torchrec_bls.datasets import CriteoDataset
+
+
+def parse_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path]:
+    """Reads the command line; a wrong value ends the program with a message."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="Criteo rows: train.txt or a CSV with a header")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="output folder")
+    parser.add_argument("--ranks", type=int, default=4, help="processes")
+    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8])
+    parser.add_argument("--steps", type=int, default=100, help="batches of a run")
+    parser.add_argument("--runs", type=int, default=3, help="repetitions of each measurement")
+    parser.add_argument("--batch", type=int, default=128, help="rows of a rank's batch")
+    parser.add_argument("--max-delay-ms", type=float, default=10.0, help="delays are 0 to this")
+    parser.add_argument("--embedding-dim", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    for name in ("ranks", "steps", "runs", "batch", "embedding_dim"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, at least 1")
+    if not 0 <= options.max_delay_ms < float("inf"):
+        parser.error(f"--max-delay-ms is {options.max_delay_ms}, expected 0 or more")
+    if options.seed < 0:
+        parser.error(f"--seed is {options.seed}, expected 0 or more")
+    if min(options.bounds) < 0 or len(set(options.bounds)) < len(options.bounds):
+        parser.error(f"--bounds are {options.bounds}, expected different bounds of 0 or more")
+    settings = Settings(
+        data=options.data,
+        ranks=options.ranks,
+        bounds=tuple(options.bounds),
+        steps=options.steps,
+        runs=options.runs,
+        batch=options.batch,
+        max_delay=options.max_delay_ms / 1e3,
+        embedding_dim=options.embedding_dim,
+        seed=options.seed,
+    )
+    return settings, options.out
+
+
+def make_variants(settings: Settings) -> list[Variant]:
+    """TorchRec first, as the reference, then the bounds in the order asked for."""
+    return [
+        torchrec_on_gloo(),
+        *(bounded_lag(bound, settings.batch) for bound in settings.bounds),
+    ]
+
+
+def main() -> int:
+    """Runs the demo; returns the exit status, 0 if every result is right."""
+    settings, out = parse_arguments()
+    if settings.data is not None:
+        try:
+            CriteoDataset(settings.data, rows_per_table=settings.rows_per_table, batch_size=1)
+        except (OSError, ValueError) as error:
+            print(f"dlrm_demo: {error}", file=sys.stderr)
+            return 1
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dlrm-demo-") as folder:
+        try:
+            run_ranks(
+                measure,
+                settings.ranks,
+                Path(folder),
+                settings,
+                make_variants,
+                is_consequence=is_consequence,
+            )
+        except RankFailure as failure:
+            print(f"dlrm_demo: {failure}", file=sys.stderr)
+            return 1
+        lines = [summarize(entry) for entry in json.loads((Path(folder) / MEASURED).read_text())]
+    rows = settings.data.name if settings.data else "generated rows"
+    subtitle = (
+        f"{settings.ranks} ranks, {rows}, {settings.batch} rows a rank, "
+        f"delays 0 to {1e3 * settings.max_delay:g} ms"
+    )
+    print(f"\n{subtitle}, {settings.runs} runs of {settings.steps} batches\n")
+    print(format_table(lines))
+    write_json(out / "demo.json", lines, settings)
+    write_plot(out / "demo.png", lines, subtitle)
+    print(f"\nWritten: {out / 'demo.json'} and {out / 'demo.png'}")
+    problems = wrong_results(lines)
+    for problem in problems:
+        print(f"WRONG: {problem}", file=sys.stderr)
+    if not problems:
+        print("All logits are TorchRec's, bit for bit, at every bound.")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

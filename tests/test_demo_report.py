@@ -1,0 +1,132 @@
+"""The demo's numbers and how they are shown."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demo.plot import write_plot
+from demo.report import WIDTH, format_table, write_json
+from demo.settings import Settings
+from demo.summary import Line, mean_and_interval, summarize, wrong_results
+
+SETTINGS = Settings(
+    data=Path("train.txt"),
+    ranks=2,
+    bounds=(0, 1),
+    steps=2,
+    runs=2,
+    batch=8,
+    max_delay=0.01,
+    embedding_dim=8,
+    seed=0,
+)
+
+
+def rank(total: float, slept: list[float], started: float = 5.0, **changes: Any) -> dict[str, Any]:
+    times = {
+        "started": started,
+        "total": total,
+        "slept": slept,
+        "own": [1.0, 1.0, 0.0],
+        "waited": 1.0,
+    }
+    return {
+        "times": [times, times],
+        "pulled": 3,
+        "ring_bytes": 2**20,
+        "max_difference": 0.0,
+        "equals_torchrec": True,
+        "equals_first_bound": True,
+        **changes,
+    }
+
+
+def line(bound: int | None, **changes: Any) -> Line:
+    ranks = [rank(8.0, [1.0, 3.0, 0.0]), rank(10.0, [2.0, 1.0, 0.0], **changes)]
+    name = "TorchRec on gloo" if bound is None else f"bound {bound}"
+    return summarize({"name": name, "bound": bound, "ranks": ranks})
+
+
+def test_latency_and_throughput_as_in_the_paper() -> None:
+    found = line(0)
+    assert found.latency_ms == pytest.approx(4500)
+    assert found.latency_ci_ms == pytest.approx(3.182 * math.sqrt(1000**2 / 3) / 2)
+    assert found.throughput == pytest.approx(1 / 4 + 1 / 5)
+    assert found.throughput_ci == pytest.approx(0)
+    assert found.wait_share == pytest.approx(4 / 36)
+    assert found.pulled == 6
+    assert found.ring_bytes == 2**20
+
+
+def test_ideal_uses_the_bound_and_the_measured_work() -> None:
+    # k = 0: posts at 2 and, after 1 of work and a delay of 3, at 6; then 1 of work.
+    assert line(0).ideal_ms == pytest.approx(7000 / 2)
+    # k = 1: rank 0 ends at 6, rank 1 at 5, when the last post has come.
+    assert line(1).ideal_ms == pytest.approx(5500 / 2)
+    # k = 0 with rank 1 starting 1 late: posts at 3 and 7, end at 8, which is 7 after its start.
+    assert line(0, started=6.0).ideal_ms == pytest.approx((8000 + 7000) / 2 / 2)
+    assert line(None).ideal_ms is None
+    assert line(None).wait_share is None
+
+
+def test_mean_and_interval() -> None:
+    mean, interval = mean_and_interval([5.0])
+    assert mean == 5.0
+    assert math.isnan(interval)
+    assert mean_and_interval([1.0, 3.0]) == (2.0, pytest.approx(12.706))
+    assert mean_and_interval([1.0, 3.0] * 20)[1] == pytest.approx(1.96 * math.sqrt(40 / 39 / 40))
+
+
+def test_wrong_results_are_named() -> None:
+    assert wrong_results([line(None), line(0), line(1)]) == []
+    problems = wrong_results(
+        [
+            line(None),
+            line(2),
+            line(1, equals_torchrec=False, equals_first_bound=False, max_difference=0.5),
+        ]
+    )
+    assert problems == [
+        "bound 1: logits differ from the first run of TorchRec on gloo by up to 0.5",
+        "bound 1: logits are not bit-identical to those of bound 2",
+    ]
+
+
+def test_table_fits_even_with_large_numbers() -> None:
+    large = Line(
+        name="bound 16",
+        bound=16,
+        latency_ms=12345.67,
+        latency_ci_ms=1234.56,
+        throughput=123456.7,
+        throughput_ci=1.0,
+        wait_share=1.0,
+        ideal_ms=12345.67,
+        max_difference=1.234e-12,
+        equals_torchrec=False,
+        equals_first_bound=True,
+        ring_bytes=2**34,
+        pulled=123456,
+    )
+    rows = format_table([line(None), line(0), large]).splitlines()
+    assert len(rows) == 5
+    assert max(len(row) for row in rows) <= WIDTH
+    assert rows[2].split()[-5:] == ["-"] * 5
+    assert "16384.0" in rows[4]
+    assert "100.0 %" in rows[4]
+
+
+def test_json_and_plot(tmp_path: Path) -> None:
+    lines = [line(None), line(0), line(1)]
+    single = [Line(**{**vars(found), "throughput_ci": math.nan}) for found in lines]
+    write_json(tmp_path / "demo.json", single, SETTINGS)
+    report = json.loads((tmp_path / "demo.json").read_text())
+    assert report["lines"][1]["bound"] == 0
+    assert report["lines"][1]["throughput_ci"] is None
+    assert report["settings"]["data"] == "train.txt"
+    assert {"command", "date", "versions", "hardware"} <= report.keys()
+    assert report["versions"]["torch"] != "not installed"
+    write_plot(tmp_path / "demo.png", lines, "2 ranks")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -52,10 +52,6 @@ void copy_parts(std::byte* base, const Message& message, const PartLayout& layou
 }
 
 PartLayout layout_of(const Message& message, uint64_t start) {
-  if (message.size() > kMaxParts) {
-    throw std::invalid_argument("a message has " + std::to_string(message.size()) +
-                                " parts, at most " + std::to_string(kMaxParts) + " are possible");
-  }
   PartLayout layout;
   layout.count = message.size();
   for (size_t i = 0; i < layout.count; ++i) {
@@ -136,14 +132,27 @@ uint64_t Channel::post(std::span<const Message> messages) {
         std::to_string(config_.bound) + " and " + std::to_string(posted_ - released_) +
         " posts that are not released: wait for and release the oldest before the next post");
   }
+  for (const Message& message : messages) {
+    if (message.size() > kMaxParts) {
+      throw std::invalid_argument("channel '" + config_.name + "': a message has " +
+                                  std::to_string(message.size()) + " parts, at most " +
+                                  std::to_string(kMaxParts) + " are possible");
+    }
+  }
   Arrival& arrival = arrivals_[post_arrival_];
   arrival.sequence_ = posted_;
   keep_own(messages[config_.rank], arrival);
-  for (int step = 1; step < config_.world_size; ++step) {
-    // Each rank starts with its successor, so that nobody is everybody's first.
-    int destination = config_.rank + step;
-    if (destination >= config_.world_size) destination -= config_.world_size;
-    send(destination, messages[destination]);
+  try {
+    for (int step = 1; step < config_.world_size; ++step) {
+      // Each rank starts with its successor, so that nobody is everybody's first.
+      int destination = config_.rank + step;
+      if (destination >= config_.world_size) destination -= config_.world_size;
+      send(destination, messages[destination]);
+    }
+  } catch (const std::exception& error) {
+    // Some peers have their message and some never will.
+    poison(error.what());
+    throw;
   }
   if (++post_slot_ == config_.slots) post_slot_ = 0;
   if (++post_arrival_ == arrivals_.size()) post_arrival_ = 0;

@@ -232,8 +232,8 @@ void Channel::await_credit(int destination) {
   };
   const bool done = wait_until(*transport_, policy_, config_.deadline, kCreditSlice, elapsed,
                                have_credit, [&](bool slow) {
+                                 check_running();
                                  if (slow) check_alive(destination, posted_, "to free a slot");
-                                 if (transport_->poisoned()) raise_poison();
                                });
   stats_.wait_seconds[destination] += std::chrono::duration<double>(elapsed).count();
   if (!done) {
@@ -311,12 +311,7 @@ void Channel::await_message(int source) {
       *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
       [&] { return transport_->arrived(source, wait_slot_, sequence); },
       [&](bool slow) {
-        if (closing_.load(std::memory_order_relaxed)) {
-          throw ChannelError(ErrorKind::kClosed,
-                             "channel '" + config_.name + "' was closed on rank " +
-                                 std::to_string(config_.rank) + " while it waited");
-        }
-        if (transport_->poisoned()) raise_poison();
+        check_running();
         if (slow) check_alive(source, sequence, "to send");
       });
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
@@ -378,6 +373,14 @@ void Channel::close() {
     }
   }
   transport_->announce_close();
+}
+
+void Channel::check_running() {
+  if (closing_.load(std::memory_order_relaxed)) {
+    throw ChannelError(ErrorKind::kClosed, "channel '" + config_.name + "' was closed on rank " +
+                                               std::to_string(config_.rank) + " while it waited");
+  }
+  if (transport_->poisoned()) raise_poison();
 }
 
 void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {

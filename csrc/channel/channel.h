@@ -121,6 +121,7 @@ class Channel {
   void receive(int source, Arrival& arrival);
   void await_message(int source);
   void record_lag(int source);
+  void check_running();
   void check_alive(int peer, uint64_t sequence, const char* doing);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
   [[noreturn]] void raise_poison();

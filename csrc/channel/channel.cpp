@@ -362,6 +362,8 @@ void Channel::close() {
   }
   transport_->wake_self();
   while (in_call_.load()) sched_yield();
+  // First, so that peers which close as well do not wait for this rank to read what they sent.
+  transport_->announce_close();
   // Messages that peers may still have to pull live in this rank's memory.
   for (int peer = 0; peer < config_.world_size; ++peer) {
     const auto pending = exposing_.begin() + static_cast<ptrdiff_t>(peer) * config_.slots;
@@ -372,7 +374,6 @@ void Channel::close() {
       std::this_thread::sleep_for(kCreditSlice);
     }
   }
-  transport_->announce_close();
 }
 
 void Channel::check_running() {

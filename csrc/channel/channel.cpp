@@ -283,7 +283,7 @@ void Channel::receive(int source, Arrival& arrival) {
       credit_[source] = credit;
     }
     if (message.pulled) {
-      base = transport_->pull(source, wait_slot_, message.address);
+      base = pull(source, message.address);
       pulling_[pair] = 1;
     } else if (pulling_[pair] != 0) {
       transport_->drop(source, wait_slot_);
@@ -300,6 +300,17 @@ void Channel::receive(int source, Arrival& arrival) {
     if (error.kind() == ErrorKind::kProtocol || error.kind() == ErrorKind::kRendezvous) {
       transport_->poison_all(error.what());
     }
+    throw;
+  }
+}
+
+const std::byte* Channel::pull(int source, const SegmentAddress& address) {
+  try {
+    return transport_->pull(source, wait_slot_, address);
+  } catch (const ChannelError&) {
+    // The memory goes with the process.
+    const PeerState state = transport_->peer_state(source);
+    if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
     throw;
   }
 }
@@ -390,6 +401,10 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
   // What it sent before it went counts.
   const uint32_t slot = slot_of(sequence);
   if (sequence < posted_ && transport_->arrived(peer, slot, sequence)) return;
+  fail_gone(peer, state, sequence, doing);
+}
+
+void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
                                    doing + ": look at that rank's own output for the cause");

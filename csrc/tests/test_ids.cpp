@@ -251,7 +251,7 @@ TEST_CASE("own lengths that are negative or do not add up are a caller's mistake
   const auto negative = failure_of([] { values_per_feature(ids_of({1, -1, 2, 0}, {1, 2}, 2)); });
   REQUIRE(negative);
   CHECK_FALSE(negative->kind);
-  CHECK(negative->message == "feature 0 has a negative length");
+  CHECK(negative->message == "feature 0 has a length that is negative or beyond 32 bits");
   const auto missing = failure_of([] { values_per_feature(ids_of({1, 1, 2, 0}, {1, 2}, 2)); });
   REQUIRE(missing);
   CHECK_FALSE(missing->kind);

@@ -83,9 +83,7 @@ class Kind:
                     embedding_dim=DIMS[i],
                     name=f"t{i}",
                     feature_names=self._features_of(i),
-                    pooling=PoolingType.MEAN
-                    if i % 2 and self.name == "ebc"
-                    else PoolingType.SUM,
+                    pooling=PoolingType.MEAN if i % 2 and self.name == "ebc" else PoolingType.SUM,
                 )
                 for i in range(self.tables)
             ],
@@ -96,9 +94,7 @@ class Kind:
         return SHARED.get(table, [FEATURES[table]])
 
     def torchrec_sharder(self, fused_params: dict[str, Any] | None = None) -> ModuleSharder[Any]:
-        sharder = (
-            EmbeddingCollectionSharder if self.name == "ec" else EmbeddingBagCollectionSharder
-        )
+        sharder = EmbeddingCollectionSharder if self.name == "ec" else EmbeddingBagCollectionSharder
         return sharder(fused_params=fused_params or SGD)
 
     def bls_sharder(
@@ -250,10 +246,14 @@ def make_ids(
     return KeyedJaggedTensor(kind.features, ids, weights, torch.cat(lengths))
 
 
+def arrived(output: Any) -> Any:
+    """Waits for the output of a sharded module; only once for each."""
+    return output.wait() if isinstance(output, LazyAwaitable) else output
+
+
 def flatten(output: Any) -> dict[str, torch.Tensor]:
     """Returns what an EC or EBC gives, waited for, as detached tensors by name."""
-    if isinstance(output, LazyAwaitable):
-        output = output.wait()
+    output = arrived(output)
     if isinstance(output, KeyedTensor):
         keys, values = output.keys(), output.values()
         assert values.shape[1] == sum(output.length_per_key())

@@ -1,4 +1,4 @@
-"""Outputs of bounded-lag modules are TorchRec's, bit for bit, whatever the batches and the bound."""
+"""Outputs of bounded-lag modules are TorchRec's, bit for bit, for all batches and bounds."""
 
 import random
 import time
@@ -25,7 +25,7 @@ from tests.distributed.models import (
     shard,
 )
 from tests.distributed.rank_order import in_rank_order
-from tests.processes import Outcome, run_outcomes
+from tests.processes import Outcome, run, run_outcomes
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 
 Output = dict[str, torch.Tensor]
@@ -127,6 +127,20 @@ def compare_with_torchrec(rank: int, world_size: int, kind: Kind) -> dict[str, s
             for bound in (0, 1, 2, 4):
                 note(f"bound {bound}", piped_outputs(kind, nodes, bound, batches), ours)
     return failures
+
+
+def forward_from_the_empty_ones(rank: int) -> None:
+    for kind in KINDS.values():
+        batches = batches_of(kind, rank)[3:]
+        for first in (0, 1):
+            theirs = torchrec_outputs(kind, "mixed", 1, batches[first:])
+            model = shard(kind, "mixed", kind.bls_sharder(BLSConfig()))
+            for ids, expected in zip(batches[first:], theirs, strict=True):
+                assert_same_bits(forward(model, ids), expected)
+
+
+def test_a_first_batch_without_samples() -> None:
+    run(3, forward_from_the_empty_ones)
 
 
 @cache

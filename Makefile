@@ -25,7 +25,7 @@ help:  ## List the targets
 build: $(VENV)/.built  ## Set up .venv and build the package into it
 
 demo: build  ## Run the main job: make demo [DATA=path] [DEMO_ARGS="..."]
-	$(WITH_VENV) $(BIN)/python -m examples.dlrm_demo $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
+	$(WITH_VENV) $(BIN)/python examples/dlrm_demo.py $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
 
 test: build test-cpp  ## Run the C++ and Python tests
 	$(WITH_VENV) $(BIN)/python -m pytest

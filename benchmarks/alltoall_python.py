@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,32 @@ from common import pin_to_core, spread
 
 _MAX_SAMPLES = 2000
 _TRAIN_LENGTH = 1000
+_MIN_ONE_SHOTS = 7
+_MIN_TRAINS = 3
+_MAX_RANKS = 16
 _CACHE_LINE_WORDS = 8
 _LIMIT_SECONDS = 120
 
 
-class _Measurement:
-    """Measures one peer on one rank; `flags` is shared memory, one cache line per rank."""
+class _Shared(ctypes.Structure):
+    """Memory that all ranks share; each rank's `arrived` word has its own cache line."""
 
-    def __init__(
-        self, peer: Peer, rank: int, world: int, flags: memoryview, estimate: Any, touch: bool
-    ) -> None:
+    _fields_ = (
+        ("arrived", ctypes.c_uint64 * (_MAX_RANKS * _CACHE_LINE_WORDS)),
+        ("estimate", ctypes.c_double),
+        ("stop_at", ctypes.c_uint64),
+    )
+
+
+class _Measurement:
+    """Measures one peer on one rank."""
+
+    def __init__(self, peer: Peer, rank: int, world: int, shared: Any, touch: bool) -> None:
         self._peer = peer
         self._rank = rank
         self._others = [other for other in range(world) if other != rank]
-        self._flags = flags
-        self._estimate = estimate
+        self._shared = shared
+        self._arrived = shared.arrived
         self._touch = touch
         self._round = 0
 
@@ -50,33 +61,49 @@ class _Measurement:
         for _ in range(5):
             self._one_shot()
         estimate = self._agree((time.perf_counter() - start) / 5)
-        calls = int(min(max(seconds / estimate, 7), _MAX_SAMPLES))
-        one_shot = [self._one_shot() for _ in range(calls)]
+        calls = int(min(max(seconds / estimate, _MIN_ONE_SHOTS), _MAX_SAMPLES))
+        one_shot = self._sample(calls, _MIN_ONE_SHOTS, 2 * seconds, self._one_shot)
         estimate = self._agree(self._train(5))
         length = int(min(max(seconds / 5 / estimate, 5), _TRAIN_LENGTH))
-        trains = int(min(max(seconds / (length * estimate), 3), 25))
-        train = [self._train(length) for _ in range(trains)]
+        trains = int(min(max(seconds / (length * estimate), _MIN_TRAINS), 25))
+        train = self._sample(trains, _MIN_TRAINS, 2 * seconds, lambda: self._train(length))
         self._verify_every_word()
         return {"one_shot": one_shot, "train": train, "length": length}
+
+    def _sample(
+        self, most: int, least: int, limit: float, timed: Callable[[], float]
+    ) -> list[float]:
+        # Fewer than `most` when other load on the machine makes them slower than estimated.
+        if self._rank == 0:
+            self._shared.stop_at = most
+        self._barrier()
+        end = time.perf_counter() + limit
+        seconds: list[float] = []
+        while len(seconds) < self._shared.stop_at:
+            # Seen by all ranks before they ask again: there is a barrier in every sample.
+            if self._rank == 0 and len(seconds) + 1 >= least and time.perf_counter() > end:
+                self._shared.stop_at = len(seconds) + 1
+            seconds.append(timed())
+        return seconds
 
     def _barrier(self) -> None:
         # The same barrier as the native programs': one word per rank, everybody polls all.
         mine = self._rank * _CACHE_LINE_WORDS
-        epoch = self._flags[mine] + 1
-        self._flags[mine] = epoch
+        epoch = self._arrived[mine] + 1
+        self._arrived[mine] = epoch
         for other in self._others:
             at = other * _CACHE_LINE_WORDS
             polls = 0
-            while self._flags[at] < epoch:
+            while self._arrived[at] < epoch:
                 polls += 1
                 if polls > 10:
                     os.sched_yield()
 
     def _agree(self, seconds: float) -> float:
         if self._rank == 0:
-            self._estimate.value = seconds
+            self._shared.estimate = seconds
         self._barrier()
-        agreed: float = self._estimate.value
+        agreed: float = self._shared.estimate
         self._barrier()
         return agreed
 
@@ -138,19 +165,18 @@ class _Measurement:
         self._peer.release()
 
 
-def _serve(rank: int, world: int, store: str, flags: Any, estimate: Any, tasks: Connection) -> None:
+def _serve(rank: int, world: int, store: str, shared: Any, tasks: Connection) -> None:
     pin_to_core(rank)
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     group = dist.group.WORLD
     assert group is not None
-    words = memoryview(flags).cast("B").cast("Q")
     while (task := tasks.recv()) is not None:
         name, size, seconds, touch = task
         try:
             peer = PEERS[name](group, size)
-            tasks.send(_Measurement(peer, rank, world, words, estimate, touch).run(seconds))
+            tasks.send(_Measurement(peer, rank, world, shared, touch).run(seconds))
             peer.close()
         except Exception:
             tasks.send(traceback.format_exc())
@@ -165,15 +191,14 @@ class Ranks:
         """Starts `world` processes and joins them in a gloo group."""
         context = mp.get_context("spawn")
         self._store = tempfile.TemporaryDirectory(prefix="bls-alltoall-")
-        flags = context.RawArray(ctypes.c_uint64, world * _CACHE_LINE_WORDS)
-        estimate = context.RawValue(ctypes.c_double)
+        shared = context.RawValue(_Shared)
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world):
             mine, theirs = context.Pipe()
             store = str(Path(self._store.name) / "store")
             process = context.Process(
-                target=_serve, args=(rank, world, store, flags, estimate, theirs), daemon=True
+                target=_serve, args=(rank, world, store, shared, theirs), daemon=True
             )
             process.start()
             theirs.close()

@@ -1,23 +1,20 @@
 """The demo's data flow with real ranks: batches, sharding, comparison, collected results."""
 
 import json
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from demo.bounded_lag import bounded_lag
 from demo.measure import MEASURED, Expected, compare, measure
 from demo.model import build_model
 from demo.processes import run_ranks
 from demo.settings import Settings, draw_delays, load_batches
-from demo.steps import Progress, RankTimes
+from demo.steps import RankTimes
 from demo.summary import summarize, wrong_results
 from demo.variants import Traffic, Variant, torchrec_on_gloo
-from torchrec.datasets.utils import Batch
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "criteo-tiny" / "train.csv"
 SETTINGS = Settings(
@@ -31,34 +28,6 @@ SETTINGS = Settings(
     embedding_dim=8,
     seed=3,
 )
-
-
-def delayed_torchrec(bound: int) -> Variant:
-    """TorchRec's sharders behind a queue: gives the same results, ``bound`` calls later."""
-
-    def start(model: DistributedModelParallel) -> Progress:
-        held: deque[torch.Tensor] = deque()
-
-        def progress(batches: Iterator[Batch]) -> torch.Tensor:
-            while len(held) <= bound:
-                try:
-                    held.append(model(next(batches)))
-                except StopIteration:
-                    break
-            if not held:
-                raise StopIteration
-            return held.popleft()
-
-        return progress
-
-    traffic = Traffic(waited=0.0, pulled=bound, ring_bytes=100)
-    return replace(
-        torchrec_on_gloo(),
-        name=f"bound {bound}",
-        bound=bound,
-        start=start,
-        traffic=lambda model: traffic,
-    )
 
 
 def unsharded(bound: int, settings: Settings) -> Variant:
@@ -75,7 +44,7 @@ def unsharded(bound: int, settings: Settings) -> Variant:
 def make_variants(settings: Settings) -> list[Variant]:
     return [
         torchrec_on_gloo(),
-        *(delayed_torchrec(bound) for bound in settings.bounds),
+        *(bounded_lag(bound, settings.batch) for bound in settings.bounds),
         unsharded(9, settings),
     ]
 
@@ -85,7 +54,9 @@ def test_ranks_measure_compare_and_collect(tmp_path: Path) -> None:
     lines = [summarize(entry) for entry in json.loads((tmp_path / MEASURED).read_text())]
     assert [line.name for line in lines] == ["TorchRec on gloo", "bound 0", "bound 1", "unsharded"]
     assert wrong_results(lines) == []
-    assert [line.pulled for line in lines] == [0, 0, 2, 0]
+    assert [line.pulled for line in lines] == [0, 0, 0, 0]
+    assert 0 < lines[1].ring_bytes < lines[2].ring_bytes
+    assert 0 < (lines[2].wait_share or 0) < 1
     assert all(line.latency_ms > 0 and line.max_difference == 0 for line in lines)
 
 
@@ -116,7 +87,7 @@ def test_delays_are_drawn_once() -> None:
 def test_one_wrong_logit_is_noticed(wrong: float) -> None:
     right = [torch.ones(2, 1), torch.ones(2, 1)]
     off = [torch.ones(2, 1), torch.tensor([[1.0], [wrong]])]
-    times = [RankTimes(1.0, [0.0], [1.0], 0.0)] * 2
+    times = [RankTimes(0.0, 1.0, [0.0], [1.0], 0.0)] * 2
     expected = Expected(torchrec=right, first_bound=right)
     good = compare(times, [right, right], Traffic(), expected)
     assert good.equals_torchrec

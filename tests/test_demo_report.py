@@ -24,8 +24,14 @@ SETTINGS = Settings(
 )
 
 
-def rank(total: float, slept: list[float], **changes: Any) -> dict[str, Any]:
-    times = {"total": total, "slept": slept, "own": [1.0, 1.0, 0.0], "waited": 1.0}
+def rank(total: float, slept: list[float], started: float = 5.0, **changes: Any) -> dict[str, Any]:
+    times = {
+        "started": started,
+        "total": total,
+        "slept": slept,
+        "own": [1.0, 1.0, 0.0],
+        "waited": 1.0,
+    }
     return {
         "times": [times, times],
         "pulled": 3,
@@ -57,8 +63,10 @@ def test_latency_and_throughput_as_in_the_paper() -> None:
 def test_ideal_uses_the_bound_and_the_measured_work() -> None:
     # k = 0: posts at 2 and, after 1 of work and a delay of 3, at 6; then 1 of work.
     assert line(0).ideal_ms == pytest.approx(7000 / 2)
-    # k = 1: nobody is held up in step 1; emptying the pipeline waits for the post at 5.
-    assert line(1).ideal_ms == pytest.approx(6000 / 2)
+    # k = 1: rank 0 ends at 6, rank 1 at 5, when the last post has come.
+    assert line(1).ideal_ms == pytest.approx(5500 / 2)
+    # k = 0 with rank 1 starting 1 late: posts at 3 and 7, end at 8, which is 7 after its start.
+    assert line(0, started=6.0).ideal_ms == pytest.approx((8000 + 7000) / 2 / 2)
     assert line(None).ideal_ms is None
     assert line(None).wait_share is None
 

@@ -1,5 +1,5 @@
-// The measuring shape that every native all-to-all program shares: a barrier in shared memory,
-// stamps that prove the transfer, one-shot and train timing, one JSON line at the end.
+// The measuring shape that every native all-to-all program shares: stamps that prove the transfer,
+// one-shot and train timing, one JSON line at the end.
 #pragma once
 
 #include <algorithm>
@@ -11,42 +11,13 @@
 #include <cstring>
 #include <vector>
 
-#include "platform.h"
+#include "barrier.h"
 
 namespace bench {
 
-inline constexpr int kMaxSamples = 2000;
 inline constexpr int kTrainLength = 1000;
-
-/// Lives in memory that all ranks map; starts as zeros.
-struct Shared {
-  struct alignas(64) Arrived {
-    std::atomic<std::uint64_t> epoch;
-  };
-  Arrived arrived[kMaxRanks];
-  double estimate;
-  double seconds[kMaxRanks][kMaxSamples];
-};
-
-class Barrier {
- public:
-  Barrier(Shared& shared, int rank, int ranks) : shared_(shared), rank_(rank), ranks_(ranks) {}
-
-  void operator()() {
-    const std::uint64_t epoch = ++epoch_;
-    shared_.arrived[rank_].epoch.store(epoch, std::memory_order_release);
-    for (int other = 0; other < ranks_; ++other) {
-      Waiter waiter;
-      while (shared_.arrived[other].epoch.load(std::memory_order_acquire) < epoch) waiter.wait();
-    }
-  }
-
- private:
-  Shared& shared_;
-  const int rank_;
-  const int ranks_;
-  std::uint64_t epoch_ = 0;
-};
+inline constexpr std::size_t kMinOneShots = 7;
+inline constexpr std::size_t kMinTrains = 3;
 
 struct Summary {
   std::size_t samples = 0;
@@ -188,18 +159,31 @@ class Measurement {
     const double start = now();
     for (int i = 0; i < 5; ++i) timed_one_shot();
     const double estimate = agreed_estimate((now() - start) / 5);
-    const std::size_t calls = bounded(options_.seconds / estimate, 7, kMaxSamples);
-    for (std::size_t i = 0; i < calls; ++i) shared_.seconds[rank_][i] = timed_one_shot();
-    return summarize(calls, 1);
+    const std::size_t calls = bounded(options_.seconds / estimate, kMinOneShots, kMaxSamples);
+    return summarize(sample(calls, kMinOneShots, [this] { return timed_one_shot(); }), 1);
   }
 
   Summary measure_train() {
     const double estimate = agreed_estimate(timed_train(5));
     const std::size_t length = bounded(options_.seconds / 5 / estimate, 5, kTrainLength);
     const double train = static_cast<double>(length) * estimate;
-    const std::size_t trains = bounded(options_.seconds / train, 3, 25);
-    for (std::size_t i = 0; i < trains; ++i) shared_.seconds[rank_][i] = timed_train(length);
-    return summarize(trains, length);
+    const std::size_t trains = bounded(options_.seconds / train, kMinTrains, 25);
+    return summarize(sample(trains, kMinTrains, [&] { return timed_train(length); }), length);
+  }
+
+  // Takes `most` samples, or fewer when other load on the machine makes them slower than estimated.
+  template <class Timed>
+  std::size_t sample(std::size_t most, std::size_t least, Timed timed) {
+    if (rank_ == 0) shared_.stop_at = most;
+    barrier_();
+    const double end = now() + 2 * options_.seconds;
+    std::size_t i = 0;
+    for (; i < shared_.stop_at; ++i) {
+      // Seen by all ranks before they ask for i + 1: there is a barrier in every sample.
+      if (rank_ == 0 && i + 1 >= least && now() > end) shared_.stop_at = i + 1;
+      shared_.seconds[rank_][i] = timed();
+    }
+    return i;
   }
 
   static std::size_t bounded(double value, std::size_t low, std::size_t high) {

@@ -43,7 +43,12 @@ class MpiPeer {
 int main(int argc, char** argv) {
   const bench::Options options = bench::parse_options(argc, argv);
   // Before MPI_Init, so that its buffers are placed by the pinned process.
-  bench::pin_to_core(std::atoi(std::getenv("OMPI_COMM_WORLD_RANK")));
+  const char* launched_as = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (launched_as == nullptr) {
+    std::fprintf(stderr, "start this program with Open MPI's mpirun\n");
+    return 2;
+  }
+  bench::pin_to_core(std::atoi(launched_as));
   MPI_Init(&argc, &argv);
   int rank = 0;
   int ranks = 0;

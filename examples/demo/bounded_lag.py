@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError
 
 from demo.steps import Progress
 from demo.variants import Traffic, Variant
@@ -12,7 +11,9 @@ from torchrec_bls import (
     BLSEmbeddingBagCollectionSharder,
     BoundedLagChannel,
     BoundedLagPipeline,
+    bounded_lag_modules,
 )
+from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError
 
 
 def bounded_lag(bound: int, batch: int) -> Variant:
@@ -36,7 +37,9 @@ def _start(model: DistributedModelParallel, bound: int) -> Progress:
 
 def _channels(model: DistributedModelParallel) -> list[BoundedLagChannel]:
     return [
-        channel for module in model.modules() for channel in getattr(module, "bls_channels", ())
+        channel
+        for module in bounded_lag_modules(model).values()
+        for channel in module.channels().values()
     ]
 
 

@@ -17,12 +17,14 @@ class RankTimes:
     """One rank's times of one run, in seconds; step T stands for emptying the pipeline.
 
     Attributes:
+        started: the first step's start, on the clock that all processes share.
         total: from the first step's start to the last result.
         slept: (T + 1), the delay as it came out.
         own: (T + 1), the rest of a step without delay and waiting: lookup, dense part, copies.
         waited: waiting for peers over the whole run.
     """
 
+    started: float
     total: float
     slept: list[float]
     own: list[float]
@@ -63,12 +65,12 @@ class DelayedBatches:
             raise StopIteration
         start = self._marks[-1][0]
         time.sleep(self._delays[step])
-        self._slept.append(time.perf_counter() - start)
+        self._slept.append(time.monotonic() - start)
         self._on_step()
         return self._batches[step]
 
     def _mark(self) -> None:
-        self._marks.append((time.perf_counter(), self._waited()))
+        self._marks.append((time.monotonic(), self._waited()))
 
     def finish(self) -> RankTimes:
         """Ends the last step now and adds up."""
@@ -82,6 +84,7 @@ class DelayedBatches:
         ]
         (start, waited_before), (end, waited_after) = self._marks[0], self._marks[-1]
         return RankTimes(
+            started=start,
             total=end - start,
             slept=slept,
             own=[max(duration, 0.0) for duration in own],

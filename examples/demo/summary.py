@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from torchrec_bls.observe import ideal_finish_times
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -94,11 +96,21 @@ def summarize(entry: dict[str, Any]) -> Line:
 
 
 def _ideal_seconds(run: Sequence[dict[str, Any]], bound: int) -> float:
-    """Time of the slowest rank with the run's own delays and work and a free exchange."""
-    finish = ideal_finish_times(
-        [times["slept"] for times in run], bound, [times["own"] for times in run]
-    )
-    return float(finish[:, -1].max())
+    """Mean over the ranks of the time from start to end with a free exchange.
+
+    Delays, work and the moments at which the ranks started are the run's own. In the end a rank
+    needs the last post of every rank, whatever the bound.
+    """
+    started = np.array([times["started"] for times in run])
+    late = started - started.min()
+    before = np.array([times["slept"][:-1] for times in run])
+    before[:, 0] += late
+    own = np.array([times["own"] for times in run])
+    finish = ideal_finish_times(before, bound, own[:, :-1])
+    last_start = finish[:, -2] if finish.shape[1] > 1 else 0.0
+    last_post = (last_start + before[:, -1]).max()
+    end = np.maximum(finish[:, -1] + own[:, -1], last_post)
+    return float((end - late).mean())
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -24,7 +24,7 @@ class Pending(Generic[T]):
 
     def __init__(self, exchange: "Exchange", collect: Callable[[_native.Arrival], T]) -> None:
         self._exchange = exchange
-        self._collect = collect
+        self._collect: Callable[[_native.Arrival], T] | None = collect
         self._result: T | None = None
         self._error: BaseException | None = None
         self._done = False
@@ -38,8 +38,10 @@ class Pending(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     def complete(self, arrival: _native.Arrival) -> None:
-        """Collects from `arrival`."""
+        """Collects from `arrival` and lets go of what was posted."""
+        assert self._collect is not None, "a post is completed once"
         self._result = self._collect(arrival)
+        self._collect = None
         self._done = True
 
     def fail(self, error: BaseException) -> None:

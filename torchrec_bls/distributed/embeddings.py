@@ -270,9 +270,7 @@ class PooledOutputDist(OutputDist):
 
         return self._exchange.post(send, collect, [rows])
 
-    def _collect(
-        self, arrival: _native.Arrival, batch: int, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _collect(self, arrival: _native.Arrival, batch: int, dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(batch, self._offsets[-1], dtype=dtype)
         if dtype != torch.float32 and any(group.count > 1 for group in self._groups):
             return self._sum_with_torch(arrival, out)

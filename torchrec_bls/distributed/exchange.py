@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -68,7 +68,7 @@ class Exchange:
         self.channel: BoundedLagChannel | None = None
         self._group = group
         self._config = config
-        self._pending: deque[Pending[object]] = deque()
+        self._pending: deque[Pending[Any]] = deque()
 
     def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
@@ -109,7 +109,7 @@ class Exchange:
         wanted = int(message_bytes * scale * _HEADROOM) + _native.MIN_SLOT_BYTES
         rendezvous = Rendezvous(self._group, self._slots_name, self._config.deadline)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
-        return max(_SMALLEST_SLOT, *(record["bytes"] for record in records))
+        return max(_SMALLEST_SLOT, *(int(record["bytes"]) for record in records))
 
     def post(
         self,

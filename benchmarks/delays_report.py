@@ -114,7 +114,8 @@ def plot(path: Path, environment: dict[str, Any], results: dict[str, Entries]) -
         axis.axhline(
             reference["ms_per_step"]["median"], color="tab:gray", linestyle=":", label="TorchRec"
         )
-        ideal = [dict.fromkeys(("median", "min", "max"), entry["ideal_ms"]) for entry in bounded]
+        ideals: list[float] = [entry["ideal_ms"] for entry in bounded]
+        ideal = [{"median": value, "min": value, "max": value} for value in ideals]
         _curve(axis, bounded, ideal, _PEERS["ideal"])
         style = ("bounded-lag pipeline", *_PEERS["channel"][1:])
         _curve(axis, bounded, [entry["ms_per_step"] for entry in bounded], style)

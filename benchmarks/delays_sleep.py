@@ -52,7 +52,7 @@ def computed_ideal(delays: npt.NDArray[np.float64], dense: float, bound: int) ->
         dense: seconds.
         bound: the bound k.
     """
-    ranks, steps = delays.shape
+    ranks, steps = len(delays), len(delays[0])
     before = np.concatenate([delays, np.zeros((ranks, bound))], axis=1)
     after = np.full_like(before, dense)
     after[:, :bound] = 0.0

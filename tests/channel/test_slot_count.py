@@ -38,7 +38,7 @@ Steps = Iterable[tuple[str, "State | Broken"]]
 
 
 def search(start: State, steps: Callable[[State], Steps]) -> list[str] | None:
-    """Returns the shortest schedule that breaks something or ends in a deadlock, if there is one."""
+    """Returns the shortest schedule that breaks something or ends in a deadlock, if any."""
     origin: dict[State, tuple[State, str] | None] = {start: None}
     queue = deque([start])
     while queue:
@@ -216,7 +216,7 @@ def test_one_slot_less_is_overwritten(ranks: int, bound: int) -> None:
     assert found[-1] == f"0 puts {slots} to 1: overwrites 0, not released yet"
 
 
-@pytest.mark.parametrize(("ranks", "bound"), [(2, 0), (2, 1), (2, 2), (3, 0)])
+@pytest.mark.parametrize(("ranks", "bound"), [(2, 0), (2, 1), (3, 0)])
 def test_headers_return_credits_in_time(ranks: int, bound: int) -> None:
     assert ring(ranks, bound, 2 * bound + 2, "header") is None
     found = ring(ranks, bound, 2 * bound + 1, "header")

@@ -92,9 +92,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("out/benchmarks/embedding.json"))
     parser.add_argument("--quick", action="store_true", help="few samples, 2 ranks, batch 512")
     arguments = parser.parse_args()
-    settings = (
-        Settings((2,), (512,), 3) if arguments.quick else Settings((2, 4), (512, 2048), 15)
-    )
+    settings = Settings((2,), (512,), 3) if arguments.quick else Settings((2, 4), (512, 2048), 15)
     started_in = environment()
     results = []
     with tempfile.TemporaryDirectory() as folder:

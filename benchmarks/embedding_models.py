@@ -91,8 +91,7 @@ def build(case: Case, ids: KeyedJaggedTensor) -> tuple[Forward, Forward, Forward
         lambda: _result(theirs(ids)),
         lambda: _result(ours(ids)),
         lambda: [
-            lookup(features)
-            for lookup, features in zip(ours._lookups, local_ids, strict=True)
+            lookup(features) for lookup, features in zip(ours._lookups, local_ids, strict=True)
         ],
     )
 

@@ -101,7 +101,12 @@ def find_bad_id(
     lengths: Items, values: Items, stride: int, count: int, rows: Sequence[int]
 ) -> tuple[int, int, int] | None: ...
 def post_grouped_rows(
-    channel: Channel, data: int, row_bytes: int, counts: Sequence[int], order: Sequence[int]
+    channel: Channel,
+    data: int,
+    row_bytes: int,
+    counts: Sequence[int],
+    order: Sequence[int],
+    to_self: bool,
 ) -> None: ...
 def collect_grouped_rows(
     arrival: Arrival, out: int, row_bytes: int, counts: Sequence[int], order: Sequence[int]
@@ -111,8 +116,11 @@ def collect_rows(
     out: int,
     row_bytes: int,
     rows_per_source: Sequence[int],
-    permutation: int,
-    permutation_rows: int,
+    permutation: Items,
+    rank: int,
+    own_rows: int,
+    counts: Sequence[int],
+    order: Sequence[int],
 ) -> None: ...
 def collect_columns(
     arrival: Arrival, out: int, rows: int, out_row_bytes: int, groups: Sequence[Group]

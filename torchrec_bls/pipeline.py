@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -115,17 +116,20 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         """
         with torch.no_grad():
             while True:
-                batch = self._stage("loading", self._started, lambda: next(dataloader_iter, None))
+                with self._stage("loading", self._started):
+                    batch = next(dataloader_iter, None)
                 if batch is not None:
-                    self._stage("input dist", self._started, lambda: self._start(batch))
+                    with self._stage("input dist", self._started):
+                        self._start(batch)
                 if not self._with_ids and not self._looked_up:
                     raise StopIteration
                 draining = batch is None
                 if len(self._with_ids) > self._bound or (draining and self._with_ids):
-                    iteration = self._finished + len(self._looked_up)
-                    self._stage("lookup", iteration, self._look_up)
+                    with self._stage("lookup", self._finished + len(self._looked_up)):
+                        self._look_up()
                 if len(self._looked_up) > self._bound or draining:
-                    return self._stage("model", self._finished, self._finish)
+                    with self._stage("model", self._finished):
+                        return self._finish()
 
     def detach(self) -> nn.Module:
         """Gives the model its own forwards back and returns it.
@@ -136,7 +140,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         if self._with_ids or self._looked_up:
             raise ValueError("batches are under way: call progress until it raises StopIteration")
         for module, forward in self._originals:
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
         self._originals = []
         self._forwards = None
         return self._model
@@ -163,9 +167,10 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         self._finished += 1
         return output
 
-    def _stage(self, name: str, iteration: int, work: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _stage(self, name: str, iteration: int) -> Iterator[None]:
         try:
-            return work()
+            yield
         except BLSError:
             raise
         except Exception as error:

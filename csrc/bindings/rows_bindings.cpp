@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace bls {
 namespace {
 
-/// (address, bytes of an item)
+/// (address, bytes of an item), or (address, number of items) for a permutation
 using Items = std::tuple<uintptr_t, size_t>;
 
 JaggedIds jagged_ids(const Items& lengths, const Items& values, const Items& weights,
@@ -84,9 +84,9 @@ void bind_rows(py::module_& module) {
 
   module.def("post_grouped_rows",
              [](Channel& channel, uintptr_t data, size_t row_bytes,
-                const std::vector<int64_t>& counts, const std::vector<int>& order) {
+                const std::vector<int64_t>& counts, const std::vector<int>& order, bool to_self) {
                const py::gil_scoped_release release;
-               post_grouped_rows(channel, pointer(data), {row_bytes, counts, order});
+               post_grouped_rows(channel, pointer(data), {row_bytes, counts, order}, to_self);
              });
   module.def("collect_grouped_rows",
              [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
@@ -95,12 +95,14 @@ void bind_rows(py::module_& module) {
                collect_grouped_rows(arrival, pointer(out), {row_bytes, counts, order});
              });
   module.def("collect_rows", [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
-                                const std::vector<int64_t>& rows_per_source, uintptr_t permutation,
-                                size_t permutation_rows) {
-    const std::span<const int64_t> order(reinterpret_cast<const int64_t*>(permutation),
-                                         permutation_rows);
+                                const std::vector<int64_t>& rows_per_source,
+                                const Items& permutation, int rank, uintptr_t own_rows,
+                                const std::vector<int64_t>& counts, const std::vector<int>& order) {
+    const auto& [address, length] = permutation;
+    const std::span<const int64_t> indices(reinterpret_cast<const int64_t*>(address), length);
     const py::gil_scoped_release release;
-    collect_rows(arrival, pointer(out), row_bytes, rows_per_source, order);
+    collect_rows(arrival, pointer(out), row_bytes, rows_per_source, indices,
+                 {rank, pointer(own_rows), {row_bytes, counts, order}});
   });
   module.def("collect_columns", [](const Arrival& arrival, uintptr_t out, size_t rows,
                                    size_t out_row_bytes, const std::vector<GroupTuple>& groups) {

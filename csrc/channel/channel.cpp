@@ -1,5 +1,9 @@
 #include "channel/channel.h"
 
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -55,6 +59,7 @@ PartLayout layout_of(const Message& message, uint64_t start) {
   PartLayout layout;
   layout.count = message.size();
   for (size_t i = 0; i < layout.count; ++i) {
+    layout.bytes[i] = 0;
     for (const Block& block : message[i]) layout.bytes[i] += block.bytes();
   }
   layout.place(start);
@@ -64,13 +69,14 @@ PartLayout layout_of(const Message& message, uint64_t start) {
 }  // namespace
 
 /// Marks this rank as inside post, wait or release, so that `close` from another thread can let it
-/// leave before memory goes away.
+/// leave before memory goes away. The fence that this needs is on the side of `close`.
 class Channel::CallGuard {
  public:
   explicit CallGuard(Channel& channel) : channel_(channel) {
-    channel_.in_call_.store(true);
-    if (channel_.closing_.load()) {
-      channel_.in_call_.store(false);
+    channel_.in_call_.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (channel_.closing_.load(std::memory_order_relaxed)) {
+      channel_.in_call_.store(false, std::memory_order_release);
       throw ChannelError(ErrorKind::kClosed, "channel '" + channel_.config_.name +
                                                  "' is closed on rank " +
                                                  std::to_string(channel_.config_.rank));
@@ -85,16 +91,26 @@ class Channel::CallGuard {
 };
 
 Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& config)
-    : transport_(std::move(transport)), config_(config), policy_(policy_for(config.world_size)) {
+    : transport_(std::move(transport)),
+      config_(config),
+      policy_(policy_for(config.world_size)),
+      slot_bytes_(transport_->slot_bytes()) {
   if (config_.slots < config_.bound + 1) {
     throw std::invalid_argument("bound " + std::to_string(config_.bound) + " needs at least " +
                                 std::to_string(config_.bound + 1) + " slots, not " +
                                 std::to_string(config_.slots));
   }
+  syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
   const size_t world = static_cast<size_t>(config_.world_size);
   credit_.assign(world, 0);
   exposing_.assign(world * config_.slots, 0);
   pulling_.assign(world * config_.slots, 0);
+  for (int peer = 0; peer < config_.world_size; ++peer) {
+    for (uint32_t slot = 0; slot < config_.slots; ++slot) {
+      outbox_.push_back(transport_->outbox(peer, slot));
+      inbox_.push_back(transport_->inbox(peer, slot));
+    }
+  }
   arrivals_.resize(config_.bound + 1);
   for (Arrival& arrival : arrivals_) {
     arrival.views_.resize(world * kMaxParts);
@@ -120,21 +136,25 @@ uint64_t Channel::post(std::span<const Message> messages) {
         std::to_string(config_.bound) + " and " + std::to_string(posted_ - released_) +
         " posts that are not released: wait for and release the oldest before the next post");
   }
-  Arrival& arrival = arrival_of(posted_);
+  Arrival& arrival = arrivals_[post_arrival_];
   arrival.sequence_ = posted_;
   keep_own(messages[config_.rank], arrival);
   for (int step = 1; step < config_.world_size; ++step) {
     // Each rank starts with its successor, so that nobody is everybody's first.
-    const int destination = (config_.rank + step) % config_.world_size;
+    int destination = config_.rank + step;
+    if (destination >= config_.world_size) destination -= config_.world_size;
     send(destination, messages[destination]);
   }
+  if (++post_slot_ == config_.slots) post_slot_ = 0;
+  if (++post_arrival_ == arrivals_.size()) post_arrival_ = 0;
   return posted_++;
 }
 
 void Channel::keep_own(const Message& message, Arrival& arrival) {
+  arrival.counts_[config_.rank] = message.size();
+  if (message.empty()) return;
   const PartLayout layout = layout_of(message, 0);
   View* views = arrival.views_.data() + static_cast<size_t>(config_.rank) * kMaxParts;
-  arrival.counts_[config_.rank] = layout.count;
   const bool in_place = std::all_of(message.begin(), message.end(), [](const Part& part) {
     return part.empty() || (part.size() == 1 && part[0].contiguous());
   });
@@ -153,24 +173,23 @@ void Channel::keep_own(const Message& message, Arrival& arrival) {
 
 void Channel::send(int destination, const Message& message) {
   const uint64_t sequence = posted_;
-  const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
-  const size_t pair = static_cast<size_t>(destination) * config_.slots + slot;
+  const size_t pair = pair_index(destination, post_slot_);
   if (sequence >= credit_[destination] + config_.slots) await_credit(destination);
 
   PartLayout layout = layout_of(message, header_bytes(message.size()));
-  std::byte* const to = transport_->outbox(destination, slot);
+  std::byte* const to = outbox_[pair];
   const uint64_t wanted = layout.end;
-  const bool pulled = wanted > transport_->slot_bytes();
+  const bool pulled = wanted > slot_bytes_;
   if (pulled) {
     layout.place(0);
     SegmentAddress address;
-    copy_parts(transport_->expose(destination, slot, layout.end, address), message, layout);
+    copy_parts(transport_->expose(destination, post_slot_, layout.end, address), message, layout);
     std::memcpy(to + header_bytes(layout.count), &address, sizeof(address));
     exposing_[pair] = 1;
     ++stats_.pulled_messages;
   } else {
     if (exposing_[pair] != 0) {
-      transport_->retract(destination, slot);
+      transport_->retract(destination, post_slot_);
       exposing_[pair] = 0;
     }
     copy_parts(to, message, layout);
@@ -186,11 +205,13 @@ void Channel::send(int destination, const Message& message) {
   std::memcpy(to + sizeof(header.arrival),
               reinterpret_cast<std::byte*>(&header) + sizeof(header.arrival),
               sizeof(header) - sizeof(header.arrival));
-  std::memcpy(to + sizeof(header), layout.bytes.data(), layout.count * sizeof(uint64_t));
-  transport_->deliver(destination, slot, sequence);
+  for (size_t i = 0; i < layout.count; ++i) {
+    std::memcpy(to + sizeof(header) + i * sizeof(uint64_t), &layout.bytes[i], sizeof(uint64_t));
+    stats_.bytes += layout.bytes[i];
+  }
+  transport_->deliver(destination, post_slot_, sequence);
 
   ++stats_.messages;
-  for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
   stats_.largest_message = std::max(stats_.largest_message, wanted);
 }
 
@@ -220,61 +241,43 @@ const Arrival& Channel::wait() {
                                 std::to_string(config_.rank) +
                                 " has no post to wait for: call post first");
   }
-  Arrival& arrival = arrival_of(completed_);
+  Arrival& arrival = arrivals_[wait_arrival_];
   for (int step = 1; step < config_.world_size; ++step) {
     // In the order in which the peers send to this rank.
-    receive((config_.rank + config_.world_size - step) % config_.world_size, arrival);
+    const int source = config_.rank - step;
+    receive(source < 0 ? source + config_.world_size : source, arrival);
   }
+  if (++wait_slot_ == config_.slots) wait_slot_ = 0;
+  if (++wait_arrival_ == arrivals_.size()) wait_arrival_ = 0;
   ++completed_;
   return arrival;
 }
 
 void Channel::receive(int source, Arrival& arrival) {
-  const uint64_t sequence = completed_;
-  const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
-  const size_t pair = static_cast<size_t>(source) * config_.slots + slot;
+  const size_t pair = pair_index(source, wait_slot_);
   try {
     record_lag(source);
-    const auto arrived = [&] { return transport_->arrived(source, slot, sequence); };
-    if (!arrived()) {
-      Clock::duration elapsed{};
-      const bool done = wait_until(
-          *transport_, policy_, config_.deadline, kLivenessSlice, elapsed, arrived, [&](bool slow) {
-            if (closing_.load(std::memory_order_relaxed)) {
-              throw ChannelError(ErrorKind::kClosed,
-                                 "channel '" + config_.name + "' was closed on rank " +
-                                     std::to_string(config_.rank) + " while it waited");
-            }
-            if (transport_->poisoned()) raise_poison();
-            if (slow) check_alive(source, sequence, "to send");
-          });
-      stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
-      if (!done) {
-        const double seconds = std::chrono::duration<double>(config_.deadline).count();
-        fail(ErrorKind::kTimeout,
-             describe(source, sequence) + "did not send within " + std::to_string(seconds) +
-                 " s. Missing: " + missing_peers(sequence) +
-                 ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the "
-                 "deadline if it is only slow");
-      }
-    }
-    const std::byte* base = transport_->inbox(source, slot);
+    if (!transport_->arrived(source, wait_slot_, completed_)) await_message(source);
+    const std::byte* base = inbox_[pair];
     ParsedMessage message;
-    parse_message(base, {config_.rank, source, sequence, transport_->slot_bytes()}, message);
+    parse_message(base, {config_.rank, source, completed_, slot_bytes_}, message);
+    // Only the low bits of the count travel; it never moves by more than the slots.
     const uint64_t credit =
         credit_[source] + static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(
                               message.credit - static_cast<uint32_t>(credit_[source]))));
-    if (credit > posted_ && static_cast<int64_t>(credit) > 0) {
-      fail(ErrorKind::kProtocol, describe(source, sequence) + "says it read " +
-                                     std::to_string(credit) + " of " + std::to_string(posted_) +
-                                     " messages");
+    if (static_cast<int64_t>(credit - credit_[source]) > 0) {
+      if (credit > posted_) {
+        fail(ErrorKind::kProtocol, describe(source, completed_) + "says it read " +
+                                       std::to_string(credit) + " of " + std::to_string(posted_) +
+                                       " messages");
+      }
+      credit_[source] = credit;
     }
-    if (static_cast<int64_t>(credit - credit_[source]) > 0) credit_[source] = credit;
     if (message.pulled) {
-      base = transport_->pull(source, slot, message.address);
+      base = transport_->pull(source, wait_slot_, message.address);
       pulling_[pair] = 1;
     } else if (pulling_[pair] != 0) {
-      transport_->drop(source, slot);
+      transport_->drop(source, wait_slot_);
       pulling_[pair] = 0;
     }
     const PartLayout& layout = message.layout;
@@ -292,15 +295,40 @@ void Channel::receive(int source, Arrival& arrival) {
   }
 }
 
+void Channel::await_message(int source) {
+  const uint64_t sequence = completed_;
+  Clock::duration elapsed{};
+  const bool done = wait_until(
+      *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
+      [&] { return transport_->arrived(source, wait_slot_, sequence); },
+      [&](bool slow) {
+        if (closing_.load(std::memory_order_relaxed)) {
+          throw ChannelError(ErrorKind::kClosed,
+                             "channel '" + config_.name + "' was closed on rank " +
+                                 std::to_string(config_.rank) + " while it waited");
+        }
+        if (transport_->poisoned()) raise_poison();
+        if (slow) check_alive(source, sequence, "to send");
+      });
+  stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
+  if (done) return;
+  const double seconds = std::chrono::duration<double>(config_.deadline).count();
+  fail(ErrorKind::kTimeout,
+       describe(source, sequence) + "did not send within " + std::to_string(seconds) +
+           " s. Missing: " + missing_peers(sequence) +
+           ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the "
+           "deadline if it is only slow");
+}
+
 void Channel::record_lag(int source) {
   // How many iterations this rank is ahead of `source`: it sent `posted_`, that one sent `theirs`.
   uint64_t theirs = posted_;
-  while (theirs > completed_ &&
-         !transport_->arrived(source, static_cast<uint32_t>((theirs - 1) % config_.slots),
-                              theirs - 1)) {
-    --theirs;
+  uint32_t slot = post_slot_;
+  for (; config_.bound > 0 && theirs > completed_; --theirs) {
+    slot = (slot == 0 ? config_.slots : slot) - 1;
+    if (transport_->arrived(source, slot, theirs - 1)) break;
   }
-  const uint64_t lag = theirs == posted_ ? 0 : posted_ - 1 - theirs;
+  const uint64_t lag = theirs >= posted_ ? 0 : posted_ - 1 - theirs;
   ++stats_.lag_histogram[lag];
 }
 
@@ -324,6 +352,10 @@ void Channel::poison(const std::string& reason) {
 
 void Channel::close() {
   if (closing_.exchange(true)) return;
+  // Makes every thread of this process see `closing_` or this thread see its `in_call_`.
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // store buffers are long empty
+  }
   transport_->wake_self();
   while (in_call_.load()) sched_yield();
   // Messages that peers may still have to pull live in this rank's memory.
@@ -343,7 +375,7 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
   const PeerState state = transport_->peer_state(peer);
   if (state == PeerState::kOpen) return;
   // What it sent before it went counts.
-  const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
+  const uint32_t slot = slot_of(sequence);
   if (sequence < posted_ && transport_->arrived(peer, slot, sequence)) return;
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
@@ -377,7 +409,7 @@ std::string Channel::describe(int peer, uint64_t sequence) const {
 std::string Channel::missing_peers(uint64_t sequence) {
   std::string list;
   for (int peer = 0; peer < config_.world_size; ++peer) {
-    const uint32_t slot = static_cast<uint32_t>(sequence % config_.slots);
+    const uint32_t slot = slot_of(sequence);
     if (peer == config_.rank || transport_->arrived(peer, slot, sequence)) continue;
     if (!list.empty()) list += ", ";
     list += "rank " + std::to_string(peer);

@@ -119,24 +119,39 @@ class Channel {
   void keep_own(const Message& message, Arrival& arrival);
   void await_credit(int destination);
   void receive(int source, Arrival& arrival);
+  void await_message(int source);
   void record_lag(int source);
   void check_alive(int peer, uint64_t sequence, const char* doing);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
   [[noreturn]] void raise_poison();
   std::string describe(int peer, uint64_t sequence) const;
   std::string missing_peers(uint64_t sequence);
-  Arrival& arrival_of(uint64_t sequence) { return arrivals_[sequence % arrivals_.size()]; }
+  size_t pair_index(int peer, uint32_t slot) const {
+    return static_cast<size_t>(peer) * config_.slots + slot;
+  }
+  uint32_t slot_of(uint64_t sequence) const {
+    return static_cast<uint32_t>(sequence % config_.slots);
+  }
 
   std::unique_ptr<Transport> transport_;
   ChannelConfig config_;
   WaitPolicy policy_;
+  size_t slot_bytes_;
   uint64_t posted_ = 0;
   uint64_t completed_ = 0;
   uint64_t released_ = 0;
-  std::vector<uint64_t> credit_;   // [destination] messages known to be read
-  std::vector<uint8_t> exposing_;  // [destination * slots + slot]
-  std::vector<uint8_t> pulling_;   // [source * slots + slot]
-  std::vector<Arrival> arrivals_;  // bound + 1, by sequence
+  // Where posted_ and completed_ stand in the rings, kept because a division costs as much as
+  // everything else that a small message needs.
+  uint32_t post_slot_ = 0;
+  uint32_t wait_slot_ = 0;
+  uint32_t post_arrival_ = 0;
+  uint32_t wait_arrival_ = 0;
+  std::vector<std::byte*> outbox_;  // [destination * slots + slot]
+  std::vector<std::byte*> inbox_;   // [source * slots + slot]
+  std::vector<uint64_t> credit_;    // [destination] messages known to be read
+  std::vector<uint8_t> exposing_;   // [destination * slots + slot]
+  std::vector<uint8_t> pulling_;    // [source * slots + slot]
+  std::vector<Arrival> arrivals_;   // bound + 1, by sequence
   ChannelStats stats_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> in_call_{false};

@@ -8,8 +8,6 @@
 namespace bls {
 namespace {
 
-constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 46;  // far above memory, far below overflow
-
 [[noreturn]] void damaged(const Expectation& expected, const std::string& what) {
   throw ChannelError(ErrorKind::kProtocol, "rank " + std::to_string(expected.rank) +
                                                ": damaged message from rank " +
@@ -18,20 +16,6 @@ constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 46;  // far above memory, f
 }
 
 }  // namespace
-
-void PartLayout::place(uint64_t start) {
-  uint64_t at = start;
-  for (size_t i = 0; i < count; ++i) {
-    if (bytes[i] > kMaxMessageBytes || at > kMaxMessageBytes) {
-      throw std::length_error("part " + std::to_string(i) + " has " + std::to_string(bytes[i]) +
-                              " bytes");
-    }
-    const uint64_t alignment = bytes[i] >= 64 ? 64 : 16;
-    offset[i] = (at + alignment - 1) / alignment * alignment;
-    at = offset[i] + bytes[i];
-  }
-  end = at;
-}
 
 void parse_message(const std::byte* slot, const Expectation& expected, ParsedMessage& message) {
   MessageHeader header;

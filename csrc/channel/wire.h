@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <string>
 
 #include "transport/shm_segment.h"
@@ -33,6 +34,8 @@ inline constexpr uint16_t kMagic = 0xB15A;
 inline constexpr uint8_t kWireVersion = 1;
 inline constexpr uint8_t kFlagPulled = 1;
 inline constexpr size_t kMaxParts = 16;
+/// Far above any memory, far below overflow.
+inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 46;
 /// A slot must hold the largest header and the address of a pulled message.
 inline constexpr size_t kMinSlotBytes = 256;
 static_assert(sizeof(MessageHeader) + kMaxParts * sizeof(uint64_t) + sizeof(SegmentAddress) <=
@@ -41,12 +44,25 @@ static_assert(sizeof(MessageHeader) + kMaxParts * sizeof(uint64_t) + sizeof(Segm
 /// Where the parts of a message stand.
 struct PartLayout {
   size_t count = 0;
-  std::array<uint64_t, kMaxParts> offset{};
-  std::array<uint64_t, kMaxParts> bytes{};
   uint64_t end = 0;  ///< offset past the last part
+  // Only the first `count` are set: zeroing the others would show in small messages.
+  std::array<uint64_t, kMaxParts> offset;
+  std::array<uint64_t, kMaxParts> bytes;
 
   /// Lays out `bytes` from `start` on. Throws std::length_error when the sizes overflow.
-  void place(uint64_t start);
+  void place(uint64_t start) {
+    uint64_t at = start;
+    for (size_t i = 0; i < count; ++i) {
+      if (bytes[i] > kMaxMessageBytes || at > kMaxMessageBytes) {
+        throw std::length_error("part " + std::to_string(i) + " has " + std::to_string(bytes[i]) +
+                                " bytes");
+      }
+      const uint64_t alignment = bytes[i] >= 64 ? 64 : 16;
+      offset[i] = (at + alignment - 1) & ~(alignment - 1);
+      at = offset[i] + bytes[i];
+    }
+    end = at;
+  }
 };
 
 /// Offset of the first byte after the header of a message with `parts` parts.

@@ -26,21 +26,43 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-void permute_rows(std::byte* out, size_t row_bytes, std::span<const std::byte* const> sources,
-                  std::span<const int64_t> rows_per_source, std::span<const int64_t> permutation) {
-  // One address per row of the concatenation: the random reads then need no search.
+/// Consecutive rows in memory.
+struct Run {
+  const std::byte* data;
+  size_t rows;
+};
+
+/// The runs of `own.rank` in its own lookup, one for each feature.
+void append_own_runs(std::vector<Run>& runs, const OwnRows& own, int64_t expected_rows) {
+  const size_t world = own.rows.order.size();
+  const std::byte* at = own.data;
   int64_t total = 0;
-  for (const int64_t rows : rows_per_source) total += rows;
-  std::vector<const std::byte*> row_address(static_cast<size_t>(total));
-  size_t at = 0;
-  for (size_t source = 0; source < sources.size(); ++source) {
-    const std::byte* row = sources[source];
-    for (int64_t i = 0; i < rows_per_source[source]; ++i, row += row_bytes) row_address[at++] = row;
+  for (size_t i = 0; i < own.rows.counts.size(); ++i) {
+    const int64_t rows = own.rows.counts[i];
+    if (own.rows.order[i % world] == own.rank) {
+      runs.push_back({at, static_cast<size_t>(rows)});
+      total += rows;
+    }
+    at += static_cast<size_t>(rows) * own.rows.row_bytes;
+  }
+  if (total != expected_rows) {
+    throw std::invalid_argument("the lookup has " + std::to_string(total) + " rows of this rank, " +
+                                std::to_string(expected_rows) + " are expected");
+  }
+}
+
+void permute_rows(std::byte* out, size_t row_bytes, const std::vector<Run>& runs,
+                  std::span<const int64_t> permutation) {
+  // One address per row of the concatenation: the random reads then need no search.
+  std::vector<const std::byte*> row_address;
+  row_address.reserve(permutation.size());
+  for (const Run& run : runs) {
+    for (size_t i = 0; i < run.rows; ++i) row_address.push_back(run.data + i * row_bytes);
   }
   for (const int64_t index : permutation) {
-    if (index < 0 || index >= total) {
+    if (index < 0 || static_cast<size_t>(index) >= row_address.size()) {
       throw std::invalid_argument("permutation index " + std::to_string(index) + " of " +
-                                  std::to_string(total) + " rows");
+                                  std::to_string(row_address.size()) + " rows");
     }
     std::memcpy(out, row_address[static_cast<size_t>(index)], row_bytes);
     out += row_bytes;
@@ -49,7 +71,8 @@ void permute_rows(std::byte* out, size_t row_bytes, std::span<const std::byte* c
 
 }  // namespace
 
-void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRows& rows) {
+void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRows& rows,
+                       bool to_self) {
   const size_t world = rows.order.size();
   const size_t features = rows.features();
   std::vector<Block> blocks(world * features);
@@ -68,6 +91,7 @@ void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRow
     parts[rank] = {blocks.data() + rank * features, features};
     messages[rank] = {&parts[rank], 1};
   }
+  if (!to_self) messages[static_cast<size_t>(channel.config().rank)] = {};
   channel.post(messages);
 }
 
@@ -94,20 +118,26 @@ void collect_grouped_rows(const Arrival& arrival, std::byte* out, const GroupedR
 }
 
 void collect_rows(const Arrival& arrival, std::byte* out, size_t row_bytes,
-                  std::span<const int64_t> rows_per_source, std::span<const int64_t> permutation) {
-  std::vector<const std::byte*> sources(rows_per_source.size());
-  for (size_t source = 0; source < sources.size(); ++source) {
-    sources[source] = only_part(arrival, static_cast<int>(source),
-                                static_cast<uint64_t>(rows_per_source[source]) * row_bytes);
+                  std::span<const int64_t> rows_per_source, std::span<const int64_t> permutation,
+                  const OwnRows& own) {
+  std::vector<Run> runs;
+  for (size_t i = 0; i < rows_per_source.size(); ++i) {
+    const int source = static_cast<int>(i);
+    const int64_t rows = rows_per_source[i];
+    if (source == own.rank) {
+      append_own_runs(runs, own, rows);
+    } else {
+      const uint64_t bytes = static_cast<uint64_t>(rows) * row_bytes;
+      runs.push_back({only_part(arrival, source, bytes), static_cast<size_t>(rows)});
+    }
   }
   if (!permutation.empty()) {
-    permute_rows(out, row_bytes, sources, rows_per_source, permutation);
+    permute_rows(out, row_bytes, runs, permutation);
     return;
   }
-  for (size_t source = 0; source < sources.size(); ++source) {
-    const size_t bytes = static_cast<size_t>(rows_per_source[source]) * row_bytes;
-    copy(out, sources[source], bytes);
-    out += bytes;
+  for (const Run& run : runs) {
+    copy(out, run.data, run.rows * row_bytes);
+    out += run.rows * row_bytes;
   }
 }
 

@@ -20,15 +20,26 @@ struct GroupedRows {
 };
 
 /// Posts to each rank its rows of `data`, feature by feature, gathered straight into the slots.
-void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRows& rows);
+/// Without `to_self` this rank's own message is empty: it can read its rows in place (OwnRows).
+void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRows& rows,
+                       bool to_self = true);
 
 /// The reverse: writes what each rank sent (its rows, feature by feature) to its groups in `out`.
 void collect_grouped_rows(const Arrival& arrival, std::byte* out, const GroupedRows& rows);
 
-/// Writes `rows_per_source[s]` rows of each rank to `out`, by rank. With a permutation, row i of
-/// `out` is row `permutation[i]` of that concatenation.
+/// The rows of a rank for itself, where its lookup left them.
+struct OwnRows {
+  int rank = -1;
+  const std::byte* data = nullptr;
+  GroupedRows rows;
+};
+
+/// Writes `rows_per_source[s]` rows of each rank to `out`, by rank; those of `own.rank`, if any,
+/// come from `own`. With a permutation, row i of `out` is row `permutation[i]` of that
+/// concatenation.
 void collect_rows(const Arrival& arrival, std::byte* out, size_t row_bytes,
-                  std::span<const int64_t> rows_per_source, std::span<const int64_t> permutation);
+                  std::span<const int64_t> rows_per_source, std::span<const int64_t> permutation,
+                  const OwnRows& own = {});
 
 /// Columns of a pooled output that ranks `first` to `first + count` computed: the sum of their
 /// partial results in rank order.

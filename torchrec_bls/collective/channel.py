@@ -229,11 +229,12 @@ class BoundedLagChannel:
         self._own_tensors.append(tensors)
 
     def range(self, action: str) -> AbstractContextManager[object]:
-        """Returns a profiler range that names channel, action and lag, or nothing when none runs."""
+        """Returns a profiler range that names channel, action and lag, if a profiler runs."""
         if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             return nullcontext()
-        lag = self.native.posted - self.native.completed
-        return record_function(f"bls::{self.name} {action} outstanding={lag} bound={self.bound}")
+        # Iterations that this rank is ahead of the one it completes next.
+        lag = max(0, self.native.posted - self.native.completed - (action == "wait"))
+        return record_function(f"bls::{self.name} {action} lag={lag} bound={self.bound}")
 
     def warn_if_pulled(self) -> None:
         """Warns, once per channel, that messages do not fit the slots."""
@@ -266,7 +267,7 @@ class BoundedLagChannel:
         )
 
     def poison(self, reason: str) -> None:
-        """Fails the channel on all ranks: they raise PoisonedError naming this rank and `reason`."""
+        """Makes all ranks raise PoisonedError naming this one and `reason`."""
         self.native.poison(reason)
 
     def close(self) -> None:

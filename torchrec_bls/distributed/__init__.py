@@ -1,0 +1,1 @@
+"""TorchRec's sharded embedding modules with bounded-lag exchanges."""

@@ -58,6 +58,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         for sharding_type in self._sharding_type_to_sharding:
             self._output_dists.append(
                 SequenceOutputDist(
+                    self._env.rank,
                     self._exchange(sharding_type, "embeddings"),
                     self._exchange(sharding_type, "gradients"),
                     [self._env.world_size],

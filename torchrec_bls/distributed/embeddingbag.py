@@ -55,8 +55,9 @@ def _gradient_divisors(sharding_type: str, theirs: Any, world_size: int) -> list
     return [world_size]
 
 
-class BLSEmbeddingBagCollection(  # type: ignore[misc]
-    BoundedLagModule, ShardedEmbeddingBagCollection
+class BLSEmbeddingBagCollection(
+    BoundedLagModule,
+    ShardedEmbeddingBagCollection,  # type: ignore[misc]
 ):
     """TorchRec's ShardedEmbeddingBagCollection with its exchanges through bounded-lag channels."""
 
@@ -95,8 +96,10 @@ class BLSEmbeddingBagCollection(  # type: ignore[misc]
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
         """Posts the ids of a batch; see BoundedLagModule."""
-        mean_pooling = self._has_mean_pooling_callback
-        if not (mean_pooling and isinstance(features, KeyedJaggedTensor) and features.stride() == 0):
+        mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
+        if not (
+            mean_pooling and isinstance(features, KeyedJaggedTensor) and features.stride() == 0
+        ):
             return super().input_dist(ctx, features)
         # TorchRec cannot compute the divisors of a batch without samples, which need none.
         first_batch = self._has_uninitialized_input_dist

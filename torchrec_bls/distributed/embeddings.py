@@ -35,6 +35,7 @@ class OutputDist(nn.Module):
     """Sends looked-up rows to the ranks that asked for them, and gradients back when training.
 
     Args:
+        rank: this rank.
         exchange: the module's channel for embeddings.
         gradients: its channel for gradients, made at the first forward that needs them.
         gradient_divisors: what TorchRec divides gradients by, one after the other.
@@ -43,12 +44,14 @@ class OutputDist(nn.Module):
 
     def __init__(
         self,
+        rank: int,
         exchange: Exchange,
         gradients: Exchange,
         gradient_divisors: list[int],
         callbacks: Iterable[Callable[[torch.Tensor], torch.Tensor]] = (),
     ) -> None:
         super().__init__()
+        self._rank = rank
         self._exchange = exchange
         self._gradients = gradients
         self._gradient_divisors = gradient_divisors
@@ -156,14 +159,21 @@ class SequenceOutputDist(OutputDist):
 
         def send(channel: _native.Channel) -> None:
             _native.post_grouped_rows(
-                channel, rows.data_ptr(), row_bytes, layout.counts, layout.order
+                channel, rows.data_ptr(), row_bytes, layout.counts, layout.order, False
             )
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = torch.empty(sum(layout.values_sent), dim, dtype=request.dtype)
-            address, length = (0, 0) if order is None else (order.data_ptr(), order.numel())
             _native.collect_rows(
-                arrival, out.data_ptr(), row_bytes, layout.values_sent, address, length
+                arrival,
+                out.data_ptr(),
+                row_bytes,
+                layout.values_sent,
+                (0, 0) if order is None else (order.data_ptr(), order.numel()),
+                self._rank,
+                rows.data_ptr(),
+                layout.counts,
+                layout.order,
             )
             return out
 
@@ -224,8 +234,7 @@ class PooledOutputDist(OutputDist):
 
     Args:
         groups: by rank order, covering all columns of the output.
-        rank: this rank.
-        exchange, gradients, gradient_divisors, callbacks: see OutputDist.
+        rank, exchange, gradients, gradient_divisors, callbacks: see OutputDist.
     """
 
     def __init__(
@@ -237,8 +246,7 @@ class PooledOutputDist(OutputDist):
         gradient_divisors: list[int],
         callbacks: Iterable[Callable[[torch.Tensor], torch.Tensor]] = (),
     ) -> None:
-        super().__init__(exchange, gradients, gradient_divisors, callbacks)
-        self._rank = rank
+        super().__init__(rank, exchange, gradients, gradient_divisors, callbacks)
         self._groups = groups
         self._offsets = list(accumulate((group.width for group in groups), initial=0))
         self._group_of_rank = [
@@ -253,16 +261,16 @@ class PooledOutputDist(OutputDist):
         batches = [layout.strides[rank] for rank in layout.order]
 
         def send(channel: _native.Channel) -> None:
-            _native.post_grouped_rows(channel, rows.data_ptr(), row_bytes, batches, layout.order)
+            _native.post_grouped_rows(
+                channel, rows.data_ptr(), row_bytes, batches, layout.order, True
+            )
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._collect(arrival, layout.strides[self._rank], request.dtype)
 
         return self._exchange.post(send, collect, [rows])
 
-    def _collect(
-        self, arrival: _native.Arrival, batch: int, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _collect(self, arrival: _native.Arrival, batch: int, dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(batch, self._offsets[-1], dtype=dtype)
         if dtype != torch.float32 and any(group.count > 1 for group in self._groups):
             return self._sum_with_torch(arrival, out)

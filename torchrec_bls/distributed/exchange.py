@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ class Pending(Generic[T]):
 
     def __init__(self, exchange: "Exchange", collect: Callable[[_native.Arrival], T]) -> None:
         self._exchange = exchange
-        self._collect = collect
+        self._collect: Callable[[_native.Arrival], T] | None = collect
         self._result: T | None = None
         self._error: BaseException | None = None
         self._done = False
@@ -38,8 +38,10 @@ class Pending(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     def complete(self, arrival: _native.Arrival) -> None:
-        """Collects from `arrival`."""
+        """Collects from `arrival` and lets go of what was posted."""
+        assert self._collect is not None, "a post is completed once"
         self._result = self._collect(arrival)
+        self._collect = None
         self._done = True
 
     def fail(self, error: BaseException) -> None:
@@ -65,7 +67,7 @@ class Exchange:
         self.channel: BoundedLagChannel | None = None
         self._group = group
         self._config = config
-        self._pending: deque[Pending[object]] = deque()
+        self._pending: deque[Pending[Any]] = deque()
 
     def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
@@ -91,7 +93,7 @@ class Exchange:
         wanted = int(message_bytes * scale * _HEADROOM) + _native.MIN_SLOT_BYTES
         rendezvous = Rendezvous(self._group, f"{self.name} slots", self._config.deadline)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
-        return max(_SMALLEST_SLOT, *(record["bytes"] for record in records))
+        return max(_SMALLEST_SLOT, *(int(record["bytes"]) for record in records))
 
     def post(
         self,

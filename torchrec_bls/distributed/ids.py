@@ -105,7 +105,7 @@ class BoundedLagIdsDist(nn.Module):
         self._order = [x + local_size * y for x in range(local_size) for y in range(stagger)]
         self._exchange = exchange
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what TorchRec's own pipelines do to KJTAllToAll: replace its forward."""
         if name == "forward":
             raise ValueError(
@@ -177,13 +177,13 @@ class BoundedLagIdsDist(nn.Module):
         return ids, layout
 
     def _largest_message(self, ids: KeyedJaggedTensor) -> int:
-        item = ids.values().element_size()
+        item: int = ids.values().element_size()
         weights = ids.weights_or_none()
         if weights is not None:
             item += weights.element_size()
-        per_key = ids.length_per_key()
-        lengths_item = ids.lengths().element_size()
+        per_key: list[int] = ids.length_per_key()
+        lengths_of_key: int = ids.stride() * ids.lengths().element_size()
         return max(
-            sum(per_key[first : first + count]) * item + count * ids.stride() * lengths_item
+            sum(per_key[first : first + count]) * item + count * lengths_of_key
             for first, count in zip(self._first_key, self._splits, strict=False)
         )

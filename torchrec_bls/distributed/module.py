@@ -77,9 +77,7 @@ class BoundedLagModule:
         """
         self._check_input(features)
         awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
-        for ids, sharding_context in zip(
-            awaitable.awaitables, ctx.sharding_contexts, strict=True
-        ):
+        for ids, sharding_context in zip(awaitable.awaitables, ctx.sharding_contexts, strict=True):
             ids.bind(sharding_context)
         return awaitable
 

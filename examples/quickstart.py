@@ -1,4 +1,4 @@
-"""A TorchRec model with bounded-lag exchanges: torchrun --nproc-per-node 2 examples/quickstart.py."""
+"""A TorchRec model with bounded-lag exchanges, run by `torchrun --nproc-per-node 2`."""
 
 import torch
 import torch.distributed as dist
@@ -7,7 +7,12 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
 
-from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BoundedLagPipeline
+from torchrec_bls import (
+    BLSConfig,
+    BLSEmbeddingBagCollectionSharder,
+    BoundedLagPipeline,
+    bounded_lag_modules,
+)
 
 CPU, FEATURES, ROWS, DIM = torch.device("cpu"), ["user", "item"], 10_000, 32
 
@@ -47,10 +52,13 @@ def main() -> None:
     """Runs ten batches on every rank, up to two iterations apart."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    config = BLSConfig(bound=2)
+    torch.manual_seed(0)  # load your weights instead, as with TorchRec's own sharders
     model = DistributedModelParallel(
-        Model(), device=CPU, sharders=[BLSEmbeddingBagCollectionSharder(config)]
-    )  # here, load your weights as with TorchRec's own sharders
+        Model(),
+        device=CPU,
+        sharders=[BLSEmbeddingBagCollectionSharder(BLSConfig(bound=2))],
+        init_data_parallel=False,  # inference needs no gradients of the dense part
+    )
     pipeline = BoundedLagPipeline(model)
     batches = (make_batch(step) for step in range(10))
     outputs = []
@@ -59,7 +67,11 @@ def main() -> None:
             outputs.append(pipeline.progress(batches))  # in the order of the batches
         except StopIteration:
             break
-    print(f"rank {dist.get_rank()}: {len(outputs)} outputs of shape {tuple(outputs[0].shape)}")
+    if dist.get_rank() == 0:
+        print(f"{len(outputs)} outputs of shape {tuple(outputs[0].shape)}")
+        for module in bounded_lag_modules(model).values():
+            for name, channel in module.channels().items():
+                print(name, channel.stats())
     dist.destroy_process_group()
 
 

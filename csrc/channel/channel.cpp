@@ -52,10 +52,6 @@ void copy_parts(std::byte* base, const Message& message, const PartLayout& layou
 }
 
 PartLayout layout_of(const Message& message, uint64_t start) {
-  if (message.size() > kMaxParts) {
-    throw std::invalid_argument("a message has " + std::to_string(message.size()) +
-                                " parts, at most " + std::to_string(kMaxParts) + " are possible");
-  }
   PartLayout layout;
   layout.count = message.size();
   for (size_t i = 0; i < layout.count; ++i) {
@@ -136,14 +132,27 @@ uint64_t Channel::post(std::span<const Message> messages) {
         std::to_string(config_.bound) + " and " + std::to_string(posted_ - released_) +
         " posts that are not released: wait for and release the oldest before the next post");
   }
+  for (const Message& message : messages) {
+    if (message.size() > kMaxParts) {
+      throw std::invalid_argument("channel '" + config_.name + "': a message has " +
+                                  std::to_string(message.size()) + " parts, at most " +
+                                  std::to_string(kMaxParts) + " are possible");
+    }
+  }
   Arrival& arrival = arrivals_[post_arrival_];
   arrival.sequence_ = posted_;
   keep_own(messages[config_.rank], arrival);
-  for (int step = 1; step < config_.world_size; ++step) {
-    // Each rank starts with its successor, so that nobody is everybody's first.
-    int destination = config_.rank + step;
-    if (destination >= config_.world_size) destination -= config_.world_size;
-    send(destination, messages[destination]);
+  try {
+    for (int step = 1; step < config_.world_size; ++step) {
+      // Each rank starts with its successor, so that nobody is everybody's first.
+      int destination = config_.rank + step;
+      if (destination >= config_.world_size) destination -= config_.world_size;
+      send(destination, messages[destination]);
+    }
+  } catch (const std::exception& error) {
+    // Some peers have their message and some never will.
+    poison(error.what());
+    throw;
   }
   if (++post_slot_ == config_.slots) post_slot_ = 0;
   if (++post_arrival_ == arrivals_.size()) post_arrival_ = 0;
@@ -223,8 +232,8 @@ void Channel::await_credit(int destination) {
   };
   const bool done = wait_until(*transport_, policy_, config_.deadline, kCreditSlice, elapsed,
                                have_credit, [&](bool slow) {
+                                 check_running();
                                  if (slow) check_alive(destination, posted_, "to free a slot");
-                                 if (transport_->poisoned()) raise_poison();
                                });
   stats_.wait_seconds[destination] += std::chrono::duration<double>(elapsed).count();
   if (!done) {
@@ -274,7 +283,7 @@ void Channel::receive(int source, Arrival& arrival) {
       credit_[source] = credit;
     }
     if (message.pulled) {
-      base = transport_->pull(source, wait_slot_, message.address);
+      base = pull(source, message.address);
       pulling_[pair] = 1;
     } else if (pulling_[pair] != 0) {
       transport_->drop(source, wait_slot_);
@@ -295,6 +304,17 @@ void Channel::receive(int source, Arrival& arrival) {
   }
 }
 
+const std::byte* Channel::pull(int source, const SegmentAddress& address) {
+  try {
+    return transport_->pull(source, wait_slot_, address);
+  } catch (const ChannelError&) {
+    // The memory goes with the process.
+    const PeerState state = transport_->peer_state(source);
+    if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
+    throw;
+  }
+}
+
 void Channel::await_message(int source) {
   const uint64_t sequence = completed_;
   Clock::duration elapsed{};
@@ -302,12 +322,7 @@ void Channel::await_message(int source) {
       *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
       [&] { return transport_->arrived(source, wait_slot_, sequence); },
       [&](bool slow) {
-        if (closing_.load(std::memory_order_relaxed)) {
-          throw ChannelError(ErrorKind::kClosed,
-                             "channel '" + config_.name + "' was closed on rank " +
-                                 std::to_string(config_.rank) + " while it waited");
-        }
-        if (transport_->poisoned()) raise_poison();
+        check_running();
         if (slow) check_alive(source, sequence, "to send");
       });
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
@@ -358,6 +373,8 @@ void Channel::close() {
   }
   transport_->wake_self();
   while (in_call_.load()) sched_yield();
+  // First, so that peers which close as well do not wait for this rank to read what they sent.
+  transport_->announce_close();
   // Messages that peers may still have to pull live in this rank's memory.
   for (int peer = 0; peer < config_.world_size; ++peer) {
     const auto pending = exposing_.begin() + static_cast<ptrdiff_t>(peer) * config_.slots;
@@ -368,7 +385,14 @@ void Channel::close() {
       std::this_thread::sleep_for(kCreditSlice);
     }
   }
-  transport_->announce_close();
+}
+
+void Channel::check_running() {
+  if (closing_.load(std::memory_order_relaxed)) {
+    throw ChannelError(ErrorKind::kClosed, "channel '" + config_.name + "' was closed on rank " +
+                                               std::to_string(config_.rank) + " while it waited");
+  }
+  if (transport_->poisoned()) raise_poison();
 }
 
 void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
@@ -377,6 +401,10 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
   // What it sent before it went counts.
   const uint32_t slot = slot_of(sequence);
   if (sequence < posted_ && transport_->arrived(peer, slot, sequence)) return;
+  fail_gone(peer, state, sequence, doing);
+}
+
+void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
                                    doing + ": look at that rank's own output for the cause");

@@ -119,9 +119,12 @@ class Channel {
   void keep_own(const Message& message, Arrival& arrival);
   void await_credit(int destination);
   void receive(int source, Arrival& arrival);
+  const std::byte* pull(int source, const SegmentAddress& address);
   void await_message(int source);
   void record_lag(int source);
+  void check_running();
   void check_alive(int peer, uint64_t sequence, const char* doing);
+  [[noreturn]] void fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
   [[noreturn]] void raise_poison();
   std::string describe(int peer, uint64_t sequence) const;

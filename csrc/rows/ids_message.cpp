@@ -22,17 +22,19 @@ static_assert(sizeof(IdsPreamble) == 24);
 
 enum IdsPart : size_t { kPreamble, kLengths, kValues, kWeights };
 
-/// Sum of `count` lengths. A negative length makes the result negative.
+/// Sum of `count` lengths. A negative length makes the result negative, and so does one of 2^32 or
+/// more: no bag holds that many ids, and their sum could overflow to an innocent one.
 template <class Length>
 int64_t sum_lengths(const std::byte* data, size_t count) {
   const auto* lengths = reinterpret_cast<const Length*>(data);
-  int64_t sum = 0;
-  Length smallest = 0;
+  uint64_t sum = 0;
+  uint64_t bits = 0;
   for (size_t i = 0; i < count; ++i) {
-    sum += lengths[i];
-    smallest = std::min(smallest, lengths[i]);
+    const auto length = static_cast<uint64_t>(lengths[i]);
+    sum += length;
+    bits |= length;
   }
-  return smallest < 0 ? -1 : sum;
+  return bits >> 32 != 0 ? -1 : static_cast<int64_t>(sum);
 }
 
 int64_t sum_lengths(const std::byte* data, size_t count, size_t item_bytes) {
@@ -78,7 +80,8 @@ std::vector<int64_t> values_per_feature(const JaggedIds& ids) {
     const std::byte* at = ids.lengths + feature * ids.stride * ids.length_bytes;
     counts[feature] = sum_lengths(at, ids.stride, ids.length_bytes);
     if (counts[feature] < 0) {
-      throw std::invalid_argument("feature " + std::to_string(feature) + " has a negative length");
+      throw std::invalid_argument("feature " + std::to_string(feature) +
+                                  " has a length that is negative or beyond 32 bits");
     }
     total += counts[feature];
   }
@@ -156,8 +159,12 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
                               ", " + std::to_string(value_bytes_) + " and " +
                               std::to_string(weight_bytes_));
     }
-    if (preamble.stride < 0 || parts[kLengths].bytes != static_cast<uint64_t>(preamble.stride) *
-                                                            features * length_bytes_) {
+    // By division: a product with the peer's batch size could overflow.
+    const uint64_t bag_bytes = features * length_bytes_;
+    if (preamble.stride < 0 || (features == 0 ? parts[kLengths].bytes != 0
+                                              : parts[kLengths].bytes % bag_bytes != 0 ||
+                                                    parts[kLengths].bytes / bag_bytes !=
+                                                        static_cast<uint64_t>(preamble.stride))) {
       bad_message(source, std::to_string(parts[kLengths].bytes) + " bytes of lengths for " +
                               std::to_string(features) + " features of batch size " +
                               std::to_string(preamble.stride));
@@ -167,7 +174,7 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
     for (size_t feature = 0; feature < features; ++feature) {
       const int64_t count = sum_lengths(parts[kLengths].data + feature * stride * length_bytes_,
                                         stride, length_bytes_);
-      if (count < 0) bad_message(source, "a length is negative");
+      if (count < 0) bad_message(source, "a length is negative or beyond 32 bits");
       counts_[feature * world + place] = count;
       total += count;
     }

@@ -1,0 +1,110 @@
+#include "heap_transport.h"
+
+namespace bls::testing {
+namespace {
+
+size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+std::atomic_ref<uint64_t> arrival_word(std::byte* slot) {
+  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(slot));
+}
+
+}  // namespace
+
+HeapMesh::HeapMesh(int world_size, uint32_t slots, size_t slot_bytes)
+    : slots_(slots), slot_bytes_(whole_lines(slot_bytes)) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks_.push_back(
+        std::make_unique<Rank>(world_size, static_cast<size_t>(world_size) * slots_ * slot_bytes_));
+  }
+}
+
+HeapTransport::HeapTransport(std::shared_ptr<HeapMesh> mesh, int rank)
+    : mesh_(std::move(mesh)), rank_(rank), exposed_(pair_index(mesh_->world_size(), 0)) {}
+
+std::byte* HeapTransport::slot_at(int owner, int source, uint32_t slot) const {
+  return mesh_->rank(owner).inbox[0].bytes + pair_index(source, slot) * mesh_->slot_bytes();
+}
+
+void HeapTransport::deliver(int destination, uint32_t slot, uint64_t sequence) {
+  arrival_word(outbox(destination, slot)).store(sequence + 1, std::memory_order_release);
+  wake(destination);
+}
+
+bool HeapTransport::arrived(int source, uint32_t slot, uint64_t sequence) {
+  const uint64_t word = arrival_word(inbox(source, slot)).load(std::memory_order_acquire);
+  if (word > sequence + 1) throw std::logic_error("a slot was overwritten before it was read");
+  return word == sequence + 1;
+}
+
+void HeapTransport::return_credit(int source, uint64_t consumed) {
+  mesh_->rank(source).credit[static_cast<size_t>(rank_)].store(consumed, std::memory_order_release);
+}
+
+uint64_t HeapTransport::credit(int destination) {
+  return mesh_->rank(rank_).credit[static_cast<size_t>(destination)].load(
+      std::memory_order_acquire);
+}
+
+std::byte* HeapTransport::expose(int destination, uint32_t slot, size_t bytes,
+                                 SegmentAddress& address) {
+  auto& memory = exposed_[pair_index(destination, slot)];
+  if (memory.size() < bytes) memory.resize(bytes);
+  address.inode = reinterpret_cast<uintptr_t>(memory.data());
+  address.bytes = memory.size();
+  return memory.data();
+}
+
+void HeapTransport::retract(int destination, uint32_t slot) {
+  exposed_[pair_index(destination, slot)] = {};
+}
+
+const std::byte* HeapTransport::pull(int, uint32_t, const SegmentAddress& address) {
+  return reinterpret_cast<const std::byte*>(address.inode);
+}
+
+void HeapTransport::drop(int, uint32_t) {}
+
+void HeapTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
+  HeapMesh::Rank& own = mesh_->rank(rank_);
+  std::unique_lock lock(own.mutex);
+  if (!ready(context) && !own.poisoned.load()) own.wake.wait_until(lock, until);
+}
+
+void HeapTransport::wake(int rank) {
+  HeapMesh::Rank& other = mesh_->rank(rank);
+  const std::lock_guard lock(other.mutex);
+  other.wake.notify_all();
+}
+
+Poison HeapTransport::poison() const {
+  HeapMesh::Rank& own = mesh_->rank(rank_);
+  const std::lock_guard lock(own.mutex);
+  return own.poison;
+}
+
+void HeapTransport::poison_all(const std::string& message) {
+  for (int peer = 0; peer < mesh_->world_size(); ++peer) {
+    HeapMesh::Rank& other = mesh_->rank(peer);
+    {
+      const std::lock_guard lock(other.mutex);
+      if (other.poisoned.load()) continue;
+      other.poison = {rank_, message};
+      other.poisoned.store(true);
+    }
+    wake(peer);
+  }
+}
+
+PeerState HeapTransport::peer_state(int peer) {
+  const HeapMesh::Rank& other = mesh_->rank(peer);
+  if (other.closed.load()) return PeerState::kClosed;
+  return other.dead.load() ? PeerState::kDead : PeerState::kOpen;
+}
+
+void HeapTransport::announce_close() {
+  mesh_->rank(rank_).closed.store(true);
+  for (int peer = 0; peer < mesh_->world_size(); ++peer) wake(peer);
+}
+
+}  // namespace bls::testing

@@ -1,0 +1,305 @@
+#include <doctest/doctest.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <thread>
+
+#include "payload.h"
+#include "ranks.h"
+
+using namespace bls;
+using namespace bls::testing;
+
+namespace {
+
+void check_message(const Sizes& sizes, const Arrival& arrival, int source, int destination) {
+  const auto expected = random_message(sizes, source, destination, arrival.sequence());
+  const auto parts = arrival.parts(source);
+  const std::string where = "rank " + std::to_string(destination) + ", sequence " +
+                            std::to_string(arrival.sequence()) + " from rank " +
+                            std::to_string(source) + ": ";
+  expect(parts.size() == expected.size(), where + "number of parts");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    expect(parts[i].bytes == expected[i].size(), where + "length of part " + std::to_string(i));
+    expect(expected[i].empty() ||
+               std::memcmp(parts[i].data, expected[i].data(), expected[i].size()) == 0,
+           where + "bytes of part " + std::to_string(i));
+  }
+}
+
+void pause_at_random(Random& random) {
+  const size_t kind = draw(random, 0, 19);
+  if (kind < 6) sched_yield();
+  if (kind == 19) std::this_thread::sleep_for(std::chrono::microseconds(draw(random, 1, 300)));
+}
+
+/// Posts, waits and releases in any order that the bound allows, `iterations` times each.
+void random_exchange(int rank, Channel& channel, const Sizes& sizes, uint64_t iterations) {
+  Random random(static_cast<uint64_t>(rank) * 7919 + iterations);
+  const int world_size = channel.config().world_size;
+  std::deque<Outgoing> unreleased;
+  std::deque<const Arrival*> readable;
+  while (channel.released() < iterations) {
+    pause_at_random(random);
+    const size_t choice = draw(random, 0, 2);
+    if (choice == 0 && channel.posted() < iterations &&
+        channel.posted() - channel.released() <= channel.config().bound) {
+      Outgoing& outgoing = unreleased.emplace_back(world_size);
+      for (int peer = 0; peer < world_size; ++peer) {
+        for (Bytes& part : random_message(sizes, rank, peer, channel.posted())) {
+          if (draw(random, 0, 1) == 0) {
+            outgoing.add(peer, std::move(part));
+          } else {
+            outgoing.add_cut(peer, part, random);
+          }
+        }
+      }
+      channel.post(outgoing.messages());
+    } else if (choice == 1 && channel.completed() < channel.posted()) {
+      readable.push_back(&channel.wait());
+      for (int peer = 0; peer < world_size; ++peer) {
+        check_message(sizes, *readable.back(), peer, rank);
+      }
+    } else if (choice == 2 && !readable.empty()) {
+      // Nothing may have been overwritten since the wait.
+      for (int peer = 0; peer < world_size; ++peer) {
+        check_message(sizes, *readable.front(), peer, rank);
+      }
+      readable.pop_front();
+      unreleased.pop_front();
+      channel.release();
+    }
+  }
+}
+
+using MakeTransports = Transports (*)(const Setup&);
+
+void exchange_at_random(const Setup& setup, const Sizes& sizes, MakeTransports make) {
+  CAPTURE(setup.world_size);
+  CAPTURE(setup.bound);
+  CAPTURE(setup.slots);
+  CAPTURE(sizes.oversized_every);
+  Ranks ranks(setup, make(setup));
+  const uint64_t iterations = setup.world_size > 4 ? 25 : 60;
+  REQUIRE_NOTHROW(ranks.run(
+      [&](int rank, Channel& channel) { random_exchange(rank, channel, sizes, iterations); }));
+}
+
+}  // namespace
+
+TEST_CASE("messages arrive byte for byte, whatever the order of posts, waits and releases") {
+  MakeTransports make = shm_transports;
+  SUBCASE("shared memory") { make = shm_transports; }
+  SUBCASE("heap") { make = heap_transports; }
+  for (const int world_size : {1, 2, 3, 5, 8, 16}) {
+    for (const uint32_t bound : {0u, 1u, 2u, 4u}) {
+      exchange_at_random({.world_size = world_size, .bound = bound, .slot_bytes = 8192}, {}, make);
+    }
+  }
+}
+
+TEST_CASE("messages larger than a slot arrive byte for byte among others") {
+  MakeTransports make = shm_transports;
+  SUBCASE("shared memory") { make = shm_transports; }
+  SUBCASE("heap") { make = heap_transports; }
+  for (const int world_size : {2, 3, 8}) {
+    for (const uint32_t bound : {0u, 1u, 2u}) {
+      exchange_at_random({.world_size = world_size, .bound = bound, .slot_bytes = 1024},
+                         {.most_parts = 4, .oversized_every = 4}, make);
+    }
+  }
+}
+
+TEST_CASE("fewer slots than 2(bound + 1) are safe and only wait") {
+  MakeTransports make = shm_transports;
+  SUBCASE("shared memory") { make = shm_transports; }
+  SUBCASE("heap") { make = heap_transports; }
+  for (const int world_size : {2, 3, 5}) {
+    for (const uint32_t bound : {0u, 1u, 2u, 4u}) {
+      for (uint32_t slots = bound + 1; slots < 2 * (bound + 1); ++slots) {
+        exchange_at_random({.world_size = world_size, .bound = bound, .slots = slots},
+                           {.most_parts = 4, .oversized_every = 9, .oversized_part = 10000}, make);
+      }
+    }
+  }
+}
+
+TEST_CASE("two ranks post messages larger than a slot to each other before either reads") {
+  const Setup setup{.bound = 1, .slot_bytes = kMinSlotBytes};
+  Ranks ranks(setup);
+  for (int round = 0; round < 2; ++round) {
+    Outgoing outgoing = to_all(2, std::string(100000, static_cast<char>('a' + round)));
+    ranks[0].post(outgoing.messages());
+    ranks[1].post(outgoing.messages());
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (int rank = 0; rank < 2; ++rank) {
+      const Arrival& arrival = ranks[rank].wait();
+      CHECK(text_of(arrival.part(1 - rank, 0)) ==
+            std::string(100000, static_cast<char>('a' + round)));
+      ranks[rank].release();
+    }
+  }
+  CHECK(ranks[0].stats().pulled_messages == 2);
+}
+
+TEST_CASE("a slot takes messages that grow beyond it and shrink again") {
+  Ranks ranks({.slot_bytes = 1024});
+  Random random(1);
+  uint64_t pulled = 0;
+  for (const size_t size : {10, 5000, 200000, 9000, 900, 0, 1025, 400000, 100, 400000}) {
+    const Bytes bytes = stamped(size, size);
+    Outgoing outgoing(2);
+    outgoing.add(0, bytes);
+    outgoing.add_cut(1, bytes, random);
+    for (int rank = 0; rank < 2; ++rank) ranks[rank].post(outgoing.messages());
+    for (int rank = 0; rank < 2; ++rank) {
+      const View& part = ranks[rank].wait().part(1 - rank, 0);
+      CHECK(text_of(part) == text_of({bytes.data(), bytes.size()}));
+      ranks[rank].release();
+    }
+    if (size > 1024) ++pulled;
+    CHECK(ranks[0].stats().pulled_messages == pulled);
+  }
+}
+
+TEST_CASE("a message that just fits the slot is not pulled") {
+  for (const size_t over : {0, 1}) {
+    Ranks ranks({.slot_bytes = 1024});
+    const size_t room = ranks[0].transport().slot_bytes() - 64;  // the part starts at a cache line
+    Outgoing outgoing = to_all(2, std::string(room + over, 'x'));
+    for (int rank = 0; rank < 2; ++rank) ranks[rank].post(outgoing.messages());
+    CHECK(ranks[0].stats().pulled_messages == over);
+    CHECK(ranks[0].stats().largest_message == 64 + room + over);
+    for (int rank = 0; rank < 2; ++rank) {
+      CHECK(ranks[rank].wait().part(1 - rank, 0).bytes == room + over);
+      ranks[rank].release();
+    }
+  }
+}
+
+TEST_CASE("a rank's own parts stay in place where they are one block each") {
+  Ranks ranks({.world_size = 1});
+  Outgoing outgoing(1);
+  outgoing.add(0, bytes_of("first"));
+  outgoing.add(0, {});
+  const std::byte* const address = outgoing.messages()[0][0][0].data;
+  ranks[0].post(outgoing.messages());
+  const Arrival& arrival = ranks[0].wait();
+  CHECK(arrival.parts(0).size() == 2);
+  CHECK(arrival.part(0, 0).data == address);
+  CHECK(arrival.part(0, 1).bytes == 0);
+}
+
+TEST_CASE("a rank's own parts are copied when one of them has several blocks") {
+  Ranks ranks({.world_size = 1});
+  const Bytes matrix = bytes_of("ab..cd..ef..");
+  const Block columns{matrix.data(), 2, 3, 4};
+  const Block whole{matrix.data(), 4};
+  const Part parts[] = {{&columns, 1}, {&whole, 1}, {}};
+  const Message message(parts);
+  ranks[0].post({&message, 1});
+  const Arrival& arrival = ranks[0].wait();
+  CHECK(text_of(arrival.part(0, 0)) == "abcdef");
+  CHECK(text_of(arrival.part(0, 1)) == "ab..");
+  CHECK(arrival.part(0, 1).data != matrix.data());
+  CHECK(arrival.part(0, 2).bytes == 0);
+}
+
+TEST_CASE("a part is its blocks one after the other") {
+  Ranks ranks({});
+  const Bytes matrix = bytes_of("ab..cd..ef..");
+  const Block blocks[] = {
+      {matrix.data(), 2, 3, 4}, {}, {matrix.data() + 2, 1, 2, 1}, {nullptr, 0, 9, 3}};
+  const Part parts[] = {blocks};
+  const Message messages[] = {Message(parts), Message(parts)};
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].post(messages);
+  CHECK(text_of(ranks[1].wait().part(0, 0)) == "abcdef..");
+}
+
+TEST_CASE("up to bound + 1 posts run ahead of a peer that has not begun") {
+  for (const uint32_t bound : {0u, 1u, 4u}) {
+    Ranks ranks({.bound = bound});
+    for (uint32_t i = 0; i <= bound; ++i) {
+      Outgoing outgoing = to_all(2, std::to_string(i));
+      CHECK(ranks[0].post(outgoing.messages()) == i);
+    }
+    for (uint32_t i = 0; i <= bound; ++i) {
+      Outgoing outgoing = to_all(2, "");
+      ranks[1].post(outgoing.messages());
+      CHECK(text_of(ranks[1].wait().part(0, 0)) == std::to_string(i));
+      ranks[1].release();
+    }
+  }
+}
+
+TEST_CASE("several arrivals can be read before the oldest is released") {
+  Ranks ranks({.bound = 2});
+  for (const char* text : {"a", "b", "c"}) {
+    Outgoing outgoing = to_all(2, text);
+    ranks[0].post(outgoing.messages());
+    ranks[1].post(outgoing.messages());
+  }
+  const Arrival* arrivals[] = {&ranks[1].wait(), &ranks[1].wait(), &ranks[1].wait()};
+  CHECK(text_of(arrivals[0]->part(0, 0)) == "a");
+  CHECK(text_of(arrivals[1]->part(0, 0)) == "b");
+  CHECK(text_of(arrivals[2]->part(0, 0)) == "c");
+  CHECK(arrivals[2]->sequence() == 2);
+}
+
+TEST_CASE("statistics count what was sent to other ranks") {
+  // Nobody reads the large message, so that closing waits until the deadline.
+  Ranks ranks({.world_size = 3, .slot_bytes = 1024, .deadline = std::chrono::milliseconds(1)});
+  Outgoing outgoing(3);
+  outgoing.add(0, Bytes(7));  // its own
+  outgoing.add(1, Bytes(10));
+  outgoing.add(1, Bytes(20));
+  outgoing.add(2, Bytes(5000));
+  ranks[0].post(outgoing.messages());
+  const ChannelStats stats = ranks[0].stats();
+  CHECK(stats.messages == 2);
+  CHECK(stats.bytes == 5030);
+  CHECK(stats.pulled_messages == 1);
+  CHECK(stats.largest_message == 5064);
+  CHECK(stats.wait_seconds == std::vector<double>{0, 0, 0});
+  CHECK(ranks[0].transport().ring_bytes() == 3 * 2 * ranks[0].transport().slot_bytes());
+}
+
+TEST_CASE("waiting for a peer is counted as time waited for that peer") {
+  Ranks ranks({.world_size = 3});
+  ranks.run([](int rank, Channel& channel) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    Outgoing outgoing = to_all(3, "");
+    channel.post(outgoing.messages());
+    channel.wait();
+  });
+  const auto waited = ranks[2].stats().wait_seconds;
+  CHECK(waited[1] > 0.02);
+  CHECK(waited[2] == 0);
+}
+
+TEST_CASE("the histogram counts by how many iterations a rank is ahead of a peer") {
+  Ranks ranks({.bound = 2});
+  Outgoing outgoing = to_all(2, "");
+  for (int i = 0; i < 3; ++i) ranks[0].post(outgoing.messages());
+  ranks[1].post(outgoing.messages());
+  ranks[0].wait();  // posted 3, the peer 1: one iteration between the two last
+  CHECK(ranks[0].stats().lag_histogram == std::vector<uint64_t>{0, 1, 0});
+  ranks[1].post(outgoing.messages());
+  ranks[0].wait();  // posted 3, the peer 2
+  ranks[1].post(outgoing.messages());
+  ranks[0].wait();  // both 3
+  CHECK(ranks[0].stats().lag_histogram == std::vector<uint64_t>{2, 1, 0});
+  ranks[1].wait();  // the peer's lead does not count
+  CHECK(ranks[1].stats().lag_histogram == std::vector<uint64_t>{1, 0, 0});
+}
+
+TEST_CASE("the lag reaches the bound and no more") {
+  Ranks ranks({.bound = 2, .deadline = std::chrono::milliseconds(50)});
+  Outgoing outgoing = to_all(2, "");
+  for (int i = 0; i < 3; ++i) ranks[0].post(outgoing.messages());
+  CHECK_THROWS_AS(ranks[0].wait(), ChannelError);
+  CHECK(ranks[0].stats().lag_histogram == std::vector<uint64_t>{0, 0, 1});
+}

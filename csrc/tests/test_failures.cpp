@@ -1,0 +1,328 @@
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "channel/wire.h"
+#include "heap_transport.h"
+#include "payload.h"
+#include "ranks.h"
+
+using namespace bls;
+using namespace bls::testing;
+
+namespace {
+
+using std::chrono::milliseconds;
+
+void post_text(Channel& channel, const std::string& text = "") {
+  Outgoing outgoing(channel.config().world_size);
+  for (int rank = 0; rank < channel.config().world_size; ++rank) {
+    if (rank != channel.config().rank) outgoing.add(rank, bytes_of(text));
+  }
+  channel.post(outgoing.messages());
+}
+
+void check_failure(const std::optional<Failure>& failure, std::optional<ErrorKind> kind,
+                   const std::string& text) {
+  REQUIRE(failure);
+  CHECK_MESSAGE(failure->kind == kind, failure->message);
+  CHECK_MESSAGE(failure->message.find(text) != std::string::npos, failure->message);
+}
+
+}  // namespace
+
+TEST_CASE("more than bound + 1 unreleased posts are refused") {
+  Ranks ranks({.bound = 1});
+  for (int rank = 0; rank < 2; ++rank) {
+    post_text(ranks[rank]);
+    post_text(ranks[rank]);
+  }
+  const auto refused = failure_of([&] { post_text(ranks[0]); });
+  check_failure(refused, std::nullopt, "channel 'tested' on rank 0 has bound 1 and 2 posts");
+  ranks[0].wait();
+  CHECK(failure_of([&] { post_text(ranks[0]); }));  // waited for, but not released
+  ranks[0].release();
+  CHECK_FALSE(failure_of([&] { post_text(ranks[0]); }));
+}
+
+TEST_CASE("a wait without a post and a release without a wait are refused") {
+  Ranks ranks({.bound = 1});
+  check_failure(failure_of([&] { ranks[0].wait(); }), std::nullopt, "call post first");
+  for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank]);
+  check_failure(failure_of([&] { ranks[0].release(); }), std::nullopt, "wait for it first");
+  ranks[0].wait();
+  ranks[0].release();
+  check_failure(failure_of([&] { ranks[0].release(); }), std::nullopt, "wait for it first");
+}
+
+TEST_CASE("a post needs one message per rank") {
+  Ranks ranks({.world_size = 3});
+  const Message messages[2];
+  check_failure(failure_of([&] { ranks[0].post(messages); }), std::nullopt,
+                "one message per rank: 3, not 2");
+}
+
+TEST_CASE("too few slots for the bound are refused") {
+  check_failure(failure_of([] { Ranks({.bound = 2, .slots = 2}); }), std::nullopt,
+                "bound 2 needs at least 3 slots, not 2");
+}
+
+TEST_CASE("a post that is refused sends nothing to anyone") {
+  Ranks ranks({.world_size = 3});
+  Outgoing too_many(3);
+  too_many.add(1, bytes_of("never sent"));
+  for (size_t i = 0; i <= kMaxParts; ++i) too_many.add(2, {});
+  check_failure(failure_of([&] { ranks[0].post(too_many.messages()); }), std::nullopt,
+                "17 parts, at most 16");
+  CHECK(ranks[0].stats().messages == 0);
+  ranks.run([](int, Channel& channel) {
+    post_text(channel, "sent");
+    const Arrival& arrival = channel.wait();
+    for (int peer = 0; peer < 3; ++peer) {
+      if (peer != channel.config().rank) {
+        expect(text_of(arrival.part(peer, 0)) == "sent", "a message of the refused post arrived");
+      }
+    }
+    channel.release();
+  });
+}
+
+TEST_CASE("a message for which there is no memory fails the channel on all ranks") {
+  Ranks ranks({.world_size = 3});
+  const Bytes row(1 << 20);
+  const Block block{row.data(), row.size(), size_t{1} << 20, 0};
+  const Part part(&block, 1);
+  const Message messages[] = {{}, {}, {&part, 1}};
+  const auto failure = failure_of([&] { ranks[0].post(messages); });
+  check_failure(failure, ErrorKind::kRendezvous, "no space in /dev/shm");
+  check_failure(failure, ErrorKind::kRendezvous, "1048576 MiB needed");
+  check_failure(failure_of([&] { post_text(ranks[1]); }), ErrorKind::kPoisoned, "rank 0 failed: ");
+}
+
+TEST_CASE("a damaged message poisons the channel on all ranks") {
+  struct Damage {
+    size_t offset;
+    std::string bytes;
+    std::string text;
+  };
+  const size_t lengths = sizeof(MessageHeader);
+  const Damage damages[] = {
+      {offsetof(MessageHeader, arrival), std::string("\x09\0\0\0\0\0\0\0", 8), "found sequence 8"},
+      {offsetof(MessageHeader, magic), "??", "magic"},
+      {offsetof(MessageHeader, version), "\x63", "wire version 99"},
+      {offsetof(MessageHeader, flags), "\x80", "unknown flags"},
+      {offsetof(MessageHeader, source), "\x02", "comes from rank 2"},
+      {offsetof(MessageHeader, parts), "\x63", "99 parts"},
+      {offsetof(MessageHeader, credit), "\x10", "it read 16 of 1 messages"},
+      {lengths, "\xff\xff\xff", "bytes in a slot of"},
+      {lengths, "\xff\xff\xff\xff\xff\xff\xff\xff", "part 0 has"},
+  };
+  for (const Damage& damage : damages) {
+    CAPTURE(damage.text);
+    Ranks ranks({.world_size = 3});
+    for (int rank = 0; rank < 3; ++rank) post_text(ranks[rank], "text");
+    std::memcpy(ranks.transport(1).inbox(0, 0) + damage.offset, damage.bytes.data(),
+                damage.bytes.size());
+    check_failure(failure_of([&] { ranks[1].wait(); }), ErrorKind::kProtocol, damage.text);
+    for (const int rank : {0, 2}) {
+      check_failure(failure_of([&] { post_text(ranks[rank]); }), ErrorKind::kPoisoned,
+                    "because rank 1 failed: ");
+    }
+  }
+}
+
+TEST_CASE("the address of a pulled message is checked") {
+  const std::string large(10000, 'x');
+  Ranks ranks({.slot_bytes = kMinSlotBytes});
+  for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], large);
+  std::byte* const at = ranks.transport(1).inbox(0, 0) + header_bytes(1);
+  SegmentAddress address;
+  std::memcpy(&address, at, sizeof(address));
+  ErrorKind kind = ErrorKind::kProtocol;
+  std::string text;
+  SUBCASE("foreign process") {
+    address.pid = 1;
+    text = "memory of a foreign process";
+  }
+  SUBCASE("other file") {
+    ++address.inode;
+    text = "not there any more";
+  }
+  SUBCASE("other size") {
+    address.bytes += 4096;
+    text = "not there any more";
+  }
+  SUBCASE("too short") {
+    address.bytes = 9999;
+    text = "10000 bytes in a pulled message's memory of 9999";
+  }
+  SUBCASE("descriptor that is not open") {
+    address.fd = 1 << 20;
+    kind = ErrorKind::kRendezvous;
+    text = "cannot open shared memory";
+  }
+  std::memcpy(at, &address, sizeof(address));
+  check_failure(failure_of([&] { ranks[1].wait(); }), kind, text);
+  check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kPoisoned, text);
+}
+
+TEST_CASE("the deadline names the ranks that are missing") {
+  Ranks ranks({.world_size = 4, .bound = 1, .deadline = milliseconds(100)});
+  const auto failures = ranks.outcomes([](int rank, Channel& channel) {
+    if (rank == 2 || rank == 3) return;
+    post_text(channel);
+    if (rank == 0) channel.wait();
+  });
+  const auto& failure = failures[0];
+  check_failure(failure, ErrorKind::kTimeout,
+                "channel 'tested' on rank 0, sequence 0, lag 0: rank 3 did not send within");
+  check_failure(failure, ErrorKind::kTimeout, "Missing: rank 2, rank 3");
+}
+
+TEST_CASE("the deadline names a rank that does not free its slots") {
+  Ranks ranks({.bound = 1, .slots = 2, .deadline = milliseconds(100)});
+  const auto failures = ranks.outcomes([](int rank, Channel& channel) {
+    post_text(channel);
+    post_text(channel);
+    if (rank == 1) return;
+    channel.wait();
+    channel.release();
+    post_text(channel);
+  });
+  check_failure(failures[0], ErrorKind::kTimeout, "rank 1 did not read 2 earlier messages");
+}
+
+TEST_CASE("poison reaches ranks that wait and names its origin and reason") {
+  Ranks ranks({.world_size = 4});
+  const auto failures = ranks.outcomes([](int rank, Channel& channel) {
+    if (rank == 2) {
+      std::this_thread::sleep_for(milliseconds(20));  // the others sleep by then
+      channel.poison("the lookup failed");
+      return;
+    }
+    post_text(channel);
+    channel.wait();
+  });
+  CHECK_FALSE(failures[2]);
+  for (const int rank : {0, 1, 3}) {
+    check_failure(failures[static_cast<size_t>(rank)], ErrorKind::kPoisoned,
+                  "channel 'tested' on rank " + std::to_string(rank) +
+                      " stopped at sequence 0 because rank 2 failed: channel 'tested': rank 2 "
+                      "failed at sequence 0: the lookup failed");
+  }
+}
+
+TEST_CASE("the first poison is the one that is told, cut to what fits") {
+  Ranks ranks({});
+  ranks[0].poison(std::string(5000, 'a'));
+  ranks[1].poison("second");
+  const auto failure = failure_of([&] { post_text(ranks[1]); });
+  check_failure(failure, ErrorKind::kPoisoned, "rank 0 failed: ");
+  check_failure(failure, ErrorKind::kPoisoned, "aaaa");
+  CHECK(failure->message.size() < 1200);
+}
+
+TEST_CASE("a timeout on one rank ends the wait of the others") {
+  Ranks ranks({.world_size = 3, .deadline = milliseconds(200)});
+  const auto failures = ranks.outcomes([](int rank, Channel& channel) {
+    if (rank == 2) return;
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(50));
+    post_text(channel);
+    channel.wait();
+  });
+  CHECK(failures[0]->kind == ErrorKind::kTimeout);
+  check_failure(failures[1], ErrorKind::kPoisoned, "because rank 0 failed: ");
+}
+
+TEST_CASE("a peer that died is named, what it sent before counts") {
+  const Setup setup{.world_size = 3, .bound = 1};
+  auto mesh = std::make_shared<HeapMesh>(3, setup.slot_count(), setup.slot_bytes);
+  Transports transports;
+  for (int rank = 0; rank < 3; ++rank) {
+    transports.push_back(std::make_unique<HeapTransport>(mesh, rank));
+  }
+  Ranks ranks(setup, std::move(transports));
+  for (int rank = 0; rank < 3; ++rank) post_text(ranks[rank], "last words");
+  mesh->rank(1).dead = true;
+  for (const int rank : {0, 2}) {
+    CHECK(text_of(ranks[rank].wait().part(1, 0)) == "last words");
+    ranks[rank].release();
+    post_text(ranks[rank]);
+  }
+  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kPeerDied,
+                "sequence 1, lag 0: rank 1 died while this rank waited for it to send");
+  check_failure(failure_of([&] { ranks[2].wait(); }), ErrorKind::kPoisoned, "rank 1 died");
+}
+
+TEST_CASE("a peer that closed is named, what it sent before counts") {
+  Ranks ranks({.bound = 1});
+  for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], "last words");
+  ranks[1].close();
+  post_text(ranks[0]);
+  CHECK(text_of(ranks[0].wait().part(1, 0)) == "last words");
+  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kPeerClosed,
+                "rank 1 closed the channel while this rank waited for it to send");
+}
+
+TEST_CASE("a rank cannot use a channel that it closed") {
+  Ranks ranks({});
+  ranks[0].close();
+  ranks[0].close();
+  CHECK(ranks[0].closed());
+  check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kClosed,
+                "channel 'tested' is closed on rank 0");
+  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kClosed, "is closed on rank 0");
+  check_failure(failure_of([&] { ranks[0].release(); }), ErrorKind::kClosed, "is closed on rank 0");
+}
+
+TEST_CASE("closing from another thread ends a wait") {
+  Ranks ranks({});
+  std::thread closing([&] {
+    std::this_thread::sleep_for(milliseconds(20));
+    ranks[0].close();
+  });
+  post_text(ranks[0]);
+  const auto failure = failure_of([&] { ranks[0].wait(); });
+  closing.join();
+  check_failure(failure, ErrorKind::kClosed, "closed");
+}
+
+TEST_CASE("closing from another thread ends a post that waits for a slot") {
+  Ranks ranks({.bound = 1, .slots = 2});
+  for (int i = 0; i < 2; ++i) {
+    post_text(ranks[0]);
+    post_text(ranks[1]);
+  }
+  ranks[0].wait();
+  ranks[0].release();
+  std::thread closing([&] {
+    std::this_thread::sleep_for(milliseconds(20));
+    ranks[0].close();
+  });
+  const auto failure = failure_of([&] { post_text(ranks[0]); });
+  closing.join();
+  check_failure(failure, ErrorKind::kClosed, "closed");
+}
+
+TEST_CASE("closing keeps large messages until they are read") {
+  Ranks ranks({.slot_bytes = kMinSlotBytes});
+  const std::string large(100000, 'x');
+  ranks.run([&](int rank, Channel& channel) {
+    post_text(channel, large);
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(50));
+    if (rank == 1) {
+      expect(text_of(channel.wait().part(0, 0)) == large, "wrong text");
+      channel.release();
+    }
+    channel.close();
+  });
+}
+
+TEST_CASE("ranks that close without reading large messages do not wait for each other") {
+  Ranks ranks({.slot_bytes = kMinSlotBytes, .deadline = std::chrono::hours(1)});
+  ranks.run([](int, Channel& channel) {
+    post_text(channel, std::string(100000, 'x'));
+    channel.close();
+  });
+}

@@ -1,0 +1,275 @@
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "payload.h"
+#include "ranks.h"
+#include "rows/ids_message.h"
+
+using namespace bls;
+using namespace bls::testing;
+
+namespace {
+
+/// Bytes of one item of each kind.
+struct ItemBytes {
+  size_t length = 8;
+  size_t value = 8;
+  size_t weight = 0;
+};
+
+/// What one rank holds before the exchange: [feature][sample] bags of (id, weight).
+struct Bags {
+  std::vector<std::vector<std::vector<std::pair<int64_t, float>>>> features;
+  size_t stride = 0;
+};
+
+Bags random_bags(int rank, size_t features) {
+  Random random(static_cast<uint64_t>(rank) + 11);
+  Bags bags;
+  bags.stride = draw(random, 0, 5);
+  bags.features.resize(features);
+  for (auto& feature : bags.features) {
+    feature.resize(bags.stride);
+    if (draw(random, 0, 3) == 0) continue;  // an empty feature
+    for (auto& bag : feature) {
+      bag.resize(draw(random, 0, 3));
+      for (auto& [id, weight] : bag) {
+        id = static_cast<int64_t>(draw(random, 0, 1000));
+        weight = static_cast<float>(draw(random, 0, 1000)) / 7;
+      }
+    }
+  }
+  return bags;
+}
+
+void append(Bytes& bytes, int64_t number, size_t item_bytes) {
+  const auto narrow = static_cast<int32_t>(number);
+  const void* from = item_bytes == 4 ? static_cast<const void*>(&narrow) : &number;
+  const auto* data = static_cast<const std::byte*>(from);
+  bytes.insert(bytes.end(), data, data + item_bytes);
+}
+
+void append(Bytes& bytes, float number) {
+  const auto* data = reinterpret_cast<const std::byte*>(&number);
+  bytes.insert(bytes.end(), data, data + sizeof(number));
+}
+
+/// Lengths, values and weights as they lie in memory.
+struct Encoded {
+  Bytes lengths;
+  Bytes values;
+  Bytes weights;
+  size_t count = 0;
+
+  void add(const std::vector<std::vector<std::pair<int64_t, float>>>& feature,
+           const ItemBytes& items) {
+    for (const auto& bag : feature) {
+      append(lengths, static_cast<int64_t>(bag.size()), items.length);
+      count += bag.size();
+      for (const auto& [id, weight] : bag) {
+        append(values, id, items.value);
+        if (items.weight != 0) append(weights, weight);
+      }
+    }
+  }
+
+  JaggedIds view(size_t features, size_t stride, const ItemBytes& items) const {
+    return {lengths.data(), items.length, values.data(), items.value, weights.data(),
+            items.weight,   features,     stride,        count};
+  }
+};
+
+Encoded encode(const Bags& bags, const ItemBytes& items) {
+  Encoded encoded;
+  for (const auto& feature : bags.features) encoded.add(feature, items);
+  return encoded;
+}
+
+/// Orders as TorchRec's: of one node first (staggered), or by rank.
+std::vector<int> order_of(int world_size, int first) {
+  std::vector<int> order(static_cast<size_t>(world_size));
+  std::iota(order.begin(), order.end(), 0);
+  std::rotate(order.begin(), order.begin() + first, order.end());
+  if (world_size > 3) std::swap(order[1], order[2]);
+  return order;
+}
+
+void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes& items) {
+  const int world_size = static_cast<int>(features_per_rank.size());
+  const size_t features = std::accumulate(features_per_rank.begin(), features_per_rank.end(), 0ul);
+  Ranks ranks({.world_size = world_size, .slot_bytes = 1024});
+  ranks.run([&](int rank, Channel& channel) {
+    const Bags own = random_bags(rank, features);
+    const Encoded ids = encode(own, items);
+    const auto sent = post_ids(channel, ids.view(features, own.stride, items), features_per_rank);
+    expect(std::accumulate(sent.begin(), sent.end(), int64_t{0}) == static_cast<int64_t>(ids.count),
+           "number of values sent");
+
+    const size_t mine = features_per_rank[static_cast<size_t>(rank)];
+    const size_t first =
+        std::accumulate(features_per_rank.begin(), features_per_rank.begin() + rank, size_t{0});
+    const std::vector<int> order = order_of(world_size, rank);
+    const ArrivedIds arrived(channel.wait(), mine, order);
+    Encoded expected;
+    std::vector<int64_t> counts;
+    int64_t total_stride = 0;
+    for (size_t feature = first; feature < first + mine; ++feature) {
+      for (const int source : order) {
+        const size_t before = expected.count;
+        expected.add(random_bags(source, features).features[feature], items);
+        counts.push_back(static_cast<int64_t>(expected.count - before));
+      }
+    }
+    for (int source = 0; source < world_size; ++source) {
+      const auto stride = static_cast<int64_t>(random_bags(source, features).stride);
+      expect(arrived.strides()[static_cast<size_t>(source)] == stride, "stride");
+      total_stride += stride;
+    }
+    expect(arrived.counts() == counts, "counts");
+    expect(arrived.total_stride() == total_stride, "total stride");
+    expect(arrived.total_values() == static_cast<int64_t>(expected.count), "total values");
+    expect(arrived.length_bytes() == items.length && arrived.value_bytes() == items.value &&
+               arrived.weight_bytes() == items.weight && arrived.weighted() == (items.weight != 0),
+           "item sizes");
+    Encoded got{Bytes(expected.lengths.size()), Bytes(expected.values.size()),
+                Bytes(expected.weights.size())};
+    arrived.assemble(got.lengths.data(), got.values.data(), got.weights.data());
+    expect(got.lengths == expected.lengths, "lengths");
+    expect(got.values == expected.values, "values");
+    expect(got.weights == expected.weights, "weights");
+    channel.release();
+  });
+}
+
+/// Lengths and values of int64 as `source` would send them, except for what a test changes.
+struct Forged {
+  int64_t stride = 2;
+  uint32_t length_bytes = 8;
+  uint32_t value_bytes = 8;
+  uint32_t weight_bytes = 0;
+  uint32_t reserved = 0;
+  std::vector<int64_t> lengths{1, 2};
+  std::vector<int64_t> values{7, 8, 9};
+  size_t parts = 3;
+};
+
+Bytes raw(const std::vector<int64_t>& numbers) {
+  Bytes bytes;
+  for (const int64_t number : numbers) append(bytes, number, 8);
+  return bytes;
+}
+
+/// What rank 0 says to a message of rank 1 for its one feature.
+std::optional<Failure> failure_with(const Forged& forged, size_t features = 1) {
+  Ranks ranks({.slot_bytes = 1024});
+  const int64_t lengths[] = {0};
+  const size_t features_per_rank[] = {1, 0};
+  JaggedIds ids;
+  ids.lengths = reinterpret_cast<const std::byte*>(lengths);
+  ids.features = 1;
+  ids.stride = 1;
+  post_ids(ranks[0], ids, features_per_rank);
+  Bytes preamble(24);
+  std::memcpy(preamble.data(), &forged.stride, 8);
+  std::memcpy(preamble.data() + 8, &forged.length_bytes, 4);
+  std::memcpy(preamble.data() + 12, &forged.value_bytes, 4);
+  std::memcpy(preamble.data() + 16, &forged.weight_bytes, 4);
+  Outgoing outgoing(2);
+  const Bytes parts[] = {preamble, raw(forged.lengths), raw(forged.values), raw({1, 2, 3, 4})};
+  for (size_t i = 0; i < forged.parts; ++i) outgoing.add(0, parts[i]);
+  ranks[1].post(outgoing.messages());
+  const Arrival& arrival = ranks[0].wait();
+  const int order[] = {0, 1};
+  return failure_of([&] { ArrivedIds(arrival, features, order); });
+}
+
+void check_refused(const Forged& forged, const std::string& text) {
+  const auto failure = failure_with(forged);
+  REQUIRE(failure);
+  CHECK(failure->kind == ErrorKind::kProtocol);
+  CHECK_MESSAGE(failure->message.find("ids from rank 1 do not fit: " + text) == 0,
+                failure->message);
+}
+
+JaggedIds ids_of(const std::vector<int64_t>& lengths, const std::vector<int64_t>& values,
+                 size_t features) {
+  JaggedIds ids;
+  ids.lengths = reinterpret_cast<const std::byte*>(lengths.data());
+  ids.values = reinterpret_cast<const std::byte*>(values.data());
+  ids.features = features;
+  ids.stride = lengths.size() / features;
+  ids.count = values.size();
+  return ids;
+}
+
+}  // namespace
+
+TEST_CASE("ids arrive feature by feature, within a feature in the order asked for") {
+  const std::vector<size_t> splits[] = {{3}, {2, 1}, {0, 4}, {1, 2, 3}, {0, 0, 5}, {2, 0, 1, 3, 1}};
+  for (const auto& features_per_rank : splits) {
+    for (const size_t length : {4, 8}) {
+      for (const size_t value : {4, 8}) {
+        for (const size_t weight : {0, 4}) {
+          REQUIRE_NOTHROW(exchange_ids(features_per_rank, {length, value, weight}));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("an honest message is accepted") { CHECK_FALSE(failure_with({})); }
+
+TEST_CASE("messages that contradict themselves or the local plan are refused") {
+  SUBCASE("too few parts") { check_refused({.parts = 2}, "2 parts"); }
+  SUBCASE("other item sizes") {
+    check_refused({.value_bytes = 4}, "items of 8 (lengths), 4 (ids) and 0 (weights) bytes");
+  }
+  SUBCASE("weights that this rank does not send") {
+    check_refused({.weight_bytes = 4, .parts = 4}, "items of 8 (lengths), 8 (ids) and 4");
+  }
+  SUBCASE("lengths of another batch size") {
+    check_refused({.stride = 3}, "16 bytes of lengths for 1 features of batch size 3");
+  }
+  SUBCASE("negative batch size") { check_refused({.stride = -1}, "16 bytes of lengths"); }
+  SUBCASE("a batch size whose bytes overflow to the right number") {
+    check_refused({.stride = (int64_t{1} << 61) + 2}, "16 bytes of lengths");
+  }
+  SUBCASE("a negative length") { check_refused({.lengths = {-1, 4}}, "a length is negative or"); }
+  SUBCASE("lengths whose sum overflows to the right number") {
+    constexpr int64_t large = int64_t{1} << 62;
+    check_refused({.stride = 5, .lengths = {large, large, large, large, 3}},
+                  "a length is negative or");
+  }
+  SUBCASE("fewer values than the lengths say") {
+    check_refused({.values = {7, 8}}, "16 bytes for 3 ids");
+  }
+}
+
+TEST_CASE("own lengths that are negative or do not add up are a caller's mistake") {
+  const auto negative = failure_of([] { values_per_feature(ids_of({1, -1, 2, 0}, {1, 2}, 2)); });
+  REQUIRE(negative);
+  CHECK_FALSE(negative->kind);
+  CHECK(negative->message == "feature 0 has a length that is negative or beyond 32 bits");
+  const auto missing = failure_of([] { values_per_feature(ids_of({1, 1, 2, 0}, {1, 2}, 2)); });
+  REQUIRE(missing);
+  CHECK_FALSE(missing->kind);
+  CHECK(missing->message == "the lengths add up to 4 ids, but 2 values were given");
+  CHECK(values_per_feature(ids_of({1, 1, 2, 0}, {1, 2, 3, 4}, 2)) == std::vector<int64_t>{2, 2});
+}
+
+TEST_CASE("the first id without a row is found with its place") {
+  const std::vector<int64_t> rows{10, 3};
+  CHECK_FALSE(find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 0}, 2), rows));
+  const auto too_large = find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 3}, 2), rows);
+  REQUIRE(too_large);
+  CHECK(too_large->feature == 1);
+  CHECK(too_large->position == 1);
+  CHECK(too_large->id == 3);
+  const auto negative = find_bad_id(ids_of({1, 1, 2, 0}, {9, -1, 2, 3}, 2), rows);
+  REQUIRE(negative);
+  CHECK(negative->feature == 0);
+  CHECK(negative->position == 1);
+  CHECK(negative->id == -1);
+}

@@ -1,0 +1,123 @@
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include "ranks.h"
+#include "transport/shm_segment.h"
+#include "transport/shm_transport.h"
+
+using namespace bls;
+using namespace bls::testing;
+
+namespace {
+
+void check_failure(const std::optional<Failure>& failure, ErrorKind kind, const std::string& text) {
+  REQUIRE(failure);
+  CHECK_MESSAGE(failure->kind == kind, failure->message);
+  CHECK_MESSAGE(failure->message.find(text) != std::string::npos, failure->message);
+}
+
+}  // namespace
+
+TEST_CASE("a segment is zeroed, private to its user and has no name") {
+  const ShmSegment segment = ShmSegment::create(10000, "a test");
+  CHECK(segment.size() == 10000);
+  CHECK(std::all_of(segment.data(), segment.data() + segment.size(),
+                    [](std::byte b) { return b == std::byte{0}; }));
+  struct stat info {};
+  REQUIRE(fstat(segment.address().fd, &info) == 0);
+  CHECK((info.st_mode & 07777) == 0600);
+  CHECK(info.st_nlink == 0);
+  CHECK(info.st_blocks * 512 >= 10000);  // reserved, not only promised
+}
+
+TEST_CASE("a segment that is opened is the same memory") {
+  const ShmSegment segment = ShmSegment::create(4096, "a test");
+  const ShmSegment opened = ShmSegment::open(segment.address());
+  CHECK(opened.data() != segment.data());
+  segment.data()[5] = std::byte{42};
+  CHECK(opened.data()[5] == std::byte{42});
+}
+
+TEST_CASE("a mapping outlives the segment that it was opened from and its descriptor") {
+  std::optional<ShmSegment> segment = ShmSegment::create(4096, "a test");
+  const ShmSegment opened = ShmSegment::open(segment->address());
+  segment->close_descriptor();
+  segment->data()[0] = std::byte{42};
+  segment.reset();
+  CHECK(opened.data()[0] == std::byte{42});
+}
+
+TEST_CASE("a descriptor number that means another file by now is refused") {
+  std::optional<ShmSegment> segment = ShmSegment::create(4096, "a test");
+  const SegmentAddress address = segment->address();
+  segment.reset();
+  check_failure(failure_of([&] { ShmSegment::open(address); }), ErrorKind::kRendezvous,
+                "cannot open shared memory of process " + std::to_string(getpid()));
+  const ShmSegment other = ShmSegment::create(4096, "another test");
+  REQUIRE(other.address().fd == address.fd);
+  check_failure(failure_of([&] { ShmSegment::open(address); }), ErrorKind::kProtocol,
+                "is not there any more: it restarted or closed");
+}
+
+TEST_CASE("more memory than there is gives an error that says how much and what to do") {
+  const auto failure = failure_of([] { ShmSegment::create(size_t{1} << 44, "a test"); });
+  check_failure(failure, ErrorKind::kRendezvous,
+                "no space in /dev/shm for a test: 16777216 MiB needed, ");
+  check_failure(failure, ErrorKind::kRendezvous, "Lower the bound, slot_bytes or the batch");
+}
+
+TEST_CASE("a ring that is too large names its shape") {
+  check_failure(failure_of([] {
+                  ShmTransport({.rank = 3, .world_size = 8, .slots = 4, .slot_bytes = 1ul << 40});
+                }),
+                ErrorKind::kRendezvous, "for 8 x 4 slots of 1099511627904 bytes on rank 3");
+}
+
+TEST_CASE("slots start at cache lines and are no multiple of a page apart") {
+  for (const size_t wanted : {256u, 257u, 4096u, 1u << 20}) {
+    ShmTransport transport({.rank = 0, .world_size = 2, .slots = 2, .slot_bytes = wanted});
+    CHECK(transport.slot_bytes() >= wanted);
+    CHECK(transport.slot_bytes() < wanted + 192);
+    CHECK(transport.slot_bytes() % 64 == 0);
+    CHECK(transport.slot_bytes() % 4096 != 0);
+    CHECK(transport.ring_bytes() == 4 * transport.slot_bytes());
+    const std::byte* const first = transport.inbox(0, 0);
+    CHECK(reinterpret_cast<uintptr_t>(first) % 64 == 0);
+    CHECK(transport.inbox(1, 1) - first == 3 * static_cast<ptrdiff_t>(transport.slot_bytes()));
+  }
+}
+
+TEST_CASE("an inbox of another size is refused") {
+  ShmTransport small({.rank = 0, .world_size = 2, .slots = 2, .slot_bytes = 4096});
+  ShmTransport large({.rank = 1, .world_size = 2, .slots = 2, .slot_bytes = 65536});
+  const SegmentAddress addresses[] = {small.address(), large.address()};
+  check_failure(failure_of([&] { small.connect(addresses); }), ErrorKind::kProtocol,
+                "rank 1 announced a segment of");
+}
+
+TEST_CASE("a process that was killed is dead, one that runs is not") {
+  const RingShape shape{.rank = 0, .world_size = 2, .slots = 2, .slot_bytes = 256};
+  ShmTransport own(shape);
+  ShmTransport other({.rank = 1, .world_size = 2, .slots = 2, .slot_bytes = 256});
+  const pid_t child = fork();  // has a copy of the descriptor of rank 1's segment
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    for (;;) pause();
+  }
+  SegmentAddress addresses[] = {own.address(), other.address()};
+  addresses[1].pid = child;
+  own.connect(addresses);
+  CHECK(own.peer_state(1) == PeerState::kOpen);
+  kill(child, SIGKILL);
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  while (own.peer_state(1) == PeerState::kOpen && Clock::now() < end) std::this_thread::yield();
+  CHECK(own.peer_state(1) == PeerState::kDead);
+  waitpid(child, nullptr, 0);
+}

@@ -1,0 +1,243 @@
+"""Ranks that die, close, fail or do not come: everybody is told who and why, and soon."""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.processes import Outcome, run, run_outcomes
+from torchrec_bls import BoundedLagChannel
+from torchrec_bls.errors import BLSError, ChannelClosedError, PeerTimeoutError, PoisonedError
+
+# Far beyond the deadline of a run: whatever ends a wait, it is not this.
+NEVER = 3600.0
+
+
+def channel(bound: int = 0, slot_bytes: int = 256, deadline: float = NEVER) -> BoundedLagChannel:
+    return BoundedLagChannel(
+        dist.group.WORLD, bound=bound, slot_bytes=slot_bytes, name="ids", deadline=deadline
+    )
+
+
+def value_to_all(value: int, items: int = 1) -> list[list[torch.Tensor]]:
+    return [[torch.full((items,), value)]] * dist.get_world_size()
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_until_dead(pid: int) -> None:
+    """Returns when the process is gone, its parent having noticed or not."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([handle], [], [])
+    os.close(handle)
+
+
+def check_told(outcomes: Sequence[Outcome], first_error: str, rank: int, text: str) -> None:
+    """Checks that somebody saw `first_error` of `rank` and the others were told or saw it too."""
+    for outcome in outcomes:
+        assert outcome.error in (first_error, "PoisonedError"), outcome
+        assert f"rank {rank} {text}" in outcome.message
+    assert any(outcome.error == first_error for outcome in outcomes)
+
+
+def wait_for_one_that_kills_itself(rank: int) -> None:
+    ids = channel(bound=1)
+    if rank == 1:
+        dist.group.WORLD.get_group_store().wait(["0 waits", "2 waits"])
+        kill_this_process()
+    ids.post(value_to_all(rank))
+    threading.Timer(0.2, dist.group.WORLD.get_group_store().set, (f"{rank} waits", "")).start()
+    ids.wait()
+
+
+def test_killing_a_rank_ends_the_wait_of_the_others() -> None:
+    first, killed, last = run_outcomes(3, wait_for_one_that_kills_itself)
+    assert killed.error == "ProcessDied"
+    check_told([first, last], "PeerDiedError", 1, "died while this rank waited for it to send")
+
+
+def read_what_a_killed_rank_sent(rank: int, items: int) -> None:
+    store = dist.group.WORLD.get_group_store()
+    ids = channel(bound=1)
+    if rank == 1:
+        ids.post(value_to_all(7, items))
+        store.set("pid", str(os.getpid()))
+        kill_this_process()
+    pid = int(store.get("pid"))
+    wait_until_dead(pid)
+    ids.post(value_to_all(0))
+    with ids.wait() as arrival:
+        assert arrival.tensor(1, 0, torch.int64).tolist() == [7] * items
+    ids.post(value_to_all(0))
+    ids.wait()
+
+
+def test_what_a_killed_rank_sent_before_can_still_be_read() -> None:
+    reader, killed = run_outcomes(2, read_what_a_killed_rank_sent, 3)
+    assert killed.error == "ProcessDied"
+    assert reader.error == "PeerDiedError", reader
+    assert "sequence 1, lag 0: rank 1 died" in reader.message
+
+
+def test_a_message_too_large_for_its_slot_is_lost_with_its_sender() -> None:
+    reader, killed = run_outcomes(2, read_what_a_killed_rank_sent, 1000)
+    assert killed.error == "ProcessDied"
+    assert reader.error == "PeerDiedError", reader
+    assert "sequence 0, lag 0: rank 1 died" in reader.message
+
+
+def close_early(rank: int) -> None:
+    with channel() as ids:
+        for _ in range(2 if rank == 1 else 3):
+            ids.post(value_to_all(rank))
+            ids.wait().release()
+
+
+def test_a_rank_that_closes_early_is_named() -> None:
+    first, closed, last = run_outcomes(3, close_early)
+    assert closed.error is None
+    check_told(
+        [first, last], "PeerClosedError", 1, "closed the channel while this rank waited for it"
+    )
+
+
+def fail_in_the_block(rank: int) -> None:
+    with channel() as ids:
+        ids.post(value_to_all(rank))
+        ids.wait().release()
+        if rank == 2:
+            raise KeyError("no such table")
+        ids.post(value_to_all(rank))
+        ids.wait()
+
+
+def test_an_exception_of_one_rank_is_told_to_the_others() -> None:
+    *others, failed = run_outcomes(3, fail_in_the_block)
+    assert failed.error == "KeyError"
+    for outcome in others:
+        assert outcome.error == "PoisonedError", outcome
+        assert "because rank 2 failed: " in outcome.message
+        assert "KeyError: 'no such table'" in outcome.message
+
+
+def stay_poisoned(rank: int) -> list[str]:
+    ids = channel()
+    if rank == 0:
+        ids.poison("the disk is full")
+    dist.barrier()
+    errors = []
+    for _ in range(2):
+        try:
+            ids.post(value_to_all(rank))
+        except PoisonedError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_a_poisoned_channel_stays_poisoned() -> None:
+    for errors in run(2, stay_poisoned):
+        assert len(errors) == 2
+        assert all("rank 0 failed" in e and "the disk is full" in e for e in errors)
+
+
+def miss_the_deadline(rank: int) -> None:
+    ids = channel(deadline=1)
+    if rank in (1, 3):
+        dist.group.WORLD.get_group_store().wait(["timed out"])
+        return
+    ids.post(value_to_all(rank))
+    try:
+        ids.wait()
+    except BLSError as error:
+        assert isinstance(error, (PeerTimeoutError, PoisonedError))
+        assert isinstance(error, TimeoutError) or isinstance(error, PoisonedError)
+        raise
+    finally:
+        dist.group.WORLD.get_group_store().set("timed out", "")
+
+
+def test_the_deadline_names_every_missing_rank() -> None:
+    outcomes = run_outcomes(4, miss_the_deadline)
+    waiting = [outcomes[0], outcomes[2]]
+    assert {outcome.error for outcome in waiting} <= {"PeerTimeoutError", "PoisonedError"}
+    assert any(outcome.error == "PeerTimeoutError" for outcome in waiting)
+    for outcome in waiting:
+        assert "did not send within 1.0" in outcome.message
+        assert "Missing: rank 1, rank 3" in outcome.message
+
+
+def close_while_waiting(rank: int) -> None:
+    ids = channel()
+    if rank == 1:
+        dist.group.WORLD.get_group_store().wait(["closed"])
+        return
+    threading.Timer(0.2, ids.close).start()
+    ids.post(value_to_all(rank))
+    with pytest.raises(ChannelClosedError, match="channel 'ids'.*closed on rank 0"):
+        ids.wait()
+    with pytest.raises(ChannelClosedError, match="channel 'ids' is closed on rank 0"):
+        ids.post(value_to_all(rank))
+    ids.close()
+    dist.group.WORLD.get_group_store().set("closed", "")
+
+
+def test_closing_from_another_thread_ends_the_wait() -> None:
+    run(2, close_while_waiting)
+
+
+def close_with_large_messages_unread(rank: int, read_on: int) -> None:
+    ids = channel()
+    ids.post(value_to_all(rank, items=1000))
+    if rank == read_on:
+        time.sleep(0.2)
+        with ids.wait() as arrival:
+            assert arrival.tensor(1 - rank, 0, torch.int64).tolist() == [1 - rank] * 1000
+    ids.close()
+
+
+@pytest.mark.parametrize("read_on", [0, 1, 2], ids=["rank 0 reads", "rank 1 reads", "none reads"])
+def test_closing_with_large_messages_does_not_hang(read_on: int) -> None:
+    run(2, close_with_large_messages_unread, read_on)
+
+
+def shared_memory_of_this_process() -> dict[str, str]:
+    """Inode to path of what is mapped from /dev/shm."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    fields = [line.split(maxsplit=5) for line in lines if " /dev/shm/" in line]
+    return {line[4]: line[5] for line in fields}
+
+
+def hold_memory_and_die(rank: int, folder: Path) -> None:
+    ids = channel(bound=1)
+    ids.post(value_to_all(rank, items=1000))
+    ids.wait()
+    mapped = shared_memory_of_this_process()
+    assert len(mapped) >= 4, "two rings, memory of its own message and of the peer's"
+    assert all(path.endswith(" (deleted)") for path in mapped.values()), mapped
+    for handle in Path("/proc/self/fd").iterdir():
+        if handle.is_symlink() and str(handle.readlink()).startswith("/dev/shm/"):
+            assert handle.stat().st_mode & 0o777 == 0o600
+    (folder / str(rank)).write_text("\n".join(mapped))
+    dist.barrier()
+    kill_this_process()
+
+
+def test_nothing_is_left_in_dev_shm_after_all_ranks_are_killed(tmp_path: Path) -> None:
+    outcomes = run_outcomes(2, hold_memory_and_die, tmp_path)
+    assert [outcome.error for outcome in outcomes] == ["ProcessDied"] * 2, outcomes
+    used = {inode for rank in range(2) for inode in (tmp_path / str(rank)).read_text().split()}
+    left = {str(entry.lstat().st_ino) for entry in Path("/dev/shm").iterdir()}
+    assert used
+    assert not used & left

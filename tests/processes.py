@@ -1,0 +1,172 @@
+"""Runs a function on several ranks, each a process of its own with a fresh process group.
+
+The ranks are forked from a server that has done the imports once, so that a rank costs
+milliseconds. Every rank is new: no test sees what another one left behind, and a rank may crash.
+"""
+
+import faulthandler
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection, get_context
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+DEFAULT_DEADLINE = 60.0
+
+_context = get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torchrec_bls", "pytest", "hypothesis"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended.
+
+    Attributes:
+        rank: of the process group.
+        value: what the function returned.
+        error: name of the type of the exception it raised, "ProcessDied" when its process went
+            away, "DeadlinePassed" when it was killed at the deadline, None when it returned.
+        message: text of the exception.
+        traceback: of the exception, as text.
+    """
+
+    rank: int
+    value: Any = None
+    error: str | None = None
+    message: str = ""
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"rank {self.rank} returned {self.value!r}"
+        return f"rank {self.rank} raised {self.error}: {self.message}\n{self.traceback}"
+
+
+class RanksFailedError(AssertionError):
+    """Ranks raised, died or did not return; the text has every one's traceback."""
+
+    def __init__(self, failed: Sequence[Outcome]) -> None:
+        super().__init__("\n".join(str(outcome) for outcome in failed))
+        self.failed = failed
+
+
+def run(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    deadline: float = DEFAULT_DEADLINE,
+) -> list[Any]:
+    """Calls `function(rank, *args)` on every rank and returns the results by rank.
+
+    Args:
+        world_size: number of ranks. The default process group (gloo) is set up in each.
+        function: defined at the top of a module; it, `args` and the results are pickled.
+        deadline: seconds until the ranks that have not returned are killed.
+
+    Raises:
+        RanksFailedError: a rank did not return.
+    """
+    outcomes = run_outcomes(world_size, function, *args, deadline=deadline)
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed:
+        raise RanksFailedError(failed)
+    return [outcome.value for outcome in outcomes]
+
+
+def run_outcomes(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    deadline: float = DEFAULT_DEADLINE,
+) -> list[Outcome]:
+    """Like `run`, for ranks that are expected to fail: returns by rank how each one ended."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    task = pickle.dumps((function, args))
+    end = time.monotonic() + deadline
+    pipes, processes = [], []
+    for rank in range(world_size):
+        receiving, sending = _context.Pipe(duplex=False)
+        process = _context.Process(
+            target=_rank_main, args=(rank, world_size, store.port, task, sending, deadline)
+        )
+        process.start()
+        sending.close()
+        pipes.append(receiving)
+        processes.append(process)
+    try:
+        _wait_for_answers(pipes, end)
+        return [
+            _outcome(*of_rank) for of_rank in zip(range(world_size), pipes, processes, strict=True)
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        for pipe in pipes:
+            pipe.close()
+
+
+def _wait_for_answers(pipes: Sequence[connection.Connection], end: float) -> None:
+    """Returns when every rank has answered or died, or at `end`."""
+    waiting = list(pipes)
+    while waiting and (remaining := end - time.monotonic()) > 0:
+        # A pipe of a dead rank is readable too: it is at its end.
+        for ready in connection.wait(waiting, remaining):
+            waiting.remove(ready)  # type: ignore[arg-type]
+
+
+def _outcome(rank: int, pipe: connection.Connection, process: Any) -> Outcome:
+    if not pipe.poll():
+        # It writes its stacks to stderr, which pytest shows for the test.
+        os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.2)
+        return Outcome(rank, error="DeadlinePassed", message="killed, its stacks are on stderr")
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        process.join()
+        return Outcome(rank, error="ProcessDied", message=f"exit code {process.exitcode}")
+
+
+def _rank_main(
+    rank: int,
+    world_size: int,
+    port: int,
+    task: bytes,
+    answer: connection.Connection,
+    deadline: float,
+) -> None:
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    signal.alarm(int(deadline) + 10)  # the end of this process even if the tests are killed
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    try:
+        function, args = pickle.loads(task)
+        dist.init_process_group(
+            "gloo",
+            store=dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=deadline)),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=deadline),
+        )
+        outcome = pickle.dumps(Outcome(rank, function(rank, *args)))
+    except BaseException as error:
+        outcome = pickle.dumps(
+            Outcome(
+                rank,
+                error=type(error).__name__,
+                message=str(error),
+                traceback=traceback.format_exc(),
+            )
+        )
+    answer.send_bytes(outcome)
+    answer.close()

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import alltoall_report
+import delays_report
+import embedding_report
 from common import ROOT
 
 BEGIN = "<!-- results: written by benchmarks/readme.py -->"
@@ -68,11 +71,6 @@ def fill(readme: str, text: str) -> str:
 
 def draw(folder: Path, records: dict[str, Record]) -> None:
     """Draws the figures that the section shows."""
-    # They need matplotlib, which the text does not.
-    import alltoall_report
-    import delays_report
-    import embedding_report
-
     delays, alltoall = records["delays"], records["alltoall"]
     delays_report.plot(folder / "delays.png", delays["environment"], delays["results"])
     embedding_report.write_plot(folder / "embedding.png", records["embedding"]["results"])

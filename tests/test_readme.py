@@ -73,7 +73,7 @@ RESULTS: dict[str, Any] = {
         ],
         "forward": [{"ranks": 4, "ratio": {"ours": spread(0.8)}}],
         "dlrm": DLRM,
-        "heterogeneous": DLRM[:1],
+        "heterogeneous": DLRM,
     },
     "embedding": [
         {
@@ -118,6 +118,20 @@ def test_results_are_filled_in(readme: Any, tmp_path: Path) -> None:
     assert "| 2 | 4 KiB | 0.20 / - | 0.30 / - | - / - | - / - | - / - |" in text
     assert "- DLRM (dlrm), bound 1: TorchRec on gloo" in text
     assert readme.fill(text, readme.section(records)) == text
+
+
+def test_figures_are_drawn(readme: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_results(tmp_path)
+    (tmp_path / "README.md").write_text(README)
+    figures = tmp_path / "figures"
+    paths = {"results": tmp_path, "readme": tmp_path / "README.md", "figures": figures}
+    arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
+    monkeypatch.setattr("sys.argv", ["readme.py", *arguments])
+    assert readme.main() == 0
+    shown = re.findall(r"!\[[^]]*\]\(docs/figures/(.*?)\)", (tmp_path / "README.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in figures.iterdir())
+    (tmp_path / "delays.json").unlink()
+    assert readme.main() == 1
 
 
 def test_a_missing_record_names_its_command(readme: Any, tmp_path: Path) -> None:

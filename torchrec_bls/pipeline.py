@@ -139,11 +139,14 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         """
         if self._with_ids or self._looked_up:
             raise ValueError("batches are under way: call progress until it raises StopIteration")
+        self._restore()
+        return self._model
+
+    def _restore(self) -> None:
         for module, forward in self._originals:
             module.forward = forward
         self._originals = []
         self._forwards = None
-        return self._model
 
     def _start(self, batch: In) -> None:
         if self._forwards is None:
@@ -185,13 +188,23 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         rewritten, *_, left_out = _rewrite_model(
             self._model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
         )
+        self._originals = [(module, originals[id(module)]) for module in rewritten]
+        forwards: list[BoundedLagForward] = [module.forward for module in rewritten]
+        names = [forward.name for forward in forwards]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if left_out or repeated:
+            self._restore()
         if left_out:
             raise ValueError(
                 f"the input of {left_out} is not an attribute of the batch: the model changes it "
                 "before the embedding module. Do that when loading the batch"
             )
-        self._originals = [(module, originals[id(module)]) for module in rewritten]
-        return [module.forward for module in rewritten]
+        if repeated:
+            raise ValueError(
+                f"the model calls {repeated} more than once in a forward, but the pipeline "
+                "prepares one call. Put the ids of all calls into one KeyedJaggedTensor"
+            )
+        return forwards
 
 
 def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:

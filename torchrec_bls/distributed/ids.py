@@ -99,6 +99,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
     ) -> None:
         super().__init__(group, splits, stagger)
         rank, world_size = group.rank(), group.size()
+        self._splits: list[int] = splits
         self._first_key = [0, *accumulate(splits)]
         self._local = slice(self._first_key[rank], self._first_key[rank + 1])
         local_size = world_size // stagger

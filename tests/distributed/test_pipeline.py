@@ -1,0 +1,324 @@
+"""BoundedLagPipeline gives the model's results in order, ends, and fails clearly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
+from torchrec.models.dlrm import DLRM, DLRMTrain
+
+from tests.distributed.dlrm import BatchedDLRM, make_batch, make_dlrm
+from tests.distributed.models import (
+    EBC,
+    SGD,
+    assert_same_bits,
+    make_plan,
+    shard_model,
+)
+from tests.processes import run
+from torchrec_bls import (
+    BLSConfig,
+    BLSEmbeddingBagCollectionSharder,
+    BoundedLagPipeline,
+)
+from torchrec_bls.errors import BLSError, PipelineError, PoisonedError
+
+BOUNDS = [0, 1, 2, 4]
+
+
+def sharder(bound: int, deadline: float = 30) -> BLSEmbeddingBagCollectionSharder:
+    return BLSEmbeddingBagCollectionSharder(BLSConfig(bound=bound, deadline=deadline), SGD)
+
+
+def flat(output: Any) -> dict[str, torch.Tensor]:
+    """Returns the logits of a DLRM, or loss, logits and labels of a DLRMTrain."""
+    if isinstance(output, torch.Tensor):
+        return {"logits": output}
+    loss, (same_loss, logits, labels) = output
+    assert torch.equal(loss, same_loss)
+    return {"loss": loss, "logits": logits, "labels": labels}
+
+
+def one_by_one(model: nn.Module, batches: list[Batch]) -> list[dict[str, torch.Tensor]]:
+    with torch.no_grad():
+        return [flat(model(batch)) for batch in batches]
+
+
+def drain(pipeline: TrainPipeline[Any, Any], batches: Iterator[Batch]) -> list[Any]:
+    """Returns what progress gives until it stops; more calls stop again."""
+    outputs = []
+    with pytest.raises(StopIteration):
+        while True:
+            outputs.append(pipeline.progress(batches))
+    with pytest.raises(StopIteration):
+        pipeline.progress(batches)
+    return outputs
+
+
+def pipe_dlrm(rank: int, wrapper: type[nn.Module]) -> None:
+    batches = [make_batch(rank, step) for step in range(12)]
+    expected = one_by_one(make_dlrm(EmbeddingBagCollectionSharder(), wrapper), batches)
+    for bound in BOUNDS:
+        pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(bound), wrapper))
+        # From none to more than the 2 x bound + 1 that fill it; it starts again after each end.
+        for count in (0, 1, 2, 3, 12):
+            outputs = drain(pipeline, iter(batches[:count]))
+            assert len(outputs) == count
+            for output, wanted in zip(outputs, expected, strict=False):
+                assert_same_bits(flat(output), wanted)
+                assert not any(tensor.requires_grad for tensor in flat(output).values())
+
+
+@pytest.mark.parametrize("wrapper", [BatchedDLRM, DLRMTrain])
+def test_results_come_in_order_and_are_those_of_torchrec_batch_by_batch(
+    wrapper: type[nn.Module],
+) -> None:
+    run(2, pipe_dlrm, wrapper)
+
+
+def take_ahead(rank: int, bound: int) -> list[int]:
+    taken: list[int] = []
+
+    def load() -> Iterator[Batch]:
+        for step in range(20):
+            taken.append(step)
+            yield make_batch(rank, step)
+
+    pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(bound)))
+    batches, ahead = load(), []
+    for finished in range(1, 6):
+        pipeline.progress(batches)
+        ahead.append(len(taken) - finished)
+    return ahead
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_batches_are_taken_twice_the_bound_ahead(bound: int) -> None:
+    assert run(2, take_ahead, bound) == [[2 * bound] * 5] * 2
+
+
+def use_a_smaller_bound(rank: int) -> None:
+    batches = [make_batch(rank, step) for step in range(6)]
+    model = make_dlrm(sharder(4))
+    expected = one_by_one(model, batches)
+    outputs = drain(BoundedLagPipeline[Batch, Any](model, bound=1), iter(batches))
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert_same_bits(flat(output), wanted)
+    for bound in (-1, 5):
+        with pytest.raises(
+            ValueError, match=f"bound is {bound}, but the sharders' config allows from 0 to 4"
+        ):
+            BoundedLagPipeline(model, bound=bound)
+
+
+def test_the_bound_may_be_smaller_than_the_sharders_but_not_larger() -> None:
+    run(2, use_a_smaller_bound)
+
+
+def detach(rank: int) -> None:
+    batches = [make_batch(rank, step) for step in range(4)]
+    model = make_dlrm(sharder(1))
+    expected = one_by_one(model, batches)
+    pipeline = BoundedLagPipeline[Batch, Any](model)
+    source = iter(batches)
+    pipeline.progress(source)
+    with pytest.raises(ValueError, match="batches are under way: call progress until it raises"):
+        pipeline.detach()
+    drain(pipeline, source)
+    assert pipeline.detach() is model
+    for output, wanted in zip(one_by_one(model, batches), expected, strict=True):
+        assert_same_bits(output, wanted)
+    # A detached model can be piped anew, and by the same pipeline.
+    for again in (pipeline, BoundedLagPipeline[Batch, Any](model)):
+        outputs = drain(again, iter(batches))
+        for output, wanted in zip(outputs, expected, strict=True):
+            assert_same_bits(flat(output), wanted)
+        again.detach()
+
+
+def test_a_detached_model_is_as_before() -> None:
+    run(2, detach)
+
+
+class Fuse(nn.Module):
+    """Raises at the batch whose labels say so; a module, so that tracing leaves it whole."""
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if labels[0] == 666:
+            raise ZeroDivisionError("the fuse has blown")
+        return logits
+
+
+class FusedDLRM(BatchedDLRM):
+    def __init__(self, dlrm: DLRM) -> None:
+        super().__init__(dlrm)
+        self.fuse = Fuse()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.fuse(super().forward(batch), batch.labels)
+
+
+def fail_in_the_model(rank: int, bound: int, iteration: int) -> None:
+    batches = [make_batch(rank, step) for step in range(20)]
+    if rank == 1:
+        batches[iteration].labels[0] = 666
+    pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(bound), FusedDLRM))
+    outputs = 0
+    source = iter(batches)
+    with pytest.raises(BLSError) as raised:
+        for _ in batches:
+            pipeline.progress(source)
+            outputs += 1
+    reason = f"model of iteration {iteration} failed: ZeroDivisionError: the fuse has blown"
+    if rank == 1:
+        assert isinstance(raised.value, PipelineError)
+        assert (raised.value.iteration, outputs) == (iteration, iteration)
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+        assert str(raised.value) == reason
+    else:
+        assert isinstance(raised.value, PoisonedError)
+        assert "rank 1" in str(raised.value) and reason in str(raised.value)
+        assert iteration - bound <= outputs <= iteration + bound + 1
+
+
+@pytest.mark.parametrize(("bound", "iteration"), [(0, 0), (0, 3), (2, 0), (2, 7)])
+def test_an_error_in_the_model_says_where_and_reaches_the_other_ranks(
+    bound: int, iteration: int
+) -> None:
+    run(3, fail_in_the_model, bound, iteration, deadline=40)
+
+
+def fail_in_the_iterator(rank: int, iteration: int) -> None:
+    def load() -> Iterator[Batch]:
+        for step in range(20):
+            if rank == 1 and step == iteration:
+                raise OSError("no such shard of the data")
+            yield make_batch(rank, step)
+
+    pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(1)))
+    source = load()
+    with pytest.raises(BLSError) as raised:
+        for _ in range(20):
+            pipeline.progress(source)
+    reason = f"loading of iteration {iteration} failed: OSError: no such shard of the data"
+    assert reason in str(raised.value)
+    if rank == 1:
+        assert isinstance(raised.value, PipelineError)
+        assert raised.value.iteration == iteration
+        assert isinstance(raised.value.__cause__, OSError)
+    else:
+        assert "rank 1" in str(raised.value)
+
+
+@pytest.mark.parametrize("iteration", [0, 5])
+def test_an_error_in_the_iterator_says_where_and_reaches_the_other_ranks(iteration: int) -> None:
+    run(3, fail_in_the_iterator, iteration, deadline=40)
+
+
+def fail_in_the_input(rank: int) -> None:
+    batches = [make_batch(rank, step) for step in range(8)]
+    if rank == 1:
+        batches[3].sparse_features.values()[0] = 10**6
+    pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(1)))
+    source = iter(batches)
+    with pytest.raises(BLSError, match="id 1000000 at position 0 of feature 'f") as raised:
+        for _ in batches:
+            pipeline.progress(source)
+    if rank == 1:
+        assert isinstance(raised.value, PipelineError) and raised.value.iteration == 3
+        assert isinstance(raised.value.__cause__, ValueError)
+    else:
+        assert isinstance(raised.value, PoisonedError)
+
+
+def test_an_id_out_of_range_names_its_iteration() -> None:
+    run(2, fail_in_the_input)
+
+
+class TwoCalls(nn.Module):
+    def __init__(self, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        first = self.embeddings(batch.sparse_features).values()
+        return first + self.embeddings(batch.sparse_features).values()
+
+
+class ChangedInput(TwoCalls):
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.embeddings(batch.sparse_features.permute([4, 3, 2, 1, 0])).values()
+
+
+class UnusedEmbeddings(TwoCalls):
+    """Does not wait for its embeddings."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self.embeddings(batch.sparse_features)
+        return batch.labels
+
+
+def sharded_in(model: type[nn.Module], bound: int = 1) -> nn.Module:
+    module = EBC.module()
+    plan = make_plan(module, ["table_wise"] * EBC.tables, sharder(bound))
+    return shard_model(model(module), {"embeddings": plan}, [sharder(bound)])
+
+
+def pipe_odd_models(rank: int) -> None:
+    def batches() -> Iterator[Batch]:
+        return iter([make_batch(rank, step) for step in range(5)])
+
+    with pytest.raises(
+        ValueError, match=r"\['model.sparse_arch.embedding_bag_collection'\] were sharded by others"
+    ):
+        BoundedLagPipeline(make_dlrm(EmbeddingBagCollectionSharder()))
+    with pytest.raises(ValueError, match="no sharded module: give BLSEmbeddingCollectionSharder"):
+        BoundedLagPipeline(nn.Linear(1, 1))
+    with pytest.raises(PipelineError, match="the model changes it before the embedding module"):
+        BoundedLagPipeline[Batch, Any](sharded_in(ChangedInput)).progress(batches())
+    labels = [batch.labels for batch in batches()]
+    outputs = drain(BoundedLagPipeline[Batch, Any](sharded_in(UnusedEmbeddings)), batches())
+    assert all(torch.equal(*pair) for pair in zip(outputs, labels, strict=True))
+
+
+def test_models_that_cannot_be_piped_are_refused_by_name() -> None:
+    run(2, pipe_odd_models)
+
+
+def call_twice(rank: int) -> str:
+    pipeline = BoundedLagPipeline[Batch, Any](sharded_in(TwoCalls, bound=0))
+    with pytest.raises(BLSError) as raised:
+        pipeline.progress(iter([make_batch(rank, 0)]))
+    return str(raised.value)
+
+
+def test_a_model_that_calls_an_embedding_module_twice_is_refused() -> None:
+    for message in run(2, call_twice):
+        assert "the model calls ['embeddings'] more than once in a forward" in message
+
+
+class WithLoss(TwoCalls):
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        values = self.embeddings(batch.sparse_features).values()
+        return values.sum(), values
+
+
+def use_torchrecs_pipeline(rank: int) -> None:
+    model = sharded_in(WithLoss, bound=0)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"a TorchRec pipeline tried .*: use BoundedLagPipeline"):
+        pipeline.progress(iter([make_batch(rank, step) for step in range(4)]))
+
+
+def test_torchrecs_own_pipeline_is_refused() -> None:
+    run(2, use_torchrecs_pipeline)
+
+
+def test_the_pipeline_is_one_of_torchrecs() -> None:
+    assert issubclass(BoundedLagPipeline, TrainPipeline)

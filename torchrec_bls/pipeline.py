@@ -176,8 +176,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         except Exception as error:
             message = f"{name} of iteration {iteration} failed: {type(error).__name__}: {error}"
             for module in self._modules.values():
-                for channel in module.channels().values():
-                    channel.poison(message)
+                module.fail(message)
             raise PipelineError(message, iteration) from error
 
     def _rewrite(self, batch: In) -> list[BoundedLagForward]:

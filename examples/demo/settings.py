@@ -32,6 +32,7 @@ class Settings:
         max_delay: upper end of the drawn delays, seconds.
         embedding_dim: columns of every table.
         seed: seed of the weights, the delays and the generated rows.
+        max_ids_per_table: generated rows have from 1 to this many ids in each table.
     """
 
     data: Path | None
@@ -43,6 +44,7 @@ class Settings:
     max_delay: float
     embedding_dim: int
     seed: int
+    max_ids_per_table: int = 1
 
     @property
     def rows_per_table(self) -> list[int]:
@@ -63,6 +65,7 @@ def load_batches(settings: Settings, rank: int) -> list[Batch]:
                 steps=settings.steps,
                 seed=settings.seed,
                 rank=rank,
+                max_ids_per_table=settings.max_ids_per_table,
             )
         )
     dataset = CriteoDataset(

@@ -166,13 +166,13 @@ class BoundedLagChannel:
         try:
             transport = _native.ShmTransport(self.rank, self.world_size, slots, slot_bytes)
         except Exception as error:
-            rendezvous.fail("memory", error)
+            rendezvous.fail("memory", str(error))
             raise
         records = rendezvous.exchange("memory", {"address": transport.address})
         try:
             transport.connect([tuple(record["address"]) for record in records])
         except Exception as error:
-            rendezvous.fail("connected", error)
+            rendezvous.fail("connected", str(error))
             raise
         rendezvous.exchange("connected", {})
         transport.seal()

@@ -59,9 +59,9 @@ class Rendezvous:
                 )
         return records
 
-    def fail(self, phase: str, error: Exception) -> None:
+    def fail(self, phase: str, reason: str) -> None:
         """Tells the ranks that wait in `phase` why this one does not come."""
-        self._store.set(f"{self._prefix}/{phase}/{self._rank}", json.dumps({"error": str(error)}))
+        self._store.set(f"{self._prefix}/{phase}/{self._rank}", json.dumps({"error": reason}))
 
     def _explain(self, phase: str, keys: list[str]) -> str:
         try:

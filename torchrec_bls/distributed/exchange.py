@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -87,11 +88,26 @@ class Exchange:
             )
         return self.channel
 
+    def fail(self, reason: str) -> None:
+        """Fails this exchange on all ranks; those that are setting up its channel, too."""
+        if self.channel is not None:
+            self.channel.poison(reason)
+            return
+        slots_are_given = self._config.slot_bytes is not None
+        name, phase = (self.name, "terms") if slots_are_given else (self._slots_name, "bytes")
+        # Without a store nobody is setting up anything.
+        with suppress(RuntimeError):
+            Rendezvous(self._group, name, self._config.deadline).fail(phase, reason)
+
+    @property
+    def _slots_name(self) -> str:
+        return f"{self.name} slots"
+
     def _derive_slot_bytes(self, message_bytes: int, batch: int) -> int:
         expected = self._config.expected_batch
         scale = max(1.0, expected / batch) if expected is not None and batch > 0 else 1.0
         wanted = int(message_bytes * scale * _HEADROOM) + _native.MIN_SLOT_BYTES
-        rendezvous = Rendezvous(self._group, f"{self.name} slots", self._config.deadline)
+        rendezvous = Rendezvous(self._group, self._slots_name, self._config.deadline)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
         return max(_SMALLEST_SLOT, *(int(record["bytes"]) for record in records))
 

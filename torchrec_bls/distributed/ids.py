@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -80,10 +80,11 @@ class IdsAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):  # type: ignore[mis
         return self._tensors
 
 
-class BoundedLagIdsDist(nn.Module):
+class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
     """Redistributes a KeyedJaggedTensor whose keys are ordered by destination rank.
 
-    Stands where TorchRec's sparse features dists keep their KJTAllToAll.
+    Stands where TorchRec's sparse features dists keep their KJTAllToAll, whose class its pipelines
+    ask for before they replace it.
 
     Args:
         group: ranks to exchange with.
@@ -96,9 +97,8 @@ class BoundedLagIdsDist(nn.Module):
     def __init__(
         self, group: dist.ProcessGroup, splits: list[int], stagger: int, exchange: Exchange
     ) -> None:
-        super().__init__()
+        super().__init__(group, splits, stagger)
         rank, world_size = group.rank(), group.size()
-        self._splits = splits
         self._first_key = [0, *accumulate(splits)]
         self._local = slice(self._first_key[rank], self._first_key[rank + 1])
         local_size = world_size // stagger

@@ -22,6 +22,8 @@ _NO_LIMIT = (1 << 63) - 1
 class BoundedLagModule:
     """Mix-in of the sharded modules: owns their exchanges and checks what goes in."""
 
+    _sharding_types: list[str]  # TorchRec's
+
     def _init_bounded_lag(
         self,
         config: BLSConfig,
@@ -50,7 +52,16 @@ class BoundedLagModule:
             if exchange.channel is not None
         }
 
+    def fail(self, reason: str) -> None:
+        """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
+        # The other ranks may be at their first batch, with which these exchanges are made.
+        for sharding_type in self._sharding_types:
+            self._exchange(sharding_type, "ids")
+        for exchange in self._bls_exchanges.values():
+            exchange.fail(reason)
+
     def _exchange(self, sharding_type: str, direction: str) -> Exchange:
+        """Returns the exchange of a direction: "ids", "embeddings" or "gradients"."""
         name = f"{self._bls_name}.{sharding_type}.{direction}"
         return self._bls_exchanges.setdefault(
             name, Exchange(self._bls_group, self._bls_config, name)
@@ -146,8 +157,7 @@ class BoundedLagModule:
     def _refuse(self, problem: str) -> NoReturn:
         message = f"{self._bls_name} on rank {self._bls_group.rank()}: {problem}"
         # The other ranks count on this one's messages of this batch.
-        for channel in self.channels().values():
-            channel.poison(message)
+        self.fail(message)
         raise ValueError(message)
 
 

@@ -1,0 +1,166 @@
+"""Outputs of bounded-lag modules are TorchRec's, bit for bit, for all batches and bounds."""
+
+import random
+import time
+import traceback
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+
+from tests.distributed.models import (
+    EBC,
+    EC,
+    MIXES,
+    WEIGHTED,
+    Batch,
+    Kind,
+    assert_same_bits,
+    flatten,
+    make_ids,
+    set_nodes,
+    shard,
+)
+from tests.distributed.rank_order import in_rank_order
+from tests.processes import Outcome, run, run_outcomes
+from torchrec_bls import BLSConfig, BoundedLagPipeline
+
+Output = dict[str, torch.Tensor]
+
+# Ranks to the number of hosts they pretend to be on; table-row-wise needs more than one.
+NODES = {2: 2, 3: 1, 4: 2, 8: 2}
+KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+CASES = [
+    (world_size, kind, sharding)
+    for world_size, nodes in NODES.items()
+    for kind in KINDS
+    for sharding in [*MIXES[kind], "mixed"]
+    if sharding != "table_row_wise" or nodes > 1
+]
+
+
+def batches_of(kind: Kind, rank: int) -> list[KeyedJaggedTensor]:
+    """Batches of every awkward kind; a sample of 0 ids stands where TorchRec needs one."""
+    uneven = [5, 1, 7, 3, 4, 6, 2, 1][rank]
+    seed = 100 * rank
+    return [
+        make_ids(kind, seed, uneven),
+        make_ids(kind, seed + 1, uneven + 2, dtype=torch.int32),
+        make_ids(kind, seed + 2, 4, without=["f1", "f3"]),
+        make_ids(kind, seed + 3, 0 if rank % 2 else 3),
+        make_ids(kind, seed + 4, 0),
+        make_ids(kind, seed + 5, 3, most_ids=0),
+        make_ids(kind, seed + 6, 40, most_ids=9),
+    ]
+
+
+def with_a_sample(kind: Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """TorchRec cannot do batches without samples, and samples do not influence each other."""
+    return ids if ids.stride() else make_ids(kind, 0, 1, most_ids=0)
+
+
+def without_samples(output: Output) -> Output:
+    return {name: tensor[:0] for name, tensor in output.items()}
+
+
+def forward(model: DistributedModelParallel, ids: KeyedJaggedTensor) -> Output:
+    with torch.no_grad():
+        return flatten(model(Batch(ids)))
+
+
+def torchrec_outputs(
+    kind: Kind, sharding: str, nodes: int, batches: Sequence[KeyedJaggedTensor]
+) -> list[Output]:
+    model = shard(kind, sharding, kind.torchrec_sharder(), nodes)
+    with in_rank_order():
+        outputs = [forward(model, with_a_sample(kind, ids)) for ids in batches]
+    return [
+        out if ids.stride() else without_samples(out)
+        for out, ids in zip(outputs, batches, strict=True)
+    ]
+
+
+def piped_outputs(
+    kind: Kind, nodes: int, bound: int, batches: Sequence[KeyedJaggedTensor]
+) -> list[Output]:
+    model = shard(kind, "mixed", kind.bls_sharder(BLSConfig(bound=bound)), nodes)
+    pipeline = BoundedLagPipeline[Batch, object](model)
+    late = random.Random(torch.distributed.get_rank())
+
+    def load() -> object:
+        for ids in batches:
+            time.sleep(late.uniform(0, 0.005))
+            yield Batch(ids)
+
+    batch, outputs = load(), []
+    for _ in batches:
+        outputs.append(flatten(pipeline.progress(batch)))
+    with pytest.raises(StopIteration):
+        pipeline.progress(batch)
+    return outputs
+
+
+def compare_with_torchrec(rank: int, world_size: int, kind: Kind) -> dict[str, str | None]:
+    """Returns for each sharding, and each bound with the mixed one, what was wrong."""
+    nodes = NODES[world_size]
+    set_nodes(nodes)
+    batches = batches_of(kind, rank)
+    failures: dict[str, str | None] = {}
+
+    def note(case: str, ours: Sequence[Output], theirs: Sequence[Output]) -> None:
+        failures[case] = None
+        for i, pair in enumerate(zip(ours, theirs, strict=True)):
+            try:
+                assert_same_bits(*pair)
+            except AssertionError:
+                failures[case] = f"rank {rank}, batch {i}: {traceback.format_exc()}"
+
+    for sharding in [s for w, k, s in CASES if (w, k) == (world_size, kind.name)]:
+        theirs = torchrec_outputs(kind, sharding, nodes, batches)
+        model = shard(kind, sharding, kind.bls_sharder(BLSConfig()), nodes)
+        ours = [forward(model, ids) for ids in batches]
+        note(sharding, ours, theirs)
+        if sharding == "mixed":
+            for bound in (0, 1, 2, 4):
+                note(f"bound {bound}", piped_outputs(kind, nodes, bound, batches), ours)
+    return failures
+
+
+def forward_from_the_empty_ones(rank: int) -> None:
+    for kind in KINDS.values():
+        batches = batches_of(kind, rank)[3:]
+        for first in (0, 1):
+            theirs = torchrec_outputs(kind, "mixed", 1, batches[first:])
+            model = shard(kind, "mixed", kind.bls_sharder(BLSConfig()))
+            for ids, expected in zip(batches[first:], theirs, strict=True):
+                assert_same_bits(forward(model, ids), expected)
+
+
+def test_a_first_batch_without_samples() -> None:
+    run(3, forward_from_the_empty_ones)
+
+
+@cache
+def comparison(world_size: int, kind: str) -> list[Outcome]:
+    return run_outcomes(world_size, compare_with_torchrec, world_size, KINDS[kind], deadline=200)
+
+
+def assert_equal(world_size: int, kind: str, case: str) -> None:
+    for outcome in comparison(world_size, kind):
+        assert outcome.error is None, str(outcome)
+        assert outcome.value[case] is None, outcome.value[case]
+
+
+@pytest.mark.parametrize(("world_size", "kind", "sharding"), CASES)
+def test_synchronous_outputs_are_torchrecs(world_size: int, kind: str, sharding: str) -> None:
+    assert_equal(world_size, kind, sharding)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world_size", NODES)
+def test_every_bound_has_the_synchronous_outputs(world_size: int, kind: str, bound: int) -> None:
+    assert_equal(world_size, kind, f"bound {bound}")

@@ -95,6 +95,23 @@ TEST_CASE("grouped rows reach their ranks feature by feature") {
     collect_rows(arrival, bytes(got), 8, rows_per_source, reversed);
     expect(got == backwards, "permuted rows");
     channel.release();
+
+    // The same with this rank's own rows read where they are.
+    const GroupedRows grouped{8, counts, order};
+    post_grouped_rows(channel, bytes(rows), grouped, false);
+    const Arrival& others = channel.wait();
+    expect(others.parts(rank).empty(), "no message to itself");
+    const OwnRows own{rank, bytes(rows), grouped};
+    collect_rows(others, bytes(got), 8, rows_per_source, {}, own);
+    expect(got == expected, "rows by source, own in place");
+    collect_rows(others, bytes(got), 8, rows_per_source, reversed, own);
+    expect(got == backwards, "permuted rows, own in place");
+    ++rows_per_source[static_cast<size_t>(rank)];
+    const auto failure =
+        failure_of([&] { collect_rows(others, bytes(got), 8, rows_per_source, {}, own); });
+    expect(failure && failure->message.find("rows of this rank") != std::string::npos,
+           "another number of own rows is refused");
+    channel.release();
   });
 }
 

@@ -161,8 +161,9 @@ def miss_the_deadline(rank: int) -> None:
     try:
         ids.wait()
     except BLSError as error:
-        assert isinstance(error, (PeerTimeoutError, PoisonedError))
-        assert isinstance(error, TimeoutError) or isinstance(error, PoisonedError)
+        assert isinstance(error, PoisonedError) or (
+            isinstance(error, PeerTimeoutError) and isinstance(error, TimeoutError)
+        )
         raise
     finally:
         dist.group.WORLD.get_group_store().set("timed out", "")
@@ -185,7 +186,7 @@ def close_while_waiting(rank: int) -> None:
         return
     threading.Timer(0.2, ids.close).start()
     ids.post(value_to_all(rank))
-    with pytest.raises(ChannelClosedError, match="channel 'ids'.*closed on rank 0"):
+    with pytest.raises(ChannelClosedError, match="channel 'ids' was closed on rank 0"):
         ids.wait()
     with pytest.raises(ChannelClosedError, match="channel 'ids' is closed on rank 0"):
         ids.post(value_to_all(rank))

@@ -1,0 +1,266 @@
+"""Writes the results of README.md, tables and figures, from the records in benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import alltoall_report
+import delays_report
+import embedding_report
+from common import ROOT
+
+BEGIN = "<!-- results: written by benchmarks/readme.py -->"
+END = "<!-- end of results -->"
+_DELAY_PARTS = ("sleep", "forward", "heterogeneous", "dlrm")
+_SIZES = {8: "8 B", 4096: "4 KiB", 32768: "32 KiB", 262144: "256 KiB", 4194304: "4 MiB"}
+
+Record = dict[str, Any]
+
+
+class ResultsError(Exception):
+    """A record or the README cannot be used; the text says what to run."""
+
+
+def load(folder: Path, benchmark: str) -> Record:
+    """Reads the record of one benchmark.
+
+    Raises:
+        ResultsError: it is missing, of another benchmark or incomplete.
+    """
+    path = folder / f"{benchmark}.json"
+    command = f"python benchmarks/{benchmark}.py --json {path}"
+    try:
+        record: Record = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ResultsError(f"{path} is missing: write it with `{command}`") from None
+    except json.JSONDecodeError as error:
+        raise ResultsError(f"{path} is no JSON ({error}): write it with `{command}`") from None
+    if record.get("benchmark") != benchmark or not record.get("results"):
+        raise ResultsError(f"{path} holds no results of {benchmark}: write it with `{command}`")
+    if benchmark == "delays" and (
+        missing := [part for part in _DELAY_PARTS if part not in record["results"]]
+    ):
+        raise ResultsError(f"{path} lacks the parts {missing}: write it with `{command}`")
+    return record
+
+
+def section(records: dict[str, Record]) -> str:
+    """The text between the markers."""
+    parts = [_delays(records["delays"]), _embedding(records["embedding"])]
+    parts += [_alltoall(records["alltoall"]), _losses(records)]
+    return "\n\n".join(parts)
+
+
+def fill(readme: str, text: str) -> str:
+    """Puts `text` between the markers of `readme`.
+
+    Raises:
+        ResultsError: the markers are not there, once each and in order.
+    """
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ResultsError(f"README.md needs the lines {BEGIN} and {END}, in this order")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def draw(folder: Path, records: dict[str, Record]) -> None:
+    """Draws the figures that the section shows."""
+    delays, alltoall = records["delays"], records["alltoall"]
+    delays_report.plot(folder / "delays.png", delays["environment"], delays["results"])
+    embedding_report.write_plot(folder / "embedding.png", records["embedding"]["results"])
+    alltoall_report.plot(folder / "alltoall.png", alltoall["environment"], alltoall["results"])
+
+
+def _delays(record: Record) -> str:
+    rows = []
+    for entry in record["results"]["sleep"]:
+        times, ratio = entry["ms_per_step"], entry["ratio"]
+        cells = [f"{times['ideal']['median']:.2f}"]
+        for name in ("channel", "gloo"):
+            percent = 100 * (ratio[name]["median"] - 1)
+            cells.append(f"{times[name]['median']:.2f} ({percent:+.1f} %)")
+        rows.append([str(entry["ranks"]), str(entry["bound"]), *cells])
+    dlrm = []
+    for part, setting in (("dlrm", "delays 0-10 ms"), ("heterogeneous", "1-100 ids a table")):
+        for entry in record["results"][part]:
+            bounded = entry["bound"] is not None
+            dlrm.append(
+                [
+                    setting,
+                    entry["name"],
+                    _spread(entry["ms_per_step"]),
+                    f"{entry['ideal_ms']:.2f}" if bounded else "",
+                    f"{100 * entry['wait_share']:.0f} %" if bounded else "",
+                ]
+            )
+    lines = [
+        "### Random delays",
+        "",
+        "Each rank is late by a random 0 to 10 ms before every exchange; the dense part is a "
+        "sleep. The ideal is the same run with an exchange that costs nothing and keeps the bound; "
+        "in parentheses what each exchange adds to it. ms per step:",
+        "",
+        *_table(["ranks", "bound k", "ideal", "BoundedLagChannel", "gloo with a window"], rows),
+        "",
+        f"A whole DLRM with real compute, 4 ranks on {record['environment']['cores']} cores: under "
+        "delays, and with an uneven number of ids per table instead.",
+        "",
+        *_table(["setting", "", "ms per step [lowest-highest]", "ideal", "waiting"], dlrm),
+        "",
+        "![Step time by bound](docs/figures/delays.png)",
+        "",
+        _origin(record),
+    ]
+    return "\n".join(lines)
+
+
+def _embedding(record: Record) -> str:
+    rows = []
+    for result in record["results"]:
+        times = {name: spread["median"] for name, spread in result["ms"].items()}
+        rows.append(
+            [
+                f"{result['module']} {result['sharding'].replace('_', '-')}",
+                str(result["ranks"]),
+                str(result["batch"]),
+                f"{times['torchrec']:.2f}",
+                f"{times['ours']:.2f}",
+                f"{times['torchrec'] / times['ours']:.1f}",
+                f"{times['ours'] / times['lookup']:.1f}",
+            ]
+        )
+    header = ["module", "ranks", "batch", "TorchRec on gloo", "bound 0", "speed-up", "/ lookup"]
+    lines = [
+        "### Sharded embedding modules",
+        "",
+        "Forward of 26 tables of 20,000 rows, dimension 64, one id per feature, one thread a rank. "
+        "The last column compares with the lookup alone, which no exchange can beat. ms:",
+        "",
+        *_table(header, rows),
+        "",
+        "![Forward times](docs/figures/embedding.png)",
+        "",
+        _origin(record),
+    ]
+    return "\n".join(lines)
+
+
+def _alltoall(record: Record) -> str:
+    cells = {(r["ranks"], r["bytes_per_pair"], r["mode"]): r["peers"] for r in record["results"]}
+    rows = []
+    for ranks, size in dict.fromkeys((ranks, size) for ranks, size, _ in cells):
+        row = [str(ranks), _SIZES.get(size, f"{size} B")]
+        for peer in ("raw", "channel", "open_mpi", "channel_python", "gloo"):
+            modes = (cells.get((ranks, size, mode), {}) for mode in ("one_shot", "train"))
+            row.append(" / ".join(_microseconds(peers.get(peer)) for peers in modes))
+        rows.append(row)
+    header = ["ranks", "per pair", "raw limit", "channel, C++", "Open MPI"]
+    lines = [
+        "### All-to-all alone",
+        "",
+        "Single calls / back to back, µs per call. The raw limit is a copy into shared memory and "
+        "a flag, with no header and no checks ([how it is measured](benchmarks/README.md)).",
+        "",
+        *_table([*header, "channel, Python", "gloo"], rows),
+        "",
+        "![All-to-all times](docs/figures/alltoall.png)",
+        "",
+        _origin(record),
+    ]
+    return "\n".join(lines)
+
+
+def _losses(records: dict[str, Record]) -> str:
+    lost = [line for losses in (_lost_delays, _lost_cells) for line in losses(records)]
+    lines = ["### Where a peer was faster", ""]
+    return "\n".join(lines + ([f"- {line}" for line in lost] or ["In none of these cells."]))
+
+
+def _lost_delays(records: dict[str, Record]) -> Iterator[str]:
+    results = records["delays"]["results"]
+    for entry in results["sleep"]:
+        if entry["ratio"]["channel"]["median"] > entry["ratio"]["gloo"]["median"]:
+            yield f"delays, {entry['ranks']} ranks, bound {entry['bound']}: gloo with a window"
+    for entry in results["forward"]:
+        if entry["ratio"]["ours"]["median"] > 1:
+            yield f"delays, sharded module, {entry['ranks']} ranks: TorchRec on gloo"
+    for part in ("dlrm", "heterogeneous"):
+        theirs = next(entry for entry in results[part] if entry["bound"] is None)
+        for entry in results[part]:
+            if entry["ms_per_step"]["median"] > theirs["ms_per_step"]["median"]:
+                yield f"DLRM ({part}), {entry['name']}: {theirs['name']}"
+
+
+def _lost_cells(records: dict[str, Record]) -> Iterator[str]:
+    for result in records["embedding"]["results"]:
+        if result["ms"]["ours"]["median"] > result["ms"]["torchrec"]["median"]:
+            case = f"{result['module']} {result['sharding'].replace('_', '-')}"
+            yield f"{case}, {result['ranks']} ranks, batch {result['batch']}: TorchRec on gloo"
+    rivals = (("channel", "open_mpi", "Open MPI"), ("channel_python", "gloo", "gloo"))
+    for result in records["alltoall"]["results"]:
+        peers = result["peers"]
+        for ours, theirs, name in rivals:
+            if theirs in peers and _median(peers[ours]) > _median(peers[theirs]):
+                size = _SIZES.get(result["bytes_per_pair"], f"{result['bytes_per_pair']} B")
+                mode = result["mode"].replace("_", "-")
+                yield f"all-to-all, {mode}, {result['ranks']} ranks, {size}: {name}"
+
+
+def _median(peer: dict[str, Any]) -> float:
+    median: float = peer["us_per_call"]["median"]
+    return median
+
+
+def _microseconds(peer: dict[str, Any] | None) -> str:
+    if peer is None:
+        return "-"
+    median = _median(peer)
+    return f"{median:,.{2 if median < 10 else 1 if median < 100 else 0}f}"
+
+
+def _spread(times: dict[str, float]) -> str:
+    return f"{times['median']:.2f} [{times['min']:.2f}-{times['max']:.2f}]"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _origin(record: Record) -> str:
+    where = record["environment"]
+    return (
+        f"*{where['cpu']}, {where['cores']} cores, load {where['load_average']} before the run, "
+        f"Linux {where['kernel']}, torch {where['versions']['torch']}, commit {where['commit']}, "
+        f"{where['date'][:10]}: `{where['command']}`*"
+    )
+
+
+def main() -> int:
+    """Rewrites the README's results and its figures; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures")
+    options = parser.parse_args()
+    try:
+        records = {
+            name: load(options.results, name) for name in ("delays", "embedding", "alltoall")
+        }
+        text = fill(options.readme.read_text(), section(records))
+    except ResultsError as error:
+        print(f"readme: {error}", file=sys.stderr)
+        return 1
+    draw(options.figures, records)
+    options.readme.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

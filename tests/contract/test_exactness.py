@@ -1,0 +1,45 @@
+"""The installed TorchRec, whichever it is, gives the same results with bounded-lag exchanges."""
+
+from functools import cache
+from importlib import metadata
+
+import pytest
+import torchrec
+from torchrec.models.dlrm import DLRMTrain
+
+from tests.distributed.test_exactness import KINDS, compare_with_torchrec
+from tests.distributed.test_pipeline import pipe_dlrm, use_torchrecs_pipeline
+from tests.distributed.test_training import train_both
+from tests.processes import run
+
+
+def torchrec_of(rank: int) -> tuple[str, str]:
+    return metadata.version("torchrec"), torchrec.__file__
+
+
+def test_ranks_run_the_torchrec_of_the_tests() -> None:
+    assert run(2, torchrec_of) == [torchrec_of(0)] * 2
+
+
+@cache
+def comparison(kind: str) -> list[dict[str, str | None]]:
+    return run(2, compare_with_torchrec, 2, KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_of_every_sharding_type_and_bound(kind: str) -> None:
+    for failures in comparison(kind):
+        assert {case: why for case, why in failures.items() if why} == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training(kind: str) -> None:
+    run(2, train_both, KINDS[kind], 2, "rowwise-adagrad", True)
+
+
+def test_pipeline() -> None:
+    run(2, pipe_dlrm, DLRMTrain)
+
+
+def test_torchrecs_pipeline_is_refused() -> None:
+    run(2, use_torchrecs_pipeline)

@@ -24,6 +24,9 @@ _MUST_AGREE = {
     "host": "Shared memory joins processes of one host and one PID namespace only",
 }
 
+# In seconds; the clock counts nanoseconds in 64 bits.
+_LONGEST_DEADLINE = 1e9
+
 
 @dataclass(frozen=True)
 class ChannelStats:
@@ -139,8 +142,7 @@ class BoundedLagChannel:
                 f"slot_bytes is {slot_bytes}, but a message header alone may take "
                 f"{_native.MIN_SLOT_BYTES}: use at least that plus the usual message size"
             )
-        if deadline <= 0:
-            raise ValueError(f"deadline is {deadline} s, but must be positive")
+        check_deadline(deadline)
         self.name = name
         self.bound = bound
         self.rank: int = group.rank()
@@ -295,6 +297,14 @@ def check_bound(bound: int) -> None:
     if not isinstance(bound, int) or isinstance(bound, bool) or not 0 <= bound <= 1 << 16:
         raise ValueError(
             f"bound is {bound!r}, but must be a number of iterations from 0 (synchronous) to 65536"
+        )
+
+
+def check_deadline(deadline: float) -> None:
+    """Raises ValueError unless `deadline` is a number of seconds that a clock can count."""
+    if not 0 < deadline <= _LONGEST_DEADLINE:
+        raise ValueError(
+            f"deadline is {deadline} s, but must be positive and at most {_LONGEST_DEADLINE:.0e}"
         )
 
 

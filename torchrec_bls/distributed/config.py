@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from torchrec_bls import _native
-from torchrec_bls.collective.channel import check_bound
+from torchrec_bls.collective.channel import check_bound, check_deadline
 
 _TRANSPORTS = ("shm",)
 
@@ -41,5 +41,4 @@ class BLSConfig:
             )
         if self.expected_batch is not None and self.expected_batch < 1:
             raise ValueError(f"expected_batch is {self.expected_batch}, but must be positive")
-        if self.deadline <= 0:
-            raise ValueError(f"deadline is {self.deadline} s, but must be positive")
+        check_deadline(self.deadline)

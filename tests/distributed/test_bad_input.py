@@ -1,0 +1,304 @@
+"""What does not fit is refused with a message that says what, where and what to do."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
+
+from tests.distributed.models import (
+    EBC,
+    EC,
+    FEATURES,
+    WEIGHTED,
+    Batch,
+    Kind,
+    arrived,
+    assert_same_bits,
+    flatten,
+    make_ids,
+    make_plan,
+    shard,
+    shard_model,
+)
+from tests.processes import run
+from torchrec_bls import (
+    BLSConfig,
+    BLSEmbeddingBagCollectionSharder,
+    BLSEmbeddingCollectionSharder,
+)
+from torchrec_bls.errors import PoisonedError, RendezvousError
+
+KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+SHARDERS = [BLSEmbeddingCollectionSharder, BLSEmbeddingBagCollectionSharder]
+
+
+def sharded(kind: Kind, **config: Any) -> DistributedModelParallel:
+    return shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=20, **config)))
+
+
+def good_ids(kind: Kind = EBC) -> KeyedJaggedTensor:
+    return make_ids(kind, 0, 4)
+
+
+def with_id(value: int) -> KeyedJaggedTensor:
+    ids = make_ids(EBC, 0, 4)
+    ids.values()[ids.offset_per_key()[2] + 1] = value  # the second id of f2
+    return ids
+
+
+def ids_with(**changes: Any) -> KeyedJaggedTensor:
+    ids = good_ids()
+    parts = {"keys": ids.keys(), "values": ids.values(), "lengths": ids.lengths()} | changes
+    return KeyedJaggedTensor(**parts)
+
+
+def too_long() -> KeyedJaggedTensor:
+    lengths = good_ids().lengths().clone()
+    lengths[-1] += 1
+    return ids_with(lengths=lengths)
+
+
+def negative() -> KeyedJaggedTensor:
+    lengths = good_ids().lengths().clone()
+    lengths[0] -= 5
+    lengths[1] += 5
+    return ids_with(lengths=lengths)
+
+
+def of_keys(*keys: str) -> KeyedJaggedTensor:
+    one = torch.ones(len(keys), dtype=torch.int32)
+    return KeyedJaggedTensor(list(keys), torch.zeros(len(keys), dtype=torch.int64), lengths=one)
+
+
+def per_key() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        FEATURES,
+        torch.zeros(9, dtype=torch.int64),
+        lengths=torch.ones(9, dtype=torch.int32),
+        stride_per_key_per_rank=[[1], [2], [1], [2], [3]],
+        inverse_indices=(FEATURES, torch.zeros(5, 3, dtype=torch.int64)),
+    )
+
+
+# Each gives the input of rank 1 and what its error says.
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "id too large": (
+        lambda: with_id(57),
+        r"id 57 at position 1 of feature 'f2' is out of range: its table has 57 rows, so ids go "
+        r"from 0 to 56",
+    ),
+    "id negative": (
+        lambda: with_id(-1),
+        r"id -1 at position 1 of feature 'f2' is out of range: its table has 57 rows",
+    ),
+    "keys missing": (
+        lambda: of_keys("f0", "f2", "f3"),
+        r"the KeyedJaggedTensor lacks the features \['f1', 'f4'\] of the module",
+    ),
+    "keys misspelt": (
+        lambda: of_keys("f0", "F1", "f2", "f3", "f4"),
+        r"lacks the features \['f1'\] of the module and has keys that the module does not have: "
+        r"\['F1'\]",
+    ),
+    "lengths too long": (too_long, r"malformed KeyedJaggedTensor: .*lengths"),
+    "length negative": (negative, r"malformed KeyedJaggedTensor: .*negative"),
+    "batch size per key": (per_key, "bounded-lag modules need one batch size per rank"),
+    "no KeyedJaggedTensor": (
+        lambda: torch.zeros(3),
+        "input is a Tensor, not a KeyedJaggedTensor",
+    ),
+}
+
+
+def give_bad_input(rank: int, case: str, warm: bool) -> None:
+    make_bad, message = BAD[case]
+    model = sharded(EBC)
+    with torch.no_grad():
+        if warm:
+            arrived(model(Batch(good_ids())))
+            torch.distributed.barrier()  # a failure reaches ranks that still wait for this batch
+        if rank == 1:
+            with pytest.raises(ValueError, match=f"^embeddings on rank 1: .*{message}"):
+                model(Batch(make_bad()))
+        else:
+            error = PoisonedError if warm else RendezvousError
+            with pytest.raises(error, match=rf"rank 1 .*embeddings on rank 1: .*{message}"):
+                arrived(model(Batch(good_ids())))
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_and_the_other_ranks_hear_why(case: str) -> None:
+    run(3, give_bad_input, case, True)
+
+
+@pytest.mark.parametrize("case", ["id too large", "keys missing"])
+def test_bad_input_in_the_first_batch(case: str) -> None:
+    run(3, give_bad_input, case, False)
+
+
+def give_bad_ids_to_each_kind(rank: int) -> None:
+    for kind in KINDS.values():
+        model = sharded(kind)
+        ids = good_ids(kind)
+        ids.values()[0] = 41  # f0 has 41 rows in its own table and 64 in the other
+        with torch.no_grad(), pytest.raises(ValueError, match=r"id 41 .*'f0' .* has 41 rows"):
+            model(Batch(ids))
+
+
+def test_a_feature_of_several_tables_has_the_ids_of_the_smallest() -> None:
+    run(1, give_bad_ids_to_each_kind)
+
+
+def give_ids_at_the_edges(rank: int) -> None:
+    ids = good_ids()
+    for feature, rows in enumerate([41, 50, 57, 64, 71]):
+        first, end = ids.offset_per_key()[feature : feature + 2]
+        ids.values()[first], ids.values()[end - 1] = 0, rows - 1
+    ours, theirs = sharded(EBC), shard(EBC, "mixed", EBC.torchrec_sharder())
+    with torch.no_grad():
+        assert_same_bits(flatten(ours(Batch(ids))), flatten(theirs(Batch(ids))))
+
+
+def test_the_first_and_the_last_id_are_in_range() -> None:
+    run(2, give_ids_at_the_edges)
+
+
+def change_the_keys(rank: int) -> None:
+    model = sharded(EBC)
+    with torch.no_grad():
+        arrived(model(Batch(good_ids())))
+        with pytest.raises(
+            ValueError,
+            match=r"the keys are \['f4', .*\], but those of the first batch were \['f0', .*: keep "
+            "keys and their order the same in all batches",
+        ):
+            model(Batch(of_keys(*reversed(FEATURES))))
+
+
+def test_keys_may_not_change_their_order() -> None:
+    run(2, change_the_keys)
+
+
+def add_unknown_keys(rank: int, kind_name: str) -> None:
+    kind = KINDS[kind_name]
+    ids = make_ids(kind, rank, 4)
+    more = KeyedJaggedTensor.concat([ids_of_a_stranger(ids), ids])
+    ours, theirs = sharded(kind), shard(kind, "mixed", kind.torchrec_sharder())
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=r"which are ignored: \['stranger'\]"):
+            output = flatten(ours(Batch(more)))
+        assert_same_bits(output, flatten(theirs(Batch(ids))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # once is enough
+            assert_same_bits(flatten(ours(Batch(more))), output)
+
+
+def ids_of_a_stranger(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    weights = None if ids.weights_or_none() is None else torch.ones(ids.stride())
+    lengths = torch.ones(ids.stride(), dtype=torch.int32)
+    huge = torch.full((ids.stride(),), 10**9)
+    return KeyedJaggedTensor(["stranger"], huge, weights, lengths)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_keys_are_ignored_with_a_warning(kind: str) -> None:
+    run(2, add_unknown_keys, kind)
+
+
+def plan_with(kind: Kind, sharding_type: str, kernel: str) -> None:
+    module, sharder = kind.module(), kind.bls_sharder(BLSConfig())
+    plan = make_plan(module, ["table_wise"] * kind.tables, sharder)
+    plan["t2"].sharding_type, plan["t2"].compute_kernel = sharding_type, kernel
+    shard_model(module, {"": plan}, [sharder])
+
+
+def plan_badly(rank: int) -> None:
+    for kind, sharding_type, kernel, message in (
+        (EC, "table_row_wise", "fused", "sharding type table_row_wise, but only table_wise, row_w"),
+        (EC, "data_parallel", "fused", "sharding type data_parallel, but only table_wise"),
+        (EC, "table_wise", "dense", "compute kernel dense, but only fused are possible"),
+        (EBC, "data_parallel", "dense", "sharding type data_parallel, but only table_wise"),
+        (EBC, "grid_shard", "fused", "sharding type grid_shard, but only table_wise"),
+        (EBC, "table_wise", "fused_uvm", "compute kernel fused_uvm, but only fused"),
+    ):
+        sharder = "BLSEmbeddingCollection" if kind is EC else "BLSEmbeddingBagCollection"
+        with pytest.raises(
+            ValueError, match=f"^{sharder}Sharder: table 't2' is planned with {message}"
+        ):
+            plan_with(kind, sharding_type, kernel)
+
+
+def test_plans_with_unsupported_sharding_types_or_kernels_name_the_table() -> None:
+    run(2, plan_badly)
+
+
+@pytest.mark.parametrize("sharder", SHARDERS)
+def test_codecs_are_refused(sharder: type) -> None:
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+    registry = get_qcomm_codecs_registry(config, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="bounded-lag sharders take no qcomm_codecs_registry"):
+        sharder(BLSConfig(), qcomm_codecs_registry=registry)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bound": -1}, "bound is -1, but must be a number of iterations from 0"),
+        ({"bound": 1.5}, "bound is 1.5, but must be a number of iterations"),
+        ({"bound": True}, "bound is True, but must be a number of iterations"),
+        ({"transport": "rdma"}, "transport is 'rdma', but has to be one of shm"),
+        ({"slot_bytes": 8}, "slot_bytes is 8, but a message header alone may take"),
+        ({"expected_batch": 0}, "expected_batch is 0, but must be positive"),
+        ({"deadline": 0}, "deadline is 0 s, but must be positive"),
+        ({"deadline": float("nan")}, "deadline is nan s, but must be positive"),
+        ({"deadline": float("inf")}, "deadline is inf s, but must be"),
+    ],
+)
+def test_a_config_is_checked(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BLSConfig(**arguments)
+
+
+def use_different_bounds(rank: int) -> None:
+    model = sharded(EBC, bound=rank)
+    with (
+        torch.no_grad(),
+        pytest.raises(
+            RendezvousError,
+            match=r"bound differs between ranks \(ranks \[0\]: 0; ranks \[1\]: 1\). Give every "
+            "rank the same bound",
+        ),
+    ):
+        model(Batch(good_ids()))
+
+
+def test_ranks_need_one_bound() -> None:
+    run(2, use_different_bounds)
+
+
+def outgrow_the_slots(rank: int) -> None:
+    small, large = make_ids(EBC, rank, 2), make_ids(EBC, 9 + rank, 2000)
+    ours, theirs = sharded(EBC), shard(EBC, "mixed", EBC.torchrec_sharder())
+    expecting = sharded(EBC, expected_batch=2000)
+    with torch.no_grad():
+        for model in (ours, expecting):
+            arrived(model(Batch(small)))
+        with pytest.warns(UserWarning, match="Set slot_bytes to at least .* or expected_batch to"):
+            output = flatten(ours(Batch(large)))
+        assert_same_bits(output, flatten(theirs(Batch(large))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_same_bits(flatten(expecting(Batch(large))), output)
+
+
+def test_messages_that_outgrow_the_slots_of_the_first_batch_arrive_with_a_warning() -> None:
+    run(2, outgrow_the_slots)

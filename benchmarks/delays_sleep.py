@@ -88,7 +88,7 @@ def _exchanges_on_rank(
     delays = settings.delays(ranks)
     own_delays = delays[rank].tolist()
     makers: dict[str, Callable[[int], Exchange]] = {
-        "ideal": lambda bound: FreeExchange(rank, counters),
+        "ideal": lambda bound: FreeExchange(rank, counters, bound),
         "channel": lambda bound: ChannelExchange(group, bound),
         "gloo": lambda bound: GlooExchange(group, bound),
     }

@@ -36,7 +36,7 @@ std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
 /// The ids that all ranks sent for this rank's features, before they are put together.
 class ArrivedIds {
  public:
-  /// Checks every message against `features` and against the item sizes of this rank's own.
+  /// Checks every message against `features` and against the item sizes of the first in `order`.
   /// Throws ChannelError(kProtocol) naming the rank whose message does not fit.
   ArrivedIds(const Arrival& arrival, size_t features, std::span<const int> order);
 

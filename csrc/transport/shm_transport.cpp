@@ -47,6 +47,20 @@ void futex_wake(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+/// Announces a sleep for as long as it lives; `ready` may throw.
+class Sleeper {
+ public:
+  explicit Sleeper(std::atomic<uint32_t>& sleepers) : sleepers_(sleepers) {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~Sleeper() { sleepers_.fetch_sub(1, std::memory_order_seq_cst); }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+ private:
+  std::atomic<uint32_t>& sleepers_;
+};
+
 }  // namespace
 
 /// Head of every segment. Each field that another rank writes or polls has its own cache line.
@@ -188,12 +202,11 @@ void ShmTransport::drop(int source, uint32_t slot) {
 void ShmTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
   ControlBlock& block = control(shape_.rank);
   const uint32_t epoch = block.wake_epoch.load(std::memory_order_seq_cst);
-  block.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const Sleeper sleeper(block.sleepers);
   const auto now = Clock::now();
   if (!ready(context) && !poisoned() && now < until) {
     futex_wait(block.wake_epoch, epoch, until - now);
   }
-  block.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void ShmTransport::wake_self() { wake(shape_.rank); }

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
 from tests.distributed.models import (
@@ -18,11 +18,16 @@ from tests.distributed.models import (
     WEIGHTED,
     Batch,
     Kind,
+    SparseOnly,
+    arrived,
     assert_same_bits,
     flatten,
     make_ids,
+    make_plan,
     set_nodes,
     shard,
+    shard_model,
+    sharding_types,
 )
 from tests.distributed.rank_order import in_rank_order
 from tests.processes import Outcome, run, run_outcomes
@@ -141,6 +146,27 @@ def forward_from_the_empty_ones(rank: int) -> None:
 
 def test_a_first_batch_without_samples() -> None:
     run(3, forward_from_the_empty_ones)
+
+
+def forward_with_indices(rank: int) -> None:
+    module = EmbeddingCollection(tables=EC.module().embedding_configs(), need_indices=True)
+    outputs = []
+    for sharder in (EC.torchrec_sharder(), EC.bls_sharder(BLSConfig())):
+        plan = make_plan(module, sharding_types(EC, "mixed", 1), sharder)
+        model = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+        with torch.no_grad():
+            outputs.append(arrived(model(Batch(make_ids(EC, rank, 3)))))
+    theirs, ours = outputs
+    for name, jagged in ours.items():
+        assert torch.equal(jagged.weights(), theirs[name].weights())
+    with torch.no_grad():
+        no_samples = arrived(model(Batch(make_ids(EC, rank, 2 * rank))))
+    for jagged in no_samples.values():
+        assert jagged.weights().shape == jagged.values().shape[:1]
+
+
+def test_ids_come_with_the_embeddings_where_asked_for() -> None:
+    run(2, forward_with_indices)
 
 
 @cache

@@ -80,29 +80,40 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                     strict=True,
                 )
             ]
-        if all(c.features_before_input_dist.stride() > 0 for c in ctx.sharding_contexts):
+        ids = [context.features_before_input_dist for context in ctx.sharding_contexts]
+        if all(i.stride() > 0 for i in ids):
             return awaitable
         names = [name for names in self._embedding_names_per_sharding for name in names]
-        return _EmptyBatchAwaitable(sent, names, self._embedding_dim)
+        indices = ids[0].values()[:0] if self._need_indices else None
+        return _EmptyBatchAwaitable(sent, names, self._embedding_dim, indices)
 
 
 class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
     """The embeddings of a rank without samples, which still answers the other ranks' ids."""
 
     def __init__(
-        self, awaitables: list[Awaitable[torch.Tensor]], names: list[str], dim: int
+        self,
+        awaitables: list[Awaitable[torch.Tensor]],
+        names: list[str],
+        dim: int,
+        indices: torch.Tensor | None,
     ) -> None:
         super().__init__()
         self._awaitables_per_sharding = awaitables
         self._names = names
         self._dim = dim
+        self._indices = indices
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         rows = [awaitable.wait() for awaitable in self._awaitables_per_sharding]
         # Part of the autograd graph, so that a backward answers the other ranks' gradients.
         values = sum((r.sum() for r in rows), torch.zeros(())).expand(0, self._dim)
         lengths = torch.zeros(0, dtype=torch.int32)
-        return {name: JaggedTensor(values=values, lengths=lengths) for name in self._names}
+        return {
+            # TorchRec, too, gives the ids as the weights.
+            name: JaggedTensor(values=values, lengths=lengths, weights=self._indices)
+            for name in self._names
+        }
 
 
 class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore[misc]

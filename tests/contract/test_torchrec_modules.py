@@ -69,7 +69,7 @@ def forward(module: Any, rank: int, kind: Kind) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("sharded", "arguments"),
     [
-        (ShardedEmbeddingCollection, ["fused_params", "device", "use_index_dedup", "module_fqn"]),
+        (ShardedEmbeddingCollection, ["fused_params", "device", "module_fqn"]),
         (ShardedEmbeddingBagCollection, ["fused_params", "device", "module_fqn"]),
     ],
 )
@@ -92,11 +92,6 @@ def test_sharders(sharder: type) -> None:
     ]
     assert parameters_of(sharder.sharding_types) == ["self", "compute_device_type"]
     assert sharder({"learning_rate": 1.0}).fused_params["learning_rate"] == 1.0
-
-
-def test_the_collection_sharder_keeps_use_index_dedup() -> None:
-    assert parameters_of(EmbeddingCollectionSharder.__init__)[3] == "use_index_dedup"
-    assert EmbeddingCollectionSharder(None, None, True)._use_index_dedup is True
 
 
 def test_names_of_sharding_types_and_kernels() -> None:

@@ -123,7 +123,6 @@ class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore
         config: of the exchanges.
         fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...).
         qcomm_codecs_registry: must be empty: bounded-lag messages carry rows as they are.
-        use_index_dedup: look every id up once, as in TorchRec.
 
     Raises:
         ValueError: codecs are given.
@@ -134,11 +133,10 @@ class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore
         config: BLSConfig | None = None,
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-        use_index_dedup: bool = False,
     ) -> None:
         if qcomm_codecs_registry:
             raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
-        super().__init__(fused_params, None, use_index_dedup)
+        super().__init__(fused_params)
         self._config = config or BLSConfig()
 
     def shard(
@@ -163,7 +161,6 @@ class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore
             module_fqn,
             fused_params=self.fused_params,
             device=device,
-            use_index_dedup=self._use_index_dedup,
         )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:

@@ -30,9 +30,23 @@ WaitPolicy policy_for(int world_size) {
   return policy;
 }
 
+/// memcpy without the call for the sizes of small messages.
+inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes >= 8 && bytes <= 16) {
+    uint64_t head;
+    uint64_t tail;
+    std::memcpy(&head, from, sizeof(head));
+    std::memcpy(&tail, from + bytes - sizeof(tail), sizeof(tail));
+    std::memcpy(to, &head, sizeof(head));
+    std::memcpy(to + bytes - sizeof(tail), &tail, sizeof(tail));
+    return;
+  }
+  std::memcpy(to, from, bytes);
+}
+
 std::byte* copy_block(std::byte* to, const Block& block) {
   if (block.contiguous()) {
-    std::memcpy(to, block.data, block.bytes());
+    copy_bytes(to, block.data, block.bytes());
     return to + block.bytes();
   }
   const std::byte* from = block.data;
@@ -267,34 +281,14 @@ void Channel::receive(int source, Arrival& arrival) {
   try {
     record_lag(source);
     if (!transport_->arrived(source, wait_slot_, completed_)) await_message(source);
-    const std::byte* base = inbox_[pair];
-    ParsedMessage message;
-    parse_message(base, {config_.rank, source, completed_, slot_bytes_}, message);
-    // Only the low bits of the count travel; it never moves by more than the slots.
-    const uint64_t credit =
-        credit_[source] + static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(
-                              message.credit - static_cast<uint32_t>(credit_[source]))));
-    if (static_cast<int64_t>(credit - credit_[source]) > 0) {
-      if (credit > posted_) {
-        fail(ErrorKind::kProtocol, describe(source, completed_) + "says it read " +
-                                       std::to_string(credit) + " of " + std::to_string(posted_) +
-                                       " messages");
-      }
-      credit_[source] = credit;
-    }
-    if (message.pulled) {
-      base = pull(source, message.address);
-      pulling_[pair] = 1;
-    } else if (pulling_[pair] != 0) {
-      transport_->drop(source, wait_slot_);
-      pulling_[pair] = 0;
-    }
-    const PartLayout& layout = message.layout;
     View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
-    for (size_t i = 0; i < layout.count; ++i) {
-      views[i] = {base + layout.offset[i], layout.bytes[i]};
+    const Expectation expected{config_.rank, source, completed_, slot_bytes_};
+    uint32_t credit;
+    if (pulling_[pair] != 0 ||
+        !parse_in_slot(inbox_[pair], expected, views, arrival.counts_[source], credit)) {
+      credit = receive_pulled(expected, pair, views, arrival.counts_[source]);
     }
-    arrival.counts_[source] = layout.count;
+    take_credit(source, credit);
   } catch (const ChannelError& error) {
     // Raised below this class; everything raised by `fail` has poisoned already.
     if (error.kind() == ErrorKind::kProtocol || error.kind() == ErrorKind::kRendezvous) {
@@ -302,6 +296,38 @@ void Channel::receive(int source, Arrival& arrival) {
     }
     throw;
   }
+}
+
+uint32_t Channel::receive_pulled(const Expectation& expected, size_t pair, View* views,
+                                 size_t& parts) {
+  ParsedMessage message;
+  parse_message(inbox_[pair], expected, message);
+  const std::byte* base = inbox_[pair];
+  if (message.pulled) {
+    base = pull(expected.source, message.address);
+    pulling_[pair] = 1;
+  } else {
+    transport_->drop(expected.source, wait_slot_);
+    pulling_[pair] = 0;
+  }
+  for (size_t i = 0; i < message.layout.count; ++i) {
+    views[i] = {base + message.layout.offset[i], message.layout.bytes[i]};
+  }
+  parts = message.layout.count;
+  return message.credit;
+}
+
+void Channel::take_credit(int source, uint32_t low_bits) {
+  // Only the low bits of the count travel; it never moves by more than the slots.
+  const auto step = static_cast<int32_t>(low_bits - static_cast<uint32_t>(credit_[source]));
+  if (step <= 0) return;
+  const uint64_t credit = credit_[source] + static_cast<uint64_t>(step);
+  if (credit > posted_) {
+    fail(ErrorKind::kProtocol, describe(source, completed_) + "says it read " +
+                                   std::to_string(credit) + " of " + std::to_string(posted_) +
+                                   " messages");
+  }
+  credit_[source] = credit;
 }
 
 const std::byte* Channel::pull(int source, const SegmentAddress& address) {

@@ -32,12 +32,6 @@ using Part = std::span<const Block>;
 /// What one rank gets.
 using Message = std::span<const Part>;
 
-/// A part of a received message, in place.
-struct View {
-  const std::byte* data = nullptr;
-  size_t bytes = 0;
-};
-
 struct ChannelConfig {
   int rank = 0;
   int world_size = 1;
@@ -119,7 +113,9 @@ class Channel {
   void keep_own(const Message& message, Arrival& arrival);
   void await_credit(int destination);
   void receive(int source, Arrival& arrival);
+  uint32_t receive_pulled(const Expectation& expected, size_t pair, View* views, size_t& parts);
   const std::byte* pull(int source, const SegmentAddress& address);
+  void take_credit(int source, uint32_t low_bits);
   void await_message(int source);
   void record_lag(int source);
   void check_running();

@@ -1,6 +1,7 @@
 #include "transport/shm_transport.h"
 
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -20,6 +21,7 @@ namespace {
 constexpr size_t kCacheLine = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kPoisonText = 1024;
+constexpr std::chrono::milliseconds kSleepWithoutFence{1};
 
 constexpr size_t align_up(size_t value, size_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -86,6 +88,8 @@ ShmTransport::ShmTransport(const RingShape& shape)
                                 " slots of " + std::to_string(slot_stride_) + " bytes on rank " +
                                 std::to_string(shape.rank));
   new (own_.data()) ControlBlock{};
+  // Before any peer can sleep on this rank's messages; see `sleep`.
+  syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
   exposed_.resize(pairs);
   pulled_.resize(pairs);
 }
@@ -130,15 +134,16 @@ std::atomic<uint64_t>& ShmTransport::credit_word(int owner, int peer) const {
 }
 
 void ShmTransport::deliver(int destination, uint32_t slot, uint64_t sequence) {
-  // Sequentially consistent on both sides with `sleepers`: either the sleeper sees the message or
-  // this rank sees the sleeper.
-  arrival_word(outbox(destination, slot)).store(sequence + 1, std::memory_order_seq_cst);
+  arrival_word(outbox(destination, slot)).store(sequence + 1, std::memory_order_release);
+  // Either the sleeper sees the message or this rank sees the sleeper. The fence between the two
+  // lines is the sleeper's: here it would wait until the whole payload has left the store buffer.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   wake(destination);
 }
 
 void ShmTransport::wake(int rank) {
   ControlBlock& block = control(rank);
-  if (block.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  if (block.sleepers.load(std::memory_order_relaxed) == 0) return;
   block.wake_epoch.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(block.wake_epoch);
 }
@@ -204,6 +209,11 @@ void ShmTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point 
   const uint32_t epoch = block.wake_epoch.load(std::memory_order_seq_cst);
   const Sleeper sleeper(block.sleepers);
   const auto now = Clock::now();
+  // The other half of the fence in `deliver`, on every core that runs a rank. Without it a message
+  // may go unnoticed for one sleep, which is short then.
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) != 0) {
+    until = std::min(until, now + kSleepWithoutFence);
+  }
   if (!ready(context) && !poisoned() && now < until) {
     futex_wait(block.wake_epoch, epoch, until - now);
   }

@@ -84,7 +84,8 @@ class BoundedLagModule:
         """Posts the ids of a batch; see TorchRec.
 
         Raises:
-            ValueError: the input does not fit the module. The other ranks raise PoisonedError.
+            ValueError: the input does not fit the module. The other ranks raise PoisonedError, or
+                RendezvousError if it is the first batch.
         """
         self._check_input(features)
         awaitable = super().input_dist(ctx, features)  # type: ignore[misc]

@@ -93,13 +93,15 @@ def post_ids(
     lengths: Items,
     values: Items,
     weights: Items,
+    features: int,
     stride: int,
     count: int,
     features_per_rank: Sequence[int],
+    order: Sequence[int],
 ) -> list[int]: ...
-def find_bad_id(
+def check_ids(
     lengths: Items, values: Items, stride: int, count: int, rows: Sequence[int]
-) -> tuple[int, int, int] | None: ...
+) -> tuple[list[int], tuple[int, int, int] | None]: ...
 def post_grouped_rows(
     channel: Channel,
     data: int,

@@ -30,12 +30,14 @@ JaggedIds jagged_ids(const Items& lengths, const Items& values, const Items& wei
           count};
 }
 
-py::object find_bad(const Items& lengths, const Items& values, size_t stride, size_t count,
+/// The values of each feature, and (feature, position, id) of a bad id or None.
+py::tuple check_ids(const Items& lengths, const Items& values, size_t stride, size_t count,
                     const std::vector<int64_t>& rows) {
-  const auto bad =
-      find_bad_id(jagged_ids(lengths, values, {0, 0}, rows.size(), stride, count), rows);
-  if (!bad) return py::none();
-  return py::make_tuple(bad->feature, bad->position, bad->id);
+  const JaggedIds ids = jagged_ids(lengths, values, {0, 0}, rows.size(), stride, count);
+  const std::vector<int64_t> counts = values_per_feature(ids);
+  const auto bad = find_bad_id(ids, rows, counts);
+  if (!bad) return py::make_tuple(counts, py::none());
+  return py::make_tuple(counts, py::make_tuple(bad->feature, bad->position, bad->id));
 }
 
 /// (first rank, ranks, offset of the columns in bytes, width in bytes)
@@ -73,14 +75,13 @@ void bind_rows(py::module_& module) {
 
   module.def("post_ids",
              [](Channel& channel, const Items& lengths, const Items& values, const Items& weights,
-                size_t stride, size_t count, const std::vector<size_t>& features_per_rank) {
-               size_t features = 0;
-               for (const size_t f : features_per_rank) features += f;
+                size_t features, size_t stride, size_t count,
+                const std::vector<size_t>& features_per_rank, const std::vector<size_t>& order) {
                const JaggedIds ids = jagged_ids(lengths, values, weights, features, stride, count);
                const py::gil_scoped_release release;
-               return post_ids(channel, ids, features_per_rank);
+               return post_ids(channel, ids, features_per_rank, order);
              });
-  module.def("find_bad_id", &find_bad);
+  module.def("check_ids", &check_ids);
 
   module.def("post_grouped_rows",
              [](Channel& channel, uintptr_t data, size_t row_bytes,

@@ -15,7 +15,7 @@ namespace bls {
 /// late). See docs/design/channel.md for the measurements behind the numbers.
 struct WaitPolicy {
   uint32_t spins = 2000;
-  std::chrono::microseconds yield_for{1000};
+  std::chrono::microseconds yield_for{200};
 };
 
 inline void cpu_relax() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -49,8 +50,8 @@ int64_t sum_lengths(const std::byte* data, size_t count, size_t item_bytes) {
 }
 
 template <class Id>
-std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows,
-                                 std::span<const int64_t> counts) {
+std::optional<BadId> find_bad_id_of(const JaggedIds& ids, std::span<const int64_t> rows,
+                                    std::span<const int64_t> counts) {
   const auto* values = reinterpret_cast<const Id*>(ids.values);
   for (size_t feature = 0; feature < ids.features; ++feature) {
     const int64_t count = counts[feature];
@@ -93,39 +94,76 @@ std::vector<int64_t> values_per_feature(const JaggedIds& ids) {
 }
 
 std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
-                              std::span<const size_t> features_per_rank) {
+                              std::span<const size_t> features_per_rank,
+                              std::span<const size_t> order) {
   const std::vector<int64_t> counts = values_per_feature(ids);
+  std::vector<size_t> first_value(ids.features + 1, 0);
+  for (size_t f = 0; f < ids.features; ++f) {
+    first_value[f + 1] = first_value[f] + static_cast<size_t>(counts[f]);
+  }
+  std::vector<size_t> in_order(order.begin(), order.end());
+  if (in_order.empty()) {
+    in_order.resize(ids.features);
+    std::iota(in_order.begin(), in_order.end(), size_t{0});
+  }
   const size_t world = features_per_rank.size();
+  size_t wanted = 0;
+  for (const size_t features : features_per_rank) wanted += features;
+  if (wanted != in_order.size()) {
+    throw std::invalid_argument(std::to_string(in_order.size()) + " features for ranks that get " +
+                                std::to_string(wanted));
+  }
+  // Two blocks, as messages to oneself are read in place where a part is one block.
   const IdsPreamble preamble{
       static_cast<int64_t>(ids.stride), static_cast<uint32_t>(ids.length_bytes),
       static_cast<uint32_t>(ids.value_bytes), static_cast<uint32_t>(ids.weight_bytes), 0};
-  const Block head{reinterpret_cast<const std::byte*>(&preamble), sizeof(preamble)};
-  const size_t parts = ids.weight_bytes != 0 ? 4 : 3;
-  std::vector<Block> blocks(world * 4);
-  std::vector<Part> part_list(world * 4);
+  const auto* head = reinterpret_cast<const std::byte*>(&preamble);
+  const Block preamble_blocks[2] = {{head, 8}, {head + 8, sizeof(preamble) - 8}};
+
+  const size_t parts_per_rank = ids.weight_bytes != 0 ? 4 : 3;
+  std::vector<Block> lengths;
+  std::vector<Block> values;
+  std::vector<Block> weights;
+  // Spans point into these.
+  lengths.reserve(in_order.size());
+  values.reserve(in_order.size());
+  weights.reserve(in_order.size());
+  std::vector<Part> parts(world * 4);
   std::vector<Message> messages(world);
   std::vector<int64_t> sent(world);
-  size_t feature = 0;
-  size_t value = 0;
+  size_t next = 0;
   for (size_t rank = 0; rank < world; ++rank) {
-    const size_t end = feature + features_per_rank[rank];
-    for (size_t f = feature; f < end; ++f) sent[rank] += counts[f];
-    const auto number = static_cast<size_t>(sent[rank]);
-    Block* block = blocks.data() + rank * 4;
-    block[kPreamble] = head;
-    block[kLengths] = {ids.lengths + feature * ids.stride * ids.length_bytes,
-                       features_per_rank[rank] * ids.stride * ids.length_bytes};
-    block[kValues] = {ids.values + value * ids.value_bytes, number * ids.value_bytes};
-    block[kWeights] = {ids.weights + value * ids.weight_bytes, number * ids.weight_bytes};
-    for (size_t p = 0; p < 4; ++p) part_list[rank * 4 + p] = {block + p, 1};
-    messages[rank] = {part_list.data() + rank * 4, parts};
-    feature = end;
-    value += number;
+    const size_t first_block = lengths.size();
+    const size_t end = next + features_per_rank[rank];
+    while (next < end) {
+      // Features that follow one another in memory travel as one block.
+      const size_t first = in_order[next];
+      size_t past = first;
+      while (next < end && in_order[next] == past && past < ids.features) {
+        ++past;
+        ++next;
+      }
+      if (past == first) {
+        throw std::invalid_argument("feature " + std::to_string(first) + " of " +
+                                    std::to_string(ids.features));
+      }
+      const size_t count = first_value[past] - first_value[first];
+      const size_t length_row = ids.stride * ids.length_bytes;
+      lengths.push_back({ids.lengths + first * length_row, (past - first) * length_row});
+      values.push_back(
+          {ids.values + first_value[first] * ids.value_bytes, count * ids.value_bytes});
+      weights.push_back(
+          {ids.weights + first_value[first] * ids.weight_bytes, count * ids.weight_bytes});
+      sent[rank] += static_cast<int64_t>(count);
+    }
+    const size_t blocks = lengths.size() - first_block;
+    Part* const part = parts.data() + rank * 4;
+    part[kPreamble] = preamble_blocks;
+    part[kLengths] = {lengths.data() + first_block, blocks};
+    part[kValues] = {values.data() + first_block, blocks};
+    part[kWeights] = {weights.data() + first_block, blocks};
+    messages[rank] = {part, parts_per_rank};
   }
-  // The preamble of the message to this rank itself is read in place later: it has to be copied.
-  const size_t self = static_cast<size_t>(channel.config().rank);
-  const Block split[2] = {{head.data, 8}, {head.data + 8, sizeof(preamble) - 8}};
-  part_list[self * 4 + kPreamble] = split;
   channel.post(messages);
   return sent;
 }
@@ -220,10 +258,10 @@ void ArrivedIds::assemble(std::byte* lengths, std::byte* values, std::byte* weig
   }
 }
 
-std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows) {
-  const std::vector<int64_t> counts = values_per_feature(ids);
-  return ids.value_bytes == 4 ? find_bad_id<int32_t>(ids, rows, counts)
-                              : find_bad_id<int64_t>(ids, rows, counts);
+std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows,
+                                 std::span<const int64_t> counts) {
+  return ids.value_bytes == 4 ? find_bad_id_of<int32_t>(ids, rows, counts)
+                              : find_bad_id_of<int64_t>(ids, rows, counts);
 }
 
 }  // namespace bls

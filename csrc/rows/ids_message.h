@@ -29,9 +29,11 @@ struct JaggedIds {
 std::vector<int64_t> values_per_feature(const JaggedIds& ids);
 
 /// Posts to each rank the next `features_per_rank[d]` features, lengths and values in one message.
-/// Returns the number of values sent to each rank.
+/// `order` names the features for all ranks, one after the other, and may repeat or leave out some;
+/// empty, it is 0, 1, 2, ... Returns the number of values sent to each rank.
 std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
-                              std::span<const size_t> features_per_rank);
+                              std::span<const size_t> features_per_rank,
+                              std::span<const size_t> order = {});
 
 /// The ids that all ranks sent for this rank's features, before they are put together.
 class ArrivedIds {
@@ -77,7 +79,8 @@ struct BadId {
   int64_t id;
 };
 
-/// The first id outside [0, rows[feature]), if any.
-std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows);
+/// The first id outside [0, rows[feature]), if any. `counts` are the values of each feature.
+std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows,
+                                 std::span<const int64_t> counts);
 
 }  // namespace bls

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
@@ -14,7 +15,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingCollection
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
@@ -22,7 +23,9 @@ from torchrec_bls.distributed.module import (
     BoundedLagModule,
     check_plan,
     rows_by_feature,
+    without_bounds_check,
 )
+from torchrec_bls.distributed.routes import Route, plan_routes
 
 _SHARDING_TYPES = [
     ShardingType.TABLE_WISE.value,
@@ -65,6 +68,24 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                 )
             )
 
+    def _plan_routes(self, keys: list[str]) -> list[Route] | None:
+        shardings = self._sharding_type_to_sharding
+        if (
+            self._need_indices
+            or self._enabled_feature_score_auto_collection
+            or ShardingType.COLUMN_WISE.value in shardings
+        ):
+            return None  # TorchRec makes more of the batch than _RoutedEmbeddings can
+        return plan_routes(keys, shardings.items(), self._input_dists)
+
+    def _sharding_context(
+        self, route: Route, features: KeyedJaggedTensor
+    ) -> SequenceShardingContext:
+        return SequenceShardingContext(
+            features_before_input_dist=features,
+            unbucketize_permute_tensor=route.unbucketize_permute,
+        )
+
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts; see TorchRec, which cannot do batches without samples."""
         if all(ids.stride() > 0 for ids in input):
@@ -80,12 +101,57 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                     strict=True,
                 )
             ]
+        counts = getattr(ctx, "bls_counts", None)
+        if self._bls_routes is not None and counts is not None:
+            features = ctx.sharding_contexts[0].features_before_input_dist
+            return _RoutedEmbeddings(
+                sent, self._bls_routes, self._embedding_names_per_sharding, features, counts
+            )
         ids = [context.features_before_input_dist for context in ctx.sharding_contexts]
         if all(i.stride() > 0 for i in ids):
             return awaitable
         names = [name for names in self._embedding_names_per_sharding for name in names]
         indices = ids[0].values()[:0] if self._need_indices else None
         return _EmptyBatchAwaitable(sent, names, self._embedding_dim, indices)
+
+
+class _RoutedEmbeddings(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
+    """The embeddings by name, cut up by the lengths of the batch as it came."""
+
+    def __init__(
+        self,
+        awaitables: list[Awaitable[torch.Tensor]],
+        routes: list[Route],
+        names: list[list[str]],
+        features: KeyedJaggedTensor,
+        counts: list[int],
+    ) -> None:
+        super().__init__()
+        self._awaitables_per_sharding = awaitables
+        self._routes = routes
+        self._names = names
+        self._features = features
+        self._counts = counts
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        features = self._features
+        lengths = features.lengths().view(len(features.keys()), features.stride()).unbind()
+        embeddings: dict[str, JaggedTensor] = {}
+        for awaitable, route, names in zip(
+            self._awaitables_per_sharding, self._routes, self._names, strict=True
+        ):
+            rows = awaitable.wait().split([self._counts[i] for i in route.order])
+            for name, feature, values in zip(names, route.order, rows, strict=True):
+                embeddings[name] = _jagged_tensor(values, lengths[feature])
+        return embeddings
+
+
+def _jagged_tensor(values: torch.Tensor, lengths: torch.Tensor) -> JaggedTensor:
+    # Past the constructor, whose checks take longer than the copy of a table's embeddings.
+    jagged = JaggedTensor.__new__(JaggedTensor)
+    jagged._values, jagged._weights = values, None
+    jagged._lengths, jagged._offsets = lengths, None
+    return jagged
 
 
 class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
@@ -136,7 +202,7 @@ class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore
     ) -> None:
         if qcomm_codecs_registry:
             raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
-        super().__init__(fused_params)
+        super().__init__(without_bounds_check(fused_params))
         self._config = config or BLSConfig()
 
     def shard(

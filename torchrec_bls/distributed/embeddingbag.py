@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
@@ -24,7 +25,9 @@ from torchrec_bls.distributed.module import (
     BoundedLagModule,
     check_plan,
     rows_by_feature,
+    without_bounds_check,
 )
+from torchrec_bls.distributed.routes import Route, plan_routes
 
 _SHARDING_TYPES = [
     ShardingType.TABLE_WISE.value,
@@ -94,6 +97,19 @@ class BLSEmbeddingBagCollection(
                 getattr(theirs, "_callbacks", None) or [],
             )
 
+    def _plan_routes(self, keys: list[str]) -> list[Route] | None:
+        if self._has_mean_pooling_callback or self._enabled_feature_score_auto_collection:
+            return None  # TorchRec's input_dist computes more than the exchange
+        shardings = zip(self._sharding_types, self._embedding_shardings, strict=True)
+        return plan_routes(keys, shardings, self._input_dists)
+
+    def _sharding_context(
+        self, route: Route, features: KeyedJaggedTensor
+    ) -> EmbeddingShardingContext:
+        return EmbeddingShardingContext(
+            batch_size_per_feature_pre_a2a=[features.stride()] * len(route.order)
+        )
+
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
         """Posts the ids of a batch; see BoundedLagModule."""
         mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
@@ -108,6 +124,7 @@ class BLSEmbeddingBagCollection(
             awaitable = super().input_dist(ctx, features)
         finally:
             self._has_mean_pooling_callback = mean_pooling
+        self._bls_routes = None  # planned, if at all, as if there were no mean pooling
         if first_batch:
             self._init_mean_pooling_callback(features.keys(), None)
         ctx.divisor = torch.ones(())
@@ -136,7 +153,7 @@ class BLSEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: 
     ) -> None:
         if qcomm_codecs_registry:
             raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
-        super().__init__(fused_params)
+        super().__init__(without_bounds_check(fused_params))
         self._config = config or BLSConfig()
 
     def shard(

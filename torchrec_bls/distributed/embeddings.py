@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
-from torchrec.distributed.types import Awaitable
 
 from torchrec_bls import _native
+from torchrec_bls.distributed.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchange import Exchange, Pending
 from torchrec_bls.distributed.ids import IdsLayout, layout_of
 
 
-class EmbeddingsAwaitable(Awaitable[torch.Tensor]):  # type: ignore[misc]
+class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):
     """The embeddings of this rank's samples, when they have arrived."""
 
     def __init__(self, request: "_Request") -> None:

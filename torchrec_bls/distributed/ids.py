@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchrec.distributed.dist_data import KJTAllToAll
-from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
+from torchrec_bls.distributed.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchange import Exchange, Pending
 
 
@@ -42,7 +42,7 @@ def layout_of(sharding_context: Any) -> IdsLayout:
     return layout
 
 
-class IdsTensorsAwaitable(Awaitable[KeyedJaggedTensor]):  # type: ignore[misc]
+class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
     """Second wait of an input dist: the ids of all ranks, put together."""
 
     def __init__(self, pending: Pending[tuple[KeyedJaggedTensor, IdsLayout]]) -> None:
@@ -65,7 +65,7 @@ class IdsTensorsAwaitable(Awaitable[KeyedJaggedTensor]):  # type: ignore[misc]
             context.output_splits = layout.values_received
 
 
-class IdsAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):  # type: ignore[misc]
+class IdsAwaitable(ExchangeAwaitable[IdsTensorsAwaitable]):
     """First wait of an input dist: nothing, since sizes travel with the data."""
 
     def __init__(self, tensors: IdsTensorsAwaitable) -> None:
@@ -117,13 +117,18 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
 
     def forward(self, ids: KeyedJaggedTensor) -> IdsAwaitable:
         """Posts `ids` and returns the awaitable of the awaitable of this rank's share."""
+        return self.post(ids, [])
+
+    def post(self, ids: KeyedJaggedTensor, order: list[int]) -> IdsAwaitable:
+        """Posts the keys of `ids` that `order` names, by destination rank; empty means all."""
         lengths, values = ids.lengths().contiguous(), ids.values().contiguous()
         weights = ids.weights_or_none()
         weights = None if weights is None else weights.contiguous()
         stride = ids.stride()
         if self._exchange.channel is None:
-            self._exchange.open(self._largest_message(ids), stride)
-        keys = ids.keys()[self._local]
+            self._exchange.open(self._largest_message(ids, order), stride)
+        keys = ids.keys()
+        local_keys = [keys[i] for i in order[self._local]] if order else keys[self._local]
         tensors = [lengths, values] if weights is None else [lengths, values, weights]
         dtypes = [t.dtype for t in tensors]
         sent: list[int] = []
@@ -135,14 +140,16 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
                     (lengths.data_ptr(), lengths.element_size()),
                     (values.data_ptr(), values.element_size()),
                     (0, 0) if weights is None else (weights.data_ptr(), weights.element_size()),
+                    len(keys),
                     stride,
                     values.numel(),
                     self._splits,
+                    order,
                 )
             )
 
         def collect(arrival: _native.Arrival) -> tuple[KeyedJaggedTensor, IdsLayout]:
-            return self._assemble(arrival, keys, dtypes, sent)
+            return self._assemble(arrival, local_keys, dtypes, sent)
 
         return IdsAwaitable(IdsTensorsAwaitable(self._exchange.post(send, collect, tensors)))
 
@@ -177,12 +184,14 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         layout = IdsLayout(self._order, arrived.strides, counts, sent, arrived.values_per_source)
         return ids, layout
 
-    def _largest_message(self, ids: KeyedJaggedTensor) -> int:
+    def _largest_message(self, ids: KeyedJaggedTensor, order: list[int]) -> int:
         item: int = ids.values().element_size()
         weights = ids.weights_or_none()
         if weights is not None:
             item += weights.element_size()
         per_key: list[int] = ids.length_per_key()
+        if order:
+            per_key = [per_key[i] for i in order]
         lengths_of_key: int = ids.stride() * ids.lengths().element_size()
         return max(
             sum(per_key[first : first + count]) * item + count * lengths_of_key

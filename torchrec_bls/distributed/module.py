@@ -1,11 +1,13 @@
 """What the bounded-lag sharded modules have in common: their exchanges and the checks of inputs."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -15,6 +17,7 @@ from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist
+from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
 
 _NO_LIMIT = (1 << 63) - 1
 
@@ -38,6 +41,7 @@ class BoundedLagModule:
         self._bls_rows_by_feature = dict(rows_by_feature)
         self._bls_keys: list[str] | None = None
         self._bls_row_limits: list[int] = []
+        self._bls_routes: list[Route] | None = None
 
     @property
     def bound(self) -> int:
@@ -87,15 +91,41 @@ class BoundedLagModule:
             ValueError: the input does not fit the module. The other ranks raise PoisonedError, or
                 RendezvousError if it is the first batch.
         """
-        self._check_input(features)
+        counts = self._check_input(features)
+        if self._bls_routes is not None:
+            with torch.no_grad():
+                return self._post_along_routes(self._bls_routes, ctx, features, counts)
         awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
         for ids, sharding_context in zip(awaitable.awaitables, ctx.sharding_contexts, strict=True):
             ids.bind(sharding_context)
+        # TorchRec has made its input dists by now.
+        self._bls_routes = self._plan_routes(features.keys())
         return awaitable
 
-    def _check_input(self, features: object) -> None:
-        """Raises ValueError, and fails the other ranks with the reason, for input that does not
-        fit the module."""
+    def _post_along_routes(
+        self, routes: list[Route], ctx: Any, features: KeyedJaggedTensor, counts: list[int]
+    ) -> RoutedIdsAwaitable:
+        awaitables = []
+        for route in routes:
+            awaitable = route.post(features)
+            context = self._sharding_context(route, features)
+            awaitable.bind(context)
+            ctx.sharding_contexts.append(context)
+            awaitables.append(awaitable)
+        ctx.bls_counts = counts
+        return RoutedIdsAwaitable(awaitables)
+
+    @abstractmethod
+    def _plan_routes(self, keys: list[str]) -> list[Route] | None:
+        """Returns how batches with `keys` may go past TorchRec's input_dist, or None."""
+
+    @abstractmethod
+    def _sharding_context(self, route: Route, features: KeyedJaggedTensor) -> Any:
+        """Returns TorchRec's context of a sharding whose ids were just posted."""
+
+    def _check_input(self, features: object) -> list[int]:
+        """Returns the number of ids of each key. Raises ValueError, and fails the other ranks with
+        the reason, for input that does not fit the module."""
         if self.bound > 0 and torch.is_grad_enabled():
             self._refuse(
                 f"bound is {self.bound} and autograd is on: gradients of up to {self.bound} "
@@ -111,7 +141,7 @@ class BoundedLagModule:
         keys = features.keys()
         if keys != self._bls_keys:
             self._learn_keys(keys)
-        self._check_ids(features)
+        return self._check_ids(features)
 
     def _learn_keys(self, keys: list[str]) -> None:
         unknown = [key for key in keys if key not in self._bls_rows_by_feature]
@@ -135,10 +165,10 @@ class BoundedLagModule:
         self._bls_keys = list(keys)
         self._bls_row_limits = [self._bls_rows_by_feature.get(key, _NO_LIMIT) for key in keys]
 
-    def _check_ids(self, features: KeyedJaggedTensor) -> None:
+    def _check_ids(self, features: KeyedJaggedTensor) -> list[int]:
         lengths, values = features.lengths().contiguous(), features.values().contiguous()
         try:
-            bad = _native.find_bad_id(
+            counts, bad = _native.check_ids(
                 (lengths.data_ptr(), lengths.element_size()),
                 (values.data_ptr(), values.element_size()),
                 features.stride(),
@@ -154,6 +184,7 @@ class BoundedLagModule:
                 f"id {value} at position {position} of feature '{key}' is out of range: its table "
                 f"has {rows} rows, so ids go from 0 to {rows - 1}"
             )
+        return counts
 
     def _refuse(self, problem: str) -> NoReturn:
         message = f"{self._bls_name} on rank {self._bls_group.rank()}: {problem}"
@@ -169,6 +200,12 @@ def rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
         for feature in table.feature_names:
             rows[feature] = min(table.num_embeddings, rows.get(feature, table.num_embeddings))
     return rows
+
+
+def without_bounds_check(fused_params: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns `fused_params` with FBGEMM's own check of ids off, unless they name it: every id is
+    checked before it is sent."""
+    return {"bounds_check_mode": BoundsCheckMode.NONE, **(fused_params or {})}
 
 
 def check_plan(

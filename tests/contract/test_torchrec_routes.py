@@ -1,0 +1,50 @@
+"""What the routes past TorchRec's input_dist count on."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
+from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from tests.contract.test_torchrec_modules import KINDS, NODES
+from tests.distributed.models import EC, WEIGHTED, set_nodes, shard
+from tests.processes import run
+
+
+def names_on_rank(rank: int, name: str) -> None:
+    kind = KINDS[name]
+    set_nodes(NODES)
+    module = shard(kind, "mixed", kind.torchrec_sharder(), NODES).module.embeddings
+    assert module._enabled_feature_score_auto_collection is False
+    if kind is EC:
+        assert module._need_indices is False
+        shardings = list(module._sharding_type_to_sharding.values())
+    else:
+        shardings = module._embedding_shardings
+        assert len(shardings) == len(module._sharding_types)
+    for sharding in shardings:
+        assert all(isinstance(feature, str) for feature in sharding.feature_names())
+
+
+@pytest.mark.parametrize("name", [EC.name, WEIGHTED.name])
+def test_a_module_says_what_its_input_dist_computes(name: str) -> None:
+    run(NODES, names_on_rank, name)
+
+
+def test_a_jagged_tensor_is_its_four_fields() -> None:
+    values, lengths = torch.arange(6.0).view(3, 2), torch.tensor([1, 0, 2])
+    ours = JaggedTensor.__new__(JaggedTensor)
+    ours._values, ours._weights, ours._lengths, ours._offsets = values, None, lengths, None
+    theirs = JaggedTensor(values=values, lengths=lengths)
+    assert vars(ours).keys() == vars(theirs).keys()
+    assert ours.offsets().tolist() == theirs.offsets().tolist()
+    assert [t.tolist() for t in ours.to_dense()] == [t.tolist() for t in theirs.to_dense()]
+
+
+def test_contexts_have_the_fields_that_a_route_sets() -> None:
+    sequence = {field.name for field in fields(SequenceShardingContext)}
+    assert {"features_before_input_dist", "unbucketize_permute_tensor"} <= sequence
+    pooled = EmbeddingShardingContext(batch_size_per_feature_pre_a2a=[1])
+    assert pooled.variable_batch_per_feature is False

@@ -96,14 +96,22 @@ std::vector<int> order_of(int world_size, int first) {
   return order;
 }
 
-void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes& items) {
+/// With `shuffled`, the features do not lie in memory in the order in which they are sent.
+void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes& items,
+                  bool shuffled = false) {
   const int world_size = static_cast<int>(features_per_rank.size());
   const size_t features = std::accumulate(features_per_rank.begin(), features_per_rank.end(), 0ul);
   Ranks ranks({.world_size = world_size, .slot_bytes = 1024});
   ranks.run([&](int rank, Channel& channel) {
     const Bags own = random_bags(rank, features);
-    const Encoded ids = encode(own, items);
-    const auto sent = post_ids(channel, ids.view(features, own.stride, items), features_per_rank);
+    std::vector<size_t> place(features);
+    std::iota(place.begin(), place.end(), size_t{0});
+    if (shuffled) std::shuffle(place.begin(), place.end(), Random(static_cast<uint64_t>(rank)));
+    Bags in_memory = own;
+    for (size_t f = 0; f < features; ++f) in_memory.features[place[f]] = own.features[f];
+    const Encoded ids = encode(in_memory, items);
+    const auto sent = post_ids(channel, ids.view(features, own.stride, items), features_per_rank,
+                               shuffled ? place : std::vector<size_t>{});
     expect(std::accumulate(sent.begin(), sent.end(), int64_t{0}) == static_cast<int64_t>(ids.count),
            "number of values sent");
 
@@ -213,6 +221,7 @@ TEST_CASE("ids arrive feature by feature, within a feature in the order asked fo
       for (const size_t value : {4, 8}) {
         for (const size_t weight : {0, 4}) {
           REQUIRE_NOTHROW(exchange_ids(features_per_rank, {length, value, weight}));
+          REQUIRE_NOTHROW(exchange_ids(features_per_rank, {length, value, weight}, true));
         }
       }
     }
@@ -259,15 +268,32 @@ TEST_CASE("own lengths that are negative or do not add up are a caller's mistake
   CHECK(values_per_feature(ids_of({1, 1, 2, 0}, {1, 2, 3, 4}, 2)) == std::vector<int64_t>{2, 2});
 }
 
+TEST_CASE("an order of features has to fit the ranks and the ids") {
+  const std::vector<size_t> features_per_rank{1, 1};
+  const auto post = [&](const std::vector<size_t>& order) {
+    Ranks ranks({.world_size = 2, .slot_bytes = 1024});
+    return failure_of([&] {
+      ranks.run([&](int, Channel& channel) {
+        post_ids(channel, ids_of({1, 1, 2, 0}, {1, 2, 3, 4}, 2), features_per_rank, order);
+      });
+    });
+  };
+  CHECK(post({0}));
+  CHECK(post({0, 2}));
+  CHECK_FALSE(post({1, 0}));
+  CHECK_FALSE(post({1, 1}));
+}
+
 TEST_CASE("the first id without a row is found with its place") {
   const std::vector<int64_t> rows{10, 3};
-  CHECK_FALSE(find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 0}, 2), rows));
-  const auto too_large = find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 3}, 2), rows);
+  const std::vector<int64_t> counts{2, 2};
+  CHECK_FALSE(find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 0}, 2), rows, counts));
+  const auto too_large = find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 3}, 2), rows, counts);
   REQUIRE(too_large);
   CHECK(too_large->feature == 1);
   CHECK(too_large->position == 1);
   CHECK(too_large->id == 3);
-  const auto negative = find_bad_id(ids_of({1, 1, 2, 0}, {9, -1, 2, 3}, 2), rows);
+  const auto negative = find_bad_id(ids_of({1, 1, 2, 0}, {9, -1, 2, 3}, 2), rows, counts);
   REQUIRE(negative);
   CHECK(negative->feature == 0);
   CHECK(negative->position == 1);

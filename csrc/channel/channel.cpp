@@ -56,22 +56,27 @@ std::byte* copy_block(std::byte* to, const Block& block) {
   return to;
 }
 
-void copy_parts(std::byte* base, const Message& message, const PartLayout& layout) {
-  for (size_t i = 0; i < layout.count; ++i) {
-    std::byte* to = base + layout.offset[i];
-    for (const Block& block : message[i]) {
-      if (block.bytes() > 0) to = copy_block(to, block);
-    }
+std::byte* copy_blocks(std::byte* to, const Part& part) {
+  for (const Block& block : part) {
+    if (block.bytes() > 0) to = copy_block(to, block);
   }
+  return to;
+}
+
+size_t bytes_of(const Part& part) {
+  size_t bytes = 0;
+  for (const Block& block : part) bytes += block.bytes();
+  return bytes;
+}
+
+void copy_parts(std::byte* base, const Message& message, const PartLayout& layout) {
+  for (size_t i = 0; i < layout.count; ++i) copy_blocks(base + layout.offset[i], message[i]);
 }
 
 PartLayout layout_of(const Message& message, uint64_t start) {
   PartLayout layout;
   layout.count = message.size();
-  for (size_t i = 0; i < layout.count; ++i) {
-    layout.bytes[i] = 0;
-    for (const Block& block : message[i]) layout.bytes[i] += block.bytes();
-  }
+  for (size_t i = 0; i < layout.count; ++i) layout.bytes[i] = bytes_of(message[i]);
   layout.place(start);
   return layout;
 }
@@ -85,18 +90,21 @@ class Channel::CallGuard {
   explicit CallGuard(Channel& channel) : channel_(channel) {
     channel_.in_call_.store(true, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (channel_.closing_.load(std::memory_order_relaxed)) {
-      channel_.in_call_.store(false, std::memory_order_release);
-      throw ChannelError(ErrorKind::kClosed, "channel '" + channel_.config_.name +
-                                                 "' is closed on rank " +
-                                                 std::to_string(channel_.config_.rank));
-    }
+    if (channel_.closing_.load(std::memory_order_relaxed)) [[unlikely]]
+      refuse();
   }
   ~CallGuard() { channel_.in_call_.store(false, std::memory_order_release); }
   CallGuard(const CallGuard&) = delete;
   CallGuard& operator=(const CallGuard&) = delete;
 
  private:
+  [[noreturn, gnu::cold]] void refuse() {
+    channel_.in_call_.store(false, std::memory_order_release);
+    throw ChannelError(ErrorKind::kClosed, "channel '" + channel_.config_.name +
+                                               "' is closed on rank " +
+                                               std::to_string(channel_.config_.rank));
+  }
+
   Channel& channel_;
 };
 
@@ -104,7 +112,9 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
     : transport_(std::move(transport)),
       config_(config),
       policy_(policy_for(config.world_size)),
-      slot_bytes_(transport_->slot_bytes()) {
+      slot_bytes_(transport_->slot_bytes()),
+      poisoned_(transport_->poisoned()),
+      credit_word_needed_(config.slots < 2 * (config.bound + 1)) {
   if (config_.slots < config_.bound + 1) {
     throw std::invalid_argument("bound " + std::to_string(config_.bound) + " needs at least " +
                                 std::to_string(config_.bound + 1) + " slots, not " +
@@ -134,24 +144,13 @@ Channel::~Channel() { close(); }
 
 uint64_t Channel::post(std::span<const Message> messages) {
   const CallGuard guard(*this);
-  if (transport_->poisoned()) raise_poison();
-  if (messages.size() != static_cast<size_t>(config_.world_size)) {
-    throw std::invalid_argument(
-        "channel '" + config_.name + "': a post has one message per rank: " +
-        std::to_string(config_.world_size) + ", not " + std::to_string(messages.size()));
-  }
-  if (posted_ - released_ > config_.bound) {
-    throw std::invalid_argument(
-        "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) + " has bound " +
-        std::to_string(config_.bound) + " and " + std::to_string(posted_ - released_) +
-        " posts that are not released: wait for and release the oldest before the next post");
+  if (poisoned()) raise_poison();
+  if (messages.size() != static_cast<size_t>(config_.world_size) ||
+      posted_ - released_ > config_.bound) {
+    refuse_post(messages);
   }
   for (const Message& message : messages) {
-    if (message.size() > kMaxParts) {
-      throw std::invalid_argument("channel '" + config_.name + "': a message has " +
-                                  std::to_string(message.size()) + " parts, at most " +
-                                  std::to_string(kMaxParts) + " are possible");
-    }
+    if (message.size() > kMaxParts) refuse_post(messages);
   }
   Arrival& arrival = arrivals_[post_arrival_];
   arrival.sequence_ = posted_;
@@ -171,6 +170,25 @@ uint64_t Channel::post(std::span<const Message> messages) {
   if (++post_slot_ == config_.slots) post_slot_ = 0;
   if (++post_arrival_ == arrivals_.size()) post_arrival_ = 0;
   return posted_++;
+}
+
+void Channel::refuse_post(std::span<const Message> messages) const {
+  const std::string channel = "channel '" + config_.name + "'";
+  if (messages.size() != static_cast<size_t>(config_.world_size)) {
+    throw std::invalid_argument(
+        channel + ": a post has one message per rank: " + std::to_string(config_.world_size) +
+        ", not " + std::to_string(messages.size()));
+  }
+  if (posted_ - released_ > config_.bound) {
+    throw std::invalid_argument(
+        channel + " on rank " + std::to_string(config_.rank) + " has bound " +
+        std::to_string(config_.bound) + " and " + std::to_string(posted_ - released_) +
+        " posts that are not released: wait for and release the oldest before the next post");
+  }
+  size_t parts = 0;
+  for (const Message& message : messages) parts = std::max(parts, message.size());
+  throw std::invalid_argument(channel + ": a message has " + std::to_string(parts) +
+                              " parts, at most " + std::to_string(kMaxParts) + " are possible");
 }
 
 void Channel::keep_own(const Message& message, Arrival& arrival) {
@@ -196,46 +214,54 @@ void Channel::keep_own(const Message& message, Arrival& arrival) {
 
 void Channel::send(int destination, const Message& message) {
   const uint64_t sequence = posted_;
-  const size_t pair = pair_index(destination, post_slot_);
   if (sequence >= credit_[destination] + config_.slots) await_credit(destination);
-
-  PartLayout layout = layout_of(message, header_bytes(message.size()));
-  std::byte* const to = outbox_[pair];
-  const uint64_t wanted = layout.end;
-  const bool pulled = wanted > slot_bytes_;
-  if (pulled) {
-    layout.place(0);
-    SegmentAddress address;
-    copy_parts(transport_->expose(destination, post_slot_, layout.end, address), message, layout);
-    std::memcpy(to + header_bytes(layout.count), &address, sizeof(address));
-    exposing_[pair] = 1;
-    ++stats_.pulled_messages;
-  } else {
-    if (exposing_[pair] != 0) {
-      transport_->retract(destination, post_slot_);
-      exposing_[pair] = 0;
-    }
-    copy_parts(to, message, layout);
-  }
-  MessageHeader header{};
-  header.magic = kMagic;
-  header.version = kWireVersion;
-  header.flags = pulled ? kFlagPulled : 0;
-  header.source = static_cast<uint16_t>(config_.rank);
-  header.parts = static_cast<uint16_t>(layout.count);
-  header.credit = static_cast<uint32_t>(released_);
-  // All but the arrival word, which `deliver` stores last.
-  std::memcpy(to + sizeof(header.arrival),
-              reinterpret_cast<std::byte*>(&header) + sizeof(header.arrival),
-              sizeof(header) - sizeof(header.arrival));
-  for (size_t i = 0; i < layout.count; ++i) {
-    std::memcpy(to + sizeof(header) + i * sizeof(uint64_t), &layout.bytes[i], sizeof(uint64_t));
-    stats_.bytes += layout.bytes[i];
+  const size_t pair = pair_index(destination, post_slot_);
+  std::byte* const slot = outbox_[pair];
+  size_t wanted = put_in_slot(slot, message);
+  if (wanted > slot_bytes_) {
+    wanted = put_pulled(destination, slot, message);
+  } else if (exposing_[pair] != 0) {
+    transport_->retract(destination, post_slot_);
+    exposing_[pair] = 0;
   }
   transport_->deliver(destination, post_slot_, sequence);
 
+  // Behind the delivery, where the peer does not wait for it.
   ++stats_.messages;
-  stats_.largest_message = std::max(stats_.largest_message, wanted);
+  for (const Part& part : message) stats_.bytes += bytes_of(part);
+  stats_.largest_message = std::max<uint64_t>(stats_.largest_message, wanted);
+}
+
+/// Returns the bytes that the message takes in a slot; when these are more than a slot has, the
+/// message is not there.
+size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
+  size_t at = header_bytes(message.size());
+  for (size_t i = 0; i < message.size(); ++i) {
+    const size_t bytes = bytes_of(message[i]);
+    at = align_part(at, bytes);
+    if (bytes > slot_bytes_ || at + bytes > slot_bytes_) return SIZE_MAX;
+    copy_blocks(slot + at, message[i]);
+    at += bytes;
+    std::memcpy(slot + header_bytes(i), &bytes, sizeof(bytes));
+  }
+  write_header(slot, header_kind(config_.rank, 0, message.size()),
+               static_cast<uint32_t>(released_));
+  return at;
+}
+
+size_t Channel::put_pulled(int destination, std::byte* slot, const Message& message) {
+  PartLayout layout = layout_of(message, header_bytes(message.size()));
+  const size_t wanted = layout.end;
+  layout.place(0);
+  SegmentAddress address;
+  copy_parts(transport_->expose(destination, post_slot_, layout.end, address), message, layout);
+  std::memcpy(slot + header_bytes(layout.count), &address, sizeof(address));
+  std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
+  write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),
+               static_cast<uint32_t>(released_));
+  exposing_[pair_index(destination, post_slot_)] = 1;
+  ++stats_.pulled_messages;
+  return wanted;
 }
 
 void Channel::await_credit(int destination) {
@@ -259,11 +285,7 @@ void Channel::await_credit(int destination) {
 
 const Arrival& Channel::wait() {
   const CallGuard guard(*this);
-  if (completed_ == posted_) {
-    throw std::invalid_argument("channel '" + config_.name + "' on rank " +
-                                std::to_string(config_.rank) +
-                                " has no post to wait for: call post first");
-  }
+  if (completed_ == posted_) refuse("has no post to wait for: call post first");
   Arrival& arrival = arrivals_[wait_arrival_];
   for (int step = 1; step < config_.world_size; ++step) {
     // In the order in which the peers send to this rank.
@@ -280,7 +302,7 @@ void Channel::receive(int source, Arrival& arrival) {
   const size_t pair = pair_index(source, wait_slot_);
   try {
     record_lag(source);
-    if (!transport_->arrived(source, wait_slot_, completed_)) await_message(source);
+    if (!arrived(source, wait_slot_, completed_)) await_message(source);
     View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
     const Expectation expected{config_.rank, source, completed_, slot_bytes_};
     uint32_t credit;
@@ -306,6 +328,8 @@ uint32_t Channel::receive_pulled(const Expectation& expected, size_t pair, View*
   if (message.pulled) {
     base = pull(expected.source, message.address);
     pulling_[pair] = 1;
+    // From here on: a sender that closes keeps its memory until it knows of the release.
+    credit_word_needed_ = true;
   } else {
     transport_->drop(expected.source, wait_slot_);
     pulling_[pair] = 0;
@@ -346,7 +370,7 @@ void Channel::await_message(int source) {
   Clock::duration elapsed{};
   const bool done = wait_until(
       *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
-      [&] { return transport_->arrived(source, wait_slot_, sequence); },
+      [&] { return arrived(source, wait_slot_, sequence); },
       [&](bool slow) {
         check_running();
         if (slow) check_alive(source, sequence, "to send");
@@ -367,7 +391,7 @@ void Channel::record_lag(int source) {
   uint32_t slot = post_slot_;
   for (; config_.bound > 0 && theirs > completed_; --theirs) {
     slot = (slot == 0 ? config_.slots : slot) - 1;
-    if (transport_->arrived(source, slot, theirs - 1)) break;
+    if (arrived(source, slot, theirs - 1)) break;
   }
   const uint64_t lag = theirs >= posted_ ? 0 : posted_ - 1 - theirs;
   ++stats_.lag_histogram[lag];
@@ -375,15 +399,17 @@ void Channel::record_lag(int source) {
 
 void Channel::release() {
   const CallGuard guard(*this);
-  if (released_ == completed_) {
-    throw std::invalid_argument("channel '" + config_.name + "' on rank " +
-                                std::to_string(config_.rank) +
-                                " has nothing to release: wait for it first");
-  }
+  if (released_ == completed_) refuse("has nothing to release: wait for it first");
   ++released_;
+  if (!credit_word_needed_) return;
   for (int source = 0; source < config_.world_size; ++source) {
     if (source != config_.rank) transport_->return_credit(source, released_);
   }
+}
+
+void Channel::refuse(const char* what) const {
+  throw std::invalid_argument("channel '" + config_.name + "' on rank " +
+                              std::to_string(config_.rank) + " " + what);
 }
 
 void Channel::poison(const std::string& reason) {
@@ -406,7 +432,7 @@ void Channel::close() {
     const auto pending = exposing_.begin() + static_cast<ptrdiff_t>(peer) * config_.slots;
     if (std::none_of(pending, pending + config_.slots, [](uint8_t e) { return e != 0; })) continue;
     const Clock::time_point end = Clock::now() + config_.deadline;
-    while (transport_->credit(peer) < posted_ && !transport_->poisoned() && Clock::now() < end &&
+    while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < end &&
            transport_->peer_state(peer) == PeerState::kOpen) {
       std::this_thread::sleep_for(kCreditSlice);
     }
@@ -418,7 +444,7 @@ void Channel::check_running() {
     throw ChannelError(ErrorKind::kClosed, "channel '" + config_.name + "' was closed on rank " +
                                                std::to_string(config_.rank) + " while it waited");
   }
-  if (transport_->poisoned()) raise_poison();
+  if (poisoned()) raise_poison();
 }
 
 void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
@@ -426,7 +452,7 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
   if (state == PeerState::kOpen) return;
   // What it sent before it went counts.
   const uint32_t slot = slot_of(sequence);
-  if (sequence < posted_ && transport_->arrived(peer, slot, sequence)) return;
+  if (sequence < posted_ && arrived(peer, slot, sequence)) return;
   fail_gone(peer, state, sequence, doing);
 }
 
@@ -438,6 +464,13 @@ void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char
   fail(ErrorKind::kPeerClosed, describe(peer, sequence) +
                                    "closed the channel while this rank waited for it " + doing +
                                    ": all ranks must run the same number of iterations");
+}
+
+void Channel::fail_overwritten(int source, uint64_t found, uint64_t sequence) {
+  fail(ErrorKind::kProtocol, describe(source, sequence) + "wrote sequence " +
+                                 std::to_string(found) + " into the slot of " +
+                                 std::to_string(sequence) +
+                                 ": it overwrote a slot or runs another version");
 }
 
 void Channel::fail(ErrorKind kind, const std::string& message) {
@@ -464,7 +497,7 @@ std::string Channel::missing_peers(uint64_t sequence) {
   std::string list;
   for (int peer = 0; peer < config_.world_size; ++peer) {
     const uint32_t slot = slot_of(sequence);
-    if (peer == config_.rank || transport_->arrived(peer, slot, sequence)) continue;
+    if (peer == config_.rank || arrived(peer, slot, sequence)) continue;
     if (!list.empty()) list += ", ";
     list += "rank " + std::to_string(peer);
     const PeerState state = transport_->peer_state(peer);

@@ -109,18 +109,32 @@ class Channel {
  private:
   class CallGuard;
 
+  [[noreturn]] void refuse(const char* what) const;
+  [[noreturn]] void refuse_post(std::span<const Message> messages) const;
   void send(int destination, const Message& message);
+  size_t put_in_slot(std::byte* slot, const Message& message);
+  size_t put_pulled(int destination, std::byte* slot, const Message& message);
   void keep_own(const Message& message, Arrival& arrival);
-  void await_credit(int destination);
+  [[gnu::noinline]] void await_credit(int destination);
   void receive(int source, Arrival& arrival);
   uint32_t receive_pulled(const Expectation& expected, size_t pair, View* views, size_t& parts);
   const std::byte* pull(int source, const SegmentAddress& address);
   void take_credit(int source, uint32_t low_bits);
-  void await_message(int source);
+  /// True once the message `sequence` of `source` stands in `slot`. A later one there, which only a
+  /// broken peer can cause, fails the channel.
+  bool arrived(int source, uint32_t slot, uint64_t sequence) {
+    const uint64_t word = arrival_word(inbox_[pair_index(source, slot)]).load();
+    if (word > sequence + 1) [[unlikely]]
+      fail_overwritten(source, word - 1, sequence);
+    return word == sequence + 1;
+  }
+  [[gnu::noinline]] void await_message(int source);
   void record_lag(int source);
+  bool poisoned() const { return poisoned_.load(std::memory_order_acquire) != 0; }
   void check_running();
   void check_alive(int peer, uint64_t sequence, const char* doing);
   [[noreturn]] void fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing);
+  [[noreturn]] void fail_overwritten(int source, uint64_t found, uint64_t sequence);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
   [[noreturn]] void raise_poison();
   std::string describe(int peer, uint64_t sequence) const;
@@ -136,6 +150,8 @@ class Channel {
   ChannelConfig config_;
   WaitPolicy policy_;
   size_t slot_bytes_;
+  const std::atomic<uint32_t>& poisoned_;
+  bool credit_word_needed_;  // for releases, besides the credit in headers
   uint64_t posted_ = 0;
   uint64_t completed_ = 0;
   uint64_t released_ = 0;

@@ -5,10 +5,6 @@ namespace {
 
 size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-std::atomic_ref<uint64_t> arrival_word(std::byte* slot) {
-  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(slot));
-}
-
 }  // namespace
 
 HeapMesh::HeapMesh(int world_size, uint32_t slots, size_t slot_bytes)
@@ -29,12 +25,6 @@ std::byte* HeapTransport::slot_at(int owner, int source, uint32_t slot) const {
 void HeapTransport::deliver(int destination, uint32_t slot, uint64_t sequence) {
   arrival_word(outbox(destination, slot)).store(sequence + 1, std::memory_order_release);
   wake(destination);
-}
-
-bool HeapTransport::arrived(int source, uint32_t slot, uint64_t sequence) {
-  const uint64_t word = arrival_word(inbox(source, slot)).load(std::memory_order_acquire);
-  if (word > sequence + 1) throw std::logic_error("a slot was overwritten before it was read");
-  return word == sequence + 1;
 }
 
 void HeapTransport::return_credit(int source, uint64_t consumed) {
@@ -68,7 +58,7 @@ void HeapTransport::drop(int, uint32_t) {}
 void HeapTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
   HeapMesh::Rank& own = mesh_->rank(rank_);
   std::unique_lock lock(own.mutex);
-  if (!ready(context) && !own.poisoned.load()) own.wake.wait_until(lock, until);
+  if (!ready(context) && own.poisoned.load() == 0) own.wake.wait_until(lock, until);
 }
 
 void HeapTransport::wake(int rank) {
@@ -88,9 +78,9 @@ void HeapTransport::poison_all(const std::string& message) {
     HeapMesh::Rank& other = mesh_->rank(peer);
     {
       const std::lock_guard lock(other.mutex);
-      if (other.poisoned.load()) continue;
+      if (other.poisoned.load() != 0) continue;
       other.poison = {rank_, message};
-      other.poisoned.store(true);
+      other.poisoned.store(1);
     }
     wake(peer);
   }

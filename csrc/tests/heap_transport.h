@@ -28,7 +28,7 @@ class HeapMesh {
     std::vector<Line> inbox;                    // [source][slot]
     std::atomic<bool> closed{false};
     std::atomic<bool> dead{false};
-    std::atomic<bool> poisoned{false};
+    std::atomic<uint32_t> poisoned{0};
     Poison poison;  // under the mutex
     std::mutex mutex;
     std::condition_variable wake;
@@ -61,7 +61,6 @@ class HeapTransport final : public Transport {
     return slot_at(destination, rank_, slot);
   }
   void deliver(int destination, uint32_t slot, uint64_t sequence) override;
-  bool arrived(int source, uint32_t slot, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, SegmentAddress& address) override;
@@ -70,7 +69,7 @@ class HeapTransport final : public Transport {
   void drop(int source, uint32_t slot) override;
   void sleep(bool (*ready)(void*), void* context, Clock::time_point until) override;
   void wake_self() override { wake(rank_); }
-  bool poisoned() const override { return mesh_->rank(rank_).poisoned.load(); }
+  const std::atomic<uint32_t>& poisoned() const override { return mesh_->rank(rank_).poisoned; }
   Poison poison() const override;
   void poison_all(const std::string& message) override;
   PeerState peer_state(int peer) override;

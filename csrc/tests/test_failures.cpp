@@ -108,7 +108,8 @@ TEST_CASE("a damaged message poisons the channel on all ranks") {
   };
   const size_t lengths = sizeof(MessageHeader);
   const Damage damages[] = {
-      {offsetof(MessageHeader, arrival), std::string("\x09\0\0\0\0\0\0\0", 8), "found sequence 8"},
+      {offsetof(MessageHeader, arrival), std::string("\x09\0\0\0\0\0\0\0", 8),
+       "wrote sequence 8 into the slot of 0"},
       {offsetof(MessageHeader, magic), "??", "magic"},
       {offsetof(MessageHeader, version), "\x63", "wire version 99"},
       {offsetof(MessageHeader, flags), "\x80", "unknown flags"},

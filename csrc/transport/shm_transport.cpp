@@ -33,10 +33,6 @@ size_t stride_of(size_t slot_bytes) {
   return stride % kPage == 0 ? stride + 2 * kCacheLine : stride;
 }
 
-std::atomic<uint64_t>& arrival_word(std::byte* slot) {
-  return *std::launder(reinterpret_cast<std::atomic<uint64_t>*>(slot));
-}
-
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, Clock::duration timeout) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
   const timespec relative{static_cast<time_t>(ns / 1'000'000'000),
@@ -70,12 +66,12 @@ struct ShmTransport::ControlBlock {
   alignas(kCacheLine) std::atomic<uint32_t> wake_epoch;
   std::atomic<uint32_t> sleepers;
   alignas(kCacheLine) std::atomic<uint32_t> closed;
-  alignas(kCacheLine) std::atomic<uint32_t> poison_state;  // 0 none, 1 being written, 2 readable
+  alignas(kCacheLine) std::atomic<uint32_t> poisoned;  // set once origin and text are readable
+  std::atomic<uint32_t> poison_claimed;
   int32_t poison_origin;
   char poison_text[kPoisonText];
 };
 
-static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 ShmTransport::ShmTransport(const RingShape& shape)
@@ -148,18 +144,6 @@ void ShmTransport::wake(int rank) {
   futex_wake(block.wake_epoch);
 }
 
-bool ShmTransport::arrived(int source, uint32_t slot, uint64_t sequence) {
-  const uint64_t word = arrival_word(inbox(source, slot)).load(std::memory_order_seq_cst);
-  if (word > sequence + 1) {
-    throw ChannelError(ErrorKind::kProtocol,
-                       "rank " + std::to_string(shape_.rank) + " found sequence " +
-                           std::to_string(word - 1) + " from rank " + std::to_string(source) +
-                           " where " + std::to_string(sequence) +
-                           " was expected: the peer overwrote a slot or runs another version");
-  }
-  return word == sequence + 1;
-}
-
 void ShmTransport::return_credit(int source, uint64_t consumed) {
   credit_word(source, shape_.rank).store(consumed, std::memory_order_release);
 }
@@ -214,15 +198,15 @@ void ShmTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point 
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) != 0) {
     until = std::min(until, now + kSleepWithoutFence);
   }
-  if (!ready(context) && !poisoned() && now < until) {
+  if (!ready(context) && poisoned().load() == 0 && now < until) {
     futex_wait(block.wake_epoch, epoch, until - now);
   }
 }
 
 void ShmTransport::wake_self() { wake(shape_.rank); }
 
-bool ShmTransport::poisoned() const {
-  return control(shape_.rank).poison_state.load(std::memory_order_acquire) == 2;
+const std::atomic<uint32_t>& ShmTransport::poisoned() const {
+  return control(shape_.rank).poisoned;
 }
 
 Poison ShmTransport::poison() const {
@@ -234,13 +218,12 @@ Poison ShmTransport::poison() const {
 void ShmTransport::poison_all(const std::string& message) {
   for (int peer = 0; peer < shape_.world_size; ++peer) {
     ControlBlock& block = control(peer);
-    uint32_t none = 0;
-    if (!block.poison_state.compare_exchange_strong(none, 1)) continue;
+    if (block.poison_claimed.exchange(1) != 0) continue;
     block.poison_origin = shape_.rank;
     const size_t length = std::min(message.size(), kPoisonText - 1);
     std::memcpy(block.poison_text, message.data(), length);
     block.poison_text[length] = '\0';
-    block.poison_state.store(2, std::memory_order_seq_cst);
+    block.poisoned.store(1, std::memory_order_seq_cst);
     wake(peer);
   }
 }

@@ -41,7 +41,6 @@ class ShmTransport final : public Transport {
     return slot_at(bases_[destination], shape_.rank, slot);
   }
   void deliver(int destination, uint32_t slot, uint64_t sequence) override;
-  bool arrived(int source, uint32_t slot, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, SegmentAddress& address) override;
@@ -50,7 +49,7 @@ class ShmTransport final : public Transport {
   void drop(int source, uint32_t slot) override;
   void sleep(bool (*ready)(void*), void* context, Clock::time_point until) override;
   void wake_self() override;
-  bool poisoned() const override;
+  const std::atomic<uint32_t>& poisoned() const override;
   Poison poison() const override;
   void poison_all(const std::string& message) override;
   PeerState peer_state(int peer) override;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 
 #include "transport/shm_segment.h"
@@ -19,11 +21,17 @@ struct Poison {
 
 enum class PeerState { kOpen, kClosed, kDead };
 
+/// First eight bytes of a slot: the sequence number of the message in it plus one, zero before the
+/// first.
+inline std::atomic<uint64_t>& arrival_word(std::byte* slot) {
+  return *std::launder(reinterpret_cast<std::atomic<uint64_t>*>(slot));
+}
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
 /// Moves messages between the slots of a full mesh of ranks, ordered per pair. It knows slots and
 /// sequence numbers and nothing of what the messages hold; the protocol lives in channel/.
 ///
-/// Each rank owns an inbox of `slots` slots per source. The first eight bytes of a slot are the
-/// arrival word: the sequence number of the message in it plus one, zero before the first.
+/// Each rank owns an inbox of `slots` slots per source and polls their arrival words in place.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -39,10 +47,6 @@ class Transport {
   virtual std::byte* outbox(int destination, uint32_t slot) = 0;
   /// Makes the message in the outbox visible at `destination`, payload before arrival word.
   virtual void deliver(int destination, uint32_t slot, uint64_t sequence) = 0;
-  /// True once the message `sequence` of `source` stands in `slot`. Throws ChannelError(kProtocol)
-  /// when a later one does, which only a broken peer can cause.
-  virtual bool arrived(int source, uint32_t slot, uint64_t sequence) = 0;
-
   /// Tells `source` that this rank has read its first `consumed` messages.
   virtual void return_credit(int source, uint64_t consumed) = 0;
   /// How many of this rank's messages `destination` has read, as far as known.
@@ -63,8 +67,9 @@ class Transport {
   /// Ends a sleep of this rank from another thread.
   virtual void wake_self() = 0;
 
-  /// True as soon as any rank called `poison_all`; cheap.
-  virtual bool poisoned() const = 0;
+  /// Not zero as soon as any rank has called `poison_all`. Stays where it is, so that looking at it
+  /// before every message costs a load.
+  virtual const std::atomic<uint32_t>& poisoned() const = 0;
   virtual Poison poison() const = 0;
   /// Fails the channel on every rank. Only the first poison a rank receives is kept.
   virtual void poison_all(const std::string& message) = 0;

@@ -110,6 +110,15 @@ def post_grouped_rows(
     order: Sequence[int],
     to_self: bool,
 ) -> None: ...
+def post_table_rows(
+    channel: Channel,
+    tables: Sequence[tuple[int, int]],
+    ids: Items,
+    row_bytes: int,
+    counts: Sequence[int],
+    order: Sequence[int],
+    own: int,
+) -> None: ...
 def collect_grouped_rows(
     arrival: Arrival, out: int, row_bytes: int, counts: Sequence[int], order: Sequence[int]
 ) -> None: ...

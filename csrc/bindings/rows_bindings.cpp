@@ -8,6 +8,7 @@
 #include "bindings/bindings.h"
 #include "rows/ids_message.h"
 #include "rows/row_message.h"
+#include "rows/table_rows.h"
 
 namespace py = pybind11;
 
@@ -39,6 +40,9 @@ py::tuple check_ids(const Items& lengths, const Items& values, size_t stride, si
   if (!bad) return py::make_tuple(counts, py::none());
   return py::make_tuple(counts, py::make_tuple(bad->feature, bad->position, bad->id));
 }
+
+/// (address, rows)
+using TableTuple = std::tuple<uintptr_t, int64_t>;
 
 /// (first rank, ranks, offset of the columns in bytes, width in bytes)
 using GroupTuple = std::tuple<int, int, size_t, size_t>;
@@ -88,6 +92,17 @@ void bind_rows(py::module_& module) {
                 const std::vector<int64_t>& counts, const std::vector<int>& order, bool to_self) {
                const py::gil_scoped_release release;
                post_grouped_rows(channel, pointer(data), {row_bytes, counts, order}, to_self);
+             });
+  module.def("post_table_rows",
+             [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
+                size_t row_bytes, const std::vector<int64_t>& counts, const std::vector<int>& order,
+                uintptr_t own) {
+               std::vector<Table> list;
+               for (const auto& [address, rows] : tables) list.push_back({pointer(address), rows});
+               const TableRows rows{
+                   list, pointer(std::get<0>(ids)), std::get<1>(ids), {row_bytes, counts, order}};
+               const py::gil_scoped_release release;
+               post_table_rows(channel, rows, pointer(own));
              });
   module.def("collect_grouped_rows",
              [](const Arrival& arrival, uintptr_t out, size_t row_bytes,

@@ -30,45 +30,6 @@ WaitPolicy policy_for(int world_size) {
   return policy;
 }
 
-/// memcpy without the call for the sizes of small messages.
-inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes >= 8 && bytes <= 16) {
-    uint64_t head;
-    uint64_t tail;
-    std::memcpy(&head, from, sizeof(head));
-    std::memcpy(&tail, from + bytes - sizeof(tail), sizeof(tail));
-    std::memcpy(to, &head, sizeof(head));
-    std::memcpy(to + bytes - sizeof(tail), &tail, sizeof(tail));
-    return;
-  }
-  std::memcpy(to, from, bytes);
-}
-
-std::byte* copy_block(std::byte* to, const Block& block) {
-  if (block.contiguous()) {
-    copy_bytes(to, block.data, block.bytes());
-    return to + block.bytes();
-  }
-  const std::byte* from = block.data;
-  for (size_t row = 0; row < block.rows; ++row, from += block.stride, to += block.row_bytes) {
-    std::memcpy(to, from, block.row_bytes);
-  }
-  return to;
-}
-
-std::byte* copy_blocks(std::byte* to, const Part& part) {
-  for (const Block& block : part) {
-    if (block.bytes() > 0) to = copy_block(to, block);
-  }
-  return to;
-}
-
-size_t bytes_of(const Part& part) {
-  size_t bytes = 0;
-  for (const Block& block : part) bytes += block.bytes();
-  return bytes;
-}
-
 void copy_parts(std::byte* base, const Message& message, const PartLayout& layout) {
   for (size_t i = 0; i < layout.count; ++i) copy_blocks(base + layout.offset[i], message[i]);
 }

@@ -9,28 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "channel/block.h"
 #include "channel/waiter.h"
 #include "channel/wire.h"
 #include "errors.h"
 #include "transport/transport.h"
 
 namespace bls {
-
-/// `rows` rows of `row_bytes` in the caller's memory, `stride` bytes from start to start.
-struct Block {
-  const std::byte* data = nullptr;
-  size_t row_bytes = 0;
-  size_t rows = 1;
-  size_t stride = 0;
-
-  size_t bytes() const { return row_bytes * rows; }
-  bool contiguous() const { return rows <= 1 || stride == row_bytes; }
-};
-
-/// The receiver sees a part as one run of bytes: its blocks, concatenated.
-using Part = std::span<const Block>;
-/// What one rank gets.
-using Message = std::span<const Part>;
 
 struct ChannelConfig {
   int rank = 0;

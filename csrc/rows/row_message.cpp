@@ -23,7 +23,8 @@ const std::byte* only_part(const Arrival& arrival, int source, uint64_t bytes) {
 }
 
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes != 0) std::memcpy(to, from, bytes);
+  // Rows of this rank may have been looked up in their place.
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
 /// Consecutive rows in memory.

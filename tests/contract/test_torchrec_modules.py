@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup
 from torchrec.distributed.embedding_sharding import (
     KJTListSplitsAwaitable,
     _set_sharding_context_intra_a2a,
@@ -271,6 +277,40 @@ def collection_says_its_dims_and_names(rank: int) -> None:
 
 def test_a_collection_says_its_dims_and_names() -> None:
     run(2, collection_says_its_dims_and_names)
+
+
+def tables_of_a_sequence_lookup(rank: int) -> None:
+    module = sharded_by_torchrec(EC)
+    assert module.post_lookup_tracker_fn is None and module.post_odist_tracker_fn is None
+    for sharding_type, lookup in zip(module._sharding_types, module._lookups, strict=True):
+        assert type(lookup) is GroupedEmbeddingsLookup
+        assert lookup.optim_state_tracker_fn is None
+        dim = module._embedding_dim_for_sharding_type(sharding_type)
+        for kernel in lookup._emb_modules:
+            assert type(kernel) is BatchedFusedEmbedding
+            fbgemm = kernel.emb_module
+            assert type(fbgemm) is SplitTableBatchedEmbeddingBagsCodegen
+            assert fbgemm.use_cpu and fbgemm.optimizer == EmbOptimType.EXACT_SGD
+            assert fbgemm.weights_precision.as_int() == fbgemm.output_dtype
+            tables = kernel.split_embedding_weights()
+            storage = fbgemm.weights_host.untyped_storage().data_ptr()
+            for table, config in zip(tables, kernel._config.embedding_tables, strict=True):
+                assert table.untyped_storage().data_ptr() == storage
+                assert table.is_contiguous() and table.shape == (config.local_rows, dim)
+            names = [kernel._config.embedding_tables[i].name for i in kernel._feature_table_map]
+            assert names == [
+                table.name for table in kernel._config.embedding_tables for _ in table.feature_names
+            ]
+            # An unpooled lookup is the rows that the ids name, in their order.
+            ids = torch.zeros(len(names), dtype=torch.int64)
+            with torch.no_grad():
+                rows = fbgemm(ids, torch.arange(len(names) + 1))
+            expected = [tables[i][0] for i in kernel._feature_table_map]
+            assert torch.equal(rows, torch.stack(expected))
+
+
+def test_a_sequence_lookup_is_rows_of_tables_in_memory() -> None:
+    run(2, tables_of_a_sequence_lookup)
 
 
 def mean_pooling_is_a_callback(rank: int) -> None:

@@ -38,6 +38,7 @@ Output = dict[str, torch.Tensor]
 # Ranks to the number of hosts they pretend to be on; table-row-wise needs more than one.
 NODES = {2: 2, 3: 1, 4: 2, 8: 2}
 KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+BOUNDS = [0, 1, 2, 4]
 CASES = [
     (world_size, kind, sharding)
     for world_size, nodes in NODES.items()
@@ -89,9 +90,9 @@ def torchrec_outputs(
 
 
 def piped_outputs(
-    kind: Kind, nodes: int, bound: int, batches: Sequence[KeyedJaggedTensor]
+    kind: Kind, sharding: str, nodes: int, bound: int, batches: Sequence[KeyedJaggedTensor]
 ) -> list[Output]:
-    model = shard(kind, "mixed", kind.bls_sharder(BLSConfig(bound=bound)), nodes)
+    model = shard(kind, sharding, kind.bls_sharder(BLSConfig(bound=bound)), nodes)
     pipeline = BoundedLagPipeline[Batch, object](model)
     late = random.Random(torch.distributed.get_rank())
 
@@ -109,7 +110,7 @@ def piped_outputs(
 
 
 def compare_with_torchrec(rank: int, world_size: int, kind: Kind) -> dict[str, str | None]:
-    """Returns for each sharding, and each bound with the mixed one, what was wrong."""
+    """Returns for each sharding, and each bound with it, what was wrong."""
     nodes = NODES[world_size]
     set_nodes(nodes)
     batches = batches_of(kind, rank)
@@ -128,9 +129,9 @@ def compare_with_torchrec(rank: int, world_size: int, kind: Kind) -> dict[str, s
         model = shard(kind, sharding, kind.bls_sharder(BLSConfig()), nodes)
         ours = [forward(model, ids) for ids in batches]
         note(sharding, ours, theirs)
-        if sharding == "mixed":
-            for bound in (0, 1, 2, 4):
-                note(f"bound {bound}", piped_outputs(kind, nodes, bound, batches), ours)
+        for bound in BOUNDS:
+            piped = piped_outputs(kind, sharding, nodes, bound, batches)
+            note(f"{sharding}, bound {bound}", piped, ours)
     return failures
 
 
@@ -185,8 +186,9 @@ def test_synchronous_outputs_are_torchrecs(world_size: int, kind: str, sharding:
     assert_equal(world_size, kind, sharding)
 
 
-@pytest.mark.parametrize("bound", [0, 1, 2, 4])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world_size", NODES)
-def test_every_bound_has_the_synchronous_outputs(world_size: int, kind: str, bound: int) -> None:
-    assert_equal(world_size, kind, f"bound {bound}")
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize(("world_size", "kind", "sharding"), CASES)
+def test_every_bound_has_the_synchronous_outputs(
+    world_size: int, kind: str, sharding: str, bound: int
+) -> None:
+    assert_equal(world_size, kind, f"{sharding}, bound {bound}")

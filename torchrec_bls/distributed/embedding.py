@@ -26,6 +26,7 @@ from torchrec_bls.distributed.module import (
     without_bounds_check,
 )
 from torchrec_bls.distributed.routes import Route, plan_routes
+from torchrec_bls.distributed.tables import SequenceTables, can_read
 
 _SHARDING_TYPES = [
     ShardingType.TABLE_WISE.value,
@@ -51,6 +52,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         self._init_bounded_lag(
             config, env.process_group, module_fqn, rows_by_feature(module.embedding_configs())
         )
+        self._bls_tables: list[SequenceTables] | None = None
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
@@ -88,31 +90,60 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts; see TorchRec, which cannot do batches without samples."""
-        if all(ids.stride() > 0 for ids in input):
+        features = ctx.sharding_contexts[0].features_before_input_dist
+        counts = getattr(ctx, "bls_counts", None)
+        if self._bls_routes is not None and counts is not None and self._only_copies_rows():
+            sent = self._look_up_and_post(ctx, input)
+        elif all(ids.stride() > 0 for ids in input):
             awaitable = super().compute_and_output_dist(ctx, input)
             sent = awaitable._awaitables_per_sharding
         else:
-            sent = [
-                output_dist(torch.empty(0, self._embedding_dim_for_sharding_type(kind)), context)
-                for output_dist, kind, context in zip(
-                    self._output_dists,
-                    self._sharding_type_to_sharding,
-                    ctx.sharding_contexts,
-                    strict=True,
-                )
-            ]
-        counts = getattr(ctx, "bls_counts", None)
+            sent = self._post_no_rows(ctx)
         if self._bls_routes is not None and counts is not None:
-            features = ctx.sharding_contexts[0].features_before_input_dist
             return _RoutedEmbeddings(
                 sent, self._bls_routes, self._embedding_names_per_sharding, features, counts
             )
-        ids = [context.features_before_input_dist for context in ctx.sharding_contexts]
-        if all(i.stride() > 0 for i in ids):
+        if features.stride() > 0:
             return awaitable
         names = [name for names in self._embedding_names_per_sharding for name in names]
-        indices = ids[0].values()[:0] if self._need_indices else None
+        indices = features.values()[:0] if self._need_indices else None
         return _EmptyBatchAwaitable(sent, names, self._embedding_dim, indices)
+
+    def _only_copies_rows(self) -> bool:
+        return (
+            not torch.is_grad_enabled()
+            and self.post_lookup_tracker_fn is None
+            and self.post_odist_tracker_fn is None
+            and all(can_read(lookup) for lookup in self._lookups)
+        )
+
+    def _look_up_and_post(self, ctx: Any, input: Any) -> list[Awaitable[torch.Tensor]]:
+        if self._bls_tables is None:
+            self._bls_tables = [SequenceTables(lookup) for lookup in self._lookups]
+        return [
+            output_dist.look_up_and_post(
+                tables, self._embedding_dim_for_sharding_type(kind), ids, context
+            )
+            for output_dist, tables, kind, ids, context in zip(
+                self._output_dists,
+                self._bls_tables,
+                self._sharding_type_to_sharding,
+                input,
+                ctx.sharding_contexts,
+                strict=True,
+            )
+        ]
+
+    def _post_no_rows(self, ctx: Any) -> list[Awaitable[torch.Tensor]]:
+        return [
+            output_dist(torch.empty(0, self._embedding_dim_for_sharding_type(kind)), context)
+            for output_dist, kind, context in zip(
+                self._output_dists,
+                self._sharding_type_to_sharding,
+                ctx.sharding_contexts,
+                strict=True,
+            )
+        ]
 
 
 class _RoutedEmbeddings(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]

@@ -1,7 +1,8 @@
 """Output dists: the embeddings back to the ranks that asked for them, in one message per peer.
 
-Each replaces one of TorchRec's output dists. The rows go straight from the lookup's result into the
-slots of their receivers; the receiver writes its output straight from its slots.
+Each replaces one of TorchRec's output dists. The rows go straight from the lookup's result, or from
+the tables themselves, into the slots of their receivers; the receiver writes its output straight
+from its slots.
 """
 
 from abc import abstractmethod
@@ -13,22 +14,24 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchange import Exchange, Pending
 from torchrec_bls.distributed.ids import IdsLayout, layout_of
+from torchrec_bls.distributed.tables import SequenceTables
 
 
 class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):
-    """The embeddings of this rank's samples, when they have arrived."""
+    """The embeddings of this rank's samples, when `finish` returns them."""
 
-    def __init__(self, request: "_Request") -> None:
+    def __init__(self, finish: Callable[[], torch.Tensor]) -> None:
         super().__init__()
-        self._request = request
+        self._finish = finish
 
     def _wait_impl(self) -> torch.Tensor:
-        return self._request.finish()
+        return self._finish()
 
 
 class OutputDist(nn.Module):
@@ -69,7 +72,7 @@ class OutputDist(nn.Module):
             request.dummy = _Send.apply(request, local_embs)  # type: ignore[no-untyped-call]
         else:
             request.send(local_embs.detach())
-        awaitable = EmbeddingsAwaitable(request)
+        awaitable = EmbeddingsAwaitable(request.finish)
         awaitable.callbacks.extend(self._callbacks)
         return awaitable
 
@@ -178,6 +181,61 @@ class SequenceOutputDist(OutputDist):
             return out
 
         return self._exchange.post(send, collect, [rows])
+
+    def look_up_and_post(
+        self, tables: SequenceTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
+    ) -> EmbeddingsAwaitable:
+        """Posts rows straight from the tables, in place of a lookup and `forward`. No gradients.
+
+        Args:
+            tables: of the lookup.
+            dim: columns of its rows.
+            ids: what it would look up.
+            sharding_ctx: see `forward`.
+
+        Raises:
+            ValueError: a table does not have a row that another rank asks for.
+        """
+        layout = layout_of(sharding_ctx)
+        row_bytes = dim * tables.dtype.itemsize
+        self._exchange.open(max(layout.values_received) * row_bytes, max(layout.strides))
+        permutation = sharding_ctx.unbucketize_permute_tensor
+        order = None if permutation is None else permutation.to(torch.int64).contiguous()
+        values = ids.values()
+        out = torch.empty(sum(layout.values_sent), dim, dtype=tables.dtype)
+        own_rows = layout.values_sent[self._rank]
+        if order is None:
+            first = sum(layout.values_sent[: self._rank])
+            own = out[first : first + own_rows]
+        else:
+            own = torch.empty(own_rows, dim, dtype=tables.dtype)
+
+        def send(channel: _native.Channel) -> None:
+            _native.post_table_rows(
+                channel,
+                tables.by_feature(),
+                (values.data_ptr(), values.element_size()),
+                row_bytes,
+                layout.counts,
+                layout.order,
+                own.data_ptr(),
+            )
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            _native.collect_rows(
+                arrival,
+                out.data_ptr(),
+                row_bytes,
+                layout.values_sent,
+                (0, 0) if order is None else (order.data_ptr(), order.numel()),
+                self._rank,
+                own.data_ptr(),
+                [own_rows],
+                [self._rank],
+            )
+            return out
+
+        return EmbeddingsAwaitable(self._exchange.post(send, collect, []).wait)
 
     def post_gradient(self, request: _Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""

@@ -128,8 +128,13 @@ class Exchange:
         assert channel is not None, "open comes before post"
         while len(self._pending) > channel.bound:
             self.complete_oldest()
-        with channel.range("post"):
-            send(channel.native)
+        try:
+            with channel.range("post"):
+                send(channel.native)
+        except ValueError as error:
+            # The other ranks count on this post.
+            channel.poison(str(error))
+            raise
         channel.hold_until_release(own)
         channel.warn_if_pulled()
         pending = Pending(self, collect)

@@ -1,0 +1,114 @@
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "payload.h"
+#include "ranks.h"
+#include "rows/table_rows.h"
+
+using namespace bls;
+using namespace bls::testing;
+
+namespace {
+
+constexpr int64_t kRows = 10;
+constexpr size_t kFloats = 3;
+constexpr size_t kRowBytes = kFloats * sizeof(float);
+
+/// A table whose values tell rank, feature and row.
+std::vector<float> table_of(int rank, size_t feature) {
+  std::vector<float> table;
+  for (int64_t row = 0; row < kRows; ++row) {
+    const auto value = static_cast<float>(rank * 1000 + static_cast<int>(feature * 100 + row));
+    table.insert(table.end(), kFloats, value);
+  }
+  return table;
+}
+
+/// What `asking` wants from `holding`: ids of a feature.
+std::vector<int64_t> ids_for(int holding, size_t feature, int asking) {
+  std::vector<int64_t> ids((static_cast<size_t>(holding + 2 * asking) + feature) % 4);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<int64_t>(i * 3 + feature + static_cast<size_t>(asking)) % kRows;
+  }
+  return ids;
+}
+
+std::vector<float> rows_for(int holding, size_t features, int asking) {
+  std::vector<float> rows;
+  for (size_t feature = 0; feature < features; ++feature) {
+    const std::vector<float> table = table_of(holding, feature);
+    for (const int64_t id : ids_for(holding, feature, asking)) {
+      const auto row = table.begin() + id * static_cast<int64_t>(kFloats);
+      rows.insert(rows.end(), row, row + kFloats);
+    }
+  }
+  return rows;
+}
+
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+
+}  // namespace
+
+TEST_CASE("rows reach their ranks straight from the tables") {
+  constexpr int kWorld = 3;
+  const int order[] = {2, 0, 1};
+  Ranks ranks({.world_size = kWorld, .slot_bytes = 1024});
+  ranks.run([&](int rank, Channel& channel) {
+    // As in sharding: ranks hold different numbers of tables, the last one none.
+    const auto features = [](int holding) { return static_cast<size_t>(2 - holding); };
+    std::vector<std::vector<float>> data;
+    std::vector<Table> tables;
+    std::vector<int64_t> ids;
+    std::vector<int64_t> counts;
+    for (size_t feature = 0; feature < features(rank); ++feature) {
+      data.push_back(table_of(rank, feature));
+      tables.push_back({bytes(data.back().data()), kRows});
+      for (const int asking : order) {
+        const std::vector<int64_t> more = ids_for(rank, feature, asking);
+        ids.insert(ids.end(), more.begin(), more.end());
+        counts.push_back(static_cast<int64_t>(more.size()));
+      }
+    }
+    const std::vector<float> expected_own = rows_for(rank, features(rank), rank);
+    std::vector<float> own(expected_own.size());
+    post_table_rows(channel,
+                    {tables, bytes(ids.data()), sizeof(int64_t), {kRowBytes, counts, order}},
+                    reinterpret_cast<std::byte*>(own.data()));
+    CHECK(own == expected_own);
+    const Arrival& arrival = channel.wait();
+    CHECK(arrival.parts(rank).empty());
+    for (int source = 0; source < kWorld; ++source) {
+      if (source == rank) continue;
+      const std::vector<float> expected = rows_for(source, features(source), rank);
+      const View& part = arrival.part(source, 0);
+      REQUIRE(part.bytes == expected.size() * sizeof(float));
+      CHECK(std::memcmp(part.data, expected.data(), part.bytes) == 0);
+    }
+    channel.release();
+  });
+}
+
+TEST_CASE("an id that a table does not have is refused before anything is posted") {
+  Ranks ranks({.slot_bytes = 1024});
+  const std::vector<float> data = table_of(0, 0);
+  const Table tables[] = {{bytes(data.data()), kRows}, {bytes(data.data()), 4}};
+  const int order[] = {0, 1};
+  const int64_t counts[] = {1, 1, 1, 1};
+  std::vector<float> own(2 * kFloats);
+  for (const int32_t bad : {4, -1}) {
+    const int32_t ids[] = {9, 0, 3, bad};
+    std::string message;
+    try {
+      post_table_rows(ranks[0], {tables, bytes(ids), sizeof(int32_t), {kRowBytes, counts, order}},
+                      reinterpret_cast<std::byte*>(own.data()));
+    } catch (const std::invalid_argument& error) {
+      message = error.what();
+    }
+    CHECK(message ==
+          "id " + std::to_string(bad) + " of feature 1 of the lookup, whose table has 4 rows here");
+    CHECK(ranks[0].posted() == 0);
+  }
+}

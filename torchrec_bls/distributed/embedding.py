@@ -10,7 +10,6 @@ from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
     ParameterSharding,
-    QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
 )
@@ -19,22 +18,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
-from torchrec_bls.distributed.module import (
-    BoundedLagModule,
-    check_plan,
-    rows_by_feature,
-    without_bounds_check,
-)
+from torchrec_bls.distributed.module import BoundedLagModule, rows_by_feature
 from torchrec_bls.distributed.routes import Route, plan_routes
+from torchrec_bls.distributed.sharder import BoundedLagSharder
 from torchrec_bls.distributed.tables import SequenceTables, can_read
-
-_SHARDING_TYPES = [
-    ShardingType.TABLE_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.COLUMN_WISE.value,
-]
-# FBGEMM's dense kernel mishandles unpooled lookups on CPU and corrupts memory.
-_KERNELS = [EmbeddingComputeKernel.FUSED.value]
 
 
 class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # type: ignore[misc]
@@ -213,58 +200,20 @@ class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ign
         }
 
 
-class BLSEmbeddingCollectionSharder(EmbeddingCollectionSharder):  # type: ignore[misc]
+class BLSEmbeddingCollectionSharder(
+    BoundedLagSharder,
+    EmbeddingCollectionSharder,  # type: ignore[misc]
+):
     """Shards EmbeddingCollections table-, row- or column-wise with bounded-lag exchanges.
 
-    Args:
-        config: of the exchanges.
-        fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...).
-        qcomm_codecs_registry: must be empty: bounded-lag messages carry rows as they are.
-
-    Raises:
-        ValueError: codecs are given.
+    The arguments are those of BoundedLagSharder.
     """
 
-    def __init__(
-        self,
-        config: BLSConfig | None = None,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        if qcomm_codecs_registry:
-            raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
-        super().__init__(without_bounds_check(fused_params))
-        self._config = config or BLSConfig()
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> BLSEmbeddingCollection:
-        """Shards `module` by `params`; called by DistributedModelParallel on every rank.
-
-        Raises:
-            ValueError: a table has a sharding type or kernel that is not supported.
-        """
-        check_plan(type(self).__name__, params, _SHARDING_TYPES, _KERNELS)
-        return BLSEmbeddingCollection(
-            self._config,
-            module,
-            params,
-            env,
-            module_fqn,
-            fused_params=self.fused_params,
-            device=device,
-        )
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Returns what a planner may choose from."""
-        return list(_SHARDING_TYPES)
-
-    @property
-    def sharded_module_type(self) -> type[BLSEmbeddingCollection]:
-        """The class that `shard` returns."""
-        return BLSEmbeddingCollection
+    _sharding_types = (
+        ShardingType.TABLE_WISE.value,
+        ShardingType.ROW_WISE.value,
+        ShardingType.COLUMN_WISE.value,
+    )
+    # FBGEMM's dense kernel mishandles unpooled lookups on CPU and corrupts memory.
+    _kernels = (EmbeddingComputeKernel.FUSED.value,)
+    _sharded_module = BLSEmbeddingCollection

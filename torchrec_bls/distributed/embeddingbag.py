@@ -12,7 +12,6 @@ from torchrec.distributed.embeddingbag import (
 from torchrec.distributed.types import (
     Awaitable,
     ParameterSharding,
-    QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
 )
@@ -21,21 +20,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
-from torchrec_bls.distributed.module import (
-    BoundedLagModule,
-    check_plan,
-    rows_by_feature,
-    without_bounds_check,
-)
+from torchrec_bls.distributed.module import BoundedLagModule, rows_by_feature
 from torchrec_bls.distributed.routes import Route, plan_routes
-
-_SHARDING_TYPES = [
-    ShardingType.TABLE_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.COLUMN_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-]
-_KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value]
+from torchrec_bls.distributed.sharder import BoundedLagSharder
 
 
 def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[ColumnGroup]:
@@ -131,60 +118,21 @@ class BLSEmbeddingBagCollection(
         return awaitable
 
 
-class BLSEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+class BLSEmbeddingBagCollectionSharder(
+    BoundedLagSharder,
+    EmbeddingBagCollectionSharder,  # type: ignore[misc]
+):
     """Shards EmbeddingBagCollections with bounded-lag exchanges.
 
-    Table-, row-, column- and table-row-wise; sum and mean pooling; weighted or not.
-
-    Args:
-        config: of the exchanges.
-        fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...).
-        qcomm_codecs_registry: must be empty: bounded-lag messages carry rows as they are.
-
-    Raises:
-        ValueError: codecs are given.
+    Table-, row-, column- and table-row-wise; sum and mean pooling; weighted or not. The
+    arguments are those of BoundedLagSharder.
     """
 
-    def __init__(
-        self,
-        config: BLSConfig | None = None,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        if qcomm_codecs_registry:
-            raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
-        super().__init__(without_bounds_check(fused_params))
-        self._config = config or BLSConfig()
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> BLSEmbeddingBagCollection:
-        """Shards `module` by `params`; called by DistributedModelParallel on every rank.
-
-        Raises:
-            ValueError: a table has a sharding type or kernel that is not supported.
-        """
-        check_plan(type(self).__name__, params, _SHARDING_TYPES, _KERNELS)
-        return BLSEmbeddingBagCollection(
-            self._config,
-            module,
-            params,
-            env,
-            module_fqn,
-            fused_params=self.fused_params,
-            device=device,
-        )
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Returns what a planner may choose from."""
-        return list(_SHARDING_TYPES)
-
-    @property
-    def sharded_module_type(self) -> type[BLSEmbeddingBagCollection]:
-        """The class that `shard` returns."""
-        return BLSEmbeddingBagCollection
+    _sharding_types = (
+        ShardingType.TABLE_WISE.value,
+        ShardingType.ROW_WISE.value,
+        ShardingType.COLUMN_WISE.value,
+        ShardingType.TABLE_ROW_WISE.value,
+    )
+    _kernels = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+    _sharded_module = BLSEmbeddingBagCollection

@@ -2,12 +2,11 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -200,29 +199,3 @@ def rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
         for feature in table.feature_names:
             rows[feature] = min(table.num_embeddings, rows.get(feature, table.num_embeddings))
     return rows
-
-
-def without_bounds_check(fused_params: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns `fused_params` with FBGEMM's own check of ids off, unless they name it: every id is
-    checked before it is sent."""
-    return {"bounds_check_mode": BoundsCheckMode.NONE, **(fused_params or {})}
-
-
-def check_plan(
-    sharder: str,
-    params: Mapping[str, Any],
-    sharding_types: Sequence[str],
-    kernels: Sequence[str],
-) -> None:
-    """Raises ValueError naming the table whose sharding type or kernel `sharder` cannot do."""
-    for table, parameter in params.items():
-        for what, planned, possible in (
-            ("sharding type", parameter.sharding_type, sharding_types),
-            ("compute kernel", parameter.compute_kernel, kernels),
-        ):
-            if planned not in possible:
-                raise ValueError(
-                    f"{sharder}: table '{table}' is planned with {what} {planned}, but only "
-                    f"{', '.join(possible)} are possible; name it in the plan "
-                    "(ParameterConstraints, or the generators of sharding_plan)"
-                )

@@ -87,9 +87,7 @@ class Channel::CallGuard {
     std::atomic_signal_fence(std::memory_order_seq_cst);
     if (channel_.closing_.load(std::memory_order_relaxed)) {
       channel_.in_call_.store(false, std::memory_order_release);
-      throw ChannelError(ErrorKind::kClosed, "channel '" + channel_.config_.name +
-                                                 "' is closed on rank " +
-                                                 std::to_string(channel_.config_.rank));
+      channel_.raise_closed();
     }
   }
   ~CallGuard() { channel_.in_call_.store(false, std::memory_order_release); }
@@ -130,7 +128,11 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
   stats_.lag_histogram.assign(config_.bound + 1, 0);
 }
 
-Channel::~Channel() { close(); }
+Channel::~Channel() {
+  close();
+  // A forked child has none of the memory, and something else may stand at its addresses.
+  if (abandoned_) static_cast<void>(transport_.release());
+}
 
 uint64_t Channel::post(std::span<const Message> messages) {
   const CallGuard guard(*this);
@@ -206,7 +208,7 @@ void Channel::send(int destination, const Message& message) {
   if (pulled) {
     layout.place(0);
     SegmentAddress address;
-    copy_parts(transport_->expose(destination, post_slot_, layout.end, address), message, layout);
+    copy_parts(expose(destination, layout.end, address), message, layout);
     std::memcpy(to + header_bytes(layout.count), &address, sizeof(address));
     exposing_[pair] = 1;
     ++stats_.pulled_messages;
@@ -236,6 +238,14 @@ void Channel::send(int destination, const Message& message) {
 
   ++stats_.messages;
   stats_.largest_message = std::max(stats_.largest_message, wanted);
+}
+
+std::byte* Channel::expose(int destination, size_t bytes, SegmentAddress& address) {
+  try {
+    return transport_->expose(destination, post_slot_, bytes, address);
+  } catch (const ChannelError& error) {
+    fail(error.kind(), describe(destination, posted_) + "cannot get a message: " + error.what());
+  }
 }
 
 void Channel::await_credit(int destination) {
@@ -278,24 +288,31 @@ const Arrival& Channel::wait() {
 
 void Channel::receive(int source, Arrival& arrival) {
   const size_t pair = pair_index(source, wait_slot_);
+  uint32_t credit = 0;
   try {
     record_lag(source);
     if (!transport_->arrived(source, wait_slot_, completed_)) await_message(source);
     View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
     const Expectation expected{config_.rank, source, completed_, slot_bytes_};
-    uint32_t credit;
     if (pulling_[pair] != 0 ||
         !parse_in_slot(inbox_[pair], expected, views, arrival.counts_[source], credit)) {
       credit = receive_pulled(expected, pair, views, arrival.counts_[source]);
     }
-    take_credit(source, credit);
   } catch (const ChannelError& error) {
-    // Raised below this class; everything raised by `fail` has poisoned already.
-    if (error.kind() == ErrorKind::kProtocol || error.kind() == ErrorKind::kRendezvous) {
-      transport_->poison_all(error.what());
+    // These two come from below this class, which knows neither the channel nor the lag.
+    if (error.kind() == ErrorKind::kProtocol) {
+      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be right: " +
+                             error.what() +
+                             ". Two versions of torchrec-bls, or a write out of bounds in one of "
+                             "the two processes, cause this");
+    }
+    if (error.kind() == ErrorKind::kRendezvous) {
+      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be read: " +
+                             error.what());
     }
     throw;
   }
+  take_credit(source, credit);
 }
 
 uint32_t Channel::receive_pulled(const Expectation& expected, size_t pair, View* views,
@@ -349,7 +366,7 @@ void Channel::await_message(int source) {
       [&] { return transport_->arrived(source, wait_slot_, sequence); },
       [&](bool slow) {
         check_running();
-        if (slow) check_alive(source, sequence, "to send");
+        if (slow) check_all_alive(sequence);
       });
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
   if (done) return;
@@ -387,8 +404,13 @@ void Channel::release() {
 }
 
 void Channel::poison(const std::string& reason) {
-  transport_->poison_all("channel '" + config_.name + "': rank " + std::to_string(config_.rank) +
-                         " failed at sequence " + std::to_string(completed_) + ": " + reason);
+  if (abandoned_) return;
+  transport_->poison_all(here(completed_) + ": " + reason);
+}
+
+void Channel::abandon() {
+  abandoned_ = true;
+  closing_ = true;
 }
 
 void Channel::close() {
@@ -415,10 +437,17 @@ void Channel::close() {
 
 void Channel::check_running() {
   if (closing_.load(std::memory_order_relaxed)) {
-    throw ChannelError(ErrorKind::kClosed, "channel '" + config_.name + "' was closed on rank " +
-                                               std::to_string(config_.rank) + " while it waited");
+    throw ChannelError(ErrorKind::kClosed,
+                       here(completed_) + ": another thread closed the channel during a wait");
   }
   if (transport_->poisoned()) raise_poison();
+}
+
+void Channel::check_all_alive(uint64_t sequence) {
+  // Not only the awaited peer: it may be slow, and another one that is awaited later dead.
+  for (int peer = 0; peer < config_.world_size; ++peer) {
+    if (peer != config_.rank) check_alive(peer, sequence, "to send");
+  }
 }
 
 void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
@@ -447,17 +476,31 @@ void Channel::fail(ErrorKind kind, const std::string& message) {
 
 void Channel::raise_poison() {
   const Poison poison = transport_->poison();
-  throw ChannelError(ErrorKind::kPoisoned,
-                     "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) +
-                         " stopped at sequence " + std::to_string(completed_) + " because rank " +
-                         std::to_string(poison.origin) + " failed: " + poison.message);
+  throw ChannelError(ErrorKind::kPoisoned, here(completed_) + ": stopped because rank " +
+                                               std::to_string(poison.origin) +
+                                               " failed: " + poison.message);
+}
+
+void Channel::raise_closed() {
+  const std::string channel =
+      "channel '" + config_.name + "' on rank " + std::to_string(config_.rank);
+  if (abandoned_) {
+    throw ChannelError(ErrorKind::kClosed,
+                       channel +
+                           " belongs to the process that made it: a forked child is no rank of it. "
+                           "Fork before the channel is made, or do not use it in the child");
+  }
+  throw ChannelError(ErrorKind::kClosed, channel + " is closed");
+}
+
+std::string Channel::here(uint64_t sequence) const {
+  return "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) + ", sequence " +
+         std::to_string(sequence) + ", lag " +
+         std::to_string(posted_ > completed_ ? posted_ - 1 - completed_ : 0);
 }
 
 std::string Channel::describe(int peer, uint64_t sequence) const {
-  return "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) + ", sequence " +
-         std::to_string(sequence) + ", lag " +
-         std::to_string(posted_ > completed_ ? posted_ - 1 - completed_ : 0) + ": rank " +
-         std::to_string(peer) + " ";
+  return here(sequence) + ": rank " + std::to_string(peer) + " ";
 }
 
 std::string Channel::missing_peers(uint64_t sequence) {

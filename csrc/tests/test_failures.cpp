@@ -208,8 +208,8 @@ TEST_CASE("poison reaches ranks that wait and names its origin and reason") {
   for (const int rank : {0, 1, 3}) {
     check_failure(failures[static_cast<size_t>(rank)], ErrorKind::kPoisoned,
                   "channel 'tested' on rank " + std::to_string(rank) +
-                      " stopped at sequence 0 because rank 2 failed: channel 'tested': rank 2 "
-                      "failed at sequence 0: the lookup failed");
+                      ", sequence 0, lag 0: stopped because rank 2 failed: channel 'tested' on "
+                      "rank 2, sequence 0, lag 0: the lookup failed");
   }
 }
 
@@ -271,9 +271,9 @@ TEST_CASE("a rank cannot use a channel that it closed") {
   ranks[0].close();
   CHECK(ranks[0].closed());
   check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kClosed,
-                "channel 'tested' is closed on rank 0");
-  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kClosed, "is closed on rank 0");
-  check_failure(failure_of([&] { ranks[0].release(); }), ErrorKind::kClosed, "is closed on rank 0");
+                "channel 'tested' on rank 0 is closed");
+  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kClosed, "rank 0 is closed");
+  check_failure(failure_of([&] { ranks[0].release(); }), ErrorKind::kClosed, "rank 0 is closed");
 }
 
 TEST_CASE("closing from another thread ends a wait") {

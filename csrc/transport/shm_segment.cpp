@@ -21,8 +21,11 @@ std::string mebibytes(uint64_t bytes) {
   return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
 }
 
+bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
+
 [[noreturn]] void fail(const std::string& what) {
-  throw ChannelError(ErrorKind::kRendezvous, what + ": " + std::strerror(errno));
+  const char* const cure = out_of_descriptors() ? ". Raise the limit of open files (ulimit -n)" : "";
+  throw ChannelError(ErrorKind::kRendezvous, what + ": " + std::strerror(errno) + cure);
 }
 
 [[noreturn]] void no_space(uint64_t bytes, const std::string& purpose) {
@@ -61,8 +64,9 @@ ShmSegment ShmSegment::open(const SegmentAddress& address) {
       "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) {
-    fail("cannot open shared memory of process " + std::to_string(address.pid) +
-         " (ranks must run as one user, in one PID namespace, and be alive)");
+    const char* const condition =
+        out_of_descriptors() ? "" : " (ranks must run as one user, in one PID namespace, alive)";
+    fail("cannot open shared memory of process " + std::to_string(address.pid) + condition);
   }
   struct stat info {};
   const bool same = fstat(fd, &info) == 0 && info.st_dev == address.device &&

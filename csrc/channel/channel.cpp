@@ -460,6 +460,8 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
 }
 
 void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
+  // A peer that closed because of another rank's failure has told of that before.
+  if (transport_->poisoned()) raise_poison();
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
                                    doing + ": look at that rank's own output for the cause");

@@ -17,8 +17,10 @@ namespace {
 
 constexpr const char* kDirectory = "/dev/shm";
 
+constexpr uint64_t kMebibyte = 1u << 20;
+
 std::string mebibytes(uint64_t bytes) {
-  return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
+  return std::to_string((bytes + kMebibyte - 1) / kMebibyte) + " MiB";
 }
 
 bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
@@ -34,8 +36,9 @@ bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
       statvfs(kDirectory, &fs) == 0 ? uint64_t{fs.f_bavail} * fs.f_frsize : 0;
   throw ChannelError(ErrorKind::kRendezvous,
                      "no space in " + std::string(kDirectory) + " for " + purpose + ": " +
-                         mebibytes(bytes) + " needed, " + mebibytes(free_bytes) +
-                         " free. Lower the bound, slot_bytes or the batch, or enlarge it "
+                         mebibytes(bytes) + " needed, " +
+                         std::to_string(free_bytes / kMebibyte) +
+                         " MiB free. Lower the bound, slot_bytes or the batch, or enlarge it "
                          "(mount -o remount,size=... /dev/shm; in a container --shm-size)");
 }
 

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from tests.faults.memory import Slot
 from tests.faults.row import LeaveError, Scene
-from torchrec_bls import BoundedLagChannel
 from torchrec_bls.errors import ChannelClosedError
 
 _CLONE_NEWNS = 0x20000
@@ -148,19 +147,16 @@ class Fork:
     """A forked child tries to use the channel, drops it and ends."""
 
     def __call__(self, scene: Scene) -> None:
-        channel = scene.channel
-        assert channel is not None
-        arrival = channel.wait()
         scene.strike()
         child = os.fork()
         if child == 0:
-            os._exit(0 if _is_harmless(channel, arrival) else 1)
+            os._exit(0 if _is_harmless(scene) else 1)
         assert os.waitpid(child, 0)[1] == 0, "the forked child crashed or was let in"
-        arrival.release()
-        raise LeaveError
 
 
-def _is_harmless(channel: BoundedLagChannel, arrival: Any) -> bool:
+def _is_harmless(scene: Scene) -> bool:
+    channel, arrival = scene.channel, scene.arrival
+    assert channel is not None and arrival is not None
     refused = 0
     for use in (lambda: channel.post([[]] * 3), channel.wait, lambda: arrival.tensor(0)):
         try:
@@ -169,7 +165,9 @@ def _is_harmless(channel: BoundedLagChannel, arrival: Any) -> bool:
             refused += "forked child" in str(error)
     channel.poison("nobody may hear this")
     channel.close()
+    # The last references to the compiled objects, which free what they own.
     del arrival, use
+    scene.arrival = None
     channel.native = None  # type: ignore[assignment]
     gc.collect()
     return refused == 3
@@ -192,17 +190,19 @@ class Damage:
 
 @dataclass(frozen=True)
 class Replay:
-    """Puts an earlier message where a later one stands that rank 0 has not read yet."""
+    """Puts an earlier message where a later one stands that the others have not read yet."""
 
     back: int
-    victim: int = 0
 
     def __call__(self, scene: Scene) -> None:
         unread = _unread(scene)
-        slot = Slot(scene, self.victim, unread)
-        slot.copy_from(Slot(scene, self.victim, unread - self.back))
-        assert slot["arrival"] == unread + 1 - self.back
+        for victim in range(scene.row.world):
+            if victim != scene.rank:
+                slot = Slot(scene, victim, unread)
+                slot.copy_from(Slot(scene, victim, unread - self.back))
+                assert slot["arrival"] == unread + 1 - self.back
         scene.strike()
+        time.sleep(0.5)  # this rank will wait for the others, but has its deadline later
 
 
 def _unread(scene: Scene) -> int:
@@ -232,6 +232,11 @@ class Patch:
     def __call__(self, scene: Scene) -> None:
         mock.patch(self.target, self.value).start()
         scene.strike()
+
+
+def another_host() -> str:
+    """Stands for torchrec_bls.collective.rendezvous.host_identity."""
+    return "elsewhere"
 
 
 class _LargerGroup:

@@ -161,4 +161,22 @@ def _free_shared_memory() -> int:
 def _left_in_shared_memory(names: set[str], free: int) -> list[str]:
     left = [f"/dev/shm/{name} is left behind" for name in _names_in_shared_memory() - names]
     missing = free - _free_shared_memory()
+    if missing > 0:
+        missing -= _shared_memory_of_living_processes()
     return [*left, f"/dev/shm has {missing} bytes less than before"] if missing > 0 else left
+
+
+def _shared_memory_of_living_processes() -> int:
+    """Returns the bytes of /dev/shm that are mapped: other programs of this machine use it, too,
+    and all ranks have ended."""
+    bytes_by_inode: dict[str, int] = {}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:
+            continue  # it has just ended
+        for line in lines:
+            if " /dev/shm/" in line:
+                first, _, last = line.split()[0].partition("-")
+                bytes_by_inode[line.split()[4]] = int(last, 16) - int(first, 16)
+    return sum(bytes_by_inode.values())

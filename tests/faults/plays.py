@@ -45,6 +45,7 @@ class _GroupWithStore:
         self._group = group
         port = int((folder / "store port").read_text())
         self._store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+        dist.barrier()  # or it may be dead before all ranks know it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
@@ -65,17 +66,21 @@ def exchange(scene: Scene) -> None:
             channel.post([[_stamped(row, scene.rank, iteration)]] * row.world)
             scene.reach("wait", iteration)
             if iteration >= row.bound:
-                _read(channel, row, iteration - row.bound)
+                _read(scene, iteration - row.bound)
         for iteration in range(ITERATIONS - row.bound, ITERATIONS):
-            _read(channel, row, iteration)
+            _read(scene, iteration)
 
 
 def _stamped(row: Row, rank: int, iteration: int) -> torch.Tensor:
     return torch.full((row.items,), 1000 * rank + iteration)
 
 
-def _read(channel: BoundedLagChannel, row: Row, iteration: int) -> None:
-    with channel.wait() as arrival:
+def _read(scene: Scene, iteration: int) -> None:
+    row = scene.row
+    assert scene.channel is not None
+    with scene.channel.wait() as arrival:
+        scene.arrival = arrival
+        scene.reach("read", iteration)
         for rank in range(row.world):
             assert torch.equal(
                 arrival.tensor(rank, 0, torch.int64), _stamped(row, rank, iteration)

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchrec_bls import BoundedLagChannel
+from torchrec_bls.collective.channel import Arrival
 
 # Far above what any rank needs to get to where the fault strikes.
 _LONGEST_HOLD = 30.0
@@ -30,6 +31,7 @@ class Scene:
         folder: where the ranks leave notes for each other and for the judge.
         arguments: of the channel. A fault may change them before it is made.
         channel: that the fault strikes, once there is one.
+        arrival: that the rank reads, at the moment "read".
         stack: closes the channel when the rank is done or fails.
     """
 
@@ -39,6 +41,7 @@ class Scene:
     folder: Path
     arguments: dict[str, Any]
     channel: BoundedLagChannel | None = None
+    arrival: Arrival | None = None
     stack: ExitStack = field(default_factory=ExitStack)
 
     def reach(self, moment: str, iteration: int | None = None) -> None:
@@ -81,7 +84,7 @@ class Row:
         exit_code: of the struck rank.
         words_of_struck: that the text of the struck rank's own error holds.
         play: what the ranks do.
-        moment: "create", "post", "wait" or, for models, "forward" or "between".
+        moment: "create", "post", "wait", "read" or, for models, "forward" or "between".
         rank: that the fault strikes.
         iteration: in which.
         held: the moment of that iteration at which the others wait for the fault; None if they run.

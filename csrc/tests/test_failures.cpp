@@ -255,6 +255,42 @@ TEST_CASE("a peer that died is named, what it sent before counts") {
   check_failure(failure_of([&] { ranks[2].wait(); }), ErrorKind::kPoisoned, "rank 1 died");
 }
 
+TEST_CASE("a dead peer is noticed while another one is awaited") {
+  const Setup setup{.world_size = 3, .deadline = milliseconds(2000)};
+  auto mesh = std::make_shared<HeapMesh>(3, setup.slot_count(), setup.slot_bytes);
+  Transports transports;
+  for (int rank = 0; rank < 3; ++rank) {
+    transports.push_back(std::make_unique<HeapTransport>(mesh, rank));
+  }
+  Ranks ranks(setup, std::move(transports));
+  mesh->rank(1).dead = true;
+  // Rank 0 waits for rank 2 before rank 1, and rank 2 does not send.
+  post_text(ranks[0]);
+  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kPeerDied, "rank 1 died");
+}
+
+TEST_CASE("a peer that closed because of a third one's failure is not blamed") {
+  Ranks ranks({.world_size = 3});
+  post_text(ranks[0]);
+  ranks[2].poison("the lookup failed");
+  ranks[2].close();
+  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kPoisoned, "the lookup failed");
+}
+
+TEST_CASE("an abandoned channel refuses every call and touches nothing") {
+  Ranks ranks({});
+  // The memory of a forked child goes with it; here a leak checker would find it.
+  static const Transport* const kept_on_purpose = &ranks.transport(0);
+  CHECK(kept_on_purpose != nullptr);
+  ranks[0].abandon();
+  check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kClosed, "a forked child");
+  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kClosed, "a forked child");
+  ranks[0].poison("nobody may hear this");
+  ranks[0].close();
+  CHECK_FALSE(ranks.transport(1).poisoned());
+  CHECK(ranks.transport(1).peer_state(0) == PeerState::kOpen);
+}
+
 TEST_CASE("a peer that closed is named, what it sent before counts") {
   Ranks ranks({.bound = 1});
   for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], "last words");

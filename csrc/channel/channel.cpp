@@ -301,14 +301,14 @@ void Channel::receive(int source, Arrival& arrival) {
   } catch (const ChannelError& error) {
     // These two come from below this class, which knows neither the channel nor the lag.
     if (error.kind() == ErrorKind::kProtocol) {
-      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be right: " +
-                             error.what() +
+      fail(error.kind(), describe(source, completed_) +
+                             "sent a message that cannot be right: " + error.what() +
                              ". Two versions of torchrec-bls, or a write out of bounds in one of "
                              "the two processes, cause this");
     }
     if (error.kind() == ErrorKind::kRendezvous) {
-      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be read: " +
-                             error.what());
+      fail(error.kind(),
+           describe(source, completed_) + "sent a message that cannot be read: " + error.what());
     }
     throw;
   }

@@ -26,7 +26,8 @@ std::string mebibytes(uint64_t bytes) {
 bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
 
 [[noreturn]] void fail(const std::string& what) {
-  const char* const cure = out_of_descriptors() ? ". Raise the limit of open files (ulimit -n)" : "";
+  const char* const cure =
+      out_of_descriptors() ? ". Raise the limit of open files (ulimit -n)" : "";
   throw ChannelError(ErrorKind::kRendezvous, what + ": " + std::strerror(errno) + cure);
 }
 
@@ -36,8 +37,7 @@ bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
       statvfs(kDirectory, &fs) == 0 ? uint64_t{fs.f_bavail} * fs.f_frsize : 0;
   throw ChannelError(ErrorKind::kRendezvous,
                      "no space in " + std::string(kDirectory) + " for " + purpose + ": " +
-                         mebibytes(bytes) + " needed, " +
-                         std::to_string(free_bytes / kMebibyte) +
+                         mebibytes(bytes) + " needed, " + std::to_string(free_bytes / kMebibyte) +
                          " MiB free. Lower the bound, slot_bytes or the batch, or enlarge it "
                          "(mount -o remount,size=... /dev/shm; in a container --shm-size)");
 }

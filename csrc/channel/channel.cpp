@@ -17,6 +17,10 @@ constexpr std::chrono::milliseconds kLivenessSlice{20};
 // Credits are returned without waking their receiver, which hardly ever waits for one.
 constexpr std::chrono::microseconds kCreditSlice{200};
 
+constexpr const char* kCauseOfDamage =
+    ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
+    "this";
+
 WaitPolicy policy_for(int world_size) {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
@@ -301,10 +305,8 @@ void Channel::receive(int source, Arrival& arrival) {
   } catch (const ChannelError& error) {
     // These two come from below this class, which knows neither the channel nor the lag.
     if (error.kind() == ErrorKind::kProtocol) {
-      fail(error.kind(), describe(source, completed_) +
-                             "sent a message that cannot be right: " + error.what() +
-                             ". Two versions of torchrec-bls, or a write out of bounds in one of "
-                             "the two processes, cause this");
+      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be right: " +
+                             error.what() + kCauseOfDamage);
     }
     if (error.kind() == ErrorKind::kRendezvous) {
       fail(error.kind(),
@@ -342,7 +344,7 @@ void Channel::take_credit(int source, uint32_t low_bits) {
   if (credit > posted_) {
     fail(ErrorKind::kProtocol, describe(source, completed_) + "says it read " +
                                    std::to_string(credit) + " of " + std::to_string(posted_) +
-                                   " messages");
+                                   " messages" + kCauseOfDamage);
   }
   credit_[source] = credit;
 }

@@ -183,7 +183,7 @@ DAMAGE = [
         _damaged,
         name="credit 0x10",
         fault=Damage("credit", 16),
-        words=("rank 1 says it read 16 of 5 messages",),
+        words=("rank 1 says it read 16 of 5 messages", _CAUSE),
     ),
     Row("reserved field, which nobody reads", Damage("reserved", 7), moment="wait", held="wait"),
     _damage("length", 1 << 20, "bytes in a slot of"),
@@ -211,8 +211,8 @@ DAMAGE = [
             words=("ids from rank 1 do not fit", "All ranks must shard the same module"),
         )
         for name, field, value in [
-            ("payload truncated", "length", 3),
-            ("payload and its length truncated", "parts", 0),
+            ("payload truncated", "third length", 0),
+            ("message truncated", "parts", 0),
         ]
     ),
     *(
@@ -319,8 +319,8 @@ CREATION = [
         _setup,
         name="descriptors exhausted at creation",
         fault=UseUpDescriptors(),
-        words=("rank 1 could not set it up", "Too many open files"),
-        words_of_struck=("Too many open files",),
+        words=("rank 1 could not set it up", "Too many open files", "(ulimit -n)"),
+        words_of_struck=("Too many open files", "(ulimit -n)"),
     ),
     *(
         replace(

@@ -12,7 +12,7 @@ from typing import Any
 from tests.faults.row import Scene
 
 # Offset and type of each field of csrc/channel/wire.h's MessageHeader, and of what follows it in a
-# message of one part: the part's length and, if it is pulled, its address.
+# message: the lengths of its parts and, if it is one part and pulled, its address.
 FIELDS: dict[str, tuple[int, type[Any]]] = {
     "arrival": (0, ctypes.c_uint64),
     "magic": (8, ctypes.c_uint16),
@@ -23,6 +23,7 @@ FIELDS: dict[str, tuple[int, type[Any]]] = {
     "credit": (16, ctypes.c_uint32),
     "reserved": (20, ctypes.c_uint32),
     "length": (24, ctypes.c_uint64),
+    "third length": (40, ctypes.c_uint64),
     "address pid": (32, ctypes.c_int32),
     "address fd": (36, ctypes.c_int32),
     "address device": (40, ctypes.c_uint64),

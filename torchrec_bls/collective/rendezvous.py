@@ -1,5 +1,6 @@
 """How the ranks of a process group meet to set up a channel: records through the group's store."""
 
+import errno
 import json
 import threading
 from collections import defaultdict
@@ -65,7 +66,10 @@ class Rendezvous:
         try:
             yield
         except (OSError, BLSError) as error:
-            reason = f"channel '{self._name}' on rank {self._rank}: {error}"
+            cure = ""
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                cure = ". Raise the limit of open files (ulimit -n)"
+            reason = f"channel '{self._name}' on rank {self._rank}: {error}{cure}"
             self.fail(phase, reason)
             raise RendezvousError(reason) from error
 

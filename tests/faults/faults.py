@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -21,9 +22,6 @@ from torchrec_bls.errors import ChannelClosedError
 
 _CLONE_NEWNS = 0x20000
 _MS_PRIVATE_ALL = 0x44000
-
-# What must outlive its rank's function.
-_kept: list[object] = []
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,8 @@ class LeaveOutstanding:
     def __call__(self, scene: Scene) -> None:
         channel = scene.channel
         assert channel is not None
-        _kept.append((channel, scene.stack.pop_all()))
+        # As a script has it; these go first when an interpreter shuts down.
+        vars(sys.modules["__main__"])["channel"] = (channel, scene.stack.pop_all())
         if self.thread_waits:
             threading.Thread(target=channel.wait, daemon=True).start()
             time.sleep(0.2)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from tests.faults.memory import Slot
 from tests.faults.row import LeaveError, Scene
+from torchrec_bls import BoundedLagChannel
 from torchrec_bls.errors import ChannelClosedError
 
 _CLONE_NEWNS = 0x20000
@@ -136,10 +138,16 @@ class LeaveOutstanding:
         # As a script has it; these go first when an interpreter shuts down.
         vars(sys.modules["__main__"])["channel"] = (channel, scene.stack.pop_all())
         if self.thread_waits:
-            threading.Thread(target=channel.wait, daemon=True).start()
+            threading.Thread(target=_wait_for_ever, args=(channel,), daemon=True).start()
             time.sleep(0.2)
         scene.strike()
         raise LeaveError
+
+
+def _wait_for_ever(channel: BoundedLagChannel) -> None:
+    with suppress(ChannelClosedError):
+        while True:
+            channel.wait().release()
 
 
 @dataclass(frozen=True)

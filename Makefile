@@ -17,7 +17,7 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-next lint format wheel benchmarks-build clean
+.PHONY: help build demo test test-cpp test-next faults lint format wheel benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -41,6 +41,9 @@ test-next: build build/torchrec-next/.installed  ## Run the contract tests again
 	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -c \
 	  "from importlib.metadata import version; assert 'torchrec==' + version('torchrec') == '$(NEXT_TORCHREC)'"
 	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -m pytest tests/contract
+
+faults: build  ## Print the fault matrix with the times to detection (JSON in out/faults)
+	$(WITH_VENV) $(BIN)/python -m tests.faults
 
 lint: $(VENV)/.packages  ## Check style and types
 	$(BIN)/ruff check .

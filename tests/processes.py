@@ -8,10 +8,11 @@ import faulthandler
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import connection, get_context
 from typing import Any
@@ -36,6 +37,8 @@ class Outcome:
             away, "DeadlinePassed" when it was killed at the deadline, None when it returned.
         message: text of the exception.
         traceback: of the exception, as text.
+        exit_code: of the process; minus the number of the signal that ended it. None if it had to
+            be killed.
     """
 
     rank: int
@@ -43,6 +46,7 @@ class Outcome:
     error: str | None = None
     message: str = ""
     traceback: str = ""
+    exit_code: int | None = None
 
     def __str__(self) -> str:
         if self.error is None:
@@ -86,15 +90,21 @@ def run_outcomes(
     function: Callable[..., Any],
     *args: Any,
     deadline: float = DEFAULT_DEADLINE,
+    fresh_interpreters: bool = False,
 ) -> list[Outcome]:
-    """Like `run`, for ranks that are expected to fail: returns by rank how each one ended."""
+    """Like `run`, for ranks that are expected to fail: returns by rank how each one ended.
+
+    Ranks leave by os._exit unless they are `fresh_interpreters`, which cost the time of the imports
+    and end as a script does.
+    """
+    context = get_context("spawn") if fresh_interpreters else _context
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     task = pickle.dumps((function, args))
     end = time.monotonic() + deadline
     pipes, processes = [], []
     for rank in range(world_size):
-        receiving, sending = _context.Pipe(duplex=False)
-        process = _context.Process(
+        receiving, sending = context.Pipe(duplex=False)
+        process = context.Process(
             target=_rank_main, args=(rank, world_size, store.port, task, sending, deadline)
         )
         process.start()
@@ -104,7 +114,8 @@ def run_outcomes(
     try:
         _wait_for_answers(pipes, end)
         return [
-            _outcome(*of_rank) for of_rank in zip(range(world_size), pipes, processes, strict=True)
+            _outcome(rank, pipe, process, end)
+            for rank, pipe, process in zip(range(world_size), pipes, processes, strict=True)
         ]
     finally:
         for process in processes:
@@ -123,17 +134,19 @@ def _wait_for_answers(pipes: Sequence[connection.Connection], end: float) -> Non
             waiting.remove(ready)  # type: ignore[arg-type]
 
 
-def _outcome(rank: int, pipe: connection.Connection, process: Any) -> Outcome:
+def _outcome(rank: int, pipe: connection.Connection, process: Any, end: float) -> Outcome:
     if not pipe.poll():
         # It writes its stacks to stderr, which pytest shows for the test.
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(0.2)
         return Outcome(rank, error="DeadlinePassed", message="killed, its stacks are on stderr")
     try:
-        return pickle.loads(pipe.recv_bytes())
+        outcome = pickle.loads(pipe.recv_bytes())
     except EOFError:
         process.join()
-        return Outcome(rank, error="ProcessDied", message=f"exit code {process.exitcode}")
+        outcome = Outcome(rank, error="ProcessDied", message=f"exit code {process.exitcode}")
+    process.join(max(0.0, end - time.monotonic()))
+    return replace(outcome, exit_code=process.exitcode)
 
 
 def _rank_main(
@@ -159,6 +172,7 @@ def _rank_main(
             timeout=timedelta(seconds=deadline),
         )
         outcome = pickle.dumps(Outcome(rank, function(rank, *args)))
+        exit_code = 0
     except BaseException as error:
         outcome = pickle.dumps(
             Outcome(
@@ -168,5 +182,7 @@ def _rank_main(
                 traceback=traceback.format_exc(),
             )
         )
+        exit_code = 1
     answer.send_bytes(outcome)
     answer.close()
+    sys.exit(exit_code)

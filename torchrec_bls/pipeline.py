@@ -15,7 +15,7 @@ from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 
 from torchrec_bls.distributed.module import BoundedLagModule
-from torchrec_bls.errors import BLSError, PipelineError
+from torchrec_bls.errors import BLSError, PipelineError, RendezvousError
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -174,12 +174,15 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     def _stage(self, name: str, iteration: int) -> Iterator[None]:
         try:
             yield
-        except BLSError:
-            raise
+        except RendezvousError:
+            raise  # the other ranks were in it, too
         except Exception as error:
             message = f"{name} of iteration {iteration} failed: {type(error).__name__}: {error}"
+            # Other ranks may wait for this one in another channel than the one that failed.
             for module in self._modules.values():
                 module.fail(message)
+            if isinstance(error, BLSError):
+                raise
             raise PipelineError(message, iteration) from error
 
     def _rewrite(self, batch: In) -> list[BoundedLagForward]:

@@ -135,6 +135,7 @@ void bind_channel(py::module_& module) {
       .def("release", &Channel::release)
       .def("poison", &Channel::poison)
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())
+      .def("abandon", &Channel::abandon)
       .def("stats", &Channel::stats)
       .def_property_readonly("pulled_messages", &Channel::pulled_messages)
       .def_property_readonly("posted", &Channel::posted)

@@ -17,6 +17,10 @@ constexpr std::chrono::milliseconds kLivenessSlice{20};
 // Credits are returned without waking their receiver, which hardly ever waits for one.
 constexpr std::chrono::microseconds kCreditSlice{200};
 
+constexpr const char* kCauseOfDamage =
+    ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
+    "this";
+
 WaitPolicy policy_for(int world_size) {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
@@ -61,9 +65,7 @@ class Channel::CallGuard {
  private:
   [[noreturn, gnu::cold]] void refuse() {
     channel_.in_call_.store(false, std::memory_order_release);
-    throw ChannelError(ErrorKind::kClosed, "channel '" + channel_.config_.name +
-                                               "' is closed on rank " +
-                                               std::to_string(channel_.config_.rank));
+    channel_.raise_closed();
   }
 
   Channel& channel_;
@@ -101,7 +103,11 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
   stats_.lag_histogram.assign(config_.bound + 1, 0);
 }
 
-Channel::~Channel() { close(); }
+Channel::~Channel() {
+  close();
+  // A forked child has none of the memory, and something else may stand at its addresses.
+  if (abandoned_) static_cast<void>(transport_.release());
+}
 
 uint64_t Channel::post(std::span<const Message> messages) {
   const CallGuard guard(*this);
@@ -215,7 +221,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   const size_t wanted = layout.end;
   layout.place(0);
   SegmentAddress address;
-  copy_parts(transport_->expose(destination, post_slot_, layout.end, address), message, layout);
+  copy_parts(expose(destination, layout.end, address), message, layout);
   std::memcpy(slot + header_bytes(layout.count), &address, sizeof(address));
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
   write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),
@@ -223,6 +229,14 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   exposing_[pair_index(destination, post_slot_)] = 1;
   ++stats_.pulled_messages;
   return wanted;
+}
+
+std::byte* Channel::expose(int destination, size_t bytes, SegmentAddress& address) {
+  try {
+    return transport_->expose(destination, post_slot_, bytes, address);
+  } catch (const ChannelError& error) {
+    fail(error.kind(), describe(destination, posted_) + "cannot get a message: " + error.what());
+  }
 }
 
 void Channel::await_credit(int destination) {
@@ -261,24 +275,29 @@ const Arrival& Channel::wait() {
 
 void Channel::receive(int source, Arrival& arrival) {
   const size_t pair = pair_index(source, wait_slot_);
+  record_lag(source);
+  if (!arrived(source, wait_slot_, completed_)) await_message(source);
+  View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
+  const Expectation expected{config_.rank, source, completed_, slot_bytes_};
+  uint32_t credit = 0;
   try {
-    record_lag(source);
-    if (!arrived(source, wait_slot_, completed_)) await_message(source);
-    View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
-    const Expectation expected{config_.rank, source, completed_, slot_bytes_};
-    uint32_t credit;
     if (pulling_[pair] != 0 ||
         !parse_in_slot(inbox_[pair], expected, views, arrival.counts_[source], credit)) {
       credit = receive_pulled(expected, pair, views, arrival.counts_[source]);
     }
-    take_credit(source, credit);
   } catch (const ChannelError& error) {
-    // Raised below this class; everything raised by `fail` has poisoned already.
-    if (error.kind() == ErrorKind::kProtocol || error.kind() == ErrorKind::kRendezvous) {
-      transport_->poison_all(error.what());
+    // These two come from below this class, which knows neither the channel nor the lag.
+    if (error.kind() == ErrorKind::kProtocol) {
+      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be right: " +
+                             error.what() + kCauseOfDamage);
+    }
+    if (error.kind() == ErrorKind::kRendezvous) {
+      fail(error.kind(),
+           describe(source, completed_) + "sent a message that cannot be read: " + error.what());
     }
     throw;
   }
+  take_credit(source, credit);
 }
 
 uint32_t Channel::receive_pulled(const Expectation& expected, size_t pair, View* views,
@@ -310,7 +329,7 @@ void Channel::take_credit(int source, uint32_t low_bits) {
   if (credit > posted_) {
     fail(ErrorKind::kProtocol, describe(source, completed_) + "says it read " +
                                    std::to_string(credit) + " of " + std::to_string(posted_) +
-                                   " messages");
+                                   " messages" + kCauseOfDamage);
   }
   credit_[source] = credit;
 }
@@ -334,7 +353,7 @@ void Channel::await_message(int source) {
       [&] { return arrived(source, wait_slot_, sequence); },
       [&](bool slow) {
         check_running();
-        if (slow) check_alive(source, sequence, "to send");
+        if (slow) check_all_alive(sequence);
       });
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
   if (done) return;
@@ -374,8 +393,13 @@ void Channel::refuse(const char* what) const {
 }
 
 void Channel::poison(const std::string& reason) {
-  transport_->poison_all("channel '" + config_.name + "': rank " + std::to_string(config_.rank) +
-                         " failed at sequence " + std::to_string(completed_) + ": " + reason);
+  if (abandoned_) return;
+  transport_->poison_all(here(completed_) + ": " + reason);
+}
+
+void Channel::abandon() {
+  abandoned_ = true;
+  closing_ = true;
 }
 
 void Channel::close() {
@@ -402,10 +426,17 @@ void Channel::close() {
 
 void Channel::check_running() {
   if (closing_.load(std::memory_order_relaxed)) {
-    throw ChannelError(ErrorKind::kClosed, "channel '" + config_.name + "' was closed on rank " +
-                                               std::to_string(config_.rank) + " while it waited");
+    throw ChannelError(ErrorKind::kClosed,
+                       here(completed_) + ": another thread closed the channel during a wait");
   }
   if (poisoned()) raise_poison();
+}
+
+void Channel::check_all_alive(uint64_t sequence) {
+  // Not only the awaited peer: it may be slow, and another one that is awaited later dead.
+  for (int peer = 0; peer < config_.world_size; ++peer) {
+    if (peer != config_.rank) check_alive(peer, sequence, "to send");
+  }
 }
 
 void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
@@ -418,6 +449,8 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
 }
 
 void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
+  // A peer that closed because of another rank's failure has told of that before.
+  if (poisoned()) raise_poison();
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
                                    doing + ": look at that rank's own output for the cause");
@@ -430,8 +463,7 @@ void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char
 void Channel::fail_overwritten(int source, uint64_t found, uint64_t sequence) {
   fail(ErrorKind::kProtocol, describe(source, sequence) + "wrote sequence " +
                                  std::to_string(found) + " into the slot of " +
-                                 std::to_string(sequence) +
-                                 ": it overwrote a slot or runs another version");
+                                 std::to_string(sequence) + kCauseOfDamage);
 }
 
 void Channel::fail(ErrorKind kind, const std::string& message) {
@@ -441,17 +473,31 @@ void Channel::fail(ErrorKind kind, const std::string& message) {
 
 void Channel::raise_poison() {
   const Poison poison = transport_->poison();
-  throw ChannelError(ErrorKind::kPoisoned,
-                     "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) +
-                         " stopped at sequence " + std::to_string(completed_) + " because rank " +
-                         std::to_string(poison.origin) + " failed: " + poison.message);
+  throw ChannelError(ErrorKind::kPoisoned, here(completed_) + ": stopped because rank " +
+                                               std::to_string(poison.origin) +
+                                               " failed: " + poison.message);
+}
+
+void Channel::raise_closed() {
+  const std::string channel =
+      "channel '" + config_.name + "' on rank " + std::to_string(config_.rank);
+  if (abandoned_) {
+    throw ChannelError(ErrorKind::kClosed,
+                       channel +
+                           " belongs to the process that made it: a forked child is no rank of it. "
+                           "Fork before the channel is made, or do not use it in the child");
+  }
+  throw ChannelError(ErrorKind::kClosed, channel + " is closed");
+}
+
+std::string Channel::here(uint64_t sequence) const {
+  return "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) + ", sequence " +
+         std::to_string(sequence) + ", lag " +
+         std::to_string(posted_ > completed_ ? posted_ - 1 - completed_ : 0);
 }
 
 std::string Channel::describe(int peer, uint64_t sequence) const {
-  return "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) + ", sequence " +
-         std::to_string(sequence) + ", lag " +
-         std::to_string(posted_ > completed_ ? posted_ - 1 - completed_ : 0) + ": rank " +
-         std::to_string(peer) + " ";
+  return here(sequence) + ": rank " + std::to_string(peer) + " ";
 }
 
 std::string Channel::missing_peers(uint64_t sequence) {

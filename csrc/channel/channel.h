@@ -90,6 +90,9 @@ class Channel {
   /// read (at most the deadline). Peers that wait for more than was posted raise kPeerClosed.
   void close();
   bool closed() const { return closing_.load(); }
+  /// For a child right after a fork, which has none of the channel's memory: every call raises
+  /// kClosed from now on, and nothing of the parent's is touched.
+  void abandon();
 
  private:
   class CallGuard;
@@ -100,6 +103,7 @@ class Channel {
   size_t put_in_slot(std::byte* slot, const Message& message);
   size_t put_pulled(int destination, std::byte* slot, const Message& message);
   void keep_own(const Message& message, Arrival& arrival);
+  std::byte* expose(int destination, size_t bytes, SegmentAddress& address);
   [[gnu::noinline]] void await_credit(int destination);
   void receive(int source, Arrival& arrival);
   uint32_t receive_pulled(const Expectation& expected, size_t pair, View* views, size_t& parts);
@@ -118,10 +122,13 @@ class Channel {
   bool poisoned() const { return poisoned_.load(std::memory_order_acquire) != 0; }
   void check_running();
   void check_alive(int peer, uint64_t sequence, const char* doing);
+  void check_all_alive(uint64_t sequence);
   [[noreturn]] void fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing);
   [[noreturn]] void fail_overwritten(int source, uint64_t found, uint64_t sequence);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
   [[noreturn]] void raise_poison();
+  [[noreturn]] void raise_closed();
+  std::string here(uint64_t sequence) const;
   std::string describe(int peer, uint64_t sequence) const;
   std::string missing_peers(uint64_t sequence);
   size_t pair_index(int peer, uint32_t slot) const {
@@ -155,6 +162,7 @@ class Channel {
   ChannelStats stats_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> in_call_{false};
+  bool abandoned_ = false;
 };
 
 }  // namespace bls

@@ -17,12 +17,18 @@ namespace {
 
 constexpr const char* kDirectory = "/dev/shm";
 
+constexpr uint64_t kMebibyte = 1u << 20;
+
 std::string mebibytes(uint64_t bytes) {
-  return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
+  return std::to_string((bytes + kMebibyte - 1) / kMebibyte) + " MiB";
 }
 
+bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
+
 [[noreturn]] void fail(const std::string& what) {
-  throw ChannelError(ErrorKind::kRendezvous, what + ": " + std::strerror(errno));
+  const char* const cure =
+      out_of_descriptors() ? ". Raise the limit of open files (ulimit -n)" : "";
+  throw ChannelError(ErrorKind::kRendezvous, what + ": " + std::strerror(errno) + cure);
 }
 
 [[noreturn]] void no_space(uint64_t bytes, const std::string& purpose) {
@@ -31,8 +37,8 @@ std::string mebibytes(uint64_t bytes) {
       statvfs(kDirectory, &fs) == 0 ? uint64_t{fs.f_bavail} * fs.f_frsize : 0;
   throw ChannelError(ErrorKind::kRendezvous,
                      "no space in " + std::string(kDirectory) + " for " + purpose + ": " +
-                         mebibytes(bytes) + " needed, " + mebibytes(free_bytes) +
-                         " free. Lower the bound, slot_bytes or the batch, or enlarge it "
+                         mebibytes(bytes) + " needed, " + std::to_string(free_bytes / kMebibyte) +
+                         " MiB free. Lower the bound, slot_bytes or the batch, or enlarge it "
                          "(mount -o remount,size=... /dev/shm; in a container --shm-size)");
 }
 
@@ -61,8 +67,9 @@ ShmSegment ShmSegment::open(const SegmentAddress& address) {
       "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) {
-    fail("cannot open shared memory of process " + std::to_string(address.pid) +
-         " (ranks must run as one user, in one PID namespace, and be alive)");
+    const char* const condition =
+        out_of_descriptors() ? "" : " (ranks must run as one user, in one PID namespace, alive)";
+    fail("cannot open shared memory of process " + std::to_string(address.pid) + condition);
   }
   struct stat info {};
   const bool same = fstat(fd, &info) == 0 && info.st_dev == address.device &&

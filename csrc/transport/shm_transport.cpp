@@ -115,7 +115,11 @@ void ShmTransport::connect(std::span<const SegmentAddress> addresses) {
     }
     // Before the segment is opened: a process that opens is alive, so the handle is its own.
     process_handles_[peer] = static_cast<int>(syscall(SYS_pidfd_open, addresses[peer].pid, 0));
-    peers_[peer] = ShmSegment::open(addresses[peer]);
+    try {
+      peers_[peer] = ShmSegment::open(addresses[peer]);
+    } catch (const ChannelError& error) {
+      throw ChannelError(error.kind(), "rank " + std::to_string(peer) + ": " + error.what());
+    }
     bases_[peer] = peers_[peer].data();
   }
 }

@@ -3,18 +3,16 @@
 import os
 import select
 import signal
-import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.processes import Outcome, run, run_outcomes
+from tests.processes import run, run_outcomes
 from torchrec_bls import BoundedLagChannel
-from torchrec_bls.errors import BLSError, ChannelClosedError, PeerTimeoutError, PoisonedError
+from torchrec_bls.errors import BLSError, PeerTimeoutError, PoisonedError
 
 # Far beyond the deadline of a run: whatever ends a wait, it is not this.
 NEVER = 3600.0
@@ -44,30 +42,6 @@ def wait_until_dead(pid: int) -> None:
     os.close(handle)
 
 
-def check_told(outcomes: Sequence[Outcome], first_error: str, rank: int, text: str) -> None:
-    """Checks that somebody saw `first_error` of `rank` and the others were told or saw it too."""
-    for outcome in outcomes:
-        assert outcome.error in (first_error, "PoisonedError"), outcome
-        assert f"rank {rank} {text}" in outcome.message
-    assert any(outcome.error == first_error for outcome in outcomes)
-
-
-def wait_for_one_that_kills_itself(rank: int) -> None:
-    ids = channel(bound=1)
-    if rank == 1:
-        dist.group.WORLD.get_group_store().wait(["0 waits", "2 waits"])
-        kill_this_process()
-    ids.post(value_to_all(rank))
-    threading.Timer(0.2, dist.group.WORLD.get_group_store().set, (f"{rank} waits", "")).start()
-    ids.wait()
-
-
-def test_killing_a_rank_ends_the_wait_of_the_others() -> None:
-    first, killed, last = run_outcomes(3, wait_for_one_that_kills_itself)
-    assert killed.error == "ProcessDied"
-    check_told([first, last], "PeerDiedError", 1, "died while this rank waited for it to send")
-
-
 def read_what_a_killed_rank_sent(rank: int, items: int) -> None:
     store = dist.group.WORLD.get_group_store()
     ids = channel(bound=1)
@@ -89,47 +63,6 @@ def test_what_a_killed_rank_sent_before_can_still_be_read() -> None:
     assert killed.error == "ProcessDied"
     assert reader.error == "PeerDiedError", reader
     assert "sequence 1, lag 0: rank 1 died" in reader.message
-
-
-def test_a_message_too_large_for_its_slot_is_lost_with_its_sender() -> None:
-    reader, killed = run_outcomes(2, read_what_a_killed_rank_sent, 1000)
-    assert killed.error == "ProcessDied"
-    assert reader.error == "PeerDiedError", reader
-    assert "sequence 0, lag 0: rank 1 died" in reader.message
-
-
-def close_early(rank: int) -> None:
-    with channel() as ids:
-        for _ in range(2 if rank == 1 else 3):
-            ids.post(value_to_all(rank))
-            ids.wait().release()
-
-
-def test_a_rank_that_closes_early_is_named() -> None:
-    first, closed, last = run_outcomes(3, close_early)
-    assert closed.error is None
-    check_told(
-        [first, last], "PeerClosedError", 1, "closed the channel while this rank waited for it"
-    )
-
-
-def fail_in_the_block(rank: int) -> None:
-    with channel() as ids:
-        ids.post(value_to_all(rank))
-        ids.wait().release()
-        if rank == 2:
-            raise KeyError("no such table")
-        ids.post(value_to_all(rank))
-        ids.wait()
-
-
-def test_an_exception_of_one_rank_is_told_to_the_others() -> None:
-    *others, failed = run_outcomes(3, fail_in_the_block)
-    assert failed.error == "KeyError"
-    for outcome in others:
-        assert outcome.error == "PoisonedError", outcome
-        assert "because rank 2 failed: " in outcome.message
-        assert "KeyError: 'no such table'" in outcome.message
 
 
 def stay_poisoned(rank: int) -> list[str]:
@@ -177,25 +110,6 @@ def test_the_deadline_names_every_missing_rank() -> None:
     for outcome in waiting:
         assert "did not send within 1.0" in outcome.message
         assert "Missing: rank 1, rank 3" in outcome.message
-
-
-def close_while_waiting(rank: int) -> None:
-    ids = channel()
-    if rank == 1:
-        dist.group.WORLD.get_group_store().wait(["closed"])
-        return
-    threading.Timer(0.2, ids.close).start()
-    ids.post(value_to_all(rank))
-    with pytest.raises(ChannelClosedError, match="channel 'ids' was closed on rank 0"):
-        ids.wait()
-    with pytest.raises(ChannelClosedError, match="channel 'ids' is closed on rank 0"):
-        ids.post(value_to_all(rank))
-    ids.close()
-    dist.group.WORLD.get_group_store().set("closed", "")
-
-
-def test_closing_from_another_thread_ends_the_wait() -> None:
-    run(2, close_while_waiting)
 
 
 def close_with_large_messages_unread(rank: int, read_on: int) -> None:

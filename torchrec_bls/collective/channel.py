@@ -1,6 +1,9 @@
 """The Python face of the bounded-lag channel."""
 
+import atexit
+import os
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +17,7 @@ from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
+from torchrec_bls.errors import ChannelClosedError, ProtocolError
 
 _MUST_AGREE = {
     "package": "Install one version of torchrec-bls on all ranks",
@@ -24,8 +28,28 @@ _MUST_AGREE = {
     "host": "Shared memory joins processes of one host and one PID namespace only",
 }
 
+# Looked up here, since a rank that has run out of descriptors could not.
+_PACKAGE_VERSION = metadata.version("torchrec-bls")
+
 # In seconds; the clock counts nanoseconds in 64 bits.
 _LONGEST_DEADLINE = 1e9
+
+_channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # A thread that is still in a wait must leave it while there is an interpreter to return to.
+    for channel in list(_channels):
+        channel.close()
+
+
+def _abandon_all() -> None:
+    for channel in list(_channels):
+        channel.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 @dataclass(frozen=True)
@@ -96,6 +120,7 @@ class Arrival:
             raise ValueError(
                 f"the messages of sequence {self.sequence} were released: read them before release"
             )
+        self._channel.check_not_abandoned()
 
     def __enter__(self) -> "Arrival":
         return self
@@ -149,33 +174,31 @@ class BoundedLagChannel:
         self.world_size: int = group.size()
         self._own_tensors: deque[Sequence[torch.Tensor]] = deque()
         self._pulled_seen = 0
+        self._abandoned = False
         self.native = self._set_up(group, slot_bytes, deadline)
+        _channels.add(self)
 
     def _set_up(
         self, group: dist.ProcessGroup, slot_bytes: int, deadline: float
     ) -> _native.Channel:
         rendezvous = Rendezvous(group, self.name, deadline)
+        with rendezvous.own_part("terms"):
+            host = host_identity()
         record = {
-            "package": metadata.version("torchrec-bls"),
+            "package": _PACKAGE_VERSION,
             "wire_version": _native.WIRE_VERSION,
             "world_size": self.world_size,
             "bound": self.bound,
             "slot_bytes": slot_bytes,
-            "host": host_identity(),
+            "host": host,
         }
         require_equal(self.name, rendezvous.exchange("terms", record), _MUST_AGREE)
         slots = 2 * (self.bound + 1)
-        try:
+        with rendezvous.own_part("memory"):
             transport = _native.ShmTransport(self.rank, self.world_size, slots, slot_bytes)
-        except Exception as error:
-            rendezvous.fail("memory", str(error))
-            raise
         records = rendezvous.exchange("memory", {"address": transport.address})
-        try:
+        with rendezvous.own_part("connected"):
             transport.connect([tuple(record["address"]) for record in records])
-        except Exception as error:
-            rendezvous.fail("connected", str(error))
-            raise
         rendezvous.exchange("connected", {})
         transport.seal()
         return _native.Channel(
@@ -271,6 +294,29 @@ class BoundedLagChannel:
     def poison(self, reason: str) -> None:
         """Makes all ranks raise PoisonedError naming this one and `reason`."""
         self.native.poison(reason)
+
+    def refuse(self, arrival: Arrival, reason: str) -> ProtocolError:
+        """Fails the channel on all ranks for what `arrival` holds; returns the error to raise."""
+        lag = self.native.posted - 1 - arrival.sequence
+        self.poison(reason)
+        return ProtocolError(
+            f"channel '{self.name}' on rank {self.rank}, sequence {arrival.sequence}, lag {lag}: "
+            f"{reason}"
+        )
+
+    def abandon(self) -> None:
+        """For a forked child, which shares nothing with the peers: whatever it does with the
+        channel from now on raises ChannelClosedError."""
+        self._abandoned = True
+        self.native.abandon()
+
+    def check_not_abandoned(self) -> None:
+        """Raises ChannelClosedError in a forked child."""
+        if self._abandoned:
+            raise ChannelClosedError(
+                f"channel '{self.name}' on rank {self.rank} belongs to the process that made it: "
+                "its messages are not there in a forked child. Copy them before the fork"
+            )
 
     def close(self) -> None:
         """Ends the channel for this rank. Peers that wait for more than it posted raise

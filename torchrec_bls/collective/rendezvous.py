@@ -1,21 +1,26 @@
 """How the ranks of a process group meet to set up a channel: records through the group's store."""
 
+import errno
 import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from torchrec_bls.errors import RendezvousError
+from torchrec_bls.errors import BLSError, RendezvousError
 
 Record = Mapping[str, Any]
+T = TypeVar("T")
 
-# Channels are created collectively, so counting them per group and name gives every rank the same
-# keys without asking the store.
-_created: Counter[tuple[str, str]] = Counter()
+# In seconds: how much later than the deadline a store is given up that does not even say that the
+# deadline has passed, and how long telling others of a failure may take.
+_GRACE = 0.5
 
 
 class Rendezvous:
@@ -33,9 +38,7 @@ class Rendezvous:
         self._rank = group.rank()
         self._world_size = group.size()
         self._store = group.get_group_store()
-        key = (group.group_name, name)
-        self._prefix = f"torchrec_bls/{name}/{_created[key]}"
-        _created[key] += 1
+        self._prefix = ""
 
     def exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
         """Gives `record` to all ranks and returns theirs, by rank.
@@ -44,13 +47,10 @@ class Rendezvous:
             RendezvousError: ranks are missing at the deadline (named), another rank announced an
                 error (quoted), or the store is gone.
         """
-        keys = [f"{self._prefix}/{phase}/{rank}" for rank in range(self._world_size)]
         try:
-            self._store.set(keys[self._rank], json.dumps(record))
-            self._store.wait(keys, timedelta(seconds=self._deadline))
-            records = [json.loads(self._store.get(key)) for key in keys]
-        except (RuntimeError, dist.DistError) as error:
-            raise RendezvousError(self._explain(phase, keys)) from error
+            records = _within(self._deadline + _GRACE, lambda: self._exchange(phase, record))
+        except TimeoutError as error:
+            raise RendezvousError(self._silent_store(phase)) from error
         for rank, theirs in enumerate(records):
             if "error" in theirs and rank != self._rank:
                 raise RendezvousError(
@@ -59,23 +59,83 @@ class Rendezvous:
                 )
         return records
 
+    @contextmanager
+    def own_part(self, phase: str) -> Iterator[None]:
+        """For what this rank has to do before it can come to `phase`. If that fails, the others are
+        told, and RendezvousError is raised here."""
+        try:
+            yield
+        except (OSError, BLSError) as error:
+            cure = ""
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                cure = ". Raise the limit of open files (ulimit -n)"
+            reason = f"channel '{self._name}' on rank {self._rank}: {error}{cure}"
+            self.fail(phase, reason)
+            raise RendezvousError(reason) from error
+
     def fail(self, phase: str, reason: str) -> None:
         """Tells the ranks that wait in `phase` why this one does not come."""
-        self._store.set(f"{self._prefix}/{phase}/{self._rank}", json.dumps({"error": reason}))
+        record = json.dumps({"error": reason})
+        # Without a store nobody waits in `phase`.
+        with suppress(RuntimeError, TimeoutError):
+            _within(_GRACE, lambda: self._store.set(self._key(phase, self._rank), record))
+
+    def _key(self, phase: str, rank: int) -> str:
+        if not self._prefix:
+            # Channels are created collectively, so that all ranks count the same. The store counts,
+            # and not the process: a restarted process would begin anew.
+            base = f"torchrec_bls/{self._name}"
+            self._prefix = f"{base}/{self._store.add(f'{base}/created/{self._rank}', 1)}"
+        return f"{self._prefix}/{phase}/{rank}"
+
+    def _exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
+        keys: list[str] = []
+        try:
+            keys = [self._key(phase, rank) for rank in range(self._world_size)]
+            self._store.set(keys[self._rank], json.dumps(record))
+            self._store.wait(keys, timedelta(seconds=self._deadline))
+            return [json.loads(self._store.get(key)) for key in keys]
+        except (RuntimeError, dist.DistError) as error:
+            raise RendezvousError(self._explain(phase, keys)) from error
 
     def _explain(self, phase: str, keys: list[str]) -> str:
         try:
             missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
         except RuntimeError:
-            return (
-                f"channel '{self._name}' on rank {self._rank}: the process group's store does not "
-                f"answer in phase '{phase}'. The rank that hosts it (usually 0) has gone"
-            )
+            missing = []
+        if not missing:
+            return self._silent_store(phase)
         return (
             f"channel '{self._name}' on rank {self._rank}: ranks {missing} did not come to phase "
             f"'{phase}' within {self._deadline} s. Every rank of the group must create the channel "
             "(shard the module, run its first batch) in the same order"
         )
+
+    def _silent_store(self, phase: str) -> str:
+        return (
+            f"channel '{self._name}' on rank {self._rank}: the process group's store does not "
+            f"answer in phase '{phase}'. The process that hosts it (rank 0 or torchrun) has ended "
+            "or is stuck: look at its output, and start the ranks again"
+        )
+
+
+def _within(seconds: float, function: Callable[[], T]) -> T:
+    """Returns `function()`. Raises TimeoutError after `seconds`; a store whose host hangs leaves
+    the function no other way to end, and its thread stays behind."""
+    result: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=call, name="torchrec_bls rendezvous", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not result.done():
+        raise TimeoutError
+    return result.result()
 
 
 def require_equal(name: str, records: list[dict[str, Any]], fields: Mapping[str, str]) -> None:

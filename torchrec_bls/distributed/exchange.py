@@ -12,6 +12,7 @@ from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.errors import ProtocolError
 
 T = TypeVar("T")
 
@@ -148,7 +149,10 @@ class Exchange:
         pending = self._pending.popleft()
         try:
             with channel.wait() as arrival:
-                pending.complete(arrival.native)
+                try:
+                    pending.complete(arrival.native)
+                except ProtocolError as error:
+                    raise channel.refuse(arrival, str(error)) from error
         except BaseException as error:
             pending.fail(error)
             raise

@@ -1,0 +1,182 @@
+"""Plays a row and finds what did not go as the row says."""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.faults.plays import play
+from tests.faults.row import Row
+from tests.processes import Outcome, run_outcomes
+
+# What a rank of a channel says of itself, whatever it raises.
+_HERE = r"channel '[^']+' on rank {}, sequence \d+, lag \d+: "
+_SHARED_MEMORY = Path("/dev/shm")
+_CAP_SYS_ADMIN = 21
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a row.
+
+    Attributes:
+        row: that was played.
+        outcomes: of the ranks.
+        seconds: from the fault to the error of each survivor, by rank.
+        problems: in what it differs from the row; empty if it is as it should be.
+    """
+
+    row: Row
+    outcomes: list[Outcome]
+    seconds: dict[int, float]
+    problems: list[str]
+
+
+def may_mount() -> bool:
+    """Returns whether this process may mount file systems."""
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    return bool(capabilities >> _CAP_SYS_ADMIN & 1)
+
+
+def examine(row: Row) -> Verdict:
+    """Plays `row` with real processes."""
+    names, free = _names_in_shared_memory(), _free_shared_memory()
+    with TemporaryDirectory() as name, _store_if(row.own_store, Path(name)):
+        folder = Path(name)
+        outcomes = run_outcomes(
+            row.world, play, row, folder, fresh_interpreters=row.fresh_interpreters
+        )
+        seconds = _seconds_to_the_end(row, folder)
+    problems = [*_struck_rank(row, outcomes[row.rank]), *_survivors(row, outcomes, seconds)]
+    end = time.monotonic() + 5
+    while (left := _left_in_shared_memory(names, free)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return Verdict(row, outcomes, seconds, problems + left)
+
+
+def _serve_store(folder: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (folder / "store pid").write_text(str(os.getpid()))
+    (folder / "store port.tmp").write_text(str(store.port))
+    (folder / "store port.tmp").rename(folder / "store port")
+    time.sleep(timedelta(minutes=5).total_seconds())
+
+
+@contextmanager
+def _store_if(wanted: bool, folder: Path) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    process = get_context("forkserver").Process(target=_serve_store, args=(folder,))
+    process.start()
+    try:
+        while not (folder / "store port").exists():
+            assert process.is_alive(), "the store did not start"
+            time.sleep(0.01)
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _seconds_to_the_end(row: Row, folder: Path) -> dict[int, float]:
+    struck = folder / "struck"
+    if not struck.exists():
+        return {}
+    ends: dict[int, Any] = {
+        rank: (folder / f"end of {rank}").read_text() for rank in range(row.world)
+    }
+    return {
+        rank: float(end) - float(struck.read_text())
+        for rank, end in ends.items()
+        if end and rank != row.rank
+    }
+
+
+def _struck_rank(row: Row, outcome: Outcome) -> Iterator[str]:
+    if outcome.error != row.end:
+        yield f"the struck rank should end with {row.end}, but {outcome}"
+    if outcome.exit_code != row.exit_code:
+        yield f"the struck rank's exit code is {outcome.exit_code}, not {row.exit_code}"
+    for words in row.words_of_struck:
+        if words not in outcome.message:
+            yield f"the struck rank does not say '{words}': {outcome.message}"
+
+
+def _survivors(row: Row, outcomes: list[Outcome], seconds: dict[int, float]) -> Iterator[str]:
+    survivors = [outcome for outcome in outcomes if outcome.rank != row.rank]
+    if not seconds:
+        yield f"the fault did not strike rank {row.rank}"
+    for outcome in survivors:
+        if not row.errors:
+            if outcome.error is not None or outcome.exit_code != 0:
+                yield f"nothing should have happened, but {outcome}"
+            continue
+        yield from _survivor(row, outcome)
+        if seconds.get(outcome.rank, 0.0) > row.limit:
+            yield f"rank {outcome.rank} took {seconds[outcome.rank]:.2f} s, not {row.limit} s"
+    if row.errors and row.end != "PipelineError":
+        raised = {outcome.error for outcome in outcomes}
+        if not raised & set(row.errors):
+            yield f"somebody should raise one of {row.errors}, but they raised {raised}"
+
+
+def _survivor(row: Row, outcome: Outcome) -> Iterator[str]:
+    text = outcome.message
+    if outcome.error not in (*row.errors, "PoisonedError"):
+        yield f"rank {outcome.rank} should raise one of {row.errors}, but {outcome}"
+    if outcome.exit_code != 1:
+        yield f"rank {outcome.rank}'s exit code is {outcome.exit_code}, not 1"
+    if outcome.error != "RendezvousError":
+        if not re.match(_HERE.format(outcome.rank), text):
+            yield f"rank {outcome.rank} does not say rank, sequence and lag: {text}"
+        if f"rank {row.rank}" not in text:
+            yield f"rank {outcome.rank} does not name rank {row.rank}: {text}"
+    if outcome.error == "PoisonedError" and not re.search(r"because rank \d+ failed: ", text):
+        yield f"rank {outcome.rank} does not name the origin of the poison: {text}"
+    for words in row.words:
+        if words not in text:
+            yield f"rank {outcome.rank} does not say '{words}': {text}"
+
+
+def _names_in_shared_memory() -> set[str]:
+    return {entry.name for entry in _SHARED_MEMORY.iterdir()}
+
+
+def _free_shared_memory() -> int:
+    status = os.statvfs(_SHARED_MEMORY)
+    return status.f_bfree * status.f_bsize
+
+
+def _left_in_shared_memory(names: set[str], free: int) -> list[str]:
+    left = [f"/dev/shm/{name} is left behind" for name in _names_in_shared_memory() - names]
+    missing = free - _free_shared_memory()
+    if missing > 0:
+        missing -= _shared_memory_of_living_processes()
+    return [*left, f"/dev/shm has {missing} bytes less than before"] if missing > 0 else left
+
+
+def _shared_memory_of_living_processes() -> int:
+    """Returns the bytes of /dev/shm that are mapped: other programs of this machine use it, too,
+    and all ranks have ended."""
+    bytes_by_inode: dict[str, int] = {}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:
+            continue  # it has just ended
+        for line in lines:
+            if " /dev/shm/" in line:
+                first, _, last = line.split()[0].partition("-")
+                bytes_by_inode[line.split()[4]] = int(last, 16) - int(first, 16)
+    return sum(bytes_by_inode.values())

@@ -1,0 +1,365 @@
+"""The fault matrix: what may go wrong, where, and what every rank says about it."""
+
+import signal
+from dataclasses import replace
+
+from tests.faults.faults import (
+    CloseEarly,
+    CloseMeanwhile,
+    CountOneMore,
+    Damage,
+    Exit,
+    Fork,
+    Kill,
+    KillDuring,
+    LeaveOutstanding,
+    Mismatch,
+    NeverCome,
+    Nothing,
+    Patch,
+    Raise,
+    Replay,
+    SignalStore,
+    SmallSharedMemory,
+    Stop,
+    UseUpDescriptors,
+    another_host,
+)
+from tests.faults.plays import pipeline
+from tests.faults.row import Row
+
+NEVER = 3600.0
+LARGE = 1000  # int64 numbers, which do not fit a slot
+KILLED = -int(signal.SIGKILL)
+DIED = ("PeerDiedError",)
+DAMAGED = ("ProtocolError",)
+SETUP = ("RendezvousError",)
+
+_dead = Row(
+    "",
+    Kill(),
+    errors=DIED,
+    words=("rank 1 died while this rank waited for it to send", "look at that rank's own output"),
+    end="ProcessDied",
+    exit_code=KILLED,
+    deadline=30.0,
+    within=1.0,
+)
+
+DEATH = [
+    replace(_dead, name=f"{name}, {world} ranks", fault=fault, moment=moment, world=world)
+    for name, fault, moment in [
+        ("SIGKILL before post", Kill(), "post"),
+        ("SIGKILL between post and wait", Kill(), "wait"),
+        ("SIGKILL while peers sleep in wait", Kill(after=0.3), "post"),
+    ]
+    for world in (2, 4, 8)
+] + [
+    replace(_dead, name="process exits without closing", fault=Exit(7), exit_code=7),
+    replace(
+        _dead,
+        name="SIGKILL before a large message is read",
+        moment="wait",
+        held="wait",
+        hold_longer=0.2,
+        items=LARGE,
+        words=("rank 1 died while this rank waited for it to be read",),
+    ),
+    replace(_dead, name="SIGKILL between a pipeline's batches", moment="between", play=pipeline),
+    replace(_dead, name="SIGKILL in a model's forward", moment="forward", play=pipeline),
+]
+
+_stopped = Row(
+    "SIGSTOP longer than the deadline",
+    Stop(seconds=4.0),
+    errors=("PeerTimeoutError",),
+    words=(
+        "rank 1 did not send within 2.0",
+        "Missing: rank 1",
+        "A rank that is stuck, stopped or ran fewer iterations causes this",
+    ),
+    end="PoisonedError",
+    exit_code=1,
+    words_of_struck=("did not send within 2.0",),
+)
+DELAY = [
+    _stopped,
+    replace(_stopped, name="SIGSTOP between post and wait", moment="wait", iteration=3),
+    Row("SIGSTOP shorter than the deadline", Stop(seconds=1.0), deadline=10.0),
+]
+
+LEAVING = [
+    Row(
+        "exception between post and wait",
+        Raise("no such table"),
+        errors=("PoisonedError",),
+        words=("because rank 1 failed: ", "KeyError: 'no such table'"),
+        moment="wait",
+        end="KeyError",
+        exit_code=1,
+        deadline=30.0,
+        within=1.0,
+    ),
+    Row(
+        "exception in a model's forward",
+        Raise("no such table"),
+        errors=("PoisonedError",),
+        words=("because rank 1 failed: ", "model of iteration 4 failed: KeyError: 'no such table'"),
+        play=pipeline,
+        moment="forward",
+        end="PipelineError",
+        exit_code=1,
+        deadline=30.0,
+        within=1.0,
+    ),
+    Row(
+        "close, some iterations early",
+        CloseEarly(),
+        errors=("PeerClosedError",),
+        words=("rank 1 closed the channel", "all ranks must run the same number of iterations"),
+        deadline=30.0,
+        within=1.0,
+    ),
+    Row(
+        "close during wait from another thread",
+        CloseMeanwhile(after=0.3),
+        errors=("PeerClosedError", "PoisonedError"),
+        words=("closed the channel",),
+        bound=0,
+        held="post",
+        end="ChannelClosedError",
+        exit_code=1,
+        words_of_struck=("another thread closed the channel during a wait",),
+        deadline=30.0,
+        within=1.0,
+    ),
+    *(
+        Row(
+            f"interpreter shutdown with posts outstanding{and_thread}",
+            LeaveOutstanding(thread_waits),
+            errors=("PeerClosedError",),
+            words=("rank 1 closed the channel",),
+            moment="wait",
+            held="post",
+            hold_longer=0.5,
+            bound=2,
+            world=2,
+            deadline=30.0,
+            within=5.0,
+            fresh_interpreters=True,
+        )
+        for thread_waits, and_thread in ((False, ""), (True, " and a thread in wait"))
+    ),
+    Row("two ranks post large messages to each other", Nothing(), world=2, items=LARGE),
+]
+
+_damaged = Row(
+    "",
+    Nothing(),
+    errors=DAMAGED,
+    moment="wait",
+    held="wait",
+    end="PoisonedError",
+    exit_code=1,
+    deadline=30.0,
+    within=1.0,
+)
+_CAUSE = "Two versions of torchrec-bls, or a write out of bounds"
+
+
+def _damage(field: str, value: int, words: str, **changes: object) -> Row:
+    fault, name = Damage(field, value), f"{field} {value:#x}"
+    row = replace(_damaged, name=name, fault=fault, words=(words, _CAUSE))
+    return replace(row, **changes)  # type: ignore[arg-type]
+
+
+DAMAGE = [
+    _damage("arrival", 100, "wrote sequence 99 into the slot of 3"),
+    _damage("magic", 0x3F3F, "magic 16191"),
+    _damage("version", 99, "wire version 99"),
+    _damage("flags", 0x80, "unknown flags"),
+    _damage("flags", 1, "pulled message", name="flags: pulled, which it is not"),
+    _damage("source", 2, "it says it comes from rank 2"),
+    _damage("parts", 99, "99 parts, at most 16"),
+    replace(
+        _damaged,
+        name="credit 0x10",
+        fault=Damage("credit", 16),
+        words=("rank 1 says it read 16 of 5 messages", _CAUSE),
+    ),
+    Row("reserved field, which nobody reads", Damage("reserved", 7), moment="wait", held="wait"),
+    _damage("length", 1 << 20, "bytes in a slot of"),
+    _damage("length", (1 << 64) - 1, "part 0 has"),
+    _damage("address pid", 1, "memory of a foreign process", items=LARGE),
+    _damage("address inode", 1, "is not there any more", items=LARGE),
+    _damage("address bytes", 100, "8000 bytes in a pulled message's memory of 100", items=LARGE),
+    _damage("address bytes", 1 << 40, "is not there any more", items=LARGE),
+    replace(
+        _damaged,
+        name="address fd 0x100000",
+        fault=Damage("address fd", 1 << 20),
+        errors=SETUP,
+        words=("rank 1", "cannot open shared memory"),
+        items=LARGE,
+    ),
+    *(
+        replace(
+            _damaged,
+            name=name,
+            fault=Damage(field, value),
+            play=pipeline,
+            moment="between",
+            held="between",
+            words=("ids from rank 1 do not fit", "All ranks must shard the same module"),
+        )
+        for name, field, value in [
+            ("payload truncated", "third length", 0),
+            ("message truncated", "parts", 0),
+        ]
+    ),
+    *(
+        replace(
+            _damaged,
+            name=name,
+            fault=Replay(back),
+            errors=("PeerTimeoutError",),
+            words=("rank 1 did not send within 2.0",),
+            deadline=2.0,
+            within=None,
+        )
+        for name, back in [
+            ("message of the iteration before replayed", 1),
+            ("older message replayed", 2),
+        ]
+    ),
+]
+
+_setup = Row("", Nothing(), errors=SETUP, moment="create", end="RendezvousError", exit_code=1)
+_SET_UP = "torchrec_bls.collective.channel"
+
+
+def _differs(name: str, fault: Mismatch | Patch, *words: str) -> Row:
+    return replace(_setup, name=name, fault=fault, words=words, words_of_struck=words)
+
+
+CREATION = [
+    replace(
+        _setup,
+        name="a rank that never arrives at rendezvous",
+        fault=NeverCome(),
+        words=("ranks [1] did not come to phase 'terms'", "must create the channel"),
+        end=None,
+        exit_code=0,
+    ),
+    *(
+        replace(
+            _setup,
+            name=f"SIGKILL during the rendezvous, {when}",
+            fault=KillDuring(f"{_SET_UP}._native.ShmTransport{method}"),
+            words=words,
+            end="ProcessDied",
+            exit_code=KILLED,
+        )
+        for when, method, words in [
+            ("without memory", "", ("ranks [1] did not come to phase 'memory'",)),
+            ("with memory", ".connect", ("rank",)),
+        ]
+    ),
+    _differs(
+        "bound differs", Mismatch("bound", 2), "bound differs", "ranks [1]: 2", "the same bound"
+    ),
+    _differs(
+        "slot size differs",
+        Mismatch("slot_bytes", 8192),
+        "slot_bytes differs",
+        "ranks [1]: 8192",
+        "Give every rank the same slot_bytes",
+    ),
+    _differs(
+        "package version differs",
+        Patch(f"{_SET_UP}._PACKAGE_VERSION", "0.0.9"),
+        "package differs",
+        "ranks [1]: 0.0.9",
+        "Install one version of torchrec-bls",
+    ),
+    _differs(
+        "wire version differs",
+        Patch(f"{_SET_UP}._native.WIRE_VERSION", 99),
+        "wire_version differs",
+        "ranks [1]: 99",
+        "Install one version of torchrec-bls",
+    ),
+    _differs(
+        "host differs",
+        Patch(f"{_SET_UP}.host_identity", another_host),
+        "host differs",
+        "ranks [1]: elsewhere",
+        "one host and one PID namespace",
+    ),
+    replace(
+        _setup,
+        name="world size differs",
+        fault=CountOneMore(),
+        words=("world_size differs between ranks", "ranks [1]: 4"),
+        words_of_struck=("ranks [3] did not come to phase 'terms'",),
+    ),
+    replace(
+        _setup,
+        name="/dev/shm full at creation",
+        fault=SmallSharedMemory(kibibytes=16),
+        words=("rank 1 could not set it up", "no space in /dev/shm", "enlarge it", "--shm-size"),
+        words_of_struck=("no space in /dev/shm", "0 MiB free"),
+        needs_mount=True,
+    ),
+    replace(
+        _setup,
+        name="/dev/shm too small on all ranks",
+        words=("no space in /dev/shm", "MiB needed", "enlarge it"),
+        arguments=(("slot_bytes", 1 << 42),),
+    ),
+    replace(
+        _setup,
+        name="descriptors exhausted at creation",
+        fault=UseUpDescriptors(),
+        words=("rank 1 could not set it up", "Too many open files", "(ulimit -n)"),
+        words_of_struck=("Too many open files", "(ulimit -n)"),
+    ),
+    *(
+        replace(
+            _setup,
+            name=f"the store {what} before the rendezvous",
+            fault=SignalStore(number),
+            words=("the process group's store does not answer in phase 'terms'", "start the ranks"),
+            own_store=True,
+        )
+        for what, number in (("dies", signal.SIGKILL), ("hangs", signal.SIGSTOP))
+    ),
+]
+
+LATER = [
+    *(
+        Row(
+            f"descriptors exhausted when {what} a large message",
+            UseUpDescriptors(),
+            errors=("PoisonedError",),
+            words=(words, "Too many open files. Raise the limit of open files (ulimit -n)"),
+            items=LARGE,
+            # At iteration 4 the sender's memory is used again, and that of the others is new.
+            iteration=iteration,
+            end="RendezvousError",
+            exit_code=1,
+            words_of_struck=(words, "Raise the limit of open files (ulimit -n)"),
+            deadline=30.0,
+            within=1.0,
+        )
+        for what, words, iteration in [
+            ("sending", "cannot get a message: cannot create shared memory", 2),
+            ("reading", "sent a message that cannot be read: cannot open shared memory", 4),
+        ]
+    ),
+    Row("descriptors exhausted, small messages", UseUpDescriptors()),
+    Row("the store dies after creation", SignalStore(signal.SIGKILL), own_store=True),
+    Row("fork after creation", Fork(), moment="read"),
+]
+
+MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER]

@@ -1,0 +1,70 @@
+"""The slots that a rank writes at a peer, found from outside of the channel.
+
+Every rank maps the segments of all others. The records of the rendezvous tell their inodes,
+/proc/self/maps where they lie: nothing in the product needs to give them away.
+"""
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.faults.row import Scene
+
+# Offset and type of each field of csrc/channel/wire.h's MessageHeader, and of what follows it in a
+# message: the lengths of its parts and, if it is one part and pulled, its address.
+FIELDS: dict[str, tuple[int, type[Any]]] = {
+    "arrival": (0, ctypes.c_uint64),
+    "magic": (8, ctypes.c_uint16),
+    "version": (10, ctypes.c_uint8),
+    "flags": (11, ctypes.c_uint8),
+    "source": (12, ctypes.c_uint16),
+    "parts": (14, ctypes.c_uint16),
+    "credit": (16, ctypes.c_uint32),
+    "reserved": (20, ctypes.c_uint32),
+    "length": (24, ctypes.c_uint64),
+    "third length": (40, ctypes.c_uint64),
+    "address pid": (32, ctypes.c_int32),
+    "address fd": (36, ctypes.c_int32),
+    "address device": (40, ctypes.c_uint64),
+    "address inode": (48, ctypes.c_uint64),
+    "address bytes": (56, ctypes.c_uint64),
+}
+
+
+class Slot:
+    """The slot at `victim` that this rank's message `sequence` stands in."""
+
+    def __init__(self, scene: Scene, victim: int, sequence: int) -> None:
+        channel = scene.channel
+        assert channel is not None
+        record = scene.group.get_group_store().get(f"torchrec_bls/{channel.name}/1/memory/{victim}")
+        *_, inode, segment_bytes = json.loads(record)["address"]
+        stats = channel.stats()
+        slots = 2 * (channel.bound + 1)
+        self.bytes = stats.slot_bytes
+        self.address = (
+            _mapped_at(inode)
+            + (segment_bytes - stats.ring_bytes)
+            + (scene.rank * slots + sequence % slots) * stats.slot_bytes
+        )
+
+    def __setitem__(self, field: str, value: int) -> None:
+        offset, kind = FIELDS[field]
+        kind.from_address(self.address + offset).value = value
+
+    def __getitem__(self, field: str) -> int:
+        offset, kind = FIELDS[field]
+        value: int = kind.from_address(self.address + offset).value
+        return value
+
+    def copy_from(self, other: "Slot") -> None:
+        ctypes.memmove(self.address, other.address, self.bytes)
+
+
+def _mapped_at(inode: int) -> int:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, _, _, _, mapped, *_ = line.split()
+        if int(mapped) == inode:
+            return int(addresses.partition("-")[0], 16)
+    raise LookupError(f"no memory of inode {inode} is mapped")

@@ -1,0 +1,105 @@
+"""What the ranks do when the fault strikes."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.distributed.models import EBC, Batch, flatten, make_ids, shard
+from tests.faults.row import LeaveError, Row, Scene
+from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline
+
+ITERATIONS = 8
+SLOT_BYTES = 4096
+
+
+def play(rank: int, row: Row, folder: Path) -> None:
+    """Plays one rank of `row` and notes when it ended."""
+    assert dist.group.WORLD is not None
+    # A rank without descriptors could not open it any more.
+    with (folder / f"end of {rank}").open("w") as end:
+        arguments = {
+            "bound": row.bound,
+            "slot_bytes": SLOT_BYTES,
+            "deadline": row.deadline,
+            "name": "exchange",
+            **dict(row.arguments),
+        }
+        group: Any = _GroupWithStore(dist.group.WORLD, folder) if row.own_store else None
+        scene = Scene(row, rank, group or dist.group.WORLD, folder, arguments)
+        try:
+            (row.play or exchange)(scene)
+        except LeaveError:
+            pass
+        finally:
+            end.write(repr(time.monotonic()))
+
+
+class _GroupWithStore:
+    """A process group with the store that listens on the port noted in `folder`."""
+
+    def __init__(self, group: dist.ProcessGroup, folder: Path) -> None:
+        self._group = group
+        port = int((folder / "store port").read_text())
+        self._store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+        dist.barrier()  # or it may be dead before all ranks know it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+
+def exchange(scene: Scene) -> None:
+    """Stamped messages over one channel, as far ahead as the bound allows."""
+    row = scene.row
+    scene.reach("create")
+    with scene.stack:
+        channel = scene.stack.enter_context(BoundedLagChannel(scene.group, **scene.arguments))
+        scene.channel = channel
+        for iteration in range(ITERATIONS):
+            scene.reach("post", iteration)
+            channel.post([[_stamped(row, scene.rank, iteration)]] * row.world)
+            scene.reach("wait", iteration)
+            if iteration >= row.bound:
+                _read(scene, iteration - row.bound)
+        for iteration in range(ITERATIONS - row.bound, ITERATIONS):
+            _read(scene, iteration)
+
+
+def _stamped(row: Row, rank: int, iteration: int) -> torch.Tensor:
+    return torch.full((row.items,), 1000 * rank + iteration)
+
+
+def _read(scene: Scene, iteration: int) -> None:
+    row = scene.row
+    assert scene.channel is not None
+    with scene.channel.wait() as arrival:
+        scene.arrival = arrival
+        scene.reach("read", iteration)
+        for rank in range(row.world):
+            assert torch.equal(
+                arrival.tensor(rank, 0, torch.int64), _stamped(row, rank, iteration)
+            ), f"iteration {iteration}: wrong data from rank {rank}"
+
+
+def pipeline(scene: Scene) -> None:
+    """A sharded model in a pipeline. The fault finds the channel of the ids."""
+    config = BLSConfig(bound=scene.row.bound, deadline=scene.row.deadline)
+    model = shard(EBC, "table_wise", EBC.bls_sharder(config))
+    finished = 0
+    model.register_forward_pre_hook(lambda *_: scene.reach("forward", finished))
+    batches = iter(Batch(make_ids(EBC, seed, samples=4)) for seed in range(ITERATIONS))
+    pipe = BoundedLagPipeline[Batch, Any](model)
+    while finished < ITERATIONS:
+        scene.reach("between", finished)
+        flatten(pipe.progress(batches))
+        finished += 1
+        if scene.channel is None:
+            (embeddings,) = model.module.children()
+            name = next(name for name in embeddings.channels() if name.endswith(".ids"))
+            scene.channel = embeddings.channels()[name]

@@ -1,0 +1,40 @@
+"""Every row of the fault matrix goes as it says, with real processes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tests.faults.__main__ as report
+from tests.faults.judge import examine, may_mount
+from tests.faults.matrix import MATRIX
+from tests.faults.row import Row
+
+
+@pytest.mark.parametrize("row", MATRIX, ids=[row.name for row in MATRIX])
+def test_fault(row: Row) -> None:
+    if row.needs_mount and not may_mount():
+        pytest.skip("mounting needs CAP_SYS_ADMIN")
+    verdict = examine(row)
+    assert not verdict.problems, "\n".join(verdict.problems)
+
+
+def test_names_are_unique() -> None:
+    names = [row.name for row in MATRIX]
+    assert len(set(names)) == len(names)
+
+
+def test_a_row_that_goes_otherwise_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = next(row for row in MATRIX if row.name == "SIGKILL before post, 2 ranks")
+    wrong = replace(row, words=("of boredom",), exit_code=0, within=0.0)
+    monkeypatch.setattr(report, "MATRIX", [row, wrong])
+    assert report.main(["--out", str(tmp_path)]) == 1
+    good, bad = json.loads((tmp_path / "faults.json").read_text())["rows"]
+    assert good["passed"] and good["ends"][0]["error"] == "PeerDiedError"
+    assert not bad["passed"]
+    printed = capsys.readouterr().out
+    for problem in ("does not say 'of boredom'", "exit code is -9, not 0", "not 0.0 s"):
+        assert problem in printed

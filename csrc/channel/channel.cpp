@@ -437,6 +437,8 @@ void Channel::close() {
       std::this_thread::sleep_for(kCreditSlice);
     }
   }
+  // A peer that cannot read a message any more then knows why.
+  transport_->pass_poison_on();
 }
 
 void Channel::check_running() {
@@ -457,6 +459,8 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
 }
 
 void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
+  // A peer that went because of another rank's failure has passed that on before.
+  if (poisoned()) raise_poison();
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
                                    doing + ": look at that rank's own output for the cause");
@@ -479,6 +483,8 @@ void Channel::fail(ErrorKind kind, const std::string& message) {
 }
 
 void Channel::raise_poison() {
+  // Before this rank can close: nobody may take it for the one that failed.
+  transport_->pass_poison_on();
   const Poison poison = transport_->poison();
   throw ChannelError(ErrorKind::kPoisoned,
                      "channel '" + config_.name + "' on rank " + std::to_string(config_.rank) +

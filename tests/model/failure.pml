@@ -140,7 +140,7 @@ proctype Rank(byte me) {
       :: else -> fail_gone(peer)
       fi
     }
-  :: d_step {
+  :: atomic {
       phase == examining && timeout ->
       if
       :: !stopped ->
@@ -167,7 +167,7 @@ proctype Rank(byte me) {
 
   /* close, by the user: at the end, or after an error */
   :: d_step {
-      phase == idle && released[me] == ITERATIONS || phase == raised ->
+      phase == idle && released[me] == ITERATIONS && !asked[me] || phase == raised ->
       asked[me] = true;
       phase = idle
     }
@@ -190,7 +190,7 @@ proctype Rank(byte me) {
           (me != 0 || released[WATCHED] == posted[0] || poison[0] != 0 || IS_GONE(WATCHED)) ->
       phase = leaving
     }
-  :: d_step { phase == closing && timeout -> assert(stopped); phase = leaving }
+  :: atomic { phase == closing && timeout -> assert(stopped); phase = leaving }
   :: d_step { phase == leaving -> freed = freed || me == 0; phase = ended }
 
   /* faults: it dies, it stops, its user poisons the channel, another thread closes it */

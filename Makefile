@@ -17,7 +17,8 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-next faults lint format wheel benchmarks-build clean
+.PHONY: help build demo test test-cpp test-model test-next faults model lint format wheel \
+  benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -27,7 +28,7 @@ build: $(VENV)/.built  ## Set up .venv and build the package into it
 demo: build  ## Run the main job: make demo [DATA=path] [DEMO_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python examples/dlrm_demo.py $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
 
-test: build test-cpp  ## Run the C++ and Python tests
+test: build test-cpp test-model  ## Run the C++ and Python tests, and check the small models
 	$(WITH_VENV) $(BIN)/python -m pytest
 
 test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
@@ -35,6 +36,12 @@ test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
 	$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
 	$(BIN)/cmake --build build/tests
 	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+
+test-model:  ## Check the small instances of the models of the channel alone
+	$(call check-models,--quick)
+
+model:  ## Check all instances of the models of the channel with Spin (15 minutes, 6 GB)
+	$(call check-models)
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec
@@ -107,6 +114,12 @@ has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
 
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)
+
+# $(call check-models,options)
+define check-models
+@$(call need,Spin,spin gcc libc6-dev,command -v spin && command -v gcc)
+$(PYTHON) tests/model/check.py $(1)
+endef
 
 # $(call need,what,Debian packages,command that succeeds where it is there): root installs it.
 define need

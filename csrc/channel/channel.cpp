@@ -422,6 +422,8 @@ void Channel::close() {
       std::this_thread::sleep_for(kCreditSlice);
     }
   }
+  // A peer that cannot read a message any more then knows why.
+  transport_->pass_poison_on();
 }
 
 void Channel::check_running() {
@@ -449,7 +451,7 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
 }
 
 void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
-  // A peer that closed because of another rank's failure has told of that before.
+  // A peer that went because of another rank's failure has passed that on before.
   if (poisoned()) raise_poison();
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
@@ -472,6 +474,8 @@ void Channel::fail(ErrorKind kind, const std::string& message) {
 }
 
 void Channel::raise_poison() {
+  // Before this rank can close: nobody may take it for the one that failed.
+  transport_->pass_poison_on();
   const Poison poison = transport_->poison();
   throw ChannelError(ErrorKind::kPoisoned, here(completed_) + ": stopped because rank " +
                                                std::to_string(poison.origin) +

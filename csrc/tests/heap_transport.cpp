@@ -73,13 +73,17 @@ Poison HeapTransport::poison() const {
   return own.poison;
 }
 
-void HeapTransport::poison_all(const std::string& message) {
+void HeapTransport::pass_poison_on() {
+  if (poisoned().load() != 0) spread(poison());
+}
+
+void HeapTransport::spread(const Poison& poison) {
   for (int peer = 0; peer < mesh_->world_size(); ++peer) {
     HeapMesh::Rank& other = mesh_->rank(peer);
     {
       const std::lock_guard lock(other.mutex);
       if (other.poisoned.load() != 0) continue;
-      other.poison = {rank_, message};
+      other.poison = poison;
       other.poisoned.store(1);
     }
     wake(peer);

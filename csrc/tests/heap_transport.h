@@ -71,12 +71,14 @@ class HeapTransport final : public Transport {
   void wake_self() override { wake(rank_); }
   const std::atomic<uint32_t>& poisoned() const override { return mesh_->rank(rank_).poisoned; }
   Poison poison() const override;
-  void poison_all(const std::string& message) override;
+  void poison_all(const std::string& message) override { spread({rank_, message}); }
+  void pass_poison_on() override;
   PeerState peer_state(int peer) override;
   void announce_close() override;
 
  private:
   void wake(int rank);
+  void spread(const Poison& poison);
   std::byte* slot_at(int owner, int source, uint32_t slot) const;
   size_t pair_index(int peer, uint32_t slot) const {
     return static_cast<size_t>(peer) * mesh_->slots() + slot;

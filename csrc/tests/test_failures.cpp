@@ -224,6 +224,15 @@ TEST_CASE("the first poison is the one that is told, cut to what fits") {
   CHECK(failure->message.size() < 1200);
 }
 
+TEST_CASE("a rank that is poisoned tells the ranks that its origin did not reach") {
+  Ranks ranks({.world_size = 3});
+  // Rank 2 died while it told the others: only rank 0 knows.
+  const_cast<std::atomic<uint32_t>&>(ranks.transport(0).poisoned()).store(2 + 1);
+  check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kPoisoned, "rank 2 failed");
+  ranks[0].close();
+  check_failure(failure_of([&] { post_text(ranks[1]); }), ErrorKind::kPoisoned, "rank 2 failed");
+}
+
 TEST_CASE("a timeout on one rank ends the wait of the others") {
   Ranks ranks({.world_size = 3, .deadline = milliseconds(200)});
   const auto failures = ranks.outcomes([](int rank, Channel& channel) {

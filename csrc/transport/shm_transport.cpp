@@ -66,10 +66,8 @@ struct ShmTransport::ControlBlock {
   alignas(kCacheLine) std::atomic<uint32_t> wake_epoch;
   std::atomic<uint32_t> sleepers;
   alignas(kCacheLine) std::atomic<uint32_t> closed;
-  alignas(kCacheLine) std::atomic<uint32_t> poisoned;  // set once origin and text are readable
-  std::atomic<uint32_t> poison_claimed;
-  int32_t poison_origin;
-  char poison_text[kPoisonText];
+  alignas(kCacheLine) std::atomic<uint32_t> poisoned;  // the rank that failed + 1, or 0
+  char poison_text[kPoisonText];                       // why this rank failed
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -214,21 +212,34 @@ const std::atomic<uint32_t>& ShmTransport::poisoned() const {
 }
 
 Poison ShmTransport::poison() const {
-  const ControlBlock& block = control(shape_.rank);
-  return {block.poison_origin,
-          std::string(block.poison_text, strnlen(block.poison_text, kPoisonText))};
+  const auto origin = static_cast<int32_t>(poisoned().load(std::memory_order_acquire)) - 1;
+  // A peer wrote the number.
+  if (origin < 0 || origin >= shape_.world_size) return {origin, "its number is damaged"};
+  const char* const text = control(origin).poison_text;
+  return {origin, std::string(text, strnlen(text, kPoisonText))};
 }
 
 void ShmTransport::poison_all(const std::string& message) {
+  // The first failure of a rank is the one it tells: others may be reading the text already.
+  if (has_failed_.exchange(true)) return;
+  char* const text = control(shape_.rank).poison_text;
+  const size_t length = std::min(message.size(), kPoisonText - 1);
+  std::memcpy(text, message.data(), length);
+  text[length] = '\0';
+  spread_poison(shape_.rank);
+}
+
+void ShmTransport::pass_poison_on() {
+  const auto origin = static_cast<int32_t>(poisoned().load(std::memory_order_acquire)) - 1;
+  if (origin >= 0) spread_poison(origin);
+}
+
+void ShmTransport::spread_poison(int origin) {
   for (int peer = 0; peer < shape_.world_size; ++peer) {
-    ControlBlock& block = control(peer);
-    if (block.poison_claimed.exchange(1) != 0) continue;
-    block.poison_origin = shape_.rank;
-    const size_t length = std::min(message.size(), kPoisonText - 1);
-    std::memcpy(block.poison_text, message.data(), length);
-    block.poison_text[length] = '\0';
-    block.poisoned.store(1, std::memory_order_seq_cst);
-    wake(peer);
+    uint32_t none = 0;
+    if (control(peer).poisoned.compare_exchange_strong(none, static_cast<uint32_t>(origin) + 1)) {
+      wake(peer);
+    }
   }
 }
 

@@ -52,6 +52,7 @@ class ShmTransport final : public Transport {
   const std::atomic<uint32_t>& poisoned() const override;
   Poison poison() const override;
   void poison_all(const std::string& message) override;
+  void pass_poison_on() override;
   PeerState peer_state(int peer) override;
   void announce_close() override;
 
@@ -60,6 +61,7 @@ class ShmTransport final : public Transport {
   ControlBlock& control(int rank) const;
   std::atomic<uint64_t>& credit_word(int owner, int peer) const;
   void wake(int rank);
+  void spread_poison(int origin);
   std::byte* slot_at(std::byte* base, int source, uint32_t slot) const {
     return base + ring_offset_ + (static_cast<size_t>(source) * shape_.slots + slot) * slot_stride_;
   }
@@ -75,6 +77,7 @@ class ShmTransport final : public Transport {
   std::vector<std::byte*> bases_;     // mapped inbox of every rank, own included
   std::vector<int> process_handles_;  // pidfd of every peer, -1 where the kernel gave none
   std::vector<int> process_ids_;
+  std::atomic<bool> has_failed_{false};
   std::vector<ShmSegment> exposed_;  // [destination][slot]
   std::vector<ShmSegment> pulled_;   // [source][slot]
 };

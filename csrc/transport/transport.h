@@ -73,6 +73,9 @@ class Transport {
   virtual Poison poison() const = 0;
   /// Fails the channel on every rank. Only the first poison a rank receives is kept.
   virtual void poison_all(const std::string& message) = 0;
+  /// Tells every rank of the poison that this rank has received, if any: the one that failed may
+  /// have ended before it could.
+  virtual void pass_poison_on() = 0;
 
   virtual PeerState peer_state(int peer) = 0;
   /// Tells the peers that no further message will come from this rank.

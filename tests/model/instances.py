@@ -1,0 +1,155 @@
+"""What is checked with which model, and what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+
+class Instance(NamedTuple):
+    """A model with its constants, and what Spin must say about it."""
+
+    model: str
+    name: str
+    claim: str
+    defines: Mapping[str, int | str]
+    finds: str | None = None
+    """Last step of the counterexample, a regular expression; None: there must not be one."""
+    search: str = "states"
+    """"states"; "states but deadlocks", which do not count then; or "cycles"."""
+    slow: bool = False
+    """Left out in CI."""
+
+
+RULES = {
+    "ALL_PEERS": "looking at more than the awaited peer",
+    "RECHECK": "looking again",
+    "PASS_ON": "passing poison on",
+}
+OVERWRITES = r"rank \d overwrites message \d+ to rank \d, which is not released"
+
+
+def enough_slots(ranks: int, bound: int) -> Iterator[Instance]:
+    """2(k + 1) slots need no credit; one less is overwritten without."""
+    defines = {"RANKS": ranks, "BOUND": bound, "SLOTS": 2 * (bound + 1), "WORDS": 0}
+    large = (ranks, bound) == (3, 2)
+    follows = [(1, 0), (0, 1)] if large else [(1, 1)]
+    for watched in range(1, ranks):
+        for headers, pulls in follows:
+            followed = [*["headers"] * headers, *["oversized messages"] * pulls]
+            yield Instance(
+                "channel",
+                f"{ranks} ranks, k = {bound}, S = {2 * bound + 2}, no credit words; followed: "
+                f"{' and '.join(followed)} of ranks 0 and {watched}",
+                "no overwrite, no wait for a slot",
+                {**defines, "HEADERS": headers, "PULLS": pulls, "WATCHED": watched},
+                slow=large,
+            )
+    yield Instance(
+        "channel",
+        f"{ranks} ranks, k = {bound}, S = {2 * bound + 1}, no credits",
+        "overwrite",
+        {**defines, "SLOTS": 2 * bound + 1, "HEADERS": 0, "PULLS": 0},
+        OVERWRITES,
+    )
+
+
+def fewer_slots(ranks: int, bound: int) -> Iterator[Instance]:
+    """With credit words no slot is overwritten, and from k + 1 slots on nobody waits for ever."""
+    for slots in range(1, 2 * bound + 2):
+        name = f"{ranks} ranks, k = {bound}, S = {slots}, credit words"
+        defines = {"RANKS": ranks, "BOUND": bound, "SLOTS": slots, "WORDS": 1}
+        alone = {**defines, "HEADERS": 0, "PULLS": 0}
+        if slots <= bound:
+            yield Instance("channel", name, "deadlock", alone, "deadlock")
+            yield Instance("channel", name, "no overwrite", alone, search="states but deadlocks")
+        elif (ranks, bound) == (3, 2):
+            yield Instance("channel", name, "no overwrite, no deadlock", alone, slow=True)
+        else:
+            for watched in range(1, ranks):
+                yield Instance(
+                    "channel",
+                    f"{name}; followed: headers and oversized messages of ranks 0 and {watched}",
+                    "no overwrite, no deadlock",
+                    {**defines, "HEADERS": 1, "PULLS": 1, "WATCHED": watched},
+                    slow=bound > 0 and watched > 1,
+                )
+
+
+def paper(ranks: int, buffers: int, under_way: int) -> Iterator[Instance]:
+    """The scheme of the paper: k buffers, messages counted by tag."""
+    overwrites = r"rank \d overwrites batch \d at rank \d, which has not read it, with batch \d"
+    reads = r"rank \d completes batch \d and reads (nothing|batch \d) of rank \d"
+    for look_at, claim, finds in [
+        ("puts", "overwrite", overwrites),
+        ("reads", "wrong data", reads),
+    ]:
+        yield Instance(
+            "paper",
+            f"the paper's scheme, {ranks} ranks, k = {buffers}, {under_way} under way",
+            claim,
+            {"RANKS": ranks, "BUFFERS": buffers, "UNDER_WAY": under_way, "LOOK_AT": look_at},
+            finds,
+        )
+
+
+def failures(
+    ranks: int,
+    bound: int,
+    faults: int,
+    watched: int = 1,
+    search: str = "states",
+    slow: bool = False,
+    without: str | None = None,
+) -> Iterator[Instance]:
+    """After a fault every rank ends, none needs its deadline, and none blames another one."""
+    rules = dict.fromkeys(RULES, 1)
+    name = f"{ranks} ranks, k = {bound}, faults: {faults}"
+    if ranks > 2:
+        name += f", oversized messages to rank {watched}"
+    claim = "all ranks end" if search == "states" else "no run is endless"
+    finds = None
+    if without is not None:
+        rules[without] = 0
+        name += f", without {RULES[without]}"
+        if without != "ALL_PEERS":
+            claim = "false blame"
+            finds = r"rank \d fails and blames rank \d, which has done nothing wrong"
+    yield Instance(
+        "failure",
+        name,
+        claim,
+        {
+            "RANKS": ranks,
+            "BOUND": bound,
+            "ITERATIONS": bound + 2,
+            "FAULTS": faults,
+            "WATCHED": watched,
+            **rules,
+        },
+        finds,
+        search,
+        slow,
+    )
+
+
+def instances() -> Iterator[Instance]:
+    """All of them, what is small first."""
+    for ranks, bound in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]:
+        yield from enough_slots(ranks, bound)
+        yield from fewer_slots(ranks, bound)
+    for ranks, buffers, under_way in [(2, 1, 1), (2, 2, 2), (2, 2, 3), (3, 1, 1)]:
+        yield from paper(ranks, buffers, under_way)
+    for bound in range(3):
+        yield from failures(2, bound, faults=0)
+        yield from failures(2, bound, faults=2, slow=bound > 1)
+    yield from failures(3, 1, faults=0)
+    yield from failures(3, 0, faults=1, watched=1)
+    yield from failures(3, 0, faults=1, watched=2, slow=True)
+    yield from failures(3, 0, faults=1, without="ALL_PEERS")
+    yield from failures(3, 0, faults=1, without="PASS_ON")
+    yield from failures(2, 0, faults=0, without="RECHECK")
+    yield from failures(2, 1, faults=2, search="cycles")
+    yield from failures(3, 0, faults=1, search="cycles", slow=True)
+    yield from failures(3, 0, faults=2, slow=True)
+    yield from failures(3, 1, faults=1, slow=True)

@@ -3,6 +3,8 @@
 PYTHON ?= python3
 DATA ?=
 DEMO_ARGS ?=
+FUZZ_SECONDS ?= 600
+SOAK_ARGS ?= --iterations 1000000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,11 +15,12 @@ WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f -not -path "csrc/tests/*")
 CXX_FILES := $(shell find csrc benchmarks -type f \( -name '*.h' -o -name '*.cpp' \) 2>/dev/null)
+FUZZ_TARGETS := $(notdir $(wildcard tests/corpus/*))
 NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-next lint format wheel benchmarks-build clean
+.PHONY: help build demo test test-cpp test-sanitizers test-next fuzz soak lint format wheel benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,6 +38,25 @@ test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
 	$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
 	$(BIN)/cmake --build build/tests
 	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+
+test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers
+	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
+	$(call test_with,address$(comma)undefined)
+	$(call test_with,thread)
+
+fuzz: $(VENV)/.packages  ## Search for input that breaks what parses a peer's bytes: make fuzz [FUZZ_SECONDS=600]
+	@$(call need,Clang with libFuzzer,clang libclang-rt-dev,$(has_libfuzzer))
+	CXX=clang++ $(call configure,build/fuzz,-DBLS_BUILD_FUZZERS=ON -DBLS_SANITIZE=address$(comma)undefined)
+	$(BIN)/cmake --build build/fuzz
+	@for target in $(FUZZ_TARGETS); do \
+	  echo "=== $$target" && mkdir -p "build/fuzz/corpus/$$target" && build/fuzz/csrc/fuzz/fuzz_$$target \
+	    -max_total_time=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) -timeout=10 -verbosity=0 \
+	    -print_final_stats=1 -artifact_prefix="build/fuzz/$$target-" \
+	    "build/fuzz/corpus/$$target" "tests/corpus/$$target" || exit 1; \
+	done
+
+soak: build  ## Exchange 10^6 iterations of checked messages among 8 ranks: make soak [SOAK_ARGS="..."]
+	$(WITH_VENV) $(BIN)/python benchmarks/soak.py --json out/soak.json $(SOAK_ARGS)
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec
@@ -98,12 +120,23 @@ build/torchrec-next/.installed: $(PINS) | $(VENV)/.packages
 	$(BIN)/python -m pip install --no-deps --target build/torchrec-next '$(NEXT_TORCHREC)'
 	@touch $@
 
+comma := ,
+
 has_doctest = echo '\#include <doctest/doctest.h>' | $(CXX_OR_DEFAULT) -x c++ -E - -o /dev/null
+has_libfuzzer = echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' \
+  | clang++ -fsanitize=fuzzer$(comma)address$(comma)undefined -x c++ - -o /dev/null
 has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
   open(os.path.join(sysconfig.get_paths()["include"], "Python.h")).close()'
 
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)
+
+# $(call test_with,sanitizers): builds and runs the C++ tests with them.
+define test_with
+$(call configure,build/sanitize-$(1),-DBLS_BUILD_TESTS=ON -DBLS_SANITIZE=$(1))
+$(BIN)/cmake --build build/sanitize-$(1)
+$(BIN)/ctest --test-dir build/sanitize-$(1) --output-on-failure --no-tests=error
+endef
 
 # $(call need,what,Debian packages,command that succeeds where it is there): root installs it.
 define need

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
+from torchrec_bls.errors import RendezvousError
 
 _MUST_AGREE = {
     "package": "Install one version of torchrec-bls on all ranks",
@@ -171,8 +172,13 @@ class BoundedLagChannel:
             rendezvous.fail("memory", str(error))
             raise
         records = rendezvous.exchange("memory", {"address": transport.address})
+        addresses = [tuple(record["address"]) for record in records]
         try:
-            transport.connect([tuple(record["address"]) for record in records])
+            transport.connect(addresses)
+        except TypeError as error:
+            reason = f"numbers too large for addresses of shared memory: {addresses}"
+            rendezvous.fail("connected", reason)
+            raise RendezvousError(f"channel '{self.name}' on rank {self.rank}: {reason}") from error
         except Exception as error:
             rendezvous.fail("connected", str(error))
             raise
@@ -270,7 +276,8 @@ class BoundedLagChannel:
 
     def poison(self, reason: str) -> None:
         """Makes all ranks raise PoisonedError naming this one and `reason`."""
-        self.native.poison(reason)
+        # A file name in the text of an exception need not be UTF-8.
+        self.native.poison(reason.encode(errors="replace").decode())
 
     def close(self) -> None:
         """Ends the channel for this rank. Peers that wait for more than it posted raise

@@ -42,22 +42,35 @@ class Rendezvous:
 
         Raises:
             RendezvousError: ranks are missing at the deadline (named), another rank announced an
-                error (quoted), or the store is gone.
+                error (quoted) or something of another form than `record`, or the store is gone.
         """
         keys = [f"{self._prefix}/{phase}/{rank}" for rank in range(self._world_size)]
         try:
             self._store.set(keys[self._rank], json.dumps(record))
             self._store.wait(keys, timedelta(seconds=self._deadline))
-            records = [json.loads(self._store.get(key)) for key in keys]
+            texts = [self._store.get(key) for key in keys]
         except (RuntimeError, dist.DistError) as error:
             raise RendezvousError(self._explain(phase, keys)) from error
-        for rank, theirs in enumerate(records):
-            if "error" in theirs and rank != self._rank:
-                raise RendezvousError(
-                    f"channel '{self._name}' on rank {self._rank}: rank {rank} could not set it "
-                    f"up: {theirs['error']}"
-                )
-        return records
+        own = json.loads(texts[self._rank])
+        return [self._parse(phase, rank, text, own) for rank, text in enumerate(texts)]
+
+    def _parse(self, phase: str, rank: int, text: bytes, own: Any) -> dict[str, Any]:
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and "error" in record:
+            raise RendezvousError(
+                f"channel '{self._name}' on rank {self._rank}: rank {rank} could not set it up: "
+                f"{record['error']}"
+            )
+        if not _same_form(record, own):
+            raise RendezvousError(
+                f"channel '{self._name}' on rank {self._rank}: rank {rank} announced "
+                f"{text[:200]!r} in phase '{phase}', which has another form than this rank's "
+                "record. Install one version of torchrec-bls on all ranks"
+            )
+        return dict(record)
 
     def fail(self, phase: str, reason: str) -> None:
         """Tells the ranks that wait in `phase` why this one does not come."""
@@ -76,6 +89,17 @@ class Rendezvous:
             f"'{phase}' within {self._deadline} s. Every rank of the group must create the channel "
             "(shard the module, run its first batch) in the same order"
         )
+
+
+def _same_form(record: Any, own: Any) -> bool:
+    """Whether two parsed records have the same fields and, throughout, the same types."""
+    if type(record) is not type(own):
+        return False
+    if isinstance(own, dict):
+        return record.keys() == own.keys() and all(_same_form(record[k], own[k]) for k in own)
+    if isinstance(own, list):
+        return len(record) == len(own) and all(map(_same_form, record, own))
+    return True
 
 
 def require_equal(name: str, records: list[dict[str, Any]], fields: Mapping[str, str]) -> None:

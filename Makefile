@@ -4,7 +4,7 @@ PYTHON ?= python3
 DATA ?=
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 600
-SOAK_ARGS ?= --iterations 1000000
+SOAK_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,7 +44,7 @@ test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers
 	$(call test_with,address$(comma)undefined)
 	$(call test_with,thread)
 
-fuzz: $(VENV)/.packages  ## Search for input that breaks what parses a peer's bytes: make fuzz [FUZZ_SECONDS=600]
+fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [FUZZ_SECONDS=600]
 	@$(call need,Clang with libFuzzer,clang libclang-rt-dev,$(has_libfuzzer))
 	CXX=clang++ $(call configure,build/fuzz,-DBLS_BUILD_FUZZERS=ON -DBLS_SANITIZE=address$(comma)undefined)
 	$(BIN)/cmake --build build/fuzz
@@ -55,7 +55,7 @@ fuzz: $(VENV)/.packages  ## Search for input that breaks what parses a peer's by
 	    "build/fuzz/corpus/$$target" "tests/corpus/$$target" || exit 1; \
 	done
 
-soak: build  ## Exchange 10^6 iterations of checked messages among 8 ranks: make soak [SOAK_ARGS="..."]
+soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/soak.py --json out/soak.json $(SOAK_ARGS)
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.

@@ -3,6 +3,8 @@
 PYTHON ?= python3
 DATA ?=
 DEMO_ARGS ?=
+FUZZ_SECONDS ?= 600
+SOAK_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,12 +15,13 @@ WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f -not -path "csrc/tests/*")
 CXX_FILES := $(shell find csrc benchmarks -type f \( -name '*.h' -o -name '*.cpp' \) 2>/dev/null)
+FUZZ_TARGETS := $(notdir $(wildcard tests/corpus/*))
 NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-model test-next faults model lint format wheel \
-  benchmarks-build clean
+.PHONY: help build demo test test-cpp test-model test-sanitizers test-next faults model fuzz soak \
+  lint format wheel benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +45,25 @@ test-model:  ## Check the small instances of the models of the channel alone
 
 model:  ## Check all instances of the models of the channel with Spin (15 minutes, 6 GB)
 	$(call check-models)
+
+test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers
+	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
+	$(call test_with,address$(comma)undefined)
+	$(call test_with,thread)
+
+fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [FUZZ_SECONDS=600]
+	@$(call need,Clang with libFuzzer,clang libclang-rt-dev,$(has_libfuzzer))
+	CXX=clang++ $(call configure,build/fuzz,-DBLS_BUILD_FUZZERS=ON -DBLS_SANITIZE=address$(comma)undefined)
+	$(BIN)/cmake --build build/fuzz
+	@for target in $(FUZZ_TARGETS); do \
+	  echo "=== $$target" && mkdir -p "build/fuzz/corpus/$$target" && build/fuzz/csrc/fuzz/fuzz_$$target \
+	    -max_total_time=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) -timeout=10 -verbosity=0 \
+	    -print_final_stats=1 -artifact_prefix="build/fuzz/$$target-" \
+	    "build/fuzz/corpus/$$target" "tests/corpus/$$target" || exit 1; \
+	done
+
+soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK_ARGS="..."]
+	$(WITH_VENV) $(BIN)/python benchmarks/soak.py --json out/soak.json $(SOAK_ARGS)
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec
@@ -108,7 +130,11 @@ build/torchrec-next/.installed: $(PINS) | $(VENV)/.packages
 	$(BIN)/python -m pip install --no-deps --target build/torchrec-next '$(NEXT_TORCHREC)'
 	@touch $@
 
+comma := ,
+
 has_doctest = echo '\#include <doctest/doctest.h>' | $(CXX_OR_DEFAULT) -x c++ -E - -o /dev/null
+has_libfuzzer = echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' \
+  | clang++ -fsanitize=fuzzer$(comma)address$(comma)undefined -x c++ - -o /dev/null
 has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
   open(os.path.join(sysconfig.get_paths()["include"], "Python.h")).close()'
 
@@ -119,6 +145,13 @@ configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=R
 define check-models
 @$(call need,Spin,spin gcc libc6-dev,command -v spin && command -v gcc)
 $(PYTHON) tests/model/check.py $(1)
+endef
+
+# $(call test_with,sanitizers): builds and runs the C++ tests with them.
+define test_with
+$(call configure,build/sanitize-$(1),-DBLS_BUILD_TESTS=ON -DBLS_SANITIZE=$(1))
+$(BIN)/cmake --build build/sanitize-$(1)
+$(BIN)/ctest --test-dir build/sanitize-$(1) --output-on-failure --no-tests=error
 endef
 
 # $(call need,what,Debian packages,command that succeeds where it is there): root installs it.

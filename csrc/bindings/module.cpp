@@ -1,5 +1,7 @@
 #include <pybind11/pybind11.h>
 
+#include <cstring>
+
 #include "bindings/bindings.h"
 #include "channel/wire.h"
 #include "errors.h"
@@ -34,7 +36,10 @@ void translate(std::exception_ptr pointer) {
   } catch (const bls::ChannelError& error) {
     const py::object type =
         py::module_::import("torchrec_bls.errors").attr(python_type(error.kind()));
-    PyErr_SetString(type.ptr(), error.what());
+    // The text may be another rank's and cut anywhere, even within a character.
+    const py::object text = py::reinterpret_steal<py::object>(
+        PyUnicode_DecodeUTF8(error.what(), std::strlen(error.what()), "replace"));
+    PyErr_SetObject(type.ptr(), text.ptr());
   }
 }
 

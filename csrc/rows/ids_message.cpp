@@ -197,12 +197,14 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
                               ", " + std::to_string(value_bytes_) + " and " +
                               std::to_string(weight_bytes_));
     }
-    // By division: a product with the peer's batch size could overflow.
+    // By division: a product with the peer's batch size could overflow, and so could a sum of batch
+    // sizes beyond all memory, which nothing else refutes where there is no feature.
     const uint64_t bag_bytes = features * length_bytes_;
-    if (preamble.stride < 0 || (features == 0 ? parts[kLengths].bytes != 0
-                                              : parts[kLengths].bytes % bag_bytes != 0 ||
-                                                    parts[kLengths].bytes / bag_bytes !=
-                                                        static_cast<uint64_t>(preamble.stride))) {
+    if (static_cast<uint64_t>(preamble.stride) > kMaxMessageBytes ||
+        (features == 0
+             ? parts[kLengths].bytes != 0
+             : parts[kLengths].bytes % bag_bytes != 0 ||
+                   parts[kLengths].bytes / bag_bytes != static_cast<uint64_t>(preamble.stride))) {
       bad_message(source, std::to_string(parts[kLengths].bytes) + " bytes of lengths for " +
                               std::to_string(features) + " features of batch size " +
                               std::to_string(preamble.stride));

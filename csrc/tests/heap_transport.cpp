@@ -19,7 +19,8 @@ HeapTransport::HeapTransport(std::shared_ptr<HeapMesh> mesh, int rank)
     : mesh_(std::move(mesh)), rank_(rank), exposed_(pair_index(mesh_->world_size(), 0)) {}
 
 std::byte* HeapTransport::slot_at(int owner, int source, uint32_t slot) const {
-  return mesh_->rank(owner).inbox[0].bytes + pair_index(source, slot) * mesh_->slot_bytes();
+  auto* const inbox = reinterpret_cast<std::byte*>(mesh_->rank(owner).inbox.data());
+  return inbox + pair_index(source, slot) * mesh_->slot_bytes();
 }
 
 void HeapTransport::deliver(int destination, uint32_t slot, uint64_t sequence) {

@@ -31,6 +31,8 @@ Transports shm_transports(const Setup& setup);
 /// Transports whose memory accesses a thread sanitizer understands.
 Transports heap_transports(const Setup& setup);
 
+using MakeTransports = Transports (*)(const Setup&);
+
 /// What a rank threw. `kind` is empty for std::invalid_argument and everything foreign.
 struct Failure {
   std::optional<ErrorKind> kind;

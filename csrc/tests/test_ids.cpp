@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "payload.h"
@@ -169,14 +170,14 @@ Bytes raw(const std::vector<int64_t>& numbers) {
   return bytes;
 }
 
-/// What rank 0 says to a message of rank 1 for its one feature.
+/// What rank 0 says to a message of rank 1 for its features, one or none.
 std::optional<Failure> failure_with(const Forged& forged, size_t features = 1) {
   Ranks ranks({.slot_bytes = 1024});
   const int64_t lengths[] = {0};
-  const size_t features_per_rank[] = {1, 0};
+  const size_t features_per_rank[] = {features, 0};
   JaggedIds ids;
   ids.lengths = reinterpret_cast<const std::byte*>(lengths);
-  ids.features = 1;
+  ids.features = features;
   ids.stride = 1;
   post_ids(ranks[0], ids, features_per_rank);
   Bytes preamble(24);
@@ -193,8 +194,8 @@ std::optional<Failure> failure_with(const Forged& forged, size_t features = 1) {
   return failure_of([&] { ArrivedIds(arrival, features, order); });
 }
 
-void check_refused(const Forged& forged, const std::string& text) {
-  const auto failure = failure_with(forged);
+void check_refused(const Forged& forged, const std::string& text, size_t features = 1) {
+  const auto failure = failure_with(forged, features);
   REQUIRE(failure);
   CHECK(failure->kind == ErrorKind::kProtocol);
   CHECK_MESSAGE(failure->message.find("ids from rank 1 do not fit: " + text) == 0,
@@ -244,6 +245,11 @@ TEST_CASE("messages that contradict themselves or the local plan are refused") {
   SUBCASE("negative batch size") { check_refused({.stride = -1}, "16 bytes of lengths"); }
   SUBCASE("a batch size whose bytes overflow to the right number") {
     check_refused({.stride = (int64_t{1} << 61) + 2}, "16 bytes of lengths");
+  }
+  SUBCASE("batch size beyond all memory, for no feature") {
+    const int64_t most = std::numeric_limits<int64_t>::max();
+    check_refused({.stride = most, .lengths = {}, .values = {}},
+                  "0 bytes of lengths for 0 features of batch size " + std::to_string(most), 0);
   }
   SUBCASE("a negative length") { check_refused({.lengths = {-1, 4}}, "a length is negative or"); }
   SUBCASE("lengths whose sum overflows to the right number") {

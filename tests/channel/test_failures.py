@@ -65,10 +65,10 @@ def test_what_a_killed_rank_sent_before_can_still_be_read() -> None:
     assert "sequence 1, lag 0: rank 1 died" in reader.message
 
 
-def stay_poisoned(rank: int) -> list[str]:
+def stay_poisoned(rank: int, reason: str) -> list[str]:
     ids = channel()
     if rank == 0:
-        ids.poison("the disk is full")
+        ids.poison(reason)
     dist.barrier()
     errors = []
     for _ in range(2):
@@ -79,10 +79,21 @@ def stay_poisoned(rank: int) -> list[str]:
     return errors
 
 
-def test_a_poisoned_channel_stays_poisoned() -> None:
-    for errors in run(2, stay_poisoned):
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("the disk is full", "the disk is full"),
+        ("no file '\udc80'", "no file '?'"),
+        # What fits is cut within a character at one of them.
+        ("ü" * 600, "ü" * 450),
+        ("." + "ü" * 600, "." + "ü" * 450),
+    ],
+    ids=["short", "not UTF-8", "long", "long by one more"],
+)
+def test_a_poisoned_channel_stays_poisoned(reason: str, text: str) -> None:
+    for errors in run(2, stay_poisoned, reason):
         assert len(errors) == 2
-        assert all("rank 0 failed" in e and "the disk is full" in e for e in errors)
+        assert all("rank 0 failed" in e and text in e for e in errors)
 
 
 def miss_the_deadline(rank: int) -> None:

@@ -17,7 +17,7 @@ from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
-from torchrec_bls.errors import ChannelClosedError, ProtocolError
+from torchrec_bls.errors import ChannelClosedError, ProtocolError, RendezvousError
 
 _MUST_AGREE = {
     "package": "Install one version of torchrec-bls on all ranks",
@@ -197,8 +197,14 @@ class BoundedLagChannel:
         with rendezvous.own_part("memory"):
             transport = _native.ShmTransport(self.rank, self.world_size, slots, slot_bytes)
         records = rendezvous.exchange("memory", {"address": transport.address})
+        addresses = [tuple(record["address"]) for record in records]
         with rendezvous.own_part("connected"):
-            transport.connect([tuple(record["address"]) for record in records])
+            try:
+                transport.connect(addresses)
+            except TypeError as error:
+                raise RendezvousError(
+                    f"numbers too large for addresses of shared memory: {addresses}"
+                ) from error
         rendezvous.exchange("connected", {})
         transport.seal()
         return _native.Channel(
@@ -293,7 +299,8 @@ class BoundedLagChannel:
 
     def poison(self, reason: str) -> None:
         """Makes all ranks raise PoisonedError naming this one and `reason`."""
-        self.native.poison(reason)
+        # A file name in the text of an exception need not be UTF-8.
+        self.native.poison(reason.encode(errors="replace").decode())
 
     def refuse(self, arrival: Arrival, reason: str) -> ProtocolError:
         """Fails the channel on all ranks for what `arrival` holds; returns the error to raise."""

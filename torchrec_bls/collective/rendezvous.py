@@ -45,19 +45,32 @@ class Rendezvous:
 
         Raises:
             RendezvousError: ranks are missing at the deadline (named), another rank announced an
-                error (quoted), or the store is gone.
+                error (quoted) or something of another form than `record`, or the store is gone.
         """
         try:
-            records = _within(self._deadline + _GRACE, lambda: self._exchange(phase, record))
+            texts = _within(self._deadline + _GRACE, lambda: self._exchange(phase, record))
         except TimeoutError as error:
             raise RendezvousError(self._silent_store(phase)) from error
-        for rank, theirs in enumerate(records):
-            if "error" in theirs and rank != self._rank:
-                raise RendezvousError(
-                    f"channel '{self._name}' on rank {self._rank}: rank {rank} could not set it "
-                    f"up: {theirs['error']}"
-                )
-        return records
+        own = json.loads(texts[self._rank])
+        return [self._parse(phase, rank, text, own) for rank, text in enumerate(texts)]
+
+    def _parse(self, phase: str, rank: int, text: bytes, own: Any) -> dict[str, Any]:
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and "error" in record:
+            raise RendezvousError(
+                f"channel '{self._name}' on rank {self._rank}: rank {rank} could not set it up: "
+                f"{record['error']}"
+            )
+        if not _same_form(record, own):
+            raise RendezvousError(
+                f"channel '{self._name}' on rank {self._rank}: rank {rank} announced "
+                f"{text[:200]!r} in phase '{phase}', which has another form than this rank's "
+                "record. Install one version of torchrec-bls on all ranks"
+            )
+        return dict(record)
 
     @contextmanager
     def own_part(self, phase: str) -> Iterator[None]:
@@ -88,13 +101,13 @@ class Rendezvous:
             self._prefix = f"{base}/{self._store.add(f'{base}/created/{self._rank}', 1)}"
         return f"{self._prefix}/{phase}/{rank}"
 
-    def _exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
+    def _exchange(self, phase: str, record: Record) -> list[bytes]:
         keys: list[str] = []
         try:
             keys = [self._key(phase, rank) for rank in range(self._world_size)]
             self._store.set(keys[self._rank], json.dumps(record))
             self._store.wait(keys, timedelta(seconds=self._deadline))
-            return [json.loads(self._store.get(key)) for key in keys]
+            return [self._store.get(key) for key in keys]
         except (RuntimeError, dist.DistError) as error:
             raise RendezvousError(self._explain(phase, keys)) from error
 
@@ -136,6 +149,17 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
     if not result.done():
         raise TimeoutError
     return result.result()
+
+
+def _same_form(record: Any, own: Any) -> bool:
+    """Whether two parsed records have the same fields and, throughout, the same types."""
+    if type(record) is not type(own):
+        return False
+    if isinstance(own, dict):
+        return record.keys() == own.keys() and all(_same_form(record[k], own[k]) for k in own)
+    if isinstance(own, list):
+        return len(record) == len(own) and all(map(_same_form, record, own))
+    return True
 
 
 def require_equal(name: str, records: list[dict[str, Any]], fields: Mapping[str, str]) -> None:

@@ -195,7 +195,6 @@ void Channel::send(int destination, const Message& message) {
 
   // Behind the delivery, where the peer does not wait for it.
   ++stats_.messages;
-  for (const Part& part : message) stats_.bytes += bytes_of(part);
   stats_.largest_message = std::max<uint64_t>(stats_.largest_message, wanted);
 }
 
@@ -203,14 +202,17 @@ void Channel::send(int destination, const Message& message) {
 /// message is not there.
 size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
   size_t at = header_bytes(message.size());
+  size_t payload = 0;
   for (size_t i = 0; i < message.size(); ++i) {
     const size_t bytes = bytes_of(message[i]);
     at = align_part(at, bytes);
     if (bytes > slot_bytes_ || at + bytes > slot_bytes_) return SIZE_MAX;
     copy_blocks(slot + at, message[i]);
     at += bytes;
+    payload += bytes;
     std::memcpy(slot + header_bytes(i), &bytes, sizeof(bytes));
   }
+  stats_.bytes += payload;
   write_header(slot, header_kind(config_.rank, 0, message.size()),
                static_cast<uint32_t>(released_));
   return at;
@@ -227,6 +229,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),
                static_cast<uint32_t>(released_));
   exposing_[pair_index(destination, post_slot_)] = 1;
+  for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
   ++stats_.pulled_messages;
   return wanted;
 }
@@ -378,10 +381,13 @@ void Channel::record_lag(int source) {
 }
 
 void Channel::release() {
-  const CallGuard guard(*this);
+  if (closing_.load(std::memory_order_relaxed)) [[unlikely]]
+    raise_closed();
   if (released_ == completed_) refuse("has nothing to release: wait for it first");
   ++released_;
+  // The next message to each peer tells it.
   if (!credit_word_needed_) return;
+  const CallGuard guard(*this);
   for (int source = 0; source < config_.world_size; ++source) {
     if (source != config_.rank) transport_->return_credit(source, released_);
   }

@@ -113,12 +113,21 @@ def post_grouped_rows(
 ) -> None: ...
 def post_table_rows(
     channel: Channel,
-    tables: Sequence[tuple[int, int]],
+    tables: Sequence[tuple[int, int, int]],
     ids: Items,
     row_bytes: int,
     counts: Sequence[int],
     order: Sequence[int],
     own: int,
+) -> None: ...
+def post_pooled_rows(
+    channel: Channel,
+    tables: Sequence[tuple[int, int, int]],
+    ids: Items,
+    lengths: Items,
+    count: int,
+    batches: Sequence[int],
+    order: Sequence[int],
 ) -> None: ...
 def collect_grouped_rows(
     arrival: Arrival, out: int, row_bytes: int, counts: Sequence[int], order: Sequence[int]

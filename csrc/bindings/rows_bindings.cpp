@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "rows/ids_message.h"
+#include "rows/pooled_rows.h"
 #include "rows/row_message.h"
 #include "rows/table_rows.h"
 
@@ -41,8 +42,16 @@ py::tuple check_ids(const Items& lengths, const Items& values, size_t stride, si
   return py::make_tuple(counts, py::make_tuple(bad->feature, bad->position, bad->id));
 }
 
-/// (address, rows)
-using TableTuple = std::tuple<uintptr_t, int64_t>;
+/// (address, rows, bytes of a row)
+using TableTuple = std::tuple<uintptr_t, int64_t, size_t>;
+
+std::vector<Table> tables_of(const std::vector<TableTuple>& tuples) {
+  std::vector<Table> tables;
+  for (const auto& [address, rows, row_bytes] : tuples) {
+    tables.push_back({pointer(address), rows, row_bytes});
+  }
+  return tables;
+}
 
 /// (first rank, ranks, offset of the columns in bytes, width in bytes)
 using GroupTuple = std::tuple<int, int, size_t, size_t>;
@@ -97,12 +106,27 @@ void bind_rows(py::module_& module) {
              [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
                 size_t row_bytes, const std::vector<int64_t>& counts, const std::vector<int>& order,
                 uintptr_t own) {
-               std::vector<Table> list;
-               for (const auto& [address, rows] : tables) list.push_back({pointer(address), rows});
+               const std::vector<Table> list = tables_of(tables);
                const TableRows rows{
                    list, pointer(std::get<0>(ids)), std::get<1>(ids), {row_bytes, counts, order}};
                const py::gil_scoped_release release;
                post_table_rows(channel, rows, pointer(own));
+             });
+  module.def("post_pooled_rows",
+             [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
+                const Items& lengths, size_t count, const std::vector<int64_t>& batches,
+                const std::vector<int>& order) {
+               const std::vector<Table> list = tables_of(tables);
+               const PooledRows rows{list,
+                                     pointer(std::get<0>(ids)),
+                                     std::get<1>(ids),
+                                     pointer(std::get<0>(lengths)),
+                                     std::get<1>(lengths),
+                                     count,
+                                     batches,
+                                     order};
+               const py::gil_scoped_release release;
+               post_pooled_rows(channel, rows);
              });
   module.def("collect_grouped_rows",
              [](const Arrival& arrival, uintptr_t out, size_t row_bytes,

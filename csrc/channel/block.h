@@ -7,18 +7,27 @@
 
 namespace bls {
 
-/// `rows` rows of `row_bytes` in the caller's memory, `stride` bytes from start to start. With
-/// `ids`, row i is the one that `ids[i]` names (int32 or int64 by `id_bytes`), counted from `data`.
+/// Makes rows where they are to be sent from.
+class RowWriter {
+ public:
+  /// Writes all rows, one behind the other.
+  virtual void write(std::byte* to) const = 0;
+
+ protected:
+  ~RowWriter() = default;
+};
+
+/// `rows` rows of `row_bytes` in the caller's memory, `stride` bytes from start to start; or those
+/// that `writer` makes.
 struct Block {
   const std::byte* data = nullptr;
   size_t row_bytes = 0;
   size_t rows = 1;
   size_t stride = 0;
-  const std::byte* ids = nullptr;
-  size_t id_bytes = 0;
+  const RowWriter* writer = nullptr;
 
   size_t bytes() const { return row_bytes * rows; }
-  bool contiguous() const { return ids == nullptr && (rows <= 1 || stride == row_bytes); }
+  bool contiguous() const { return writer == nullptr && (rows <= 1 || stride == row_bytes); }
 };
 
 /// The receiver sees a part as one run of bytes: its blocks, concatenated.

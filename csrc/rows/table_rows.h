@@ -6,14 +6,9 @@
 
 #include "channel/channel.h"
 #include "rows/row_message.h"
+#include "rows/table.h"
 
 namespace bls {
-
-/// An embedding table, row after row.
-struct Table {
-  const std::byte* data = nullptr;
-  int64_t rows = 0;
-};
 
 /// Rows that ids name: those of feature f come from `tables[f]`. The ids lie one behind the other
 /// in the order of `groups`, as ArrivedIds puts them together.

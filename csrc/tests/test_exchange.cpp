@@ -154,32 +154,6 @@ TEST_CASE("a part is its blocks one after the other") {
   CHECK(text_of(ranks[1].wait().part(0, 0)) == "abcdef..");
 }
 
-TEST_CASE_TEMPLATE("blocks of rows that ids name", Id, int32_t, int64_t) {
-  // Sizes with and without a copy of their own, and more rows than are fetched ahead.
-  for (const size_t row_bytes : {3, 64, 128, 256, 512, 1000}) {
-    Bytes table(20 * row_bytes);
-    for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::byte>(i * 7 + i / 256);
-    for (const size_t count : {0, 1, 8, 9, 31}) {
-      std::vector<Id> ids;
-      std::string expected;
-      for (size_t i = 0; i < count; ++i) {
-        ids.push_back(static_cast<Id>(i * 13 % 20));
-        const std::byte* row = table.data() + static_cast<size_t>(ids.back()) * row_bytes;
-        expected.append(reinterpret_cast<const char*>(row), row_bytes);
-      }
-      const Block block{
-          table.data(), row_bytes, count, row_bytes, reinterpret_cast<const std::byte*>(ids.data()),
-          sizeof(Id)};
-      const Part part(&block, 1);
-      const Message messages[] = {Message(&part, 1), Message(&part, 1)};
-      Ranks ranks({.slot_bytes = 1 << 15});
-      for (int rank = 0; rank < 2; ++rank) ranks[rank].post(messages);
-      const Arrival& arrival = ranks[1].wait();
-      for (const int source : {0, 1}) CHECK(text_of(arrival.part(source, 0)) == expected);
-    }
-  }
-}
-
 TEST_CASE("up to bound + 1 posts run ahead of a peer that has not begun") {
   for (const uint32_t bound : {0u, 1u, 4u}) {
     Ranks ranks({.bound = bound});

@@ -65,7 +65,7 @@ TEST_CASE("rows reach their ranks straight from the tables") {
     std::vector<int64_t> counts;
     for (size_t feature = 0; feature < features(rank); ++feature) {
       data.push_back(table_of(rank, feature));
-      tables.push_back({bytes(data.back().data()), kRows});
+      tables.push_back({bytes(data.back().data()), kRows, kRowBytes});
       for (const int asking : order) {
         const std::vector<int64_t> more = ids_for(rank, feature, asking);
         ids.insert(ids.end(), more.begin(), more.end());
@@ -91,10 +91,36 @@ TEST_CASE("rows reach their ranks straight from the tables") {
   });
 }
 
+TEST_CASE_TEMPLATE("rows of any size", Id, int32_t, int64_t) {
+  const int order[] = {0};
+  // Sizes with and without a copy of their own, and more rows than are fetched ahead.
+  for (const size_t row_bytes : {3, 64, 128, 256, 512, 1000}) {
+    std::vector<std::byte> data(20 * row_bytes);
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7 + i / 256);
+    const Table tables[] = {{data.data(), 20, row_bytes}};
+    for (const size_t count : {0, 1, 8, 9, 31}) {
+      std::vector<Id> ids;
+      std::vector<std::byte> expected;
+      for (size_t i = 0; i < count; ++i) {
+        ids.push_back(static_cast<Id>(i * 13 % 20));
+        const auto row = data.begin() + static_cast<ptrdiff_t>(ids.back() * row_bytes);
+        expected.insert(expected.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
+      }
+      Ranks ranks({.world_size = 1});
+      std::vector<std::byte> own(expected.size());
+      const int64_t counts[] = {static_cast<int64_t>(count)};
+      post_table_rows(ranks[0], {tables, bytes(ids.data()), sizeof(Id), {row_bytes, counts, order}},
+                      own.data());
+      CHECK(own == expected);
+    }
+  }
+}
+
 TEST_CASE("an id that a table does not have is refused before anything is posted") {
   Ranks ranks({.slot_bytes = 1024});
   const std::vector<float> data = table_of(0, 0);
-  const Table tables[] = {{bytes(data.data()), kRows}, {bytes(data.data()), 4}};
+  const Table tables[] = {{bytes(data.data()), kRows, kRowBytes},
+                          {bytes(data.data()), 4, kRowBytes}};
   const int order[] = {0, 1};
   const int64_t counts[] = {1, 1, 1, 1};
   std::vector<float> own(2 * kFloats);

@@ -21,7 +21,7 @@ from torchrec_bls.distributed.embeddings import SequenceOutputDist
 from torchrec_bls.distributed.module import BoundedLagModule, rows_by_feature
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder
-from torchrec_bls.distributed.tables import SequenceTables, can_read
+from torchrec_bls.distributed.tables import copies_rows
 
 
 class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # type: ignore[misc]
@@ -39,7 +39,6 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         self._init_bounded_lag(
             config, env.process_group, module_fqn, rows_by_feature(module.embedding_configs())
         )
-        self._bls_tables: list[SequenceTables] | None = None
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
@@ -97,23 +96,16 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         return _EmptyBatchAwaitable(sent, names, self._embedding_dim, indices)
 
     def _only_copies_rows(self) -> bool:
-        return (
-            not torch.is_grad_enabled()
-            and self.post_lookup_tracker_fn is None
-            and self.post_odist_tracker_fn is None
-            and all(can_read(lookup) for lookup in self._lookups)
-        )
+        return self._may_skip_lookups() and all(copies_rows(lookup) for lookup in self._lookups)
 
     def _look_up_and_post(self, ctx: Any, input: Any) -> list[Awaitable[torch.Tensor]]:
-        if self._bls_tables is None:
-            self._bls_tables = [SequenceTables(lookup) for lookup in self._lookups]
         return [
             output_dist.look_up_and_post(
                 tables, self._embedding_dim_for_sharding_type(kind), ids, context
             )
             for output_dist, tables, kind, ids, context in zip(
                 self._output_dists,
-                self._bls_tables,
+                self._lookup_tables(),
                 self._sharding_type_to_sharding,
                 input,
                 ctx.sharding_contexts,

@@ -6,6 +6,7 @@ import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionAwaitable,
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
@@ -23,6 +24,7 @@ from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.module import BoundedLagModule, rows_by_feature
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder
+from torchrec_bls.distributed.tables import sums_rows
 
 
 def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[ColumnGroup]:
@@ -116,6 +118,35 @@ class BLSEmbeddingBagCollection(
             self._init_mean_pooling_callback(features.keys(), None)
         ctx.divisor = torch.ones(())
         return awaitable
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up and posts; see TorchRec."""
+        if not self._only_sums_rows(ctx, input):
+            return super().compute_and_output_dist(ctx, input)
+        return EmbeddingBagCollectionAwaitable(
+            awaitables=[
+                output_dist.look_up_and_post(tables, ids, context)
+                for output_dist, tables, ids, context in zip(
+                    self._output_dists,
+                    self._lookup_tables(),
+                    input,
+                    ctx.sharding_contexts,
+                    strict=True,
+                )
+            ],
+            embedding_dims=self._embedding_dims,
+            embedding_names=self._embedding_names,
+        )
+
+    def _only_sums_rows(self, ctx: Any, input: Any) -> bool:
+        mean_pooling: bool = self._has_mean_pooling_callback
+        return (
+            self._may_skip_lookups()
+            and not mean_pooling
+            and not ctx.variable_batch_per_feature
+            and all(ids.weights_or_none() is None for ids in input)
+            and all(sums_rows(lookup) for lookup in self._lookups)
+        )
 
 
 class BLSEmbeddingBagCollectionSharder(

@@ -20,7 +20,7 @@ from torchrec_bls import _native
 from torchrec_bls.distributed.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchange import Exchange, Pending
 from torchrec_bls.distributed.ids import IdsLayout, layout_of
-from torchrec_bls.distributed.tables import SequenceTables
+from torchrec_bls.distributed.tables import LookupTables
 
 
 class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):
@@ -183,7 +183,7 @@ class SequenceOutputDist(OutputDist):
         return self._exchange.post(send, collect, [rows])
 
     def look_up_and_post(
-        self, tables: SequenceTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
+        self, tables: LookupTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
     ) -> EmbeddingsAwaitable:
         """Posts rows straight from the tables, in place of a lookup and `forward`. No gradients.
 
@@ -327,6 +327,44 @@ class PooledOutputDist(OutputDist):
             return self._collect(arrival, layout.strides[self._rank], request.dtype)
 
         return self._exchange.post(send, collect, [rows])
+
+    def look_up_and_post(
+        self, tables: LookupTables, ids: KeyedJaggedTensor, sharding_ctx: Any
+    ) -> EmbeddingsAwaitable:
+        """Posts sums straight from the tables, in place of a lookup and `forward`. No gradients.
+
+        Args:
+            tables: of the lookup, float32.
+            ids: what it would look up, without weights.
+            sharding_ctx: see `forward`.
+
+        Raises:
+            ValueError: a table does not have a row that another rank asks for.
+        """
+        layout = layout_of(sharding_ctx)
+        by_feature = tables.by_feature()
+        row_bytes = sum(bytes_of_row for _, _, bytes_of_row in by_feature)
+        self._exchange.open(max(layout.strides) * row_bytes, max(layout.strides))
+        values, lengths = ids.values(), ids.lengths()
+
+        def send(channel: _native.Channel) -> None:
+            _native.post_pooled_rows(
+                channel,
+                by_feature,
+                (values.data_ptr(), values.element_size()),
+                (lengths.data_ptr(), lengths.element_size()),
+                values.numel(),
+                [layout.strides[rank] for rank in layout.order],
+                layout.order,
+            )
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            return self._collect(arrival, layout.strides[self._rank], tables.dtype)
+
+        pending = self._exchange.post(send, collect, [])
+        awaitable = EmbeddingsAwaitable(pending.wait)
+        awaitable.callbacks.extend(self._callbacks)
+        return awaitable
 
     def _collect(self, arrival: _native.Arrival, batch: int, dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(batch, self._offsets[-1], dtype=dtype)

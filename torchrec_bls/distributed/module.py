@@ -17,6 +17,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
+from torchrec_bls.distributed.tables import LookupTables
 
 _NO_LIMIT = (1 << 63) - 1
 
@@ -41,6 +42,7 @@ class BoundedLagModule:
         self._bls_keys: list[str] | None = None
         self._bls_row_limits: list[int] = []
         self._bls_routes: list[Route] | None = None
+        self._bls_tables: list[LookupTables] | None = None
 
     @property
     def bound(self) -> int:
@@ -121,6 +123,21 @@ class BoundedLagModule:
     @abstractmethod
     def _sharding_context(self, route: Route, features: KeyedJaggedTensor) -> Any:
         """Returns TorchRec's context of a sharding whose ids were just posted."""
+
+    def _may_skip_lookups(self) -> bool:
+        """Whether nothing but the exchange asks for the results of the lookups."""
+        module: Any = self  # TorchRec's attributes
+        return (
+            not torch.is_grad_enabled()
+            and module.post_lookup_tracker_fn is None
+            and module.post_odist_tracker_fn is None
+        )
+
+    def _lookup_tables(self) -> list[LookupTables]:
+        if self._bls_tables is None:
+            module: Any = self
+            self._bls_tables = [LookupTables(lookup) for lookup in module._lookups]
+        return self._bls_tables
 
     def _check_input(self, features: object) -> list[int]:
         """Returns the number of ids of each key. Raises ValueError, and fails the other ranks with

@@ -1,19 +1,26 @@
-"""Tables of a sequence lookup, for reading rows where they lie.
+"""Tables of a lookup, for reading rows where they lie.
 
-Without gradients an unpooled lookup is a copy of rows. The exchange can make it, from the tables
-straight into the slots, if nothing else belongs to the lookup.
+Without gradients an unpooled lookup is a copy of rows, and a pooled one sums of rows. The exchange
+can make them, from the tables straight into the slots, if nothing else belongs to the lookup.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
-from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup
+from torch import nn
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+)
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+)
 
 # Those for which FBGEMM does not count forwards in the state of the optimizer.
 _STATELESS_FORWARD = {
@@ -24,17 +31,17 @@ _STATELESS_FORWARD = {
 }
 
 
-class SequenceTables:
-    """The tables of one of TorchRec's sequence lookups.
+class LookupTables:
+    """The tables of one of TorchRec's lookups.
 
     Args:
-        lookup: `can_read` says yes to it.
+        lookup: `copies_rows` or `sums_rows` says yes to it.
     """
 
-    def __init__(self, lookup: GroupedEmbeddingsLookup) -> None:
-        self._kernels = list(lookup._emb_modules)
+    def __init__(self, lookup: Any) -> None:
+        self._kernels: list[Any] = list(lookup._emb_modules)
         self._memory: list[int] | None = None
-        self._by_feature: list[tuple[int, int]] = []
+        self._by_feature: list[tuple[int, int, int]] = []
 
     @property
     def dtype(self) -> torch.dtype:
@@ -44,44 +51,68 @@ class SequenceTables:
         dtype: torch.dtype = self._kernels[0].emb_module.weights_host.dtype
         return dtype
 
-    def by_feature(self) -> list[tuple[int, int]]:
-        """Returns address and number of rows of the table of each feature."""
+    def by_feature(self) -> list[tuple[int, int, int]]:
+        """Returns address, number of rows and bytes of a row of the table of each feature."""
         memory = [kernel.emb_module.weights_host.data_ptr() for kernel in self._kernels]
         if memory != self._memory:
             self._by_feature = [
-                (weights[table].data_ptr(), weights[table].shape[0])
+                (table.data_ptr(), table.shape[0], table.shape[1] * table.element_size())
                 for kernel in self._kernels
-                for weights in (kernel.split_embedding_weights(),)
-                for table in kernel._feature_table_map
+                for tables in (kernel.split_embedding_weights(),)
+                for table in (tables[i] for i in kernel._feature_table_map)
             ]
             self._memory = memory
         return self._by_feature
 
 
-def can_read(lookup: Any) -> bool:
-    """Whether a lookup only copies rows of tables in host memory."""
+def copies_rows(lookup: Any) -> bool:
+    """Whether a lookup only copies rows of tables in host memory, all of one type."""
     return (
         type(lookup) is GroupedEmbeddingsLookup
-        and lookup.optim_state_tracker_fn is None
-        and not _hooks(lookup)
-        and all(_only_copies(kernel) for kernel in lookup._emb_modules)
+        and _only_reads(lookup, BatchedFusedEmbedding)
         and len({kernel.emb_module.weights_host.dtype for kernel in lookup._emb_modules}) <= 1
     )
 
 
-def _only_copies(kernel: Any) -> bool:
-    if type(kernel) is not BatchedFusedEmbedding:
-        return False
-    fbgemm = kernel.emb_module
+def sums_rows(lookup: Any) -> bool:
+    """Whether a lookup only sums float32 rows of tables in host memory, if bags have no weights.
+
+    FBGEMM's kernel adds the rows of a bag in the order of its ids, as the exchange does.
+    """
     return (
-        type(fbgemm) is SplitTableBatchedEmbeddingBagsCodegen
-        and fbgemm.use_cpu
-        and fbgemm.weights_precision.as_int() == fbgemm.output_dtype
-        and fbgemm.optimizer in _STATELESS_FORWARD
-        and not _hooks(kernel)
-        and not _hooks(fbgemm)
+        type(lookup) is GroupedPooledEmbeddingsLookup
+        and _only_reads(lookup, BatchedFusedEmbeddingBag)
+        and all(
+            kernel.emb_module.pooling_mode == PoolingMode.SUM
+            and kernel.emb_module.weights_host.dtype == torch.float32
+            for kernel in lookup._emb_modules
+        )
     )
 
 
-def _hooks(module: torch.nn.Module) -> Iterable[Any]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+def _only_reads(lookup: Any, kernel_type: type[nn.Module]) -> bool:
+    kernels: list[Any] = list(lookup._emb_modules)
+    return (
+        lookup.optim_state_tracker_fn is None
+        and not _has_hooks(lookup)
+        and all(
+            type(kernel) is kernel_type
+            and not _has_hooks(kernel)
+            and _reads_host_memory(kernel.emb_module)
+            for kernel in kernels
+        )
+    )
+
+
+def _reads_host_memory(fbgemm: Any) -> bool:
+    return (
+        type(fbgemm) is SplitTableBatchedEmbeddingBagsCodegen
+        and not _has_hooks(fbgemm)
+        and fbgemm.use_cpu
+        and fbgemm.weights_precision.as_int() == fbgemm.output_dtype
+        and fbgemm.optimizer in _STATELESS_FORWARD
+    )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_pre_hooks or module._forward_hooks)

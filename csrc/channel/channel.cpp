@@ -135,7 +135,7 @@ uint64_t Channel::post(std::span<const Message> messages) {
     throw;
   }
   if (++post_slot_ == config_.slots) post_slot_ = 0;
-  if (++post_arrival_ == arrivals_.size()) post_arrival_ = 0;
+  if (++post_arrival_ > config_.bound) post_arrival_ = 0;
   return posted_++;
 }
 
@@ -191,7 +191,7 @@ void Channel::send(int destination, const Message& message) {
     transport_->retract(destination, post_slot_);
     exposing_[pair] = 0;
   }
-  transport_->deliver(destination, post_slot_, sequence);
+  transport_->deliver(destination, slot, sequence);
 
   // Behind the delivery, where the peer does not wait for it.
   ++stats_.messages;
@@ -271,7 +271,7 @@ const Arrival& Channel::wait() {
     receive(source < 0 ? source + config_.world_size : source, arrival);
   }
   if (++wait_slot_ == config_.slots) wait_slot_ = 0;
-  if (++wait_arrival_ == arrivals_.size()) wait_arrival_ = 0;
+  if (++wait_arrival_ > config_.bound) wait_arrival_ = 0;
   ++completed_;
   return arrival;
 }
@@ -281,12 +281,33 @@ void Channel::receive(int source, Arrival& arrival) {
   record_lag(source);
   if (!arrived(source, wait_slot_, completed_)) await_message(source);
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
-  const Expectation expected{config_.rank, source, completed_, slot_bytes_};
-  uint32_t credit = 0;
+  size_t& parts = arrival.counts_[source];
+  uint32_t credit;
+  if (pulling_[pair] != 0 ||
+      !parse_in_slot(inbox_[pair], source, slot_bytes_, views, parts, credit)) {
+    credit = receive_any(source, views, parts);
+  }
+  take_credit(source, credit);
+}
+
+/// For messages that are pulled, follow a pulled one, or are damaged.
+uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
+  const size_t pair = pair_index(source, wait_slot_);
+  ParsedMessage message;
   try {
-    if (pulling_[pair] != 0 ||
-        !parse_in_slot(inbox_[pair], expected, views, arrival.counts_[source], credit)) {
-      credit = receive_pulled(expected, pair, views, arrival.counts_[source]);
+    parse_message(inbox_[pair], {config_.rank, source, completed_, slot_bytes_}, message);
+    const std::byte* base = inbox_[pair];
+    if (message.pulled) {
+      base = pull(source, message.address);
+      pulling_[pair] = 1;
+      // From here on: a sender that closes keeps its memory until it knows of the release.
+      credit_word_needed_ = true;
+    } else {
+      transport_->drop(source, wait_slot_);
+      pulling_[pair] = 0;
+    }
+    for (size_t i = 0; i < message.layout.count; ++i) {
+      views[i] = {base + message.layout.offset[i], message.layout.bytes[i]};
     }
   } catch (const ChannelError& error) {
     // These two come from below this class, which knows neither the channel nor the lag.
@@ -299,26 +320,6 @@ void Channel::receive(int source, Arrival& arrival) {
            describe(source, completed_) + "sent a message that cannot be read: " + error.what());
     }
     throw;
-  }
-  take_credit(source, credit);
-}
-
-uint32_t Channel::receive_pulled(const Expectation& expected, size_t pair, View* views,
-                                 size_t& parts) {
-  ParsedMessage message;
-  parse_message(inbox_[pair], expected, message);
-  const std::byte* base = inbox_[pair];
-  if (message.pulled) {
-    base = pull(expected.source, message.address);
-    pulling_[pair] = 1;
-    // From here on: a sender that closes keeps its memory until it knows of the release.
-    credit_word_needed_ = true;
-  } else {
-    transport_->drop(expected.source, wait_slot_);
-    pulling_[pair] = 0;
-  }
-  for (size_t i = 0; i < message.layout.count; ++i) {
-    views[i] = {base + message.layout.offset[i], message.layout.bytes[i]};
   }
   parts = message.layout.count;
   return message.credit;

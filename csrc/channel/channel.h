@@ -106,7 +106,7 @@ class Channel {
   std::byte* expose(int destination, size_t bytes, SegmentAddress& address);
   [[gnu::noinline]] void await_credit(int destination);
   void receive(int source, Arrival& arrival);
-  uint32_t receive_pulled(const Expectation& expected, size_t pair, View* views, size_t& parts);
+  [[gnu::noinline]] uint32_t receive_any(int source, View* views, size_t& parts);
   const std::byte* pull(int source, const SegmentAddress& address);
   void take_credit(int source, uint32_t low_bits);
   /// True once the message `sequence` of `source` stands in `slot`. A later one there, which only a

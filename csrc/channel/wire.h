@@ -113,22 +113,22 @@ struct ParsedMessage {
 
 /// The short way through parse_message for a sound message that stands in its slot; false for all
 /// others.
-inline bool parse_in_slot(const std::byte* slot, const Expectation& expected, View* views,
+inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, View* views,
                           size_t& parts, uint32_t& credit) {
   uint64_t kind;
   std::memcpy(&kind, slot + offsetof(MessageHeader, magic), sizeof(kind));
   std::memcpy(&credit, slot + offsetof(MessageHeader, credit), sizeof(credit));
   parts = kind >> 48;
-  if (kind != header_kind(expected.source, 0, parts) || parts > kMaxParts) return false;
+  if (kind != header_kind(source, 0, parts) || parts > kMaxParts) return false;
   size_t at = header_bytes(parts);
   for (size_t i = 0; i < parts; ++i) {
     uint64_t bytes;
     std::memcpy(&bytes, slot + header_bytes(i), sizeof(bytes));
-    if (bytes > expected.slot_bytes) return false;
+    if (bytes > slot_bytes) return false;
     at = align_part(at, bytes);
     views[i] = {slot + at, bytes};
     at += bytes;
-    if (at > expected.slot_bytes) return false;
+    if (at > slot_bytes) return false;
   }
   return true;
 }

@@ -55,7 +55,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   View views[kMaxParts];
   size_t parts = 0;
   uint32_t credit = 0;
-  const bool in_slot = parse_in_slot(slot.data(), expected, views, parts, credit);
+  const bool in_slot =
+      parse_in_slot(slot.data(), expected.source, expected.slot_bytes, views, parts, credit);
   ParsedMessage message;
   const bool sound = accepts([&] { parse_message(slot.data(), expected, message); });
   require(in_slot == (sound && !message.pulled), "one reader accepts what the other refuses");

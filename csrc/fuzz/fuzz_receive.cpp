@@ -67,7 +67,8 @@ void exchange(Input input) {
       write_header(input, hostile, slot, sequence);
     }
     honest.post(nothing);
-    hostile.deliver(0, slot, kind & 0x80 ? sequence + input.take<uint32_t>() : sequence);
+    hostile.deliver(0, hostile.outbox(0, slot),
+                    kind & 0x80 ? sequence + input.take<uint32_t>() : sequence);
     const bool accepted = accepts([&] {
       for (const View& view : honest.wait().parts(1)) touch(view);
     });

@@ -23,8 +23,8 @@ std::byte* HeapTransport::slot_at(int owner, int source, uint32_t slot) const {
   return inbox + pair_index(source, slot) * mesh_->slot_bytes();
 }
 
-void HeapTransport::deliver(int destination, uint32_t slot, uint64_t sequence) {
-  arrival_word(outbox(destination, slot)).store(sequence + 1, std::memory_order_release);
+void HeapTransport::deliver(int destination, std::byte* slot, uint64_t sequence) {
+  arrival_word(slot).store(sequence + 1, std::memory_order_release);
   wake(destination);
 }
 

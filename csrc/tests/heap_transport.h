@@ -60,7 +60,7 @@ class HeapTransport final : public Transport {
   std::byte* outbox(int destination, uint32_t slot) override {
     return slot_at(destination, rank_, slot);
   }
-  void deliver(int destination, uint32_t slot, uint64_t sequence) override;
+  void deliver(int destination, std::byte* slot, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, SegmentAddress& address) override;

@@ -131,8 +131,8 @@ std::atomic<uint64_t>& ShmTransport::credit_word(int owner, int peer) const {
       bases_[owner] + sizeof(ControlBlock) + static_cast<size_t>(peer) * kCacheLine));
 }
 
-void ShmTransport::deliver(int destination, uint32_t slot, uint64_t sequence) {
-  arrival_word(outbox(destination, slot)).store(sequence + 1, std::memory_order_release);
+void ShmTransport::deliver(int destination, std::byte* slot, uint64_t sequence) {
+  arrival_word(slot).store(sequence + 1, std::memory_order_release);
   // Either the sleeper sees the message or this rank sees the sleeper. The fence between the two
   // lines is the sleeper's: here it would wait until the whole payload has left the store buffer.
   std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -40,7 +40,7 @@ class ShmTransport final : public Transport {
   std::byte* outbox(int destination, uint32_t slot) override {
     return slot_at(bases_[destination], shape_.rank, slot);
   }
-  void deliver(int destination, uint32_t slot, uint64_t sequence) override;
+  void deliver(int destination, std::byte* slot, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, SegmentAddress& address) override;

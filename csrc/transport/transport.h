@@ -45,8 +45,8 @@ class Transport {
   virtual std::byte* inbox(int source, uint32_t slot) = 0;
   /// Where to write the next message for `destination` before `deliver` hands it over.
   virtual std::byte* outbox(int destination, uint32_t slot) = 0;
-  /// Makes the message in the outbox visible at `destination`, payload before arrival word.
-  virtual void deliver(int destination, uint32_t slot, uint64_t sequence) = 0;
+  /// Makes the message in `slot`, an outbox, visible at `destination`, payload before arrival word.
+  virtual void deliver(int destination, std::byte* slot, uint64_t sequence) = 0;
   /// Tells `source` that this rank has read its first `consumed` messages.
   virtual void return_credit(int source, uint64_t consumed) = 0;
   /// How many of this rank's messages `destination` has read, as far as known.

@@ -1,4 +1,4 @@
-"""Unpooled lookups without gradients: rows go from the tables into the messages, or do not."""
+"""Lookups without gradients: rows go from the tables into the messages, or do not."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,22 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    PoolingType,
+)
 from torchrec.modules.embedding_configs import DataType
 
 from tests.distributed.models import (
+    EBC,
     EC,
     SGD,
+    WEIGHTED,
     Batch,
+    Kind,
     SparseOnly,
     assert_same_bits,
     flatten,
@@ -48,11 +57,11 @@ def lookups_counted() -> Iterator[list[int]]:
         yield calls
 
 
-def two_forwards(model: Any, rank: int) -> dict[str, torch.Tensor]:
-    """Returns the outputs of a second batch: the first one goes TorchRec's way."""
-    model(Batch(make_ids(EC, rank, 2)))
+def two_forwards(model: Any, rank: int, kind: Kind = EC) -> dict[str, torch.Tensor]:
+    """Returns the outputs of a second batch: the first one may go TorchRec's way."""
+    model(Batch(make_ids(kind, rank, 2)))
     with lookups_counted() as calls:
-        output = flatten(model(Batch(make_ids(EC, rank + 10, 5))))
+        output = flatten(model(Batch(make_ids(kind, rank + 10, 5))))
     return output | {"lookups": torch.tensor(calls[0])}
 
 
@@ -81,6 +90,38 @@ def compare(rank: int, sharding: str) -> int:
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_tables_are_read_in_place(sharding: str) -> None:
     assert run(3, compare, sharding) == [0, 0, 0]
+
+
+def pooled_lookups(rank: int, pooling: PoolingType, weighted: bool) -> int:
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(
+            num_embeddings=100, embedding_dim=8, name=f"t{i}", feature_names=[f], pooling=pooling
+        )
+        for i, f in enumerate(EBC.features)
+    ]
+    module = EmbeddingBagCollection(tables=tables, is_weighted=weighted)
+    outputs = []
+    for sharder in (EBC.torchrec_sharder(), EBC.bls_sharder(BLSConfig())):
+        plan = make_plan(module, ["table_wise"] * len(tables), sharder)
+        model = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+        with torch.no_grad():
+            outputs.append(two_forwards(model, rank, WEIGHTED if weighted else EBC))
+    theirs, ours = outputs
+    theirs.pop("lookups")
+    lookups = int(ours.pop("lookups"))
+    assert_same_bits(ours, theirs)
+    return lookups
+
+
+@pytest.mark.parametrize(
+    ("pooling", "weighted", "lookups"),
+    [(PoolingType.SUM, False, 0), (PoolingType.SUM, True, 1), (PoolingType.MEAN, False, 1)],
+)
+def test_sums_without_weights_are_made_by_the_exchange(
+    pooling: PoolingType, weighted: bool, lookups: int
+) -> None:
+    assert run(2, pooled_lookups, pooling, weighted) == [lookups] * 2
 
 
 def compare_with_gradients(rank: int, sharding: str) -> int:

@@ -13,14 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.processes import run
 from torchrec_bls import BoundedLagChannel, ChannelStats
 
-Samples = dict[tuple[str, tuple[str, ...]], float]
+Key = tuple[str, frozenset[tuple[str, str]]]
+Samples = dict[Key, float]
+
+
+def key(name: str, **labels: str) -> Key:
+    return f"torchrec_bls_{name}", frozenset(labels.items())
 
 
 def scrape(registry: CollectorRegistry) -> Samples:
     """Returns what the server sees: values by name and labels."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
-        (sample.name, tuple(sample.labels.values())): sample.value
+        (sample.name, frozenset(sample.labels.items())): sample.value
         for family in families
         for sample in family.samples
     }
@@ -47,19 +52,18 @@ def test_counters_are_those_of_the_moment() -> None:
     for rank, scrapes in enumerate(run(3, scrape_twice)):
         assert scrapes[0][0] == {}
         for samples, stats in scrapes[1:]:
-            me = ("ids", str(rank))
+            me = {"channel": "ids", "rank": str(rank)}
             expected = {
-                ("torchrec_bls_messages_total", me): stats.messages,
-                ("torchrec_bls_sent_bytes_total", me): stats.bytes,
-                ("torchrec_bls_pulled_messages_total", me): 0,
-                ("torchrec_bls_lag_iterations_bucket", (*me, "0.0")): stats.lag_histogram[0],
-                ("torchrec_bls_lag_iterations_bucket", (*me, "+Inf")): stats.messages,
-                ("torchrec_bls_lag_iterations_count", me): stats.messages,
-                ("torchrec_bls_lag_iterations_sum", me): stats.lag_histogram[1],
+                key("messages_total", **me): stats.messages,
+                key("sent_bytes_total", **me): stats.bytes,
+                key("pulled_messages_total", **me): 0,
+                key("lag_iterations_bucket", **me, le="0.0"): stats.lag_histogram[0],
+                key("lag_iterations_bucket", **me, le="+Inf"): stats.messages,
+                key("lag_iterations_count", **me): stats.messages,
+                key("lag_iterations_sum", **me): stats.lag_histogram[1],
             }
             for peer in {0, 1, 2} - {rank}:
-                key = ("torchrec_bls_wait_seconds_total", (*me, str(peer)))
-                expected[key] = stats.wait_seconds[peer]
+                expected[key("wait_seconds_total", **me, peer=str(peer))] = stats.wait_seconds[peer]
             assert samples == expected
         assert [stats.messages for _, stats in scrapes[1:]] == [10, 20]
 

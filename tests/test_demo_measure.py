@@ -50,7 +50,7 @@ def make_variants(settings: Settings) -> list[Variant]:
 
 
 def test_ranks_measure_compare_and_collect(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, max_delay=0.02, straggler=1)
+    settings = replace(SETTINGS, max_delay=0.05, straggler=1)
     run_ranks(measure, settings.ranks, tmp_path, settings, make_variants)
     lines = [summarize(entry) for entry in json.loads((tmp_path / MEASURED).read_text())]
     assert [line.name for line in lines] == ["TorchRec on gloo", "bound 0", "bound 1", "unsharded"]

@@ -149,7 +149,7 @@ class BoundedLagChannel:
     A rank may have `bound` + 1 posts outstanding; `wait` completes the oldest. Messages travel by
     one-sided puts into 2(bound + 1) slots per ordered pair of ranks, their sizes with them
     (docs/design/channel.md; the idea is section III of the bounded-lag paper, whose `bound` slots
-    are not enough). One thread at a time uses a channel; `close` may come from any.
+    are not enough). One thread at a time uses a channel; `close` and `stats` may come from any.
 
     Creation is collective: all ranks of the group create their channels in the same order.
 

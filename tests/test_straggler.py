@@ -229,7 +229,8 @@ def run_with_delays(rank: int, bound: int, delays: list[list[float]]) -> dict[st
 def test_real_ranks_name_the_one_with_the_demos_delays_doubled(
     ranks: int, bound: int, straggler: int, seed: int
 ) -> None:
-    settings = replace(DELAYS, ranks=ranks, straggler=straggler, seed=seed)
+    # Long ones: on a busy machine a rank without a core is slow, too.
+    settings = replace(DELAYS, ranks=ranks, straggler=straggler, seed=seed, max_delay=0.04)
     found = run(ranks, run_with_delays, bound, draw_delays(settings).tolist())
     assert all(one == found[0] for one in found)
     report = StragglerReport(**found[0])

@@ -20,7 +20,7 @@ from demo.bounded_lag import bounded_lag, is_consequence
 from demo.measure import MEASURED, measure
 from demo.plot import write_plot
 from demo.processes import RankFailure, run_ranks
-from demo.report import format_table, write_json
+from demo.report import format_slowest, format_table, write_json, write_waiting
 from demo.settings import Settings
 from demo.summary import summarize, wrong_results
 from demo.variants import Variant, torchrec_on_gloo
@@ -39,6 +39,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path]
     parser.add_argument("--runs", type=int, default=3, help="repetitions of each measurement")
     parser.add_argument("--batch", type=int, default=128, help="rows of a rank's batch")
     parser.add_argument("--max-delay-ms", type=float, default=10.0, help="delays are 0 to this")
+    parser.add_argument("--straggler", type=int, metavar="RANK", help="its delays are doubled")
     parser.add_argument("--embedding-dim", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -49,6 +50,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path]
         parser.error(f"--max-delay-ms is {options.max_delay_ms}, expected 0 or more")
     if options.seed < 0:
         parser.error(f"--seed is {options.seed}, expected 0 or more")
+    if options.straggler is not None and not 0 <= options.straggler < options.ranks:
+        parser.error(f"--straggler is {options.straggler}, expected a rank of {options.ranks}")
     if min(options.bounds) < 0 or len(set(options.bounds)) < len(options.bounds):
         parser.error(f"--bounds are {options.bounds}, expected different bounds of 0 or more")
     settings = Settings(
@@ -61,6 +64,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path]
         max_delay=options.max_delay_ms / 1e3,
         embedding_dim=options.embedding_dim,
         seed=options.seed,
+        straggler=options.straggler,
     )
     return settings, options.out
 
@@ -101,12 +105,15 @@ def main() -> int:
     subtitle = (
         f"{settings.ranks} ranks, {rows}, {settings.batch} rows a rank, "
         f"delays 0 to {1e3 * settings.max_delay:g} ms"
+        + ("" if settings.straggler is None else f" (twice on rank {settings.straggler})")
     )
     print(f"\n{subtitle}, {settings.runs} runs of {settings.steps} batches\n")
     print(format_table(lines))
+    print(format_slowest(lines))
+    write_waiting(out / "waiting.txt", lines)
     write_json(out / "demo.json", lines, settings)
     write_plot(out / "demo.png", lines, subtitle)
-    print(f"\nWritten: {out / 'demo.json'} and {out / 'demo.png'}")
+    print(f"\nWritten: demo.json, demo.png and waiting.txt in {out}")
     problems = wrong_results(lines)
     for problem in problems:
         print(f"WRONG: {problem}", file=sys.stderr)

@@ -11,8 +11,9 @@ from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
     BoundedLagPipeline,
-    bounded_lag_modules,
+    bounded_lag_channels,
 )
+from torchrec_bls.observe import gather_report
 
 CPU, FEATURES, ROWS, DIM = torch.device("cpu"), ["user", "item"], 10_000, 32
 
@@ -67,11 +68,13 @@ def main() -> None:
             outputs.append(pipeline.progress(batches))  # in the order of the batches
         except StopIteration:
             break
+    channels = bounded_lag_channels(model)
+    report = gather_report([channel.stats() for channel in channels])  # on all ranks
     if dist.get_rank() == 0:
         print(f"{len(outputs)} outputs of shape {tuple(outputs[0].shape)}")
-        for module in bounded_lag_modules(model).values():
-            for name, channel in module.channels().items():
-                print(name, channel.stats())
+        for channel in channels:
+            print(channel.name, channel.stats())
+        print(report)  # who waited for whom, and which rank is the slowest
     dist.destroy_process_group()
 
 

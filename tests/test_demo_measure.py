@@ -14,7 +14,7 @@ from demo.processes import run_ranks
 from demo.settings import Settings, draw_delays, load_batches
 from demo.steps import RankTimes
 from demo.summary import summarize, wrong_results
-from demo.variants import Traffic, Variant, torchrec_on_gloo
+from demo.variants import Variant, torchrec_on_gloo
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "criteo-tiny" / "train.csv"
 SETTINGS = Settings(
@@ -50,13 +50,15 @@ def make_variants(settings: Settings) -> list[Variant]:
 
 
 def test_ranks_measure_compare_and_collect(tmp_path: Path) -> None:
-    run_ranks(measure, SETTINGS.ranks, tmp_path, SETTINGS, make_variants)
+    settings = replace(SETTINGS, max_delay=0.05, straggler=1)
+    run_ranks(measure, settings.ranks, tmp_path, settings, make_variants)
     lines = [summarize(entry) for entry in json.loads((tmp_path / MEASURED).read_text())]
     assert [line.name for line in lines] == ["TorchRec on gloo", "bound 0", "bound 1", "unsharded"]
     assert wrong_results(lines) == []
     assert [line.pulled for line in lines] == [0, 0, 0, 0]
     assert 0 < lines[1].ring_bytes < lines[2].ring_bytes
     assert 0 < (lines[2].wait_share or 0) < 1
+    assert [line.waiting and line.waiting.slowest for line in lines] == [None, 1, 1, None]
     assert all(line.latency_ms > 0 and line.max_difference == 0 for line in lines)
 
 
@@ -81,6 +83,8 @@ def test_delays_are_drawn_once() -> None:
     assert delays.max() < 0.001
     assert np.array_equal(delays, draw_delays(replace(SETTINGS, ranks=4, steps=1000)))
     assert len(np.unique(delays)) == delays.size
+    doubled = draw_delays(replace(SETTINGS, ranks=4, steps=1000, straggler=2))
+    assert np.array_equal(doubled, delays * [[1], [1], [2], [1]])
 
 
 @pytest.mark.parametrize("wrong", [1.0000001, float("nan")])
@@ -89,9 +93,9 @@ def test_one_wrong_logit_is_noticed(wrong: float) -> None:
     off = [torch.ones(2, 1), torch.tensor([[1.0], [wrong]])]
     times = [RankTimes(0.0, 1.0, [0.0], [1.0], 0.0)] * 2
     expected = Expected(torchrec=right, first_bound=right)
-    good = compare(times, [right, right], Traffic(), expected)
+    good = compare(times, [right, right], [], expected)
     assert good.equals_torchrec
     assert good.equals_first_bound
-    bad = compare(times, [right, off], Traffic(), expected)
+    bad = compare(times, [right, off], [], expected)
     assert not bad.equals_torchrec
     assert not bad.equals_first_bound

@@ -2,12 +2,13 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from demo.plot import write_plot
-from demo.report import WIDTH, format_table, write_json
+from demo.report import WIDTH, format_slowest, format_table, write_json, write_waiting
 from demo.settings import Settings
 from demo.summary import Line, mean_and_interval, summarize, wrong_results
 
@@ -24,7 +25,13 @@ SETTINGS = Settings(
 )
 
 
-def rank(total: float, slept: list[float], started: float = 5.0, **changes: Any) -> dict[str, Any]:
+def rank(
+    total: float,
+    slept: list[float],
+    wait_seconds: Sequence[float],
+    started: float = 5.0,
+    **changes: Any,
+) -> dict[str, Any]:
     times = {
         "started": started,
         "total": total,
@@ -32,10 +39,22 @@ def rank(total: float, slept: list[float], started: float = 5.0, **changes: Any)
         "own": [1.0, 1.0, 0.0],
         "waited": 1.0,
     }
+    channels = [
+        {
+            "messages": 9,
+            "bytes": 9,
+            "pulled_messages": pulled,
+            "largest_message": 9,
+            "wait_seconds": wait_seconds,
+            "lag_histogram": [6, 3],
+            "slot_bytes": 2**10,
+            "ring_bytes": 2**19,
+        }
+        for pulled in (1, 2)
+    ]
     return {
         "times": [times, times],
-        "pulled": 3,
-        "ring_bytes": 2**20,
+        "channels": channels,
         "max_difference": 0.0,
         "equals_torchrec": True,
         "equals_first_bound": True,
@@ -44,7 +63,12 @@ def rank(total: float, slept: list[float], started: float = 5.0, **changes: Any)
 
 
 def line(bound: int | None, **changes: Any) -> Line:
-    ranks = [rank(8.0, [1.0, 3.0, 0.0]), rank(10.0, [2.0, 1.0, 0.0], **changes)]
+    ranks = [
+        rank(8.0, [1.0, 3.0, 0.0], [0.0, 0.25]),
+        rank(10.0, [2.0, 1.0, 0.0], [0.75, 0.0], **changes),
+    ]
+    if bound is None:
+        ranks = [{**one, "channels": []} for one in ranks]
     name = "TorchRec on gloo" if bound is None else f"bound {bound}"
     return summarize({"name": name, "bound": bound, "ranks": ranks})
 
@@ -118,6 +142,19 @@ def test_table_fits_even_with_large_numbers() -> None:
     assert "100.0 %" in rows[4]
 
 
+def test_the_slowest_rank_is_named(tmp_path: Path) -> None:
+    # Rank 0 waited 0.5 s in its two channels, rank 1 1.5 s.
+    assert format_slowest([line(None)]) == ""
+    assert format_slowest([line(None), line(0), line(2)]) == (
+        "slowest rank (waiting that would end if it were as fast as the next):\n"
+        "  bound 0: rank 0 (50 %); bound 2: rank 0 (50 %)"
+    )
+    write_waiting(tmp_path / "waiting.txt", [line(None), line(0), line(2)])
+    text = (tmp_path / "waiting.txt").read_text()
+    assert text.startswith("bound 0\nslowest: rank 0, which waited 0.500 s, the others 1.500 s")
+    assert "\n\nbound 2\nslowest: rank 0" in text
+
+
 def test_json_and_plot(tmp_path: Path) -> None:
     lines = [line(None), line(0), line(1)]
     single = [Line(**{**vars(found), "throughput_ci": math.nan}) for found in lines]
@@ -126,6 +163,8 @@ def test_json_and_plot(tmp_path: Path) -> None:
     assert report["lines"][1]["bound"] == 0
     assert report["lines"][1]["throughput_ci"] is None
     assert report["settings"]["data"] == "train.txt"
+    assert report["lines"][0]["waiting"] is None
+    assert report["lines"][1]["waiting"]["slowest"] == 0
     assert {"command", "date", "versions", "hardware"} <= report.keys()
     assert report["versions"]["torch"] != "not installed"
     write_plot(tmp_path / "demo.png", lines, "2 ranks")

@@ -11,7 +11,11 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embedding import BLSEmbeddingCollectionSharder
 from torchrec_bls.distributed.embeddingbag import BLSEmbeddingBagCollectionSharder
-from torchrec_bls.pipeline import BoundedLagPipeline, bounded_lag_modules
+from torchrec_bls.pipeline import (
+    BoundedLagPipeline,
+    bounded_lag_channels,
+    bounded_lag_modules,
+)
 
 __all__ = [
     "Arrival",
@@ -21,5 +25,6 @@ __all__ = [
     "BoundedLagChannel",
     "BoundedLagPipeline",
     "ChannelStats",
+    "bounded_lag_channels",
     "bounded_lag_modules",
 ]

@@ -14,6 +14,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 
+from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.errors import BLSError, PipelineError, RendezvousError
 
@@ -227,3 +228,16 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
             "DistributedModelParallel"
         )
     return {n: m for n, m in sharded.items() if isinstance(m, BoundedLagModule)}
+
+
+def bounded_lag_channels(model: nn.Module) -> list[BoundedLagChannel]:
+    """Returns the channels that the bounded-lag modules of a sharded model made so far.
+
+    Raises:
+        ValueError: as of `bounded_lag_modules`.
+    """
+    return [
+        channel
+        for module in bounded_lag_modules(model).values()
+        for channel in module.channels().values()
+    ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from demo.steps import Progress
-from demo.variants import Traffic, Variant
+from demo.variants import Variant
 from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
-    BoundedLagChannel,
     BoundedLagPipeline,
-    bounded_lag_modules,
+    ChannelStats,
+    bounded_lag_channels,
 )
 from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError
 
@@ -25,7 +25,7 @@ def bounded_lag(bound: int, batch: int) -> Variant:
             config=BLSConfig(bound=bound, expected_batch=batch)
         ),
         start=lambda model: _start(model, bound),
-        traffic=_traffic,
+        stats=_stats,
         close=_close,
     )
 
@@ -35,25 +35,12 @@ def _start(model: DistributedModelParallel, bound: int) -> Progress:
     return progress
 
 
-def _channels(model: DistributedModelParallel) -> list[BoundedLagChannel]:
-    return [
-        channel
-        for module in bounded_lag_modules(model).values()
-        for channel in module.channels().values()
-    ]
-
-
-def _traffic(model: DistributedModelParallel) -> Traffic:
-    stats = [channel.stats() for channel in _channels(model)]
-    return Traffic(
-        waited=sum(sum(channel.wait_seconds) for channel in stats),
-        pulled=sum(channel.pulled_messages for channel in stats),
-        ring_bytes=sum(channel.ring_bytes for channel in stats),
-    )
+def _stats(model: DistributedModelParallel) -> list[ChannelStats]:
+    return [channel.stats() for channel in bounded_lag_channels(model)]
 
 
 def _close(model: DistributedModelParallel) -> None:
-    for channel in _channels(model):
+    for channel in bounded_lag_channels(model):
         channel.close()
 
 

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from demo.model import build_model, shard_model
 from demo.settings import Settings, draw_delays, load_batches
 from demo.steps import RankTimes, run_steps
-from demo.variants import Traffic, Variant
+from demo.variants import Variant
+from torchrec_bls import ChannelStats
 
 MEASURED = "measured.json"
 WARM_UP_BATCHES = 5
@@ -29,16 +30,14 @@ class RankResult:
 
     Attributes:
         times: of each run.
-        pulled: messages that did not fit a slot.
-        ring_bytes: memory of the slots.
+        channels: what each channel did in these runs; empty if there is none.
         max_difference: largest |logit - TorchRec's logit|.
         equals_torchrec: whether every logit is TorchRec's, bit for bit.
         equals_first_bound: whether every logit is that of the first bound, bit for bit.
     """
 
     times: list[RankTimes]
-    pulled: int
-    ring_bytes: int
+    channels: list[ChannelStats]
     max_difference: float
     equals_torchrec: bool
     equals_first_bound: bool
@@ -120,6 +119,7 @@ def _measure_variant(
             waited=lambda: 0.0,
             on_step=lambda: None,
         )
+        before = variant.stats(model)
         times: list[RankTimes] = []
         outputs: list[list[torch.Tensor]] = []
         for _ in range(settings.runs):
@@ -129,25 +129,25 @@ def _measure_variant(
                 progress,
                 batches,
                 delays,
-                waited=lambda: variant.traffic(model).waited,
+                waited=lambda: sum(sum(channel.wait_seconds) for channel in variant.stats(model)),
                 on_step=on_step,
             )
             times.append(rank_times)
             outputs.append(logits)
-        traffic = variant.traffic(model)
+        channels = [now.since(then) for now, then in zip(variant.stats(model), before, strict=True)]
     finally:
         variant.close(model)
     if variant.bound is None:
         expected.torchrec = outputs[0]
     elif not expected.first_bound:
         expected.first_bound = outputs[0]
-    return compare(times, outputs, traffic, expected)
+    return compare(times, outputs, channels, expected)
 
 
 def compare(
     times: list[RankTimes],
     outputs: list[list[torch.Tensor]],
-    traffic: Traffic,
+    channels: list[ChannelStats],
     expected: Expected,
 ) -> RankResult:
     """Holds the logits of every run against TorchRec's and the first bound's.
@@ -158,7 +158,7 @@ def compare(
     Args:
         times: one entry a run.
         outputs: for each run the logits of each batch.
-        traffic: the rank's counters.
+        channels: the rank's counters.
         expected: what the logits should be.
     """
     max_difference = 0.0
@@ -172,8 +172,7 @@ def compare(
                 equals_first_bound &= torch.equal(found, expected.first_bound[index])
     return RankResult(
         times=times,
-        pulled=traffic.pulled,
-        ring_bytes=traffic.ring_bytes,
+        channels=channels,
         max_difference=max_difference,
         equals_torchrec=equals_torchrec,
         equals_first_bound=equals_first_bound,

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -62,6 +63,29 @@ def _cells(line: Line) -> list[str]:
     ]
 
 
+def format_slowest(lines: Sequence[Line]) -> str:
+    """Names the slowest rank of each line that knows it; empty if none does."""
+    named = [
+        f"{line.name}: rank {line.waiting.slowest} ({100 * line.waiting.share:.0f} %)"
+        for line in lines
+        if line.waiting and line.waiting.slowest is not None
+    ]
+    if not named:
+        return ""
+    return "\n".join(
+        [
+            "slowest rank (waiting that would end if it were as fast as the next):",
+            *textwrap.wrap("; ".join(named), WIDTH, initial_indent="  ", subsequent_indent="  "),
+        ]
+    )
+
+
+def write_waiting(path: Path, lines: Sequence[Line]) -> None:
+    """Writes who waited for whom, and the lag, for each line that knows it."""
+    reports = [f"{line.name}\n{line.waiting}\n" for line in lines if line.waiting]
+    path.write_text("\n".join(reports))
+
+
 def write_json(path: Path, lines: Sequence[Line], settings: Settings) -> None:
     """Writes the table with what is needed to repeat it; an unknown number is null."""
     report = {
@@ -72,8 +96,11 @@ def write_json(path: Path, lines: Sequence[Line], settings: Settings) -> None:
         "settings": {**asdict(settings), "data": settings.data and str(settings.data)},
         "lines": [
             {
-                name: None if isinstance(value, float) and math.isnan(value) else value
-                for name, value in asdict(line).items()
+                **{
+                    name: None if isinstance(value, float) and math.isnan(value) else value
+                    for name, value in asdict(line).items()
+                },
+                "waiting": line.waiting and line.waiting.to_json(),
             }
             for line in lines
         ],

@@ -33,6 +33,7 @@ class Settings:
         embedding_dim: columns of every table.
         seed: seed of the weights, the delays and the generated rows.
         max_ids_per_table: generated rows have from 1 to this many ids in each table.
+        straggler: rank whose delays are twice as long, or None.
     """
 
     data: Path | None
@@ -45,6 +46,7 @@ class Settings:
     embedding_dim: int
     seed: int
     max_ids_per_table: int = 1
+    straggler: int | None = None
 
     @property
     def rows_per_table(self) -> list[int]:
@@ -87,4 +89,7 @@ def load_batches(settings: Settings, rank: int) -> list[Batch]:
 def draw_delays(settings: Settings) -> npt.NDArray[np.float64]:
     """Draws (ranks, steps) delays in seconds, the same for every run (paper, sec. V-E2)."""
     random = np.random.default_rng([settings.seed, DELAY_STREAM])
-    return random.uniform(0, settings.max_delay, (settings.ranks, settings.steps))
+    delays = random.uniform(0, settings.max_delay, (settings.ranks, settings.steps))
+    if settings.straggler is not None:
+        delays[settings.straggler] *= 2
+    return delays

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from torchrec_bls.observe import ideal_finish_times
+from torchrec_bls import ChannelStats
+from torchrec_bls.observe import StragglerReport, ideal_finish_times
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 T_QUANTILES = (
@@ -38,6 +39,7 @@ class Line:
         equals_first_bound: whether all logits are those of the first bound, bit for bit.
         ring_bytes: slot memory of a rank.
         pulled: messages that did not fit a slot, over all ranks.
+        waiting: who waited for whom, or None if not known.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Line:
     equals_first_bound: bool
     ring_bytes: int
     pulled: int
+    waiting: StragglerReport | None = None
 
 
 def summarize(entry: dict[str, Any]) -> Line:
@@ -73,6 +76,7 @@ def summarize(entry: dict[str, Any]) -> Line:
     throughputs = [sum(1 / latency for latency in run) for run in latencies]
     latency, latency_ci = mean_and_interval([1e3 * value for run in latencies for value in run])
     throughput, throughput_ci = mean_and_interval(throughputs)
+    channels = [[ChannelStats(**one) for one in rank["channels"]] for rank in ranks]
     wait_share = ideal_ms = None
     if bound is not None:
         everything = [times for run in runs for times in run]
@@ -90,8 +94,9 @@ def summarize(entry: dict[str, Any]) -> Line:
         max_difference=max(rank["max_difference"] for rank in ranks),
         equals_torchrec=all(rank["equals_torchrec"] for rank in ranks),
         equals_first_bound=all(rank["equals_first_bound"] for rank in ranks),
-        ring_bytes=max(rank["ring_bytes"] for rank in ranks),
-        pulled=sum(rank["pulled"] for rank in ranks),
+        ring_bytes=max(sum(one.ring_bytes for one in rank) for rank in channels),
+        pulled=sum(one.pulled_messages for rank in channels for one in rank),
+        waiting=StragglerReport.of(channels) if any(channels) else None,
     )
 
 

@@ -10,21 +10,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from demo.steps import Progress
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """One rank's channel counters since the channels were made, summed over them.
-
-    Attributes:
-        waited: seconds spent waiting for peers.
-        pulled: messages that did not fit a slot.
-        ring_bytes: memory of the slots.
-    """
-
-    waited: float = 0.0
-    pulled: int = 0
-    ring_bytes: int = 0
+from torchrec_bls import ChannelStats
 
 
 @dataclass(frozen=True)
@@ -36,7 +22,7 @@ class Variant:
         bound: the bound k, or None where lag is not bounded by us.
         sharder: given to ``DistributedModelParallel``.
         start: makes a fresh pipeline over the sharded model.
-        traffic: reads the model's counters.
+        stats: reads the counters of the model's channels.
         close: gives back what the model holds.
     """
 
@@ -44,7 +30,7 @@ class Variant:
     bound: int | None
     sharder: Any
     start: Callable[[DistributedModelParallel], Progress]
-    traffic: Callable[[DistributedModelParallel], Traffic]
+    stats: Callable[[DistributedModelParallel], list[ChannelStats]]
     close: Callable[[DistributedModelParallel], None]
 
 
@@ -55,6 +41,6 @@ def torchrec_on_gloo() -> Variant:
         bound=None,
         sharder=EmbeddingBagCollectionSharder(),
         start=lambda model: lambda batches: model(next(batches)),
-        traffic=lambda model: Traffic(),
+        stats=lambda model: [],
         close=lambda model: None,
     )

@@ -7,9 +7,10 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,8 @@ _MUST_AGREE = {
     "slot_bytes": "Give every rank the same slot_bytes",
     "host": "Shared memory joins processes of one host and one PID namespace only",
 }
+
+_Number = TypeVar("_Number", int, float)
 
 # Looked up here, since a rank that has run out of descriptors could not.
 _PACKAGE_VERSION = metadata.version("torchrec-bls")
@@ -75,6 +78,17 @@ class ChannelStats:
     lag_histogram: list[int]
     slot_bytes: int
     ring_bytes: int
+
+    def since(self, earlier: "ChannelStats") -> "ChannelStats":
+        """Returns what the same channel did after `earlier`; sizes are those of now."""
+        return replace(
+            self,
+            messages=self.messages - earlier.messages,
+            bytes=self.bytes - earlier.bytes,
+            pulled_messages=self.pulled_messages - earlier.pulled_messages,
+            wait_seconds=_differences(self.wait_seconds, earlier.wait_seconds),
+            lag_histogram=_differences(self.lag_histogram, earlier.lag_histogram),
+        )
 
 
 class Arrival:
@@ -135,7 +149,7 @@ class BoundedLagChannel:
     A rank may have `bound` + 1 posts outstanding; `wait` completes the oldest. Messages travel by
     one-sided puts into 2(bound + 1) slots per ordered pair of ranks, their sizes with them
     (docs/design/channel.md; the idea is section III of the bounded-lag paper, whose `bound` slots
-    are not enough). One thread at a time uses a channel; `close` may come from any.
+    are not enough). One thread at a time uses a channel; `close` and `stats` may come from any.
 
     Creation is collective: all ranks of the group create their channels in the same order.
 
@@ -359,6 +373,10 @@ def check_deadline(deadline: float) -> None:
         raise ValueError(
             f"deadline is {deadline} s, but must be positive and at most {_LONGEST_DEADLINE:.0e}"
         )
+
+
+def _differences(now: Sequence[_Number], before: Sequence[_Number]) -> list[_Number]:
+    return [a - b for a, b in zip(now, before, strict=True)]
 
 
 def _block(tensor: torch.Tensor) -> tuple[int, int, int, int]:

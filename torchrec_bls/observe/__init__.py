@@ -1,5 +1,17 @@
 """Measuring what bounded lag does, and what it could do at best."""
 
 from torchrec_bls.observe.ideal_steps import ideal_finish_times
+from torchrec_bls.observe.straggler import (
+    StragglerReport,
+    gather_report,
+    load_report,
+    save_stats,
+)
 
-__all__ = ["ideal_finish_times"]
+__all__ = [
+    "StragglerReport",
+    "gather_report",
+    "ideal_finish_times",
+    "load_report",
+    "save_stats",
+]

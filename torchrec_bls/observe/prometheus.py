@@ -1,0 +1,83 @@
+"""The channels' counters for Prometheus, by the optional package prometheus_client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from torchrec_bls.collective.channel import BoundedLagChannel
+
+try:
+    from prometheus_client import Metric
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ImportError(
+        "torchrec_bls.observe.prometheus needs prometheus_client: "
+        "pip install 'torchrec-bls[prometheus]' (or pip install prometheus-client)"
+    ) from error
+
+_CHANNEL = ("channel", "rank")
+
+
+class ChannelCollector(Collector):
+    """Reads this rank's channels whenever Prometheus asks; it costs nothing in between.
+
+        REGISTRY.register(ChannelCollector(lambda: bounded_lag_channels(model)))
+        start_http_server(9400 + rank)
+
+    The rank that holds the others up is the one that waits least:
+    `bottomk(1, sum by (rank) (rate(torchrec_bls_wait_seconds_total[5m])))`.
+
+    Args:
+        channels: returns the channels that there are by now; their names must differ.
+    """
+
+    def __init__(self, channels: Callable[[], Iterable[BoundedLagChannel]]) -> None:
+        self._channels = channels
+
+    def collect(self) -> Iterator[Metric]:
+        """Returns the counters since the channels were made.
+
+        Raises:
+            ValueError: two channels have one name.
+        """
+        messages = CounterMetricFamily(
+            "torchrec_bls_messages", "Messages sent to other ranks.", labels=_CHANNEL
+        )
+        sent = CounterMetricFamily(
+            "torchrec_bls_sent_bytes", "Payload of these messages.", labels=_CHANNEL
+        )
+        pulled = CounterMetricFamily(
+            "torchrec_bls_pulled_messages", "Of these, larger than a slot.", labels=_CHANNEL
+        )
+        waited = CounterMetricFamily(
+            "torchrec_bls_wait_seconds", "Time waited for each peer.", labels=(*_CHANNEL, "peer")
+        )
+        lag = HistogramMetricFamily(
+            "torchrec_bls_lag_iterations",
+            "Iterations that this rank was ahead of a peer when it waited.",
+            labels=_CHANNEL,
+        )
+        channels = list(self._channels())
+        names = Counter(channel.name for channel in channels)
+        repeated = sorted(name for name, count in names.items() if count > 1)
+        if repeated:
+            raise ValueError(f"several channels are named {repeated}: give each a name of its own")
+        for channel in channels:
+            stats = channel.stats()
+            labels = (channel.name, str(channel.rank))
+            messages.add_metric(labels, stats.messages)
+            sent.add_metric(labels, stats.bytes)
+            pulled.add_metric(labels, stats.pulled_messages)
+            for peer, seconds in enumerate(stats.wait_seconds):
+                if peer != channel.rank:
+                    waited.add_metric((*labels, str(peer)), seconds)
+            *limits, _ = (f"{bucket}.0" for bucket in range(len(stats.lag_histogram)))
+            lag.add_metric(
+                labels,
+                list(zip([*limits, "+Inf"], accumulate(stats.lag_histogram), strict=True)),
+                sum(bucket * count for bucket, count in enumerate(stats.lag_histogram)),
+            )
+        yield from (messages, sent, pulled, waited, lag)

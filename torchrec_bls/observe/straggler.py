@@ -1,0 +1,155 @@
+"""Which rank holds the others up, from the channels' statistics of all ranks.
+
+Why the slowest rank is the one that waited least: docs/design/straggler.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from torchrec_bls.collective.channel import ChannelStats
+
+
+@dataclass(frozen=True)
+class StragglerReport:
+    """Who waited for whom, over all channels of a run.
+
+    Attributes:
+        wait_seconds: by rank and peer. By peer it says whom a rank was looking at while it waited,
+            which need not be the one that was late; by rank it is exact.
+        lag_histogram: by rank, how often it was `index` iterations ahead of a peer when it waited.
+    """
+
+    wait_seconds: list[list[float]]
+    lag_histogram: list[list[int]]
+
+    @classmethod
+    def of(cls, stats: Sequence[Sequence[ChannelStats]]) -> StragglerReport:
+        """Adds up the statistics of each rank's channels, listed by rank.
+
+        Raises:
+            ValueError: the ranks have different numbers of channels, or a channel's ranks are not
+                those of the list.
+        """
+        ranks = len(stats)
+        counts = [len(channels) for channels in stats]
+        if len(set(counts)) > 1:
+            raise ValueError(f"the ranks have {counts} channels: a report needs all of each rank's")
+        sizes = {len(channel.wait_seconds) for channels in stats for channel in channels}
+        if sizes - {ranks}:
+            raise ValueError(
+                f"there are statistics of {ranks} ranks, but channels of {sorted(sizes)} ranks"
+            )
+        return cls(
+            wait_seconds=[
+                [sum(channel.wait_seconds[peer] for channel in channels) for peer in range(ranks)]
+                for channels in stats
+            ],
+            lag_histogram=[
+                [
+                    sum(counts)
+                    for counts in zip_longest(*(c.lag_histogram for c in channels), fillvalue=0)
+                ]
+                for channels in stats
+            ],
+        )
+
+    @property
+    def waited(self) -> list[float]:
+        """Seconds that each rank waited, for whomever."""
+        return [sum(seconds) for seconds in self.wait_seconds]
+
+    @property
+    def slowest(self) -> int | None:
+        """The rank that waited least, or None if none waited."""
+        waited = self.waited
+        return waited.index(min(waited)) if any(waited) else None
+
+    @property
+    def share(self) -> float:
+        """Part of all waiting that would end if the slowest rank were as fast as the next one."""
+        waited = self.waited
+        if not any(waited):
+            return 0.0
+        least, next_to_it, *_ = sorted(waited)
+        return (len(waited) - 1) * (next_to_it - least) / sum(waited)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything as what `json.dumps` takes."""
+        return {
+            "slowest": self.slowest,
+            "share": self.share,
+            "waited": self.waited,
+            **asdict(self),
+        }
+
+    def __str__(self) -> str:
+        """Returns the report as text: the slowest rank, waiting by peer, lag."""
+        ranks = range(len(self.wait_seconds))
+        lags = range(max((len(histogram) for histogram in self.lag_histogram), default=0))
+        lines = [self._verdict(), "", "seconds waited, and for whom"]
+        lines.append("rank      all" + "".join(f" {f'rank {peer}':>8}" for peer in ranks))
+        for rank, seconds in enumerate(self.wait_seconds):
+            cells = ["-" if peer == rank else f"{seconds[peer]:.3f}" for peer in ranks]
+            lines.append(f"{rank:4} {sum(seconds):8.3f}" + "".join(f" {c:>8}" for c in cells))
+        lines += ["", "iterations ahead of a peer when waiting, % of the times"]
+        lines.append("rank" + "".join(f" {lag:6}" for lag in lags))
+        for rank, histogram in enumerate(self.lag_histogram):
+            total = max(1, sum(histogram))
+            lines.append(f"{rank:4}" + "".join(f" {100 * n / total:6.1f}" for n in histogram))
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.slowest is None:
+            return "no rank waited for another"
+        others = [seconds for rank, seconds in enumerate(self.waited) if rank != self.slowest]
+        return (
+            f"slowest: rank {self.slowest}, which waited {self.waited[self.slowest]:.3f} s, the "
+            f"others {sum(others) / len(others):.3f} s on average;\n"
+            f"were it as fast as the next, {100 * self.share:.0f} % of all waiting would end"
+        )
+
+
+def gather_report(
+    stats: Sequence[ChannelStats], group: dist.ProcessGroup | None = None
+) -> StragglerReport:
+    """Makes the report of a run from each rank's own statistics. All ranks call it and get it.
+
+    Args:
+        stats: of this rank's channels.
+        group: the group of the channels; the default group if None.
+
+    Raises:
+        ValueError: as of `StragglerReport.of`.
+    """
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, list(stats), group)
+    return StragglerReport.of(everyone)
+
+
+def save_stats(path: Path, rank: int, stats: Sequence[ChannelStats]) -> None:
+    """Writes one rank's statistics as JSON, for `load_report`: works after a failure, too."""
+    record = {"rank": rank, "channels": [asdict(channel) for channel in stats]}
+    path.write_text(json.dumps(record) + "\n")
+
+
+def load_report(paths: Iterable[Path]) -> StragglerReport:
+    """Makes the report from the files that `save_stats` left, one a rank, in any order.
+
+    Raises:
+        ValueError: a rank is missing or there twice, or as of `StragglerReport.of`.
+    """
+    records = sorted((json.loads(path.read_text()) for path in paths), key=lambda r: r["rank"])
+    ranks = [record["rank"] for record in records]
+    if ranks != list(range(len(ranks))):
+        raise ValueError(f"the files are of ranks {ranks}, but must be one of each rank from 0")
+    return StragglerReport.of(
+        [[ChannelStats(**channel) for channel in record["channels"]] for record in records]
+    )

@@ -115,6 +115,7 @@ def post_table_rows(
     channel: Channel,
     tables: Sequence[tuple[int, int, int]],
     ids: Items,
+    count: int,
     row_bytes: int,
     counts: Sequence[int],
     order: Sequence[int],
@@ -124,8 +125,9 @@ def post_pooled_rows(
     channel: Channel,
     tables: Sequence[tuple[int, int, int]],
     ids: Items,
-    lengths: Items,
     count: int,
+    lengths: Items,
+    length_count: int,
     batches: Sequence[int],
     order: Sequence[int],
 ) -> None: ...

@@ -104,27 +104,33 @@ void bind_rows(py::module_& module) {
              });
   module.def("post_table_rows",
              [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
-                size_t row_bytes, const std::vector<int64_t>& counts, const std::vector<int>& order,
-                uintptr_t own) {
+                size_t count, size_t row_bytes, const std::vector<int64_t>& counts,
+                const std::vector<int>& order, uintptr_t own) {
                const std::vector<Table> list = tables_of(tables);
-               const TableRows rows{
-                   list, pointer(std::get<0>(ids)), std::get<1>(ids), {row_bytes, counts, order}};
+               TableRows rows;
+               rows.tables = list;
+               rows.ids = pointer(std::get<0>(ids));
+               rows.id_bytes = std::get<1>(ids);
+               rows.count = count;
+               rows.groups = {row_bytes, counts, order};
                const py::gil_scoped_release release;
                post_table_rows(channel, rows, pointer(own));
              });
   module.def("post_pooled_rows",
              [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
-                const Items& lengths, size_t count, const std::vector<int64_t>& batches,
-                const std::vector<int>& order) {
+                size_t count, const Items& lengths, size_t length_count,
+                const std::vector<int64_t>& batches, const std::vector<int>& order) {
                const std::vector<Table> list = tables_of(tables);
-               const PooledRows rows{list,
-                                     pointer(std::get<0>(ids)),
-                                     std::get<1>(ids),
-                                     pointer(std::get<0>(lengths)),
-                                     std::get<1>(lengths),
-                                     count,
-                                     batches,
-                                     order};
+               PooledRows rows;
+               rows.tables = list;
+               rows.ids = pointer(std::get<0>(ids));
+               rows.id_bytes = std::get<1>(ids);
+               rows.count = count;
+               rows.lengths = pointer(std::get<0>(lengths));
+               rows.length_bytes = std::get<1>(lengths);
+               rows.length_count = length_count;
+               rows.batches = batches;
+               rows.order = order;
                const py::gil_scoped_release release;
                post_pooled_rows(channel, rows);
              });

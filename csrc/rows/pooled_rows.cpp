@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "rows/ids_message.h"
@@ -87,8 +88,13 @@ void post_pooled_rows(Channel& channel, const PooledRows& rows) {
   const size_t features = rows.tables.size();
   const auto samples =
       static_cast<size_t>(std::accumulate(rows.batches.begin(), rows.batches.end(), int64_t{0}));
-  JaggedIds jagged{rows.lengths, rows.length_bytes, rows.ids,  rows.id_bytes, nullptr, 0,
-                   features,     samples,           rows.count};
+  if (rows.length_count != features * samples) {
+    throw std::invalid_argument(std::to_string(rows.length_count) + " lengths for " +
+                                std::to_string(features) + " features of " +
+                                std::to_string(samples) + " samples");
+  }
+  const JaggedIds jagged{rows.lengths, rows.length_bytes, rows.ids,  rows.id_bytes, nullptr, 0,
+                         features,     samples,           rows.count};
   check_lookup(rows.tables, rows.ids, rows.id_bytes, values_per_feature(jagged));
 
   std::vector<size_t> starts(features * samples + 1, 0);

@@ -19,6 +19,7 @@ struct PooledRows {
   size_t id_bytes = 8;
   const std::byte* lengths = nullptr;
   size_t length_bytes = 8;
+  size_t length_count = 0;
   size_t count = 0;  ///< of ids
   std::span<const int64_t> batches;
   std::span<const int> order;

@@ -1,6 +1,7 @@
 #include "rows/table_rows.h"
 
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -80,6 +81,11 @@ void check(const TableRows& rows) {
   }
   std::vector<int64_t> counts(features, 0);
   for (size_t i = 0; i < rows.groups.counts.size(); ++i) counts[i / world] += rows.groups.counts[i];
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (total != static_cast<int64_t>(rows.count)) {
+    throw std::invalid_argument("the lookup is of " + std::to_string(total) + " ids, but " +
+                                std::to_string(rows.count) + " were given");
+  }
   check_lookup(rows.tables, rows.ids, rows.id_bytes, counts);
 }
 

@@ -16,13 +16,14 @@ struct TableRows {
   std::span<const Table> tables;  ///< [features]
   const std::byte* ids = nullptr;
   size_t id_bytes = 8;
+  size_t count = 0;  ///< of ids
   GroupedRows groups;
 };
 
 /// Looks up and posts at once: each rank's rows go straight from the tables into its slots, feature
 /// by feature, without the buffer that a lookup would fill first. This rank's own message is empty;
-/// its rows are written to `own`. Throws std::invalid_argument naming an id that its table does not
-/// have; nothing is posted then.
+/// its rows are written to `own`. Throws std::invalid_argument when the groups do not fit the ids
+/// or a table does not have one of them; nothing is posted then.
 void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own);
 
 }  // namespace bls

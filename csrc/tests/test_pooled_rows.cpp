@@ -72,7 +72,7 @@ TEST_CASE_TEMPLATE("each rank gets the sums of its samples, feature by feature",
     const auto r = static_cast<size_t>(rank);
     post_pooled_rows(
         channel, {tables[r], bytes(ids[r].data()), sizeof(Id), bytes(lengths[r].data()), sizeof(Id),
-                  ids[r].size(), batches, order});
+                  lengths[r].size(), ids[r].size(), batches, order});
     const Arrival& arrival = channel.wait();
     for (int source = 0; source < kWorld; ++source) {
       const std::vector<float>& sums = expected[static_cast<size_t>(source)][r];
@@ -94,7 +94,7 @@ TEST_CASE("ids and lengths that do not fit are refused before anything is posted
   const auto refusal = [&](const std::vector<int64_t>& lengths, const std::vector<int64_t>& ids) {
     try {
       post_pooled_rows(ranks[0], {tables, bytes(ids.data()), 8, bytes(lengths.data()), 8,
-                                  ids.size(), batches, order});
+                                  lengths.size(), ids.size(), batches, order});
     } catch (const std::invalid_argument& error) {
       return std::string(error.what());
     }
@@ -104,5 +104,6 @@ TEST_CASE("ids and lengths that do not fit are refused before anything is posted
         "id 4 of feature 1 of the lookup, whose table has 4 rows here");
   CHECK(refusal({1, 0, 0, 2}, {9, 3}).find("length") != std::string::npos);
   CHECK(refusal({1, -1, 1, 1}, {9, 3}).find("length") != std::string::npos);
+  CHECK(refusal({1, 0, 1}, {9, 3}) == "3 lengths for 2 features of 2 samples");
   CHECK(ranks[0].posted() == 0);
 }

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -73,9 +74,10 @@ TEST_CASE("rows reach their ranks straight from the tables") {
     }
     const std::vector<float> expected_own = rows_for(rank, features(rank), rank);
     std::vector<float> own(expected_own.size());
-    post_table_rows(channel,
-                    {tables, bytes(ids.data()), sizeof(int64_t), {kRowBytes, counts, order}},
-                    reinterpret_cast<std::byte*>(own.data()));
+    post_table_rows(
+        channel,
+        {tables, bytes(ids.data()), sizeof(int64_t), ids.size(), {kRowBytes, counts, order}},
+        reinterpret_cast<std::byte*>(own.data()));
     CHECK(own == expected_own);
     const Arrival& arrival = channel.wait();
     CHECK(arrival.parts(rank).empty());
@@ -109,8 +111,9 @@ TEST_CASE_TEMPLATE("rows of any size", Id, int32_t, int64_t) {
       Ranks ranks({.world_size = 1});
       std::vector<std::byte> own(expected.size());
       const int64_t counts[] = {static_cast<int64_t>(count)};
-      post_table_rows(ranks[0], {tables, bytes(ids.data()), sizeof(Id), {row_bytes, counts, order}},
-                      own.data());
+      post_table_rows(
+          ranks[0], {tables, bytes(ids.data()), sizeof(Id), ids.size(), {row_bytes, counts, order}},
+          own.data());
       CHECK(own == expected);
     }
   }
@@ -128,7 +131,8 @@ TEST_CASE("an id that a table does not have is refused before anything is posted
     const int32_t ids[] = {9, 0, 3, bad};
     std::string message;
     try {
-      post_table_rows(ranks[0], {tables, bytes(ids), sizeof(int32_t), {kRowBytes, counts, order}},
+      post_table_rows(ranks[0],
+                      {tables, bytes(ids), sizeof(int32_t), 4, {kRowBytes, counts, order}},
                       reinterpret_cast<std::byte*>(own.data()));
     } catch (const std::invalid_argument& error) {
       message = error.what();
@@ -137,4 +141,20 @@ TEST_CASE("an id that a table does not have is refused before anything is posted
           "id " + std::to_string(bad) + " of feature 1 of the lookup, whose table has 4 rows here");
     CHECK(ranks[0].posted() == 0);
   }
+}
+
+TEST_CASE("groups that do not fit the ids are refused before anything is posted") {
+  Ranks ranks({.slot_bytes = 1024});
+  const std::vector<float> data = table_of(0, 0);
+  const Table tables[] = {{bytes(data.data()), kRows, kRowBytes}};
+  const int order[] = {0, 1};
+  const int64_t counts[] = {2, 1};
+  const int64_t ids[] = {1, 2};
+  std::vector<float> own(2 * kFloats);
+  CHECK_THROWS_WITH_AS(
+      post_table_rows(ranks[0],
+                      {tables, bytes(ids), sizeof(int64_t), 2, {kRowBytes, counts, order}},
+                      reinterpret_cast<std::byte*>(own.data())),
+      "the lookup is of 3 ids, but 2 were given", std::invalid_argument);
+  CHECK(ranks[0].posted() == 0);
 }

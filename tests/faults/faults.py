@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,9 +21,10 @@ import torch.distributed as dist
 
 from tests.faults.memory import Slot
 from tests.faults.row import LeaveError, Scene
-from torchrec_bls import BoundedLagChannel
+from torchrec_bls import BoundedLagChannel, _native
 from torchrec_bls.errors import ChannelClosedError
 
+_CAP_SYS_ADMIN = 21
 _CLONE_NEWNS = 0x20000
 _MS_PRIVATE_ALL = 0x44000
 
@@ -247,6 +250,14 @@ def another_host() -> str:
     return "elsewhere"
 
 
+_ShmTransport = _native.ShmTransport
+
+
+def larger_than_memory(rank: int, world_size: int, slots: int, _: int) -> _native.ShmTransport:
+    """Stands for ShmTransport where more slots are wanted than /dev/shm has room for."""
+    return _ShmTransport(rank, world_size, slots, 1 << 42)
+
+
 class _LargerGroup:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -269,7 +280,7 @@ class CountOneMore:
 
 @dataclass(frozen=True)
 class SmallSharedMemory:
-    """The rank sees a /dev/shm of its own, with little space."""
+    """The rank sees a /dev/shm of its own, with little space. Needs the right to mount."""
 
     kibibytes: int
 
@@ -284,6 +295,13 @@ class SmallSharedMemory:
             if failed:
                 raise OSError(ctypes.get_errno(), "cannot mount")
         scene.strike()
+
+
+def may_mount() -> bool:
+    """Returns whether this process may mount file systems."""
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    return bool(capabilities >> _CAP_SYS_ADMIN & 1)
 
 
 @dataclass(frozen=True)

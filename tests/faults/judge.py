@@ -21,7 +21,6 @@ from tests.processes import Outcome, run_outcomes
 # What a rank of a channel says of itself, whatever it raises.
 _HERE = r"channel '[^']+' on rank {}, sequence \d+, lag \d+: "
 _SHARED_MEMORY = Path("/dev/shm")
-_CAP_SYS_ADMIN = 21
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,6 @@ class Verdict:
     outcomes: list[Outcome]
     seconds: dict[int, float]
     problems: list[str]
-
-
-def may_mount() -> bool:
-    """Returns whether this process may mount file systems."""
-    status = Path("/proc/self/status").read_text()
-    capabilities = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
-    return bool(capabilities >> _CAP_SYS_ADMIN & 1)
 
 
 def examine(row: Row) -> Verdict:

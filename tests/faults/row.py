@@ -98,7 +98,6 @@ class Row:
         arguments: more arguments of the channel.
         own_store: whether the channel's store is a process of its own.
         fresh_interpreters: whether ranks end as scripts do.
-        needs_mount: whether the fault needs the right to mount.
     """
 
     name: str
@@ -122,7 +121,6 @@ class Row:
     arguments: tuple[tuple[str, Any], ...] = ()
     own_store: bool = False
     fresh_interpreters: bool = False
-    needs_mount: bool = False
 
     @property
     def limit(self) -> float:

@@ -144,6 +144,12 @@ class _Receive(torch.autograd.Function):
         return None, torch.zeros_like(ctx.dummy)
 
 
+def _order_of(sharding_ctx: Any) -> torch.Tensor | None:
+    """Returns what undoes row-wise bucketizing, as int64."""
+    permutation: torch.Tensor | None = sharding_ctx.unbucketize_permute_tensor
+    return None if permutation is None else permutation.to(torch.int64).contiguous()
+
+
 class SequenceOutputDist(OutputDist):
     """For embeddings without pooling: table-wise, column-wise and row-wise EmbeddingCollections.
 
@@ -157,8 +163,7 @@ class SequenceOutputDist(OutputDist):
         dim = request.shape[1]
         row_bytes = dim * rows.element_size()
         self._exchange.open(max(layout.values_received) * row_bytes, max(layout.strides))
-        permutation = request.sharding_ctx.unbucketize_permute_tensor
-        order = None if permutation is None else permutation.to(torch.int64).contiguous()
+        order = _order_of(request.sharding_ctx)
 
         def send(channel: _native.Channel) -> None:
             _native.post_grouped_rows(
@@ -167,18 +172,8 @@ class SequenceOutputDist(OutputDist):
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = torch.empty(sum(layout.values_sent), dim, dtype=request.dtype)
-            _native.collect_rows(
-                arrival,
-                out.data_ptr(),
-                row_bytes,
-                layout.values_sent,
-                (0, 0) if order is None else (order.data_ptr(), order.numel()),
-                self._rank,
-                rows.data_ptr(),
-                layout.counts,
-                layout.order,
-            )
-            return out
+            own = (rows.data_ptr(), layout.counts, layout.order)
+            return self._collect(arrival, out, layout, order, own)
 
         return self._exchange.post(send, collect, [rows])
 
@@ -199,8 +194,7 @@ class SequenceOutputDist(OutputDist):
         layout = layout_of(sharding_ctx)
         row_bytes = dim * tables.dtype.itemsize
         self._exchange.open(max(layout.values_received) * row_bytes, max(layout.strides))
-        permutation = sharding_ctx.unbucketize_permute_tensor
-        order = None if permutation is None else permutation.to(torch.int64).contiguous()
+        order = _order_of(sharding_ctx)
         values = ids.values()
         out = torch.empty(sum(layout.values_sent), dim, dtype=tables.dtype)
         own_rows = layout.values_sent[self._rank]
@@ -215,6 +209,7 @@ class SequenceOutputDist(OutputDist):
                 channel,
                 tables.by_feature(),
                 (values.data_ptr(), values.element_size()),
+                values.numel(),
                 row_bytes,
                 layout.counts,
                 layout.order,
@@ -222,20 +217,32 @@ class SequenceOutputDist(OutputDist):
             )
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            _native.collect_rows(
-                arrival,
-                out.data_ptr(),
-                row_bytes,
-                layout.values_sent,
-                (0, 0) if order is None else (order.data_ptr(), order.numel()),
-                self._rank,
-                own.data_ptr(),
-                [own_rows],
-                [self._rank],
+            return self._collect(
+                arrival, out, layout, order, (own.data_ptr(), [own_rows], [self._rank])
             )
-            return out
 
         return EmbeddingsAwaitable(self._exchange.post(send, collect, []).wait)
+
+    def _collect(
+        self,
+        arrival: _native.Arrival,
+        out: torch.Tensor,
+        layout: IdsLayout,
+        order: torch.Tensor | None,
+        own: tuple[int, list[int], list[int]],
+    ) -> torch.Tensor:
+        """Fills `out`; `own` is where rows of this rank for itself lie, grouped by counts and
+        ranks."""
+        _native.collect_rows(
+            arrival,
+            out.data_ptr(),
+            out.shape[1] * out.element_size(),
+            layout.values_sent,
+            (0, 0) if order is None else (order.data_ptr(), order.numel()),
+            self._rank,
+            *own,
+        )
+        return out
 
     def post_gradient(self, request: _Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
@@ -352,8 +359,9 @@ class PooledOutputDist(OutputDist):
                 channel,
                 by_feature,
                 (values.data_ptr(), values.element_size()),
-                (lengths.data_ptr(), lengths.element_size()),
                 values.numel(),
+                (lengths.data_ptr(), lengths.element_size()),
+                lengths.numel(),
                 [layout.strides[rank] for rank in layout.order],
                 layout.order,
             )

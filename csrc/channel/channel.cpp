@@ -76,6 +76,7 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
       config_(config),
       policy_(policy_for(config.world_size)),
       slot_bytes_(transport_->slot_bytes()),
+      polled_(transport_->polled()),
       poisoned_(transport_->poisoned()),
       credit_word_needed_(config.slots < 2 * (config.bound + 1)) {
   if (config_.slots < config_.bound + 1) {
@@ -111,6 +112,7 @@ Channel::~Channel() {
 
 uint64_t Channel::post(std::span<const Message> messages) {
   const CallGuard guard(*this);
+  if (polled_) transport_->progress();
   if (poisoned()) raise_poison();
   if (messages.size() != static_cast<size_t>(config_.world_size) ||
       posted_ - released_ > config_.bound) {
@@ -183,15 +185,17 @@ void Channel::send(int destination, const Message& message) {
   const uint64_t sequence = posted_;
   if (sequence >= credit_[destination] + config_.slots) await_credit(destination);
   const size_t pair = pair_index(destination, post_slot_);
-  std::byte* const slot = outbox_[pair];
+  std::byte* const slot = polled_ ? transport_->outbox(destination, post_slot_) : outbox_[pair];
   size_t wanted = put_in_slot(slot, message);
+  size_t in_slot = wanted;
   if (wanted > slot_bytes_) {
     wanted = put_pulled(destination, slot, message);
+    in_slot = header_bytes(message.size()) + sizeof(MemoryAddress);
   } else if (exposing_[pair] != 0) {
     transport_->retract(destination, post_slot_);
     exposing_[pair] = 0;
   }
-  transport_->deliver(destination, slot, sequence);
+  transport_->deliver(destination, slot, in_slot, sequence);
 
   // Behind the delivery, where the peer does not wait for it.
   ++stats_.messages;
@@ -222,7 +226,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   PartLayout layout = layout_of(message, header_bytes(message.size()));
   const size_t wanted = layout.end;
   layout.place(0);
-  SegmentAddress address;
+  MemoryAddress address;
   copy_parts(expose(destination, layout.end, address), message, layout);
   std::memcpy(slot + header_bytes(layout.count), &address, sizeof(address));
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
@@ -234,7 +238,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   return wanted;
 }
 
-std::byte* Channel::expose(int destination, size_t bytes, SegmentAddress& address) {
+std::byte* Channel::expose(int destination, size_t bytes, MemoryAddress& address) {
   try {
     return transport_->expose(destination, post_slot_, bytes, address);
   } catch (const ChannelError& error) {
@@ -245,6 +249,7 @@ std::byte* Channel::expose(int destination, size_t bytes, SegmentAddress& addres
 void Channel::await_credit(int destination) {
   Clock::duration elapsed{};
   const auto have_credit = [&] {
+    if (polled_) transport_->progress();
     credit_[destination] = std::max(credit_[destination], transport_->credit(destination));
     return posted_ < credit_[destination] + config_.slots;
   };
@@ -264,6 +269,7 @@ void Channel::await_credit(int destination) {
 const Arrival& Channel::wait() {
   const CallGuard guard(*this);
   if (completed_ == posted_) refuse("has no post to wait for: call post first");
+  if (polled_) transport_->progress();
   Arrival& arrival = arrivals_[wait_arrival_];
   for (int step = 1; step < config_.world_size; ++step) {
     // In the order in which the peers send to this rank.
@@ -338,7 +344,7 @@ void Channel::take_credit(int source, uint32_t low_bits) {
   credit_[source] = credit;
 }
 
-const std::byte* Channel::pull(int source, const SegmentAddress& address) {
+const std::byte* Channel::pull(int source, const MemoryAddress& address) {
   try {
     return transport_->pull(source, wait_slot_, address);
   } catch (const ChannelError&) {
@@ -354,7 +360,10 @@ void Channel::await_message(int source) {
   Clock::duration elapsed{};
   const bool done = wait_until(
       *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
-      [&] { return arrived(source, wait_slot_, sequence); },
+      [&] {
+        if (polled_) transport_->progress();
+        return arrived(source, wait_slot_, sequence);
+      },
       [&](bool slow) {
         check_running();
         if (slow) check_all_alive(sequence);
@@ -460,6 +469,11 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
 void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
   // A peer that went because of another rank's failure has passed that on before.
   if (poisoned()) raise_poison();
+  const std::string fault = transport_->peer_fault(peer);
+  if (state == PeerState::kFailed || (state == PeerState::kDead && !fault.empty())) {
+    fail(state == PeerState::kDead ? ErrorKind::kPeerDied : ErrorKind::kTransport,
+         describe(peer, sequence) + "is lost, and this rank waited for it " + doing + ": " + fault);
+  }
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
                                    doing + ": look at that rank's own output for the cause");
@@ -520,6 +534,7 @@ std::string Channel::missing_peers(uint64_t sequence) {
     list += "rank " + std::to_string(peer);
     const PeerState state = transport_->peer_state(peer);
     if (state == PeerState::kDead) list += " (dead)";
+    if (state == PeerState::kFailed) list += " (lost)";
     if (state == PeerState::kClosed) list += " (closed)";
   }
   return list;

@@ -103,11 +103,11 @@ class Channel {
   size_t put_in_slot(std::byte* slot, const Message& message);
   size_t put_pulled(int destination, std::byte* slot, const Message& message);
   void keep_own(const Message& message, Arrival& arrival);
-  std::byte* expose(int destination, size_t bytes, SegmentAddress& address);
+  std::byte* expose(int destination, size_t bytes, MemoryAddress& address);
   [[gnu::noinline]] void await_credit(int destination);
   void receive(int source, Arrival& arrival);
   [[gnu::noinline]] uint32_t receive_any(int source, View* views, size_t& parts);
-  const std::byte* pull(int source, const SegmentAddress& address);
+  const std::byte* pull(int source, const MemoryAddress& address);
   void take_credit(int source, uint32_t low_bits);
   /// True once the message `sequence` of `source` stands in `slot`. A later one there, which only a
   /// broken peer can cause, fails the channel.
@@ -142,6 +142,7 @@ class Channel {
   ChannelConfig config_;
   WaitPolicy policy_;
   size_t slot_bytes_;
+  const bool polled_;  // the transport: see there
   const std::atomic<uint32_t>& poisoned_;
   bool credit_word_needed_;  // for releases, besides the credit in headers
   uint64_t posted_ = 0;

@@ -3,6 +3,7 @@
 PYTHON ?= python3
 DATA ?=
 DEMO_ARGS ?=
+DEVICE ?=
 FUZZ_SECONDS ?= 600
 SOAK_ARGS ?=
 
@@ -20,8 +21,8 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-model test-sanitizers test-next faults model fuzz soak \
-  lint format wheel benchmarks-build clean
+.PHONY: help build demo test test-cpp test-model test-sanitizers test-verbs test-next faults model \
+  fuzz soak lint format wheel benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,6 +51,11 @@ test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers
 	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
 	$(call test_with,address$(comma)undefined)
 	$(call test_with,thread)
+
+test-verbs: build  ## Run the verbs tests on Soft-RoCE in a guest, or on a device: make test-verbs [DEVICE=mlx5_0]
+	@$(call need,tools of RDMA,ibverbs-utils ibverbs-providers rdma-core,command -v ibv_rc_pingpong)
+	@$(if $(DEVICE),:,($(call need,qemu and what the guest is made of,$(guest_packages),$(has_guest))) || :)
+	$(BIN)/python -m tests.verbs $(if $(DEVICE),--device "$(DEVICE)")
 
 fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [FUZZ_SECONDS=600]
 	@$(call need,Clang with libFuzzer,clang libclang-rt-dev,$(has_libfuzzer))
@@ -137,6 +143,11 @@ has_libfuzzer = echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) {
   | clang++ -fsanitize=fuzzer$(comma)address$(comma)undefined -x c++ - -o /dev/null
 has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
   open(os.path.join(sysconfig.get_paths()["include"], "Python.h")).close()'
+
+# Some lie where only root looks for programs, and ldd fails on a static program as is wanted.
+guest_packages = qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core
+has_guest = PATH="$$PATH:/usr/sbin:/sbin"; command -v qemu-system-x86_64 && command -v cpio \
+  && command -v modprobe && command -v rdma && command -v busybox && ! ldd "$$(command -v busybox)"
 
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)

@@ -13,7 +13,8 @@ enum class ErrorKind {
   kProtocol,  ///< what a peer wrote contradicts what both agreed on
   kPoisoned,  ///< another rank failed first and said so
   kRendezvous,
-  kClosed,  ///< this rank closed the channel
+  kClosed,     ///< this rank closed the channel
+  kTransport,  ///< the network below the channel failed, and not by the end of a peer
 };
 
 /// An error of the run: one rank, one peer, one sequence number.

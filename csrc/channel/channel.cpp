@@ -76,6 +76,7 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
       config_(config),
       policy_(policy_for(config.world_size)),
       slot_bytes_(transport_->slot_bytes()),
+      polled_(transport_->polled()),
       poisoned_(transport_->poisoned()),
       credit_word_needed_(config.slots < 2 * (config.bound + 1)) {
   if (config_.slots < config_.bound + 1) {
@@ -108,6 +109,7 @@ Channel::~Channel() {
 
 uint64_t Channel::post(std::span<const Message> messages) {
   const CallGuard guard(*this);
+  if (polled_) transport_->progress();
   if (poisoned()) raise_poison();
   if (messages.size() != static_cast<size_t>(config_.world_size) ||
       posted_ - released_ > config_.bound) {
@@ -178,16 +180,18 @@ void Channel::send(int destination, const Message& message) {
   if (posted_ >= credit_[destination] + config_.slots) [[unlikely]]
     await_credit(destination);
   PairSlot& pair = next_post_->pairs[destination];
-  size_t wanted = put_in_slot(pair.outbox, message);
-  if (wanted > slot_bytes_) [[unlikely]] {
-    wanted = put_pulled(destination, pair.outbox, message);
+  if (polled_) [[unlikely]]
+    pair.outbox = transport_->outbox(destination, slot_of(*next_post_));
+  size_t bytes = put_in_slot(pair.outbox, message);
+  if (bytes > slot_bytes_) [[unlikely]] {
+    bytes = put_pulled(destination, pair.outbox, message);
   } else if (pair.exposing) [[unlikely]] {
     retract(destination);
   }
-  transport_->deliver(destination, pair.outbox, posted_);
+  transport_->deliver(destination, pair.outbox, bytes, posted_);
   // Behind the delivery, where the peer does not wait for it.
-  if (wanted > stats_.largest_message) [[unlikely]]
-    stats_.largest_message = wanted;
+  if (bytes > stats_.largest_message) [[unlikely]]
+    stats_.largest_message = bytes;
 }
 
 /// Returns the bytes that the message takes in a slot; when these are more than a slot has, the
@@ -218,11 +222,12 @@ size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
   return at;
 }
 
+/// Returns the bytes of the slot that are in use.
 size_t Channel::put_pulled(int destination, std::byte* slot, const Message& message) {
   PartLayout layout = layout_of(message, header_bytes(message.size()));
-  const size_t wanted = layout.end;
+  stats_.largest_message = std::max(stats_.largest_message, layout.end);
   layout.place(0);
-  SegmentAddress address;
+  MemoryAddress address;
   copy_parts(expose(destination, layout.end, address), message, layout);
   std::memcpy(slot + header_bytes(layout.count), &address, sizeof(address));
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
@@ -231,7 +236,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   next_post_->pairs[destination].exposing = true;
   for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
   ++stats_.pulled_messages;
-  return wanted;
+  return header_bytes(layout.count) + sizeof(address);
 }
 
 void Channel::retract(int destination) {
@@ -239,7 +244,7 @@ void Channel::retract(int destination) {
   next_post_->pairs[destination].exposing = false;
 }
 
-std::byte* Channel::expose(int destination, size_t bytes, SegmentAddress& address) {
+std::byte* Channel::expose(int destination, size_t bytes, MemoryAddress& address) {
   try {
     return transport_->expose(destination, slot_of(*next_post_), bytes, address);
   } catch (const ChannelError& error) {
@@ -250,6 +255,7 @@ std::byte* Channel::expose(int destination, size_t bytes, SegmentAddress& addres
 void Channel::await_credit(int destination) {
   Clock::duration elapsed{};
   const auto have_credit = [&] {
+    if (polled_) transport_->progress();
     credit_[destination] = std::max(credit_[destination], transport_->credit(destination));
     return posted_ < credit_[destination] + config_.slots;
   };
@@ -270,6 +276,7 @@ void Channel::await_credit(int destination) {
 const Arrival& Channel::wait() {
   const CallGuard guard(*this);
   if (completed_ == posted_) refuse("has no post to wait for: call post first");
+  if (polled_) transport_->progress();
   Arrival& arrival = next_wait_->arrival;
   for (int step = 1; step < config_.world_size; ++step) {
     // In the order in which the peers send to this rank.
@@ -283,8 +290,11 @@ const Arrival& Channel::wait() {
 
 void Channel::receive(int source, Arrival& arrival) {
   record_lag(source);
-  const auto has_arrived = [&] { return arrived(source, *next_wait_, completed_); };
-  if (!has_arrived() && !spin_until(policy_, has_arrived)) [[unlikely]]
+  const auto has_arrived = [&] {
+    if (polled_) transport_->progress();
+    return arrived(source, *next_wait_, completed_);
+  };
+  if (!arrived(source, *next_wait_, completed_) && !spin_until(policy_, has_arrived)) [[unlikely]]
     await_message(source);
   const PairSlot& pair = next_wait_->pairs[source];
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
@@ -347,7 +357,7 @@ void Channel::fail_credit(int source, uint64_t credit) {
                                  " messages" + kCauseOfDamage);
 }
 
-const std::byte* Channel::pull(int source, const SegmentAddress& address) {
+const std::byte* Channel::pull(int source, const MemoryAddress& address) {
   try {
     return transport_->pull(source, slot_of(*next_wait_), address);
   } catch (const ChannelError&) {
@@ -363,7 +373,10 @@ void Channel::await_message(int source) {
   Clock::duration elapsed{};
   const bool done = wait_until(
       *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
-      [&] { return arrived(source, *next_wait_, sequence); },
+      [&] {
+        if (polled_) transport_->progress();
+        return arrived(source, *next_wait_, sequence);
+      },
       [&](bool slow) {
         check_running();
         if (slow) check_all_alive(sequence);
@@ -478,6 +491,11 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
 void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
   // A peer that went because of another rank's failure has passed that on before.
   if (poisoned()) raise_poison();
+  const std::string fault = transport_->peer_fault(peer);
+  if (state == PeerState::kFailed || (state == PeerState::kDead && !fault.empty())) {
+    fail(state == PeerState::kDead ? ErrorKind::kPeerDied : ErrorKind::kTransport,
+         describe(peer, sequence) + "is lost, and this rank waited for it " + doing + ": " + fault);
+  }
   if (state == PeerState::kDead) {
     fail(ErrorKind::kPeerDied, describe(peer, sequence) + "died while this rank waited for it " +
                                    doing + ": look at that rank's own output for the cause");
@@ -537,6 +555,7 @@ std::string Channel::missing_peers(uint64_t sequence) {
     list += "rank " + std::to_string(peer);
     const PeerState state = transport_->peer_state(peer);
     if (state == PeerState::kDead) list += " (dead)";
+    if (state == PeerState::kFailed) list += " (lost)";
     if (state == PeerState::kClosed) list += " (closed)";
   }
   return list;

@@ -117,11 +117,11 @@ class Channel {
   [[gnu::noinline]] size_t put_pulled(int destination, std::byte* slot, const Message& message);
   [[gnu::noinline]] void retract(int destination);
   [[gnu::noinline]] void keep_own(const Message& message, Arrival& arrival);
-  std::byte* expose(int destination, size_t bytes, SegmentAddress& address);
+  std::byte* expose(int destination, size_t bytes, MemoryAddress& address);
   [[gnu::noinline]] void await_credit(int destination);
   void receive(int source, Arrival& arrival);
   [[gnu::noinline]] uint32_t receive_any(int source, View* views, size_t& parts);
-  const std::byte* pull(int source, const SegmentAddress& address);
+  const std::byte* pull(int source, const MemoryAddress& address);
   void take_credit(int source, uint32_t low_bits);
   [[gnu::noinline]] void return_credits();
   /// True once the message `sequence` of `source` stands in the slot of `round`. A later one there,
@@ -161,6 +161,7 @@ class Channel {
   ChannelConfig config_;
   WaitPolicy policy_;
   size_t slot_bytes_;
+  const bool polled_;  // the transport: see there
   const std::atomic<uint32_t>& poisoned_;
   bool credit_word_needed_;  // for releases, besides the credit in headers
   uint64_t posted_ = 0;

@@ -50,7 +50,7 @@ void parse_message(const std::byte* slot, const Expectation& expected, ParsedMes
     }
     return;
   }
-  std::memcpy(&message.address, slot + header_bytes(layout.count), sizeof(SegmentAddress));
+  std::memcpy(&message.address, slot + header_bytes(layout.count), sizeof(MemoryAddress));
   if (message.address.bytes < layout.end) {
     damaged(expected, std::to_string(layout.end) + " bytes in a pulled message's memory of " +
                           std::to_string(message.address.bytes));

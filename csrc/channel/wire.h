@@ -8,17 +8,17 @@
 #include <stdexcept>
 #include <string>
 
-#include "transport/shm_segment.h"
+#include "transport/transport.h"
 
 namespace bls {
 
 /// A message in a slot (little-endian, as all supported hosts are):
 ///
-///     MessageHeader | uint64 bytes of each part | SegmentAddress if pulled | parts
+///     MessageHeader | uint64 bytes of each part | MemoryAddress if pulled | parts
 ///
 /// Parts of a cache line or more start at multiples of 64 bytes from the slot's start, shorter ones
 /// at multiples of 16, so that receivers can use them in place. A pulled message keeps its parts,
-/// laid out by the same rule from offset 0, in a segment of the sender.
+/// laid out by the same rule from offset 0, in memory of the sender.
 struct MessageHeader {
   uint64_t arrival;  ///< sequence number plus one; written last, see Transport
   uint16_t magic;
@@ -39,7 +39,7 @@ inline constexpr size_t kMaxParts = 16;
 inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 46;
 /// A slot must hold the largest header and the address of a pulled message.
 inline constexpr size_t kMinSlotBytes = 256;
-static_assert(sizeof(MessageHeader) + kMaxParts * sizeof(uint64_t) + sizeof(SegmentAddress) <=
+static_assert(sizeof(MessageHeader) + kMaxParts * sizeof(uint64_t) + sizeof(MemoryAddress) <=
               kMinSlotBytes);
 
 /// A part of a received message, in place.
@@ -107,7 +107,7 @@ struct ParsedMessage {
   PartLayout layout;
   uint32_t credit = 0;
   bool pulled = false;
-  SegmentAddress address;  ///< of a pulled message
+  MemoryAddress address;  ///< of a pulled message
 };
 
 /// The short way through parse_message for a sound message that stands in its slot; false for all

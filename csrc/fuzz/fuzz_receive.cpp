@@ -1,8 +1,11 @@
 // Whole messages from a hostile peer, overflow descriptors included, as Channel::wait reads them.
 
+#include <bit>
+
 #include "channel/channel.h"
 #include "input.h"
 #include "tests/ranks.h"
+#include "transport/shm_segment.h"
 
 using namespace bls;
 using namespace bls::fuzzing;
@@ -41,8 +44,9 @@ void write_header(Input& input, Transport& transport, uint32_t slot, uint64_t se
     std::memcpy(to + header_bytes(i), &bytes, sizeof(bytes));
   }
   if ((header.flags & kFlagPulled) == 0) return;
-  SegmentAddress address;
-  transport.expose(0, slot, 1 + input.take<uint16_t>() % kMostExposed, address);
+  MemoryAddress exposed;
+  transport.expose(0, slot, 1 + input.take<uint16_t>() % kMostExposed, exposed);
+  auto address = std::bit_cast<SegmentAddress>(exposed);
   const auto wrong = input.take<uint8_t>();
   if (wrong & 1) address.pid = input.take<int8_t>();
   if (wrong & 2) address.fd = input.take<int32_t>();
@@ -67,7 +71,7 @@ void exchange(Input input) {
       write_header(input, hostile, slot, sequence);
     }
     honest.post(nothing);
-    hostile.deliver(0, hostile.outbox(0, slot),
+    hostile.deliver(0, hostile.outbox(0, slot), kSlotBytes,
                     kind & 0x80 ? sequence + input.take<uint32_t>() : sequence);
     const bool accepted = accepts([&] {
       for (const View& view : honest.wait().parts(1)) touch(view);

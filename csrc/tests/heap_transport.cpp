@@ -23,7 +23,7 @@ std::byte* HeapTransport::slot_at(int owner, int source, uint32_t slot) const {
   return inbox + pair_index(source, slot) * mesh_->slot_bytes();
 }
 
-void HeapTransport::deliver(int destination, std::byte* slot, uint64_t sequence) {
+void HeapTransport::deliver(int destination, std::byte* slot, size_t, uint64_t sequence) {
   arrival_word(slot).store(sequence + 1, std::memory_order_release);
   wake(destination);
 }
@@ -38,10 +38,10 @@ uint64_t HeapTransport::credit(int destination) {
 }
 
 std::byte* HeapTransport::expose(int destination, uint32_t slot, size_t bytes,
-                                 SegmentAddress& address) {
+                                 MemoryAddress& address) {
   auto& memory = exposed_[pair_index(destination, slot)];
   if (memory.size() < bytes) memory.resize(bytes);
-  address.inode = reinterpret_cast<uintptr_t>(memory.data());
+  address.where[0] = reinterpret_cast<uintptr_t>(memory.data());
   address.bytes = memory.size();
   return memory.data();
 }
@@ -50,8 +50,8 @@ void HeapTransport::retract(int destination, uint32_t slot) {
   exposed_[pair_index(destination, slot)] = {};
 }
 
-const std::byte* HeapTransport::pull(int, uint32_t, const SegmentAddress& address) {
-  return reinterpret_cast<const std::byte*>(address.inode);
+const std::byte* HeapTransport::pull(int, uint32_t, const MemoryAddress& address) {
+  return reinterpret_cast<const std::byte*>(address.where[0]);
 }
 
 void HeapTransport::drop(int, uint32_t) {}

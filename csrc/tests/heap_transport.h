@@ -60,12 +60,12 @@ class HeapTransport final : public Transport {
   std::byte* outbox(int destination, uint32_t slot) override {
     return slot_at(destination, rank_, slot);
   }
-  void deliver(int destination, std::byte* slot, uint64_t sequence) override;
+  void deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
-  std::byte* expose(int destination, uint32_t slot, size_t bytes, SegmentAddress& address) override;
+  std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override;
   void retract(int destination, uint32_t slot) override;
-  const std::byte* pull(int source, uint32_t slot, const SegmentAddress& address) override;
+  const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address) override;
   void drop(int source, uint32_t slot) override;
   void sleep(bool (*ready)(void*), void* context, Clock::time_point until) override;
   void wake_self() override { wake(rank_); }

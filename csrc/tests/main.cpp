@@ -1,2 +1,9 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#include "transport_under_test.h"
+
+int main(int argc, char** argv) {
+  bls::testing::choose_transport();
+  return doctest::Context(argc, argv).run();
+}

@@ -35,6 +35,11 @@ Transports heap_transports(const Setup& setup) {
   return transports;
 }
 
+MakeTransports& default_transports() {
+  static MakeTransports make = shm_transports;
+  return make;
+}
+
 Ranks::Ranks(const Setup& setup, Transports transports) {
   for (int rank = 0; rank < setup.world_size; ++rank) {
     auto& transport = transports[static_cast<size_t>(rank)];
@@ -43,6 +48,18 @@ Ranks::Ranks(const Setup& setup, Transports transports) {
         std::move(transport), ChannelConfig{rank, setup.world_size, setup.bound, setup.slot_count(),
                                             setup.deadline, "tested"}));
   }
+}
+
+std::byte* Ranks::arrived(int rank, int source, uint64_t sequence) {
+  const auto slots = (*this)[rank].config().slots;
+  std::byte* const slot = transport(rank).inbox(source, static_cast<uint32_t>(sequence % slots));
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  while (arrival_word(slot).load() != sequence + 1) {
+    if (Clock::now() > end) throw std::runtime_error("a message did not arrive");
+    transport(rank).progress();
+    std::this_thread::yield();
+  }
+  return slot;
 }
 
 std::vector<std::optional<Failure>> Ranks::outcomes(const Body& body) {

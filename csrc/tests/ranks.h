@@ -31,7 +31,9 @@ Transports shm_transports(const Setup& setup);
 /// Transports whose memory accesses a thread sanitizer understands.
 Transports heap_transports(const Setup& setup);
 
-using MakeTransports = Transports (*)(const Setup&);
+using MakeTransports = std::function<Transports(const Setup&)>;
+/// What `Ranks` uses where a test names nothing: shared memory unless the program says otherwise.
+MakeTransports& default_transports();
 
 /// What a rank threw. `kind` is empty for std::invalid_argument and everything foreign.
 struct Failure {
@@ -42,12 +44,14 @@ struct Failure {
 /// The ranks of one channel, each to be run by its own thread.
 class Ranks {
  public:
-  explicit Ranks(const Setup& setup, Transports transports);
-  explicit Ranks(const Setup& setup) : Ranks(setup, shm_transports(setup)) {}
+  Ranks(const Setup& setup, Transports transports);
+  explicit Ranks(const Setup& setup) : Ranks(setup, default_transports()(setup)) {}
 
   Channel& operator[](int rank) { return *channels_[static_cast<size_t>(rank)]; }
   /// The transport below a rank's channel, to damage what it delivers.
   Transport& transport(int rank) { return *transports_[static_cast<size_t>(rank)]; }
+  /// The slot of message `sequence` from `source` at `rank`, once it is there.
+  std::byte* arrived(int rank, int source, uint64_t sequence);
   int world_size() const { return static_cast<int>(channels_.size()); }
 
   using Body = std::function<void(int rank, Channel& channel)>;

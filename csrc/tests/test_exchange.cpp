@@ -11,12 +11,12 @@ using namespace bls::testing;
 
 namespace {
 
-void exchange_at_random(const Setup& setup, const Sizes& sizes, MakeTransports make) {
+void exchange_at_random(const Setup& setup, const Sizes& sizes) {
   CAPTURE(setup.world_size);
   CAPTURE(setup.bound);
   CAPTURE(setup.slots);
   CAPTURE(sizes.oversized_every);
-  Ranks ranks(setup, make(setup));
+  Ranks ranks(setup);
   const uint64_t iterations = setup.world_size > 4 ? 25 : 60;
   REQUIRE_NOTHROW(ranks.run(
       [&](int rank, Channel& channel) { random_exchange(rank, channel, sizes, iterations); }));
@@ -25,37 +25,28 @@ void exchange_at_random(const Setup& setup, const Sizes& sizes, MakeTransports m
 }  // namespace
 
 TEST_CASE("messages arrive byte for byte, whatever the order of posts, waits and releases") {
-  MakeTransports make = shm_transports;
-  SUBCASE("shared memory") { make = shm_transports; }
-  SUBCASE("heap") { make = heap_transports; }
   for (const int world_size : {1, 2, 3, 5, 8, 16}) {
     for (const uint32_t bound : {0u, 1u, 2u, 4u}) {
-      exchange_at_random({.world_size = world_size, .bound = bound, .slot_bytes = 8192}, {}, make);
+      exchange_at_random({.world_size = world_size, .bound = bound, .slot_bytes = 8192}, {});
     }
   }
 }
 
 TEST_CASE("messages larger than a slot arrive byte for byte among others") {
-  MakeTransports make = shm_transports;
-  SUBCASE("shared memory") { make = shm_transports; }
-  SUBCASE("heap") { make = heap_transports; }
   for (const int world_size : {2, 3, 8}) {
     for (const uint32_t bound : {0u, 1u, 2u}) {
       exchange_at_random({.world_size = world_size, .bound = bound, .slot_bytes = 1024},
-                         {.most_parts = 4, .oversized_every = 4}, make);
+                         {.most_parts = 4, .oversized_every = 4});
     }
   }
 }
 
 TEST_CASE("fewer slots than 2(bound + 1) are safe and only wait") {
-  MakeTransports make = shm_transports;
-  SUBCASE("shared memory") { make = shm_transports; }
-  SUBCASE("heap") { make = heap_transports; }
   for (const int world_size : {2, 3, 5}) {
     for (const uint32_t bound : {0u, 1u, 2u, 4u}) {
       for (uint32_t slots = bound + 1; slots < 2 * (bound + 1); ++slots) {
         exchange_at_random({.world_size = world_size, .bound = bound, .slots = slots},
-                           {.most_parts = 4, .oversized_every = 9, .oversized_part = 10000}, make);
+                           {.most_parts = 4, .oversized_every = 9, .oversized_part = 10000});
       }
     }
   }
@@ -220,11 +211,14 @@ TEST_CASE("the histogram counts by how many iterations a rank is ahead of a peer
   Outgoing outgoing = to_all(2, "");
   for (int i = 0; i < 3; ++i) ranks[0].post(outgoing.messages());
   ranks[1].post(outgoing.messages());
+  ranks.arrived(0, 1, 0);
   ranks[0].wait();  // posted 3, the peer 1: one iteration between the two last
   CHECK(ranks[0].stats().lag_histogram == std::vector<uint64_t>{0, 1, 0});
   ranks[1].post(outgoing.messages());
+  ranks.arrived(0, 1, 1);
   ranks[0].wait();  // posted 3, the peer 2
   ranks[1].post(outgoing.messages());
+  ranks.arrived(0, 1, 2);
   ranks[0].wait();  // both 3
   CHECK(ranks[0].stats().lag_histogram == std::vector<uint64_t>{2, 1, 0});
   ranks[1].wait();  // the peer's lead does not count

@@ -34,13 +34,13 @@ Drawn draw_setup(Random& random) {
   return drawn;
 }
 
-/// Runs `body(random, drawn, make)` for drawn setups over both transports.
+/// Runs `body(random, drawn, make)` for drawn setups, every other time over ordinary memory.
 template <class Body>
 void for_drawn_setups(Body body) {
   for (uint64_t round = 0; round < kRounds; ++round) {
     CAPTURE(round);
     Random random(round);
-    body(random, draw_setup(random), round % 2 == 0 ? shm_transports : heap_transports);
+    body(random, draw_setup(random), round % 2 == 0 ? default_transports() : heap_transports);
   }
 }
 
@@ -55,7 +55,7 @@ void sleep_up_to(Random& random, size_t microseconds) {
 }  // namespace
 
 TEST_CASE("messages arrive byte for byte in any setup") {
-  for_drawn_setups([](Random&, const Drawn& drawn, MakeTransports make) {
+  for_drawn_setups([](Random&, const Drawn& drawn, const MakeTransports& make) {
     Ranks ranks(drawn.setup, make(drawn.setup));
     REQUIRE_NOTHROW(ranks.run(
         [&](int rank, Channel& channel) { random_exchange(rank, channel, drawn.sizes, 100); }));
@@ -64,7 +64,7 @@ TEST_CASE("messages arrive byte for byte in any setup") {
 
 TEST_CASE(
     "ranks that fail at any moment end every wait, and one of them is named with its reason") {
-  for_drawn_setups([](Random& random, const Drawn& drawn, MakeTransports make) {
+  for_drawn_setups([](Random& random, const Drawn& drawn, const MakeTransports& make) {
     Ranks ranks(drawn.setup, make(drawn.setup));
     // The last two fail at about the same time.
     const int world_size = drawn.setup.world_size;
@@ -98,7 +98,7 @@ TEST_CASE(
 }
 
 TEST_CASE("ranks that close from another thread at any moment end every wait") {
-  for_drawn_setups([](Random& random, const Drawn& drawn, MakeTransports make) {
+  for_drawn_setups([](Random& random, const Drawn& drawn, const MakeTransports& make) {
     Ranks ranks(drawn.setup, make(drawn.setup));
     const size_t closing = draw(random, 1, static_cast<size_t>(drawn.setup.world_size));
     std::vector<std::thread> threads;

@@ -30,7 +30,7 @@ class Slot {
 
   MessageHeader header;
   std::array<uint64_t, 2> lengths{10, 100};
-  SegmentAddress address{1, 2, 3, 4, 4096};
+  MemoryAddress address{{1, 2, 3}, 4096};
 
  private:
   std::vector<std::byte> bytes_;
@@ -103,7 +103,7 @@ TEST_CASE("a pulled message carries the address of its parts") {
   CHECK(message.pulled);
   CHECK(message.layout.offset[0] == 0);
   CHECK(message.layout.offset[1] == 1024);
-  CHECK(message.address.inode == 4);
+  CHECK(message.address.where[2] == 3);
   CHECK(message.address.bytes == 4096);
 }
 

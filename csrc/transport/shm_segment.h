@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "transport/transport.h"
+
 namespace bls {
 
 /// How another process of the same user finds a segment: by its creator's descriptor table. The
@@ -15,6 +17,8 @@ struct SegmentAddress {
   uint64_t inode = 0;
   uint64_t bytes = 0;
 };
+static_assert(sizeof(SegmentAddress) == sizeof(MemoryAddress) &&
+              offsetof(SegmentAddress, bytes) == offsetof(MemoryAddress, bytes));
 
 /// Shared memory without a name: a file of mode 0600 in /dev/shm that never has a directory entry,
 /// so there is nothing to unlink, to guess, or to leave behind after SIGKILL.

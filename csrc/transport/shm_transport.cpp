@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -18,20 +19,8 @@
 namespace bls {
 namespace {
 
-constexpr size_t kCacheLine = 64;
-constexpr size_t kPage = 4096;
 constexpr size_t kPoisonText = 1024;
 constexpr std::chrono::milliseconds kSleepWithoutFence{1};
-
-constexpr size_t align_up(size_t value, size_t alignment) {
-  return (value + alignment - 1) / alignment * alignment;
-}
-
-size_t stride_of(size_t slot_bytes) {
-  const size_t stride = align_up(slot_bytes, kCacheLine);
-  // Headers of all slots would share one cache set if the stride were a multiple of a page.
-  return stride % kPage == 0 ? stride + 2 * kCacheLine : stride;
-}
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, Clock::duration timeout) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
@@ -74,7 +63,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 ShmTransport::ShmTransport(const RingShape& shape)
     : shape_(shape),
-      slot_stride_(stride_of(shape.slot_bytes)),
+      slot_stride_(slot_stride(shape.slot_bytes)),
       ring_offset_(align_up(sizeof(ControlBlock) + shape.world_size * kCacheLine, kPage)) {
   const size_t pairs = static_cast<size_t>(shape.world_size) * shape.slots;
   own_ = ShmSegment::create(ring_offset_ + pairs * slot_stride_,
@@ -131,7 +120,7 @@ std::atomic<uint64_t>& ShmTransport::credit_word(int owner, int peer) const {
       bases_[owner] + sizeof(ControlBlock) + static_cast<size_t>(peer) * kCacheLine));
 }
 
-void ShmTransport::deliver(int destination, std::byte* slot, uint64_t sequence) {
+void ShmTransport::deliver(int destination, std::byte* slot, size_t, uint64_t sequence) {
   arrival_word(slot).store(sequence + 1, std::memory_order_release);
   // Either the sleeper sees the message or this rank sees the sleeper. The fence between the two
   // lines is the sleeper's: here it would wait until the whole payload has left the store buffer.
@@ -155,7 +144,7 @@ uint64_t ShmTransport::credit(int destination) {
 }
 
 std::byte* ShmTransport::expose(int destination, uint32_t slot, size_t bytes,
-                                SegmentAddress& address) {
+                                MemoryAddress& address) {
   ShmSegment& segment = exposed_[pair_index(destination, slot)];
   if (segment.size() < bytes) {
     segment = ShmSegment();
@@ -163,7 +152,7 @@ std::byte* ShmTransport::expose(int destination, uint32_t slot, size_t bytes,
         ShmSegment::create(bytes, "a message of rank " + std::to_string(shape_.rank) + " to rank " +
                                       std::to_string(destination) + " larger than a slot");
   }
-  address = segment.address();
+  address = std::bit_cast<MemoryAddress>(segment.address());
   return segment.data();
 }
 
@@ -171,7 +160,8 @@ void ShmTransport::retract(int destination, uint32_t slot) {
   exposed_[pair_index(destination, slot)] = ShmSegment();
 }
 
-const std::byte* ShmTransport::pull(int source, uint32_t slot, const SegmentAddress& address) {
+const std::byte* ShmTransport::pull(int source, uint32_t slot, const MemoryAddress& memory) {
+  const auto address = std::bit_cast<SegmentAddress>(memory);
   ShmSegment& segment = pulled_[pair_index(source, slot)];
   const SegmentAddress& known = segment.address();
   if (segment.data() == nullptr || known.inode != address.inode || known.device != address.device ||

@@ -5,18 +5,11 @@
 #include <span>
 #include <vector>
 
+#include "transport/ring_shape.h"
 #include "transport/shm_segment.h"
 #include "transport/transport.h"
 
 namespace bls {
-
-/// What the ranks agree on before memory is shared. `slots` per ordered pair of ranks.
-struct RingShape {
-  int rank = 0;
-  int world_size = 1;
-  uint32_t slots = 2;
-  size_t slot_bytes = 4096;
-};
 
 /// Transport between processes of one host: each rank's inbox is one segment that all ranks map,
 /// and a put is a store into it.
@@ -40,12 +33,12 @@ class ShmTransport final : public Transport {
   std::byte* outbox(int destination, uint32_t slot) override {
     return slot_at(bases_[destination], shape_.rank, slot);
   }
-  void deliver(int destination, std::byte* slot, uint64_t sequence) override;
+  void deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
-  std::byte* expose(int destination, uint32_t slot, size_t bytes, SegmentAddress& address) override;
+  std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override;
   void retract(int destination, uint32_t slot) override;
-  const std::byte* pull(int source, uint32_t slot, const SegmentAddress& address) override;
+  const std::byte* pull(int source, uint32_t slot, const MemoryAddress& memory) override;
   void drop(int source, uint32_t slot) override;
   void sleep(bool (*ready)(void*), void* context, Clock::time_point until) override;
   void wake_self() override;

@@ -7,8 +7,6 @@
 #include <new>
 #include <string>
 
-#include "transport/shm_segment.h"
-
 namespace bls {
 
 using Clock = std::chrono::steady_clock;
@@ -19,7 +17,20 @@ struct Poison {
   std::string message;
 };
 
-enum class PeerState { kOpen, kClosed, kDead };
+enum class PeerState {
+  kOpen,
+  kClosed,
+  kDead,
+  kFailed,  ///< the connection failed, and not by the end of the peer
+};
+
+/// Where a message stands that is larger than a slot, as it travels in the slot. Only the transport
+/// understands `where`.
+struct MemoryAddress {
+  uint64_t where[3];
+  uint64_t bytes;
+};
+static_assert(sizeof(MemoryAddress) == 32);
 
 /// First eight bytes of a slot: the sequence number of the message in it plus one, zero before the
 /// first.
@@ -32,12 +43,19 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 /// sequence numbers and nothing of what the messages hold; the protocol lives in channel/.
 ///
 /// Each rank owns an inbox of `slots` slots per source and polls their arrival words in place.
+///
+/// There are two kinds. With shared memory an outbox is the receiver's slot itself: it stays where
+/// it is, and nothing has to be done for messages to come. A transport that is `polled` moves on
+/// only in its calls: `outbox` has to be called for each message, since it waits until the device
+/// has read what stood there, and `progress` before arrival words are looked at.
 class Transport {
  public:
   virtual ~Transport() = default;
 
   /// Bytes a message may take in a slot, arrival word included.
   virtual size_t slot_bytes() const = 0;
+  virtual bool polled() const { return false; }
+  virtual void progress() {}
   /// Memory this rank reserved for its inbox.
   virtual size_t ring_bytes() const = 0;
 
@@ -45,8 +63,9 @@ class Transport {
   virtual std::byte* inbox(int source, uint32_t slot) = 0;
   /// Where to write the next message for `destination` before `deliver` hands it over.
   virtual std::byte* outbox(int destination, uint32_t slot) = 0;
-  /// Makes the message in `slot`, an outbox, visible at `destination`, payload before arrival word.
-  virtual void deliver(int destination, std::byte* slot, uint64_t sequence) = 0;
+  /// Makes the first `bytes` of `slot`, an outbox, visible at `destination`, payload before arrival
+  /// word.
+  virtual void deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) = 0;
   /// Tells `source` that this rank has read its first `consumed` messages.
   virtual void return_credit(int source, uint64_t consumed) = 0;
   /// How many of this rank's messages `destination` has read, as far as known.
@@ -55,10 +74,10 @@ class Transport {
   /// Memory at this rank for a message to `destination` that is larger than a slot. It stays until
   /// `retract` or the next `expose` for the same slot.
   virtual std::byte* expose(int destination, uint32_t slot, size_t bytes,
-                            SegmentAddress& address) = 0;
+                            MemoryAddress& address) = 0;
   virtual void retract(int destination, uint32_t slot) = 0;
   /// The memory that `source` exposed for `slot`, readable until `drop`.
-  virtual const std::byte* pull(int source, uint32_t slot, const SegmentAddress& address) = 0;
+  virtual const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address) = 0;
   virtual void drop(int source, uint32_t slot) = 0;
 
   /// Sleeps until something may have changed for this rank, or `until`.
@@ -78,7 +97,10 @@ class Transport {
   virtual void pass_poison_on() = 0;
 
   virtual PeerState peer_state(int peer) = 0;
-  /// Tells the peers that no further message will come from this rank.
+  /// Why `peer` is in its state, as far as the transport knows more than the state says.
+  virtual std::string peer_fault(int) { return {}; }
+  /// Tells the peers that no further message will come from this rank. What was delivered before
+  /// has left this rank when it returns, unless its receiver is gone.
   virtual void announce_close() = 0;
 };
 

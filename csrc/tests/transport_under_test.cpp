@@ -1,0 +1,42 @@
+#include "transport_under_test.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+#include "ranks.h"
+#ifdef BLS_WITH_VERBS
+#include "verbs_ranks.h"
+#endif
+
+namespace bls::testing {
+namespace {
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+std::string device_under_test() { return variable("TORCHREC_BLS_TEST_DEVICE"); }
+
+std::string transport_under_test() {
+  if (!device_under_test().empty()) return "verbs";
+  const std::string transport = variable("TORCHREC_BLS_TEST_TRANSPORT");
+  return transport.empty() ? "shm" : transport;
+}
+
+void choose_transport() {
+  const std::string transport = transport_under_test();
+  if (transport == "heap") {
+    default_transports() = heap_transports;
+#ifdef BLS_WITH_VERBS
+  } else if (transport == "verbs") {
+    default_transports() = verbs_transports;
+#endif
+  } else if (transport != "shm") {
+    throw std::invalid_argument("there is no transport " + transport + " to test");
+  }
+}
+
+}  // namespace bls::testing

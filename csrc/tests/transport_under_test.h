@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+namespace bls::testing {
+
+/// What the tests of the protocol run over: "shm", or the environment variable
+/// TORCHREC_BLS_TEST_TRANSPORT: "heap", or "verbs" over the fake device. With
+/// TORCHREC_BLS_TEST_DEVICE it is "verbs" over that device.
+std::string transport_under_test();
+/// The device that TORCHREC_BLS_TEST_DEVICE names, or nothing.
+std::string device_under_test();
+/// Makes `Ranks` use that transport.
+void choose_transport();
+
+}  // namespace bls::testing

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace bls {
+
+/// What the ranks agree on before memory is shared. `slots` per ordered pair of ranks.
+struct RingShape {
+  int rank = 0;
+  int world_size = 1;
+  uint32_t slots = 2;
+  size_t slot_bytes = 4096;
+};
+
+inline constexpr size_t kCacheLine = 64;
+inline constexpr size_t kPage = 4096;
+
+constexpr size_t align_up(size_t value, size_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+/// Bytes from slot to slot.
+constexpr size_t slot_stride(size_t slot_bytes) {
+  const size_t stride = align_up(slot_bytes, kCacheLine);
+  // Headers of all slots would share one cache set if the stride were a multiple of a page.
+  return stride % kPage == 0 ? stride + 2 * kCacheLine : stride;
+}
+
+}  // namespace bls

@@ -1,0 +1,47 @@
+"""Runs the verbs suite, in a guest with Soft-RoCE devices unless a device is named:
+`make test-verbs`, `make test-verbs DEVICE=mlx5_0`."""
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.verbs import suite
+from tests.verbs.guest import run_in_guest
+
+_ROOT = Path(__file__).parents[2]
+_GUEST_DEVICES = ("rxe0", "rxe1")
+_GUEST_SECONDS = 1200
+_DEVICES = Path("/sys/class/infiniband")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 if every step passed, or where there is nothing to run them on."""
+    parser = argparse.ArgumentParser(prog="python -m tests.verbs", description=__doc__)
+    parser.add_argument("--device", help="of this machine; default: the guest's")
+    parser.add_argument("--out", type=Path, default=_ROOT / "out" / "verbs", help="logs go there")
+    options = parser.parse_args(arguments)
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    device = options.device
+    if device is None and shutil.which("qemu-system-x86_64") is None:
+        device = next((path.name for path in sorted(_DEVICES.glob("*"))), None)
+        if device is None:
+            print("Skipped: this machine has no RDMA device and no qemu for a guest that has one.")
+            # There a test that is left out would not be missed.
+            return 1 if os.environ.get("CI") else 0
+    if device is not None:
+        print(f"On this machine's {device}; the output is in {out}", flush=True)
+        return suite.main([device, "--out", str(out)])
+    print(f"In a guest with {' and '.join(_GUEST_DEVICES)}; the output is in {out}", flush=True)
+    command = [sys.executable, "-m", "tests.verbs.suite", *_GUEST_DEVICES, "--out", str(out)]
+    return run_in_guest(
+        f"cd {shlex.quote(str(_ROOT))} && {shlex.join(command)}", out, _GUEST_SECONDS
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What the verbs suite runs, each step a command of bash."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that passes if it ends with status 0 in time.
+
+    Attributes:
+        name: of the step, and of the file that has its output.
+        command: of bash, run in the repository's root.
+        deadline: seconds.
+    """
+
+    name: str
+    command: str
+    deadline: float
+
+
+def steps_on(device: str) -> Iterator[Step]:
+    """Yields what runs on any device."""
+    yield Step("device", f"ibv_devinfo -d {device}", 20)
+    yield Step("pingpong", pingpong(device, device), 40)
+
+
+def steps_across(device: str, peer: str) -> Iterator[Step]:
+    """Yields what needs a second device, joined with the first by a link that may go down."""
+    yield Step("pingpong across the link", pingpong(device, peer), 40)
+
+
+def pingpong(device: str, peer: str) -> str:
+    """Returns the command that exchanges messages between two processes of rdma-core's own."""
+    play = "timeout 30 ibv_rc_pingpong -n 100"
+    # The server may not listen yet when the client comes for the first time.
+    return (
+        f"{play} -d {device} {gid_option(device)} & server=$!; "
+        f"for attempt in 1 2 3 4 5; do sleep 1; "
+        f"{play} -d {peer} {gid_option(peer)} 127.0.0.1 && break; done && wait $server"
+    )
+
+
+def gid_option(device: str, sysfs: Path = Path("/sys/class/infiniband")) -> str:
+    """Returns ibv_rc_pingpong's option for the address of a device's first port: none on
+    InfiniBand, on Ethernet RoCE v2's IPv4 address."""
+    port = sysfs / device / "ports" / "1"
+    if (port / "link_layer").read_text().strip() == "InfiniBand":
+        return ""
+    for gid in sorted((port / "gids").iterdir(), key=lambda path: int(path.name)):
+        if gid.read_text().startswith("0000:0000:0000:0000:0000:ffff:"):
+            kind = port / "gid_attrs" / "types" / gid.name
+            if kind.read_text().strip() == "RoCE v2":
+                return f"-g {gid.name}"
+    raise RuntimeError(f"{device} has no RoCE v2 address of IPv4: give its network device one")

@@ -1,0 +1,133 @@
+"""Whether the RDMA devices can be used, which channels between hosts need."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torchrec_bls.doctor import library
+from torchrec_bls.doctor.devices import Device, Port
+from torchrec_bls.doctor.finding import Finding, Status
+
+
+def rdma_findings(
+    devices: Sequence[Device],
+    load_error: Callable[[], str] = library.load_error,
+    port_limits: Callable[[str, int], library.PortLimits | None] = library.port_limits,
+) -> list[Finding]:
+    """Says of every device and port what it is, and what keeps it from being used.
+
+    No finding is a problem: ranks of one host need no device.
+
+    Args:
+        devices: of this host.
+        load_error: returns why libibverbs can't be loaded, or "".
+        port_limits: returns what a port allows, or None where that can't be asked.
+    """
+    if not devices:
+        text = "no device: channels join the ranks of this host only"
+        return [Finding("RDMA", Status.OK, text, facts={"devices": 0})]
+    any_active = any(port.active for device in devices for port in device.ports)
+    findings = [_library_finding(load_error())]
+    for device in devices:
+        findings.append(_device_finding(device))
+        findings += [_port_finding(device, port, any_active, port_limits) for port in device.ports]
+    return findings
+
+
+def _library_finding(error: str) -> Finding:
+    if not error:
+        return Finding("libibverbs", Status.OK, "loads", facts={"loads": True})
+    return Finding(
+        "libibverbs",
+        Status.WARNING,
+        f"can't be loaded: {error}",
+        "apt-get install libibverbs1 ibverbs-providers (RHEL: dnf install libibverbs)",
+        {"loads": False},
+    )
+
+
+def _device_finding(device: Device) -> Finding:
+    facts = {
+        "device": device.name,
+        "numa_node": device.numa_node,
+        "verbs_file": None if device.verbs_file is None else str(device.verbs_file),
+        "openable": device.verbs_file is not None and _may_open(device.verbs_file),
+    }
+    text = f"{len(device.ports)} port{'s' * (len(device.ports) != 1)}"
+    if device.numa_node is not None:
+        text += f", NUMA node {device.numa_node}"
+    if device.verbs_file is None:
+        text += "; the kernel offers no file to use it by"
+        cure = "modprobe ib_uverbs, as root"
+    elif not device.verbs_file.exists():
+        text += f"; {device.verbs_file} isn't there"
+        cure = "In a container: docker run --device /dev/infiniband. Otherwise udev makes the file"
+    elif not facts["openable"]:
+        mode = device.verbs_file.stat().st_mode & 0o777
+        text += f"; no permission to read and write {device.verbs_file} (mode {mode:03o})"
+        cure = (
+            f"chmod 666 {device.verbs_file}, or join the group that owns it; rdma-core's udev "
+            "rules set 666"
+        )
+    else:
+        return Finding(
+            device.name, Status.OK, f"{text}, {device.verbs_file} may be opened", facts=facts
+        )
+    return Finding(device.name, Status.WARNING, text, cure, facts)
+
+
+def _port_finding(
+    device: Device,
+    port: Port,
+    any_active: bool,
+    port_limits: Callable[[str, int], library.PortLimits | None],
+) -> Finding:
+    subject = f"{device.name} port {port.number}"
+    limits = port_limits(device.name, port.number) if port.active else None
+    mtu = port.mtu if limits is None else limits.mtu
+    gid = port.best_gid()
+    facts = {
+        "device": device.name,
+        "port": port.number,
+        "state": port.state,
+        "link": port.link,
+        "rate": port.rate,
+        "mtu_bytes": mtu,
+        "largest_message_bytes": None if limits is None else limits.message_bytes,
+        "gid_index": None if gid is None else gid.index,
+        "gids": [
+            {"index": g.index, "gid": g.address, "type": g.kind, "interface": g.interface}
+            for g in port.gids
+        ],
+    }
+    text = f"{port.state or 'state unknown'}, {port.link or 'link unknown'}"
+    if not port.active:
+        # Many devices have a second port without a cable.
+        status = Status.OK if any_active else Status.WARNING
+        cure = "" if any_active else _link_cure(port)
+        return Finding(subject, status, text, cure, facts)
+    text += f", {port.rate}, MTU {mtu if mtu is not None else 'unknown'}"
+    if gid is None:
+        return Finding(subject, Status.WARNING, f"{text}; no usable GID", _gid_cure(port), facts)
+    kind = f" ({gid.kind}{', ' + gid.interface if gid.interface else ''})" if gid.kind else ""
+    text += f", GID {gid.index} of {len(port.gids)}: {gid.address}{kind}"
+    return Finding(subject, Status.OK, text, facts=facts)
+
+
+def _link_cure(port: Port) -> str:
+    if port.link == "InfiniBand":
+        return "Check the cable and that a subnet manager runs (opensm; sminfo)"
+    return "Check the cable, and bring the interface up: ip link set dev INTERFACE up"
+
+
+def _gid_cure(port: Port) -> str:
+    if port.link == "InfiniBand":
+        return "A subnet manager gives a port its GID: check that one runs (opensm; sminfo)"
+    return (
+        "RoCE v2 takes its GIDs from the interface's addresses: give it an IPv4 address "
+        "(ip address add ADDRESS/PREFIX dev INTERFACE)"
+    )
+
+
+def _may_open(path: Path) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)

@@ -40,7 +40,7 @@ def memory_left(root: Path) -> tuple[int, int] | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Returns the bytes of a group that the kernel takes back first: files it has kept in memory."""
+    """Returns the bytes of a group that the kernel takes back first: files kept in memory."""
     for line in (read(folder / "memory.stat") or "").splitlines():
         name, _, count = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):

@@ -38,6 +38,7 @@ def exchange(rank: int, deadline: float) -> None:
     Raises:
         ValueError: a message arrived as another one.
     """
+    assert dist.group.WORLD is not None
     with BoundedLagChannel(
         dist.group.WORLD, bound=BOUND, slot_bytes=SLOT_BYTES, name="self-test", deadline=deadline
     ) as channel:

@@ -30,8 +30,7 @@ def shm_finding(root: Path) -> Finding:
     small, usual = (ranks * ring_bytes(ranks) for ranks in (_SMALL_RANKS, _USUAL_RANKS))
     try:
         room = os.statvfs(path)
-        with open(os.open(path, os.O_TMPFILE | os.O_RDWR, 0o600), "wb"):
-            pass
+        os.close(os.open(path, os.O_TMPFILE | os.O_RDWR, 0o600))
     except OSError as error:
         return Finding(
             "/dev/shm",

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from torchrec_bls.doctor import library
 from torchrec_bls.doctor.devices import Device, Port
@@ -51,29 +50,32 @@ def _device_finding(device: Device) -> Finding:
         "device": device.name,
         "numa_node": device.numa_node,
         "verbs_file": None if device.verbs_file is None else str(device.verbs_file),
-        "openable": device.verbs_file is not None and _may_open(device.verbs_file),
+        "openable": False,
     }
     text = f"{len(device.ports)} port{'s' * (len(device.ports) != 1)}"
     if device.numa_node is not None:
         text += f", NUMA node {device.numa_node}"
     if device.verbs_file is None:
         text += "; the kernel offers no file to use it by"
-        cure = "modprobe ib_uverbs, as root"
-    elif not device.verbs_file.exists():
-        text += f"; {device.verbs_file} isn't there"
-        cure = "In a container: docker run --device /dev/infiniband. Otherwise udev makes the file"
-    elif not facts["openable"]:
-        mode = device.verbs_file.stat().st_mode & 0o777
-        text += f"; no permission to read and write {device.verbs_file} (mode {mode:03o})"
-        cure = (
-            f"chmod 666 {device.verbs_file}, or join the group that owns it; rdma-core's udev "
-            "rules set 666"
+        return Finding(device.name, Status.WARNING, text, "As root: modprobe ib_uverbs", facts)
+    try:
+        os.close(os.open(device.verbs_file, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        text += f"; {device.verbs_file} can't be opened: {error.strerror}"
+        return Finding(device.name, Status.WARNING, text, _open_cure(error), facts)
+    text += f", {device.verbs_file} can be opened"
+    return Finding(device.name, Status.OK, text, facts=facts | {"openable": True})
+
+
+def _open_cure(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "In a container: docker run --device /dev/infiniband; elsewhere udev makes the file"
+    if isinstance(error, PermissionError):
+        return (
+            f"chmod 666 {error.filename}, as rdma-core's udev rules do, or join the group that "
+            "owns it; in a container: docker run --device /dev/infiniband"
         )
-    else:
-        return Finding(
-            device.name, Status.OK, f"{text}, {device.verbs_file} may be opened", facts=facts
-        )
-    return Finding(device.name, Status.WARNING, text, cure, facts)
+    return "dmesg may tell why the driver refuses"
 
 
 def _port_finding(
@@ -127,7 +129,3 @@ def _gid_cure(port: Port) -> str:
         "RoCE v2 takes its GIDs from the interface's addresses: give it an IPv4 address "
         "(ip address add ADDRESS/PREFIX dev INTERFACE)"
     )
-
-
-def _may_open(path: Path) -> bool:
-    return os.access(path, os.R_OK | os.W_OK)

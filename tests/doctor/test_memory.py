@@ -80,8 +80,8 @@ def test_a_low_limit_names_what_is_needed_and_every_cure(tmp_path: Path, limit: 
     finding = memlock_finding(tmp_path, device=True, limit=limit)
     assert finding.status is Status.WARNING
     assert finding.text == (
-        f"{limit >> 10} KiB may be locked; between hosts a rank of a sharded module registers 16 MiB "
-        "with 2 ranks and 64 MiB with 8, at bound 0 and 1 MiB a message"
+        f"{limit >> 10} KiB may be locked; between hosts a rank of a sharded module registers "
+        "16 MiB with 2 ranks and 64 MiB with 8, at bound 0 and 1 MiB a message"
     )
     for cure in ("ulimit -l", "limits.conf", "LimitMEMLOCK", "--ulimit memlock"):
         assert cure in finding.cure

@@ -64,9 +64,9 @@ def network_finding(name: str, address: str | None, addresses: dict[str, str]) -
     return Finding(
         "network",
         Status.WARNING,
-        f"{text}. Other hosts can't reach ranks here by this host's name, which torchrun and gloo "
-        "use; within one host that is all right",
-        f"Between hosts: GLOO_SOCKET_IFNAME={interface} torchrun --local-addr {own} ..., or another "
-        "interface's; or let the name stand for that address in /etc/hosts",
+        f"{text}. Ranks on other hosts can't reach those here by this host's name, which torchrun "
+        "and gloo use; within one host that is all right",
+        f"Between hosts: GLOO_SOCKET_IFNAME={interface} torchrun --local-addr {own} ..., or those "
+        "of another interface; or let the name stand for the address in /etc/hosts",
         facts,
     )

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.doctor.host_tree import add_group, write
+from tests.processes import run
+from torchrec_bls import BLSConfig, BoundedLagChannel
 from torchrec_bls.doctor.finding import Status
-from torchrec_bls.doctor.memory import memlock_finding, memory_finding, shm_finding
+from torchrec_bls.doctor.memory import memlock_finding, memory_finding, ring_bytes, shm_finding
 
 MEBIBYTE = 1 << 20
 FIRST_NAMESPACE = "         0          0 4294967295"
@@ -67,6 +70,18 @@ def test_what_a_group_has_left_counts(tmp_path: Path) -> None:
     assert finding.text == "4,096 MiB; the control group allows 512 MiB, and has 212 MiB of it left"
     add_group(tmp_path, "0::/", limit | {"memory.current": "0"})
     assert memory_finding(tmp_path).status is Status.OK
+
+
+def reserved_bytes(rank: int) -> int:
+    with BoundedLagChannel(
+        dist.group.WORLD, bound=BLSConfig().bound, slot_bytes=MEBIBYTE, deadline=30.0
+    ) as channel:
+        return channel.stats().ring_bytes
+
+
+def test_what_is_needed_is_what_channels_reserve() -> None:
+    for reserved in run(2, reserved_bytes):
+        assert 2 * reserved == pytest.approx(ring_bytes(2), rel=0.001)  # for ids and embeddings
 
 
 def make_process(root: Path, capabilities: str, namespace: str) -> None:

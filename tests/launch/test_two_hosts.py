@@ -1,8 +1,12 @@
 """Jobs over two hosts, which are network namespaces here."""
 
+import os
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,25 +50,54 @@ def check(outputs: Sequence[str], ranks_per_host: int, store: str) -> None:
 
 
 def test_torchrun_where_names_are_known() -> None:
-    command = "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id test"
+    command = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id test"
     command += f" --rdzv-endpoint host0:29500 {MEET}"
-    check(run(command.split(), two_hosts.NAMES_RESOLVE), 1, "host0")
+    check(run(command.split(), two_hosts.NAMES_RESOLVE), 2, "host0")
 
 
 def test_the_component_where_names_lead_nowhere() -> None:
     command = "torchx run -s local_cwd examples/torchx_hosts.py:launch"
-    command += f" --endpoint 10.77.0.1:29500 -j 2x2 --script {MEET}"
-    check(run(command.split(), two_hosts.LOOPBACK_NAMES), 2, "10.77.0.1")
+    command += f" --endpoint 10.77.0.1:29500 -j 2x1 --script {MEET}"
+    check(run(command.split(), two_hosts.LOOPBACK_NAMES), 1, "10.77.0.1")
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
-    """A host that hangs is killed with all that it started."""
-    script = f"sleep 600 & echo {tmp_path.name}; wait"
-    ended = two_hosts.run(["sh", "-c", script], deadline=1.0)
+def wait_until_gone(text: str) -> bool:
+    """Returns whether the processes with `text` in their command lines end, within 10 s."""
+    end = time.monotonic() + 10.0
+    while time.monotonic() < end:
+        lines = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has just ended
+                lines.append(path.read_text(errors="replace"))
+        if not any(text in line for line in lines):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_host_that_hangs_is_killed_with_all_that_it_started() -> None:
+    seconds = f"600.{os.getpid()}"
+    ended = two_hosts.run(["sh", "-c", f"sleep {seconds} & wait"], deadline=2.0)
     assert [process.returncode for process in ended] == [-9, -9]
-    sleeping = [
-        path
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if tmp_path.name.encode() in path.read_bytes()
-    ]
-    assert sleeping == []
+    assert wait_until_gone(seconds)
+
+
+def test_the_hosts_end_if_their_starter_is_killed(tmp_path: Path) -> None:
+    seconds, started = f"601.{os.getpid()}", tmp_path / "started"
+    script = f"touch {started}; sleep {seconds}"
+    program = [sys.executable, two_hosts.__file__, "sh", "-c", script]
+    starter = subprocess.Popen(program, stdout=subprocess.DEVNULL)
+    end = time.monotonic() + 60.0
+    while not started.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert started.exists()
+    starter.kill()
+    starter.wait()
+    assert wait_until_gone(seconds)
+
+
+def test_a_host_that_ends_first_leaves_the_other_its_link() -> None:
+    script = "test $(hostname) = host0 || { sleep 1; ip address show dev cable; }"
+    ended = two_hosts.run(["sh", "-c", script], deadline=30.0)
+    assert [process.returncode for process in ended] == [0, 0]
+    assert "10.77.0.2/24" in ended[1].stdout

@@ -66,7 +66,8 @@ def network_finding(name: str, address: str | None, addresses: dict[str, str]) -
         Status.WARNING,
         f"{text}. Ranks on other hosts can't reach those here by this host's name, which torchrun "
         "and gloo use; within one host that is all right",
-        f"Between hosts: GLOO_SOCKET_IFNAME={interface} torchrun --local-addr {own} ..., or those "
-        "of another interface; or let the name stand for the address in /etc/hosts",
+        f"Between hosts: GLOO_SOCKET_IFNAME={interface} torchrun --local-addr {own} --rdzv-conf "
+        "is_host=... (1 on the endpoint's host, 0 on others), with the interface that leads to "
+        "them; or let the name stand for that address in /etc/hosts",
         facts,
     )

@@ -160,6 +160,7 @@ FACTS: dict[str, set[str]] = {
         "state",
         "link",
         "rate",
+        "interface",
         "mtu_bytes",
         "largest_message_bytes",
         "gid_index",

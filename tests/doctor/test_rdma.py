@@ -20,6 +20,7 @@ from tests.doctor.host_tree import (
     add_infiniband_device,
     add_port,
     add_roce_device,
+    write,
 )
 from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
@@ -48,8 +49,8 @@ def test_a_roce_port_tells_its_routed_ipv4_address(tmp_path: Path) -> None:
     )
     port = found["mlx5_0 port 1"]
     assert port.text == (
-        "ACTIVE, Ethernet, 100 Gb/sec (4X EDR), MTU 1024, "
-        f"GID 3 of 4: {MAPPED_IPV4} (RoCE v2, eth1)"
+        "ACTIVE, Ethernet (eth1), 100 Gb/sec (4X EDR), MTU 1024, "
+        f"GID 3 of 4: {MAPPED_IPV4} (RoCE v2)"
     )
     assert port.facts["gid_index"] == 3
     assert port.facts["gids"][0] == {
@@ -66,6 +67,31 @@ def test_a_roce_packet_is_what_the_interface_leaves(
 ) -> None:
     add_roce_device(tmp_path, mtu=interface)
     assert findings(tmp_path)["mlx5_0 port 1"].facts["mtu_bytes"] == packet
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "cure"),
+    [
+        ("parent", "veth0", "ip link set veth0 up"),  # as rdma_rxe writes it
+        ("device/net/eth2/mtu", "9000", "ip link set eth2 up"),
+        ("fw_ver", "16.35", "ip link set INTERFACE up"),
+    ],
+)
+def test_the_interface_to_bring_up_is_named(
+    tmp_path: Path, file: str, text: str, cure: str
+) -> None:
+    device = add_device(tmp_path, "rxe0")
+    add_port(device, 1, state="1: DOWN")
+    write(device / file, text)
+    assert findings(tmp_path)["rxe0 port 1"].cure.endswith(cure)
+
+
+def test_of_two_interfaces_none_is_guessed(tmp_path: Path) -> None:
+    device = add_device(tmp_path, "mlx4_0")
+    add_port(device, 1, state="1: DOWN")
+    write(device / "device/net/eth2/mtu", "9000")
+    write(device / "device/net/eth3/mtu", "9000")
+    assert findings(tmp_path)["mlx4_0 port 1"].facts["interface"] == ""
 
 
 def test_an_infiniband_port_needs_no_type_of_its_address(tmp_path: Path) -> None:

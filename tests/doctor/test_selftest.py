@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -58,6 +59,13 @@ def test_a_crash_names_the_signal(tmp_path: Path) -> None:
     assert finding.text == "process 0: killed by SIGILL"
 
 
+def test_a_process_does_not_wait_for_a_failed_one(tmp_path: Path) -> None:
+    start = time.monotonic()
+    finding = run_script(tmp_path, "sys.exit(3) if sys.argv[2] == '1' else time.sleep(600)")
+    assert time.monotonic() - start < 50.0  # the deadline is 60 s
+    assert finding.text == "process 1: exit status 3"
+
+
 def test_a_hang_ends_at_the_deadline_and_nothing_is_left(tmp_path: Path) -> None:
     start = time.monotonic()
     finding = run_script(tmp_path, "time.sleep(600)", deadline=3.0)
@@ -71,8 +79,6 @@ def test_a_hang_ends_at_the_deadline_and_nothing_is_left(tmp_path: Path) -> None
 
 def test_the_processes_end_if_the_doctor_is_killed(tmp_path: Path) -> None:
     """Each sets an alarm, since nobody is left to kill it."""
-    import subprocess
-
     process = subprocess.Popen(
         [sys.executable, "-m", "torchrec_bls.doctor.loopback", "shm", "0", str(tmp_path), "1"],
         stdout=subprocess.DEVNULL,

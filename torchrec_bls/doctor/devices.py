@@ -1,5 +1,6 @@
 """RDMA devices as /sys shows them: that needs no library and no permission."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class Gid:
         index: in the port's table.
         address: as /sys writes it, eight groups of four digits.
         kind: "IB/RoCE v1" or "RoCE v2".
-        interface: of the network that a RoCE address belongs to, else empty.
+        interface: of the network that a RoCE address belongs to, else "".
     """
 
     index: int
@@ -39,6 +40,7 @@ class Port:
         state: "ACTIVE", "DOWN" and the like.
         link: "Ethernet" (RoCE) or "InfiniBand".
         rate: as the driver words it.
+        interface: of the network, with RoCE; "" where /sys does not tell.
         gids: those that are in use.
         mtu: bytes a packet carries, None where /sys does not tell.
     """
@@ -47,6 +49,7 @@ class Port:
     state: str
     link: str
     rate: str
+    interface: str
     gids: tuple[Gid, ...]
     mtu: int | None
 
@@ -112,15 +115,30 @@ def _device(root: Path, folder: Path) -> Device:
 def _port(root: Path, folder: Path) -> Port:
     gids = tuple(_gids(folder))
     link = read(folder / "link_layer") or ""
+    interface = _interface(folder, gids) if link == "Ethernet" else ""
     return Port(
         number=int(folder.name),
         # "4: ACTIVE"
         state=(read(folder / "state") or "").partition(": ")[2],
         link=link,
         rate=read(folder / "rate") or "",
+        interface=interface,
         gids=gids,
-        mtu=_roce_mtu(root, gids) if link == "Ethernet" else None,
+        mtu=_roce_mtu(root, interface) if interface else None,
     )
+
+
+def _interface(port: Path, gids: Sequence[Gid]) -> str:
+    """Returns the network interface of a port: that of its addresses, else that of the device."""
+    device = port.parents[1]
+    try:
+        of_function = [path.name for path in (device / "device/net").iterdir()]
+    except OSError:
+        of_function = []  # a device in software, which names its parent
+    found = [gid.interface for gid in gids] + [read(device / "parent") or ""]
+    if len(of_function) == 1:
+        found += of_function
+    return next(filter(None, found), "")
 
 
 def _gids(port: Path) -> list[Gid]:
@@ -134,10 +152,9 @@ def _gids(port: Path) -> list[Gid]:
     return gids
 
 
-def _roce_mtu(root: Path, gids: tuple[Gid, ...]) -> int | None:
+def _roce_mtu(root: Path, interface: str) -> int | None:
     """Returns what the Ethernet interface's own MTU leaves for a packet."""
-    for gid in gids:
-        mtu = read(root / "sys/class/net" / gid.interface / "mtu") if gid.interface else None
-        if mtu is not None:
-            return next((size for size in _MTUS if size <= int(mtu) - _ROCE_HEADERS), None)
-    return None
+    mtu = read(root / "sys/class/net" / interface / "mtu")
+    if mtu is None:
+        return None
+    return next((size for size in _MTUS if size <= int(mtu) - _ROCE_HEADERS), None)

@@ -20,6 +20,9 @@ BOUND = 1
 SLOT_BYTES = 4096
 ROUNDS = 64
 
+# In seconds, for a peer that is there; before, it may still be importing torch.
+_PATIENCE = 30.0
+
 
 def message_bytes(sequence: int) -> int:
     """Returns the size of a message: from nothing to four slots."""
@@ -32,7 +35,7 @@ def message(source: int, sequence: int) -> torch.Tensor:
     return (numbers * 31 + sequence * 7 + source).to(torch.uint8)
 
 
-def exchange(rank: int, deadline: float) -> None:
+def exchange(rank: int) -> None:
     """Exchanges all messages with the other rank, up to BOUND iterations apart.
 
     Raises:
@@ -40,7 +43,7 @@ def exchange(rank: int, deadline: float) -> None:
     """
     assert dist.group.WORLD is not None
     with BoundedLagChannel(
-        dist.group.WORLD, bound=BOUND, slot_bytes=SLOT_BYTES, name="self-test", deadline=deadline
+        dist.group.WORLD, bound=BOUND, slot_bytes=SLOT_BYTES, name="self-test", deadline=_PATIENCE
     ) as channel:
         for step in range(ROUNDS + BOUND):
             if step < ROUNDS:
@@ -69,7 +72,7 @@ def main() -> int:
             world_size=2,
             timeout=timedelta(seconds=float(seconds)),
         )
-        exchange(int(rank), float(seconds))
+        exchange(int(rank))
     except (RuntimeError, ValueError, OSError) as error:
         print(f"{type(error).__name__}: {error}")
         return 1

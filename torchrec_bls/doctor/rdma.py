@@ -94,6 +94,7 @@ def _port_finding(
         "state": port.state,
         "link": port.link,
         "rate": port.rate,
+        "interface": port.interface,
         "mtu_bytes": mtu,
         "largest_message_bytes": None if limits is None else limits.message_bytes,
         "gid_index": None if gid is None else gid.index,
@@ -103,6 +104,8 @@ def _port_finding(
         ],
     }
     text = f"{port.state or 'state unknown'}, {port.link or 'link unknown'}"
+    if port.interface:
+        text += f" ({port.interface})"
     if not port.active:
         # Many devices have a second port without a cable.
         status = Status.OK if any_active else Status.WARNING
@@ -111,15 +114,16 @@ def _port_finding(
     text += f", {port.rate}, MTU {mtu if mtu is not None else 'unknown'}"
     if gid is None:
         return Finding(subject, Status.WARNING, f"{text}; no usable GID", _gid_cure(port), facts)
-    kind = f" ({gid.kind}{', ' + gid.interface if gid.interface else ''})" if gid.kind else ""
-    text += f", GID {gid.index} of {len(port.gids)}: {gid.address}{kind}"
+    text += f", GID {gid.index} of {len(port.gids)}: {gid.address}"
+    if port.link == "Ethernet":
+        text += f" ({gid.kind})"
     return Finding(subject, Status.OK, text, facts=facts)
 
 
 def _link_cure(port: Port) -> str:
     if port.link == "InfiniBand":
         return "Check the cable and that a subnet manager runs (opensm; sminfo)"
-    return "Check the cable, and bring the interface up: ip link set dev INTERFACE up"
+    return f"Check the cable, and bring the interface up: ip link set {_interface(port)} up"
 
 
 def _gid_cure(port: Port) -> str:
@@ -127,5 +131,9 @@ def _gid_cure(port: Port) -> str:
         return "A subnet manager gives a port its GID: check that one runs (opensm; sminfo)"
     return (
         "RoCE v2 takes its GIDs from the interface's addresses: give it an IPv4 address "
-        "(ip address add ADDRESS/PREFIX dev INTERFACE)"
+        f"(ip address add ADDRESS/PREFIX dev {_interface(port)})"
     )
+
+
+def _interface(port: Port) -> str:
+    return port.interface or "INTERFACE"

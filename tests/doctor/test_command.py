@@ -72,6 +72,28 @@ def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> No
     assert "Traceback" not in process.stderr
 
 
+def test_a_full_dev_shm_is_told_by_size_and_by_the_self_test() -> None:
+    mount = (
+        "mount -t tmpfs -o size=1m tmpfs /dev/shm && dd if=/dev/zero of=/dev/shm/full 2>/dev/null"
+    )
+    private = ["unshare", "--mount", "sh", "-c"]
+    tried = subprocess.run([*private, "mount -t tmpfs tmpfs /dev/shm"], capture_output=True)
+    if tried.returncode:
+        pytest.skip(f"no /dev/shm of one's own can be mounted: {tried.stderr.decode().strip()}")
+    process = subprocess.run(
+        [*private, f"{mount}; exec {COMMAND} doctor --json"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert process.returncode == 1, process.stderr
+    by_subject = {finding["subject"]: finding for finding in json.loads(process.stdout)["findings"]}
+    assert by_subject["/dev/shm"]["status"] == "problem"
+    assert by_subject["/dev/shm"]["text"].startswith("1 MiB, 0 MiB free")
+    assert by_subject["shm self-test"]["status"] == "problem"
+    assert "no space in /dev/shm" in by_subject["shm self-test"]["text"]
+
+
 def test_a_wrong_command_line_is_refused() -> None:
     assert run().returncode == 2
     assert run("doctor", "--html").returncode == 2

@@ -1,6 +1,6 @@
 """Starts the command `torchrec-bls`, also where `import torchrec_bls` raises.
 
-Installed also beside the package, as the module `torchrec_bls_command`: whatever lies inside can be
+Installed beside the package, as the module `torchrec_bls_command`: whatever lies inside can be
 imported only after the package's own `__init__`, which refuses packages that don't fit together. To
 say so is what `torchrec-bls doctor` is for.
 """

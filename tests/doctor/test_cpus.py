@@ -24,6 +24,7 @@ def test_cores_and_nodes_are_counted(tmp_path: Path) -> None:
 def test_only_usable_cpus_count(tmp_path: Path) -> None:
     add_cpus(tmp_path, TWO_SOCKETS, {0: "0-1", 1: "2-3"})
     assert cpus_finding(tmp_path, [2, 3]).text == "2 CPUs usable, 2 cores, 1 NUMA node"
+    assert cpus_finding(tmp_path, [1, 3]).facts["numa_nodes"] == [0, 1]
 
 
 def test_shared_cores_are_told(tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ V1 = "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/ab
         ("0::/", {"cpu.max": "max 100000"}, None),
         ("0::/", {}, None),
         ("0::/job/rank", {"job/rank/cpu.max": "max 100000", "job/cpu.max": "200000 100000"}, 2.0),
+        ("0::/job/rank", {"job/rank/cpu.max": "300000 100000", "job/cpu.max": "50000 100000"}, 0.5),
         ("0::/seen/by/the/host", {"cpu.max": "50000 100000"}, 0.5),
         (
             V1,

@@ -15,13 +15,18 @@ TRANSPORTS = ("shm",)
 
 _RANKS = 2
 _CURE = (
-    "The error's text says what to do, docs/design/failures.md more; if a process was not "
-    "finished, try again when the machine is less busy"
+    "The error's text says what to do, docs/design/failures.md more; if torch was still being "
+    "imported, try again when the machine is less busy"
 )
 
 # In seconds: how long a process may go on when the other one has failed.
 _GRACE = 5.0
 _PROGRAM = (sys.executable, "-m", "torchrec_bls.doctor.loopback")
+
+
+def imported_file(folder: Path, rank: int) -> Path:
+    """Returns the file that a process makes when it has imported what it needs."""
+    return folder / f"{rank}.imported"
 
 
 def selftest_finding(
@@ -84,7 +89,7 @@ def _run(transport: str, deadline: float, program: Sequence[str], folder: Path) 
         ]
         # One that waits for a failed one has nothing to tell.
         return told or [
-            f"process {rank}: not finished after {deadline:g} s"
+            f"process {rank}: {_stage(rank, folder)} after {deadline:g} s"
             for rank, status in enumerate(statuses)
             if status is None
         ]
@@ -92,6 +97,10 @@ def _run(transport: str, deadline: float, program: Sequence[str], folder: Path) 
         for process in processes:
             process.kill()
             process.wait()
+
+
+def _stage(rank: int, folder: Path) -> str:
+    return "not finished" if imported_file(folder, rank).exists() else "still importing torch"
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:

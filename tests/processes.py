@@ -67,18 +67,20 @@ def run(
     function: Callable[..., Any],
     *args: Any,
     deadline: float = DEFAULT_DEADLINE,
+    backend: str = "gloo",
 ) -> list[Any]:
     """Calls `function(rank, *args)` on every rank and returns the results by rank.
 
     Args:
-        world_size: number of ranks. The default process group (gloo) is set up in each.
+        world_size: number of ranks. The default process group is set up in each.
         function: defined at the top of a module; it, `args` and the results are pickled.
         deadline: seconds until the ranks that have not returned are killed.
+        backend: of the default process group.
 
     Raises:
         RanksFailedError: a rank did not return.
     """
-    outcomes = run_outcomes(world_size, function, *args, deadline=deadline)
+    outcomes = run_outcomes(world_size, function, *args, deadline=deadline, backend=backend)
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed:
         raise RanksFailedError(failed)
@@ -91,6 +93,7 @@ def run_outcomes(
     *args: Any,
     deadline: float = DEFAULT_DEADLINE,
     fresh_interpreters: bool = False,
+    backend: str = "gloo",
 ) -> list[Outcome]:
     """Like `run`, for ranks that are expected to fail: returns by rank how each one ended.
 
@@ -99,7 +102,7 @@ def run_outcomes(
     """
     context = get_context("spawn") if fresh_interpreters else _context
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    task = pickle.dumps((function, args))
+    task = pickle.dumps((function, args, backend))
     end = time.monotonic() + deadline
     pipes, processes = [], []
     for rank in range(world_size):
@@ -163,9 +166,9 @@ def _rank_main(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        function, args = pickle.loads(task)
+        function, args, backend = pickle.loads(task)
         dist.init_process_group(
-            "gloo",
+            backend,
             store=dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=deadline)),
             rank=rank,
             world_size=world_size,

@@ -4,6 +4,7 @@
 
 namespace bls {
 
+void bind_all_to_all(pybind11::module_& module);
 void bind_channel(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 

@@ -132,6 +132,7 @@ void bind_channel(py::module_& module) {
       .def("post", &post)
       .def("wait", &Channel::wait, py::return_value_policy::reference_internal,
            py::call_guard<py::gil_scoped_release>())
+      .def("ready", &Channel::ready)
       .def("release", &Channel::release)
       .def("poison", &Channel::poison)
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())

@@ -53,4 +53,5 @@ PYBIND11_MODULE(_native, module) {
   py::register_exception_translator(&translate);
   bls::bind_channel(module);
   bls::bind_rows(module);
+  bls::bind_all_to_all(module);
 }

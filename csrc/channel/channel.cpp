@@ -288,6 +288,20 @@ const Arrival& Channel::wait() {
   return arrival;
 }
 
+bool Channel::ready() {
+  const CallGuard guard(*this);
+  if (completed_ == posted_) refuse("has no post to wait for: call post first");
+  if (polled_) transport_->progress();
+  if (poisoned()) return true;
+  bool complete = true;
+  for (int source = 0; source < config_.world_size; ++source) {
+    if (source == config_.rank || arrived(source, *next_wait_, completed_)) continue;
+    if (transport_->peer_state(source) != PeerState::kOpen) return true;
+    complete = false;
+  }
+  return complete;
+}
+
 void Channel::receive(int source, Arrival& arrival) {
   record_lag(source);
   const auto has_arrived = [&] {

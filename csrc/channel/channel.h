@@ -73,6 +73,9 @@ class Channel {
   uint64_t post(std::span<const Message> messages);
   /// Waits for the messages of the oldest post that is not completed yet.
   const Arrival& wait();
+  /// Whether `wait` would return or raise at once: the messages of the oldest post are there, or
+  /// something is known that keeps them from coming.
+  bool ready();
   /// Gives the slots of the oldest completed post back to their senders.
   void release();
 

@@ -35,7 +35,7 @@ _Number = TypeVar("_Number", int, float)
 _PACKAGE_VERSION = metadata.version("torchrec-bls")
 
 # In seconds; the clock counts nanoseconds in 64 bits.
-_LONGEST_DEADLINE = 1e9
+LONGEST_DEADLINE = 1e9
 
 _channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
 
@@ -369,9 +369,9 @@ def check_bound(bound: int) -> None:
 
 def check_deadline(deadline: float) -> None:
     """Raises ValueError unless `deadline` is a number of seconds that a clock can count."""
-    if not 0 < deadline <= _LONGEST_DEADLINE:
+    if not 0 < deadline <= LONGEST_DEADLINE:
         raise ValueError(
-            f"deadline is {deadline} s, but must be positive and at most {_LONGEST_DEADLINE:.0e}"
+            f"deadline is {deadline} s, but must be positive and at most {LONGEST_DEADLINE:.0e}"
         )
 
 

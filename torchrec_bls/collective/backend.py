@@ -51,6 +51,7 @@ class BLSProcessGroup(dist.ProcessGroup):
     def __init__(self, given: Any, options: BLSOptions) -> None:
         super().__init__(given.group_rank, given.group_size)  # only this form can be subclassed
         self._store: dist.Store = given.store
+        self._world_size: int = given.group_size  # `size()` looks for an override every time
         gloo = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo/", given.store),
             given.group_rank,
@@ -84,10 +85,9 @@ class BLSProcessGroup(dist.ProcessGroup):
         """Called by `torch.distributed.all_to_all_single`."""
         buffers.check_output(output)
         source = buffers.sent_part(input)
-        world_size = self.size()
         return self._post(
-            buffers.split(source, input_split_sizes, world_size, "input"),
-            buffers.split(output, output_split_sizes, world_size, "output"),
+            buffers.split(source, input_split_sizes, self._world_size, "input"),
+            buffers.split(output, output_split_sizes, self._world_size, "output"),
             [source],
             [output],
             opts,
@@ -104,10 +104,10 @@ class BLSProcessGroup(dist.ProcessGroup):
     ) -> AllToAllWork:
         """Called by `torch.distributed.all_to_all`."""
         for name, tensors in (("output", output), ("input", input)):
-            if len(tensors) != self.size():
+            if len(tensors) != self._world_size:
                 raise ValueError(
                     f"{name}_tensor_list has {len(tensors)} tensors, but needs one for each of "
-                    f"{self.size()} ranks"
+                    f"{self._world_size} ranks"
                 )
         for tensor in output:
             buffers.check_output(tensor)

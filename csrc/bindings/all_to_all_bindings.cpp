@@ -30,12 +30,11 @@ void bind_all_to_all(py::module_& module) {
     const py::gil_scoped_release release;
     post_buffers(channel, buffers);
   });
-  module.def("collect_buffers",
-             [](const Arrival& arrival, const std::vector<BufferTuple>& tuples) {
-               const std::vector<Buffer> buffers = buffers_of(tuples);
-               const py::gil_scoped_release release;
-               collect_buffers(arrival, buffers);
-             });
+  module.def("collect_buffers", [](const Arrival& arrival, const std::vector<BufferTuple>& tuples) {
+    const std::vector<Buffer> buffers = buffers_of(tuples);
+    const py::gil_scoped_release release;
+    collect_buffers(arrival, buffers);
+  });
 }
 
 }  // namespace bls

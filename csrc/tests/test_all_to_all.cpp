@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+
 #include <algorithm>
 
 #include "collective/all_to_all.h"

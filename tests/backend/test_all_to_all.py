@@ -208,7 +208,7 @@ def use_handles(rank: int) -> None:
     assert [received.tolist() for received, _ in begun] == [[call] * 2 for call in range(4)]
 
     # A future is completed by nobody's wait.
-    received, work = start(7.0)
+    _, work = start(7.0)
     doubled = work.get_future().then(lambda future: future.value()[0] * 2)
     assert work.get_future() is work.get_future()
     assert doubled.wait().tolist() == [14, 14]
@@ -296,4 +296,4 @@ def test_sizes_that_differ_between_sender_and_receiver_fail_on_all_ranks() -> No
     text = "rank 1 sent 4 bytes, but this rank's output has room for 8 from it"
     assert f"sequence 1, lag 0: {text}" in receiver.message
     assert sender.error == "PoisonedError", sender
-    assert f"rank 1 failed: " in sender.message and text in sender.message
+    assert "rank 1 failed: " in sender.message and text in sender.message

@@ -1,4 +1,4 @@
-"""Every function of torch.distributed but the all-to-alls is gloo's, also over the backend `bls`."""
+"""Over the backend `bls` every function of torch.distributed but the all-to-alls is gloo's."""
 
 import inspect
 from collections.abc import Callable
@@ -167,7 +167,7 @@ def send(group: Group) -> Any:
 
 @case()
 def receive_from_any(group: Group) -> Any:
-    first, last = ends(group)
+    first, _ = ends(group)
     tensor = numbers(group, 3)
     if group.rank() == 0:
         return dist.recv(tensor, group=group), tensor

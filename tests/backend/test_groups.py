@@ -61,7 +61,7 @@ def test_the_environment_says_what_options_do_not(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("text", ["bound", "bound=two", "lag=2", "bound=1;deadline=2"])
 def test_what_the_environment_cannot_say(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHREC_BLS_BACKEND", text)
-    with pytest.raises(ValueError, match="TORCHREC_BLS_BACKEND is '.*none of bound=NUMBER"):
+    with pytest.raises(ValueError, match=r"TORCHREC_BLS_BACKEND is '.*none of bound=NUMBER"):
         BLSOptions.from_environment()
 
 
@@ -74,7 +74,7 @@ def use_the_environment(rank: int) -> list[int]:
         ]
     for group in groups:
         exchange(group)
-    with pytest.raises(TypeError, match="pg_options of backend 'bls' are a torchrec_bls.BLSOpt"):
+    with pytest.raises(TypeError, match="pg_options of backend 'bls' are a"):
         dist.new_group(backend="bls", pg_options={"bound": 1})
     return [group.channel.bound for group in groups]
 

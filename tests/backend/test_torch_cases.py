@@ -1,8 +1,8 @@
 """The all-to-all cases of torch's own distributed tests, restated for the backend `bls`.
 
-Theirs are the `test_all_to_all*` of torch/testing/_internal/distributed/distributed_test.py: over the
-default group, a group of all ranks and a smaller one; equal and unequal splits; floats and complex;
-and the autograd of torch.distributed.nn.
+Theirs are the `test_all_to_all*` of torch/testing/_internal/distributed/distributed_test.py: over
+the default group, a group of all ranks and a smaller one; equal and unequal splits; floats and
+complex numbers; and the autograd of torch.distributed.nn.
 """
 
 import pytest

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls.collective import buffers
 from torchrec_bls.collective.backend_options import BLSOptions
@@ -49,11 +50,12 @@ class BLSProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, given: Any, options: BLSOptions) -> None:
-        super().__init__(given.group_rank, given.group_size)  # only this form can be subclassed
-        self._store: dist.Store = given.store
+        # Python can subclass what this form makes alone, and it has no store.
+        super().__init__(given.group_rank, given.group_size)  # type: ignore[call-arg]
+        self._store: Store = given.store
         self._world_size: int = given.group_size  # `size()` looks for an override every time
         gloo = dist.ProcessGroupGloo(
-            dist.PrefixStore("gloo/", given.store),
+            PrefixStore("gloo/", given.store),
             given.group_rank,
             given.group_size,
             timeout=given.timeout,
@@ -73,7 +75,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         """The channel of the all-to-alls, None before the first."""
         return self._queue.channel if self._queue else None
 
-    def all_to_all_single(
+    def all_to_all_single(  # type: ignore[override]
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -93,9 +95,9 @@ class BLSProcessGroup(dist.ProcessGroup):
             opts,
         )
 
-    alltoall_base = all_to_all_single  # what torch called it before 2.13
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    def alltoall(
+    def alltoall(  # type: ignore[override]
         self,
         output: list[torch.Tensor],
         input: list[torch.Tensor],
@@ -125,7 +127,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         if self._queue is None:
             self._queue = AllToAllQueue(self._make_channel())
         work = self._queue.post(send, receive, inputs, outputs)
-        if opts is not None and not opts.asyncOp:
+        if not getattr(opts, "asyncOp", True):
             work.wait()
         return work
 
@@ -138,7 +140,7 @@ class BLSProcessGroup(dist.ProcessGroup):
             deadline=self._deadline,
         )
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         """Returns the store of this group."""
         return self._store
 

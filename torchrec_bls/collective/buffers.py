@@ -28,9 +28,7 @@ def whole(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
     return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
 
 
-def split(
-    tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str
-) -> list[Buffer]:
+def split(tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str) -> list[Buffer]:
     """Returns the memory of each rank's rows in a contiguous tensor.
 
     Args:

@@ -316,7 +316,7 @@ class BoundedLagChannel:
         # A file name in the text of an exception need not be UTF-8.
         self.native.poison(reason.encode(errors="replace").decode())
 
-    def refuse(self, arrival: Arrival, reason: str) -> ProtocolError:
+    def refuse(self, arrival: Arrival | _native.Arrival, reason: str) -> ProtocolError:
         """Fails the channel on all ranks for what `arrival` holds; returns the error to raise."""
         lag = self.native.posted - 1 - arrival.sequence
         self.poison(reason)

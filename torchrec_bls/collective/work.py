@@ -178,6 +178,6 @@ class AllToAllWork(dist.Work):
         try:
             self.wait()
         except Exception as error:
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
         else:
             future.set_result(self._outputs)

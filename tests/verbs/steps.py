@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+_CPP_TESTS = {
+    "processes": "--test-suite=processes",
+    "protocol": "--source-file='*test_exchange*,*test_failures*,*test_stress*'",
+}
+
+
 @dataclass(frozen=True)
 class Step:
     """A command that passes if it ends with status 0 in time.
@@ -24,6 +30,8 @@ def steps_on(device: str) -> Iterator[Step]:
     """Yields what runs on any device."""
     yield Step("device", f"ibv_devinfo -d {device}", 20)
     yield Step("pingpong", pingpong(device, device), 40)
+    for name, chosen in _CPP_TESTS.items():
+        yield Step(f"C++ {name}", f"build/tests/csrc/tests/bls_tests --no-colors {chosen}", 600)
 
 
 def steps_across(device: str, peer: str) -> Iterator[Step]:

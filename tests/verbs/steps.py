@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-
 _CPP_TESTS = {
     "processes": "--test-suite=processes",
     "protocol": "--source-file='*test_exchange*,*test_failures*,*test_stress*'",

@@ -95,7 +95,7 @@ wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it hol
 	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir build/dist .
 	@contents="$$($(BIN)/python -m zipfile --list build/dist/*.whl)"; \
 	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/pins.txt \
-	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py; do \
+	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py torchrec_bls_command.py; do \
 	  echo "$$contents" | grep --quiet --fixed-strings "$$wanted" \
 	    || { echo "The wheel lacks $$wanted" >&2; exit 1; }; \
 	done

@@ -8,7 +8,7 @@ installed packages' metadata and imports none of them.
 import importlib
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 
@@ -71,14 +71,28 @@ def parse_pins(text: str) -> Pins:
     return Pins(requirements, next_torchrec)
 
 
-def check_packages(installed: Callable[[str], str] = metadata.version) -> None:
-    """Raises if a required package is missing or torch, fbgemm and torchrec don't match.
+@dataclass(frozen=True)
+class PackageReport:
+    """Which packages were found, and whether they fit together.
+
+    Attributes:
+        found: torch, fbgemm and torchrec with their versions.
+        needed: the same as they are needed.
+        faults: what is missing or doesn't match, a sentence each. Empty where all fits.
+        cure: command that mends the faults.
+    """
+
+    found: str
+    needed: str
+    faults: Sequence[str]
+    cure: str
+
+
+def examine_packages(installed: Callable[[str], str] = metadata.version) -> PackageReport:
+    """Compares the installed packages with the pinned ones and imports none of them.
 
     Args:
         installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
-
-    Raises:
-        VersionError: Names what was found, what is needed and the command that mends it.
     """
     pins = parse_pins(resources.files("torchrec_bls").joinpath("pins.txt").read_text("utf-8"))
     trio = _Trio.find(installed)
@@ -88,9 +102,22 @@ def check_packages(installed: Callable[[str], str] = metadata.version) -> None:
         if _version(name, installed) is None:
             faults.append(f"{name} is not installed.")
             to_install.append(name)
-    if faults:
-        command = _install_command(to_install, replaced=trio.fbgemms, pins=pins)
-        raise VersionError("\n".join([*faults, f"Mend it with: {command}"]))
+    command = _install_command(to_install, replaced=trio.fbgemms, pins=pins)
+    return PackageReport(trio.found(), _needed(pins), faults, command)
+
+
+def check_packages(installed: Callable[[str], str] = metadata.version) -> None:
+    """Raises if a required package is missing or torch, fbgemm and torchrec don't match.
+
+    Args:
+        installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
+
+    Raises:
+        VersionError: Names what was found, what is needed and the command that mends it.
+    """
+    report = examine_packages(installed)
+    if report.faults:
+        raise VersionError("\n".join([*report.faults, f"Mend it with: {report.cure}"]))
 
 
 def check_native(load: Callable[[str], object] = importlib.import_module) -> None:
@@ -142,8 +169,8 @@ class _Trio:
             unfit.append("torchrec")
         return unfit
 
-    def faults(self, pins: Pins) -> list[str]:
-        found = ", ".join(
+    def found(self) -> str:
+        return ", ".join(
             [
                 f"torch {self.torch or 'not installed'}",
                 *(f"{name} {version}" for name, version in self.fbgemms.items()),
@@ -151,12 +178,9 @@ class _Trio:
                 f"torchrec {self.torchrec or 'not installed'}",
             ]
         )
-        needed = (
-            f"torch {pins.exact('torch')}, "
-            f"fbgemm-gpu-cpu (or fbgemm-gpu) {pins.exact('fbgemm-gpu-cpu')}, "
-            f"torchrec {' or '.join(pins.accepted_torchrecs())}"
-        )
-        faults = [f"torchrec_bls found {found}; it needs {needed}."]
+
+    def faults(self, pins: Pins) -> list[str]:
+        faults = [f"torchrec_bls found {self.found()}; it needs {_needed(pins)}."]
         for name, version in self.fbgemms.items():
             if self.torch is not None and not _is_pair(self.torch, version):
                 faults.append(
@@ -164,6 +188,14 @@ class _Trio:
                     f"for torch 2.(X+5) and fails with an undefined symbol under any other."
                 )
         return faults
+
+
+def _needed(pins: Pins) -> str:
+    return (
+        f"torch {pins.exact('torch')}, "
+        f"fbgemm-gpu-cpu (or fbgemm-gpu) {pins.exact('fbgemm-gpu-cpu')}, "
+        f"torchrec {' or '.join(pins.accepted_torchrecs())}"
+    )
 
 
 def _install_command(names: list[str], *, replaced: Collection[str], pins: Pins) -> str:

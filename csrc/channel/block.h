@@ -41,6 +41,11 @@ inline size_t bytes_of(const Part& part) {
   return bytes;
 }
 
+/// The block that a part consists of, where that is one run of bytes; otherwise null.
+inline const Block* only_run(const Part& part) {
+  return part.size() == 1 && part[0].contiguous() ? &part[0] : nullptr;
+}
+
 /// Copies rows that do not lie one behind the other. Returns where the next block goes.
 std::byte* copy_rows(std::byte* to, const Block& block);
 

@@ -87,19 +87,16 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
   syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
   const size_t world = static_cast<size_t>(config_.world_size);
   credit_.assign(world, 0);
-  exposing_.assign(world * config_.slots, 0);
-  pulling_.assign(world * config_.slots, 0);
-  for (int peer = 0; peer < config_.world_size; ++peer) {
-    for (uint32_t slot = 0; slot < config_.slots; ++slot) {
-      outbox_.push_back(transport_->outbox(peer, slot));
-      inbox_.push_back(transport_->inbox(peer, slot));
+  rounds_.resize(config_.slots);
+  for (uint32_t slot = 0; slot < config_.slots; ++slot) {
+    Round& round = rounds_[slot];
+    for (int peer = 0; peer < config_.world_size; ++peer) {
+      round.pairs.push_back({transport_->outbox(peer, slot), transport_->inbox(peer, slot)});
     }
+    round.arrival.views_.resize(world * kMaxParts);
+    round.arrival.counts_.assign(world, 0);
   }
-  arrivals_.resize(config_.bound + 1);
-  for (Arrival& arrival : arrivals_) {
-    arrival.views_.resize(world * kMaxParts);
-    arrival.counts_.assign(world, 0);
-  }
+  next_post_ = next_wait_ = rounds_.begin();
   stats_.wait_seconds.assign(world, 0.0);
   stats_.lag_histogram.assign(config_.bound + 1, 0);
 }
@@ -121,9 +118,10 @@ uint64_t Channel::post(std::span<const Message> messages) {
   for (const Message& message : messages) {
     if (message.size() > kMaxParts) refuse_post(messages);
   }
-  Arrival& arrival = arrivals_[post_arrival_];
+  Arrival& arrival = next_post_->arrival;
   arrival.sequence_ = posted_;
-  keep_own(messages[config_.rank], arrival);
+  arrival.counts_[config_.rank] = messages[config_.rank].size();
+  if (!messages[config_.rank].empty()) keep_own(messages[config_.rank], arrival);
   try {
     for (int step = 1; step < config_.world_size; ++step) {
       // Each rank starts with its successor, so that nobody is everybody's first.
@@ -136,8 +134,7 @@ uint64_t Channel::post(std::span<const Message> messages) {
     poison(error.what());
     throw;
   }
-  if (++post_slot_ == config_.slots) post_slot_ = 0;
-  if (++post_arrival_ > config_.bound) post_arrival_ = 0;
+  advance(next_post_);
   return posted_++;
 }
 
@@ -161,12 +158,10 @@ void Channel::refuse_post(std::span<const Message> messages) const {
 }
 
 void Channel::keep_own(const Message& message, Arrival& arrival) {
-  arrival.counts_[config_.rank] = message.size();
-  if (message.empty()) return;
   const PartLayout layout = layout_of(message, 0);
   View* views = arrival.views_.data() + static_cast<size_t>(config_.rank) * kMaxParts;
   const bool in_place = std::all_of(message.begin(), message.end(), [](const Part& part) {
-    return part.empty() || (part.size() == 1 && part[0].contiguous());
+    return part.empty() || only_run(part) != nullptr;
   });
   if (!in_place) {
     if (arrival.own_.size() < layout.end) arrival.own_.resize(layout.end);
@@ -182,39 +177,44 @@ void Channel::keep_own(const Message& message, Arrival& arrival) {
 }
 
 void Channel::send(int destination, const Message& message) {
-  const uint64_t sequence = posted_;
-  if (sequence >= credit_[destination] + config_.slots) await_credit(destination);
-  const size_t pair = pair_index(destination, post_slot_);
-  std::byte* const slot = polled_ ? transport_->outbox(destination, post_slot_) : outbox_[pair];
-  size_t wanted = put_in_slot(slot, message);
-  size_t in_slot = wanted;
-  if (wanted > slot_bytes_) {
-    wanted = put_pulled(destination, slot, message);
-    in_slot = header_bytes(message.size()) + sizeof(MemoryAddress);
-  } else if (exposing_[pair] != 0) {
-    transport_->retract(destination, post_slot_);
-    exposing_[pair] = 0;
+  if (posted_ >= credit_[destination] + config_.slots) [[unlikely]]
+    await_credit(destination);
+  PairSlot& pair = next_post_->pairs[destination];
+  if (polled_) [[unlikely]]
+    pair.outbox = transport_->outbox(destination, slot_of(*next_post_));
+  size_t bytes = put_in_slot(pair.outbox, message);
+  if (bytes > slot_bytes_) [[unlikely]] {
+    bytes = put_pulled(destination, pair.outbox, message);
+  } else if (pair.exposing) [[unlikely]] {
+    retract(destination);
   }
-  transport_->deliver(destination, slot, in_slot, sequence);
-
+  transport_->deliver(destination, pair.outbox, bytes, posted_);
   // Behind the delivery, where the peer does not wait for it.
-  ++stats_.messages;
-  stats_.largest_message = std::max<uint64_t>(stats_.largest_message, wanted);
+  if (bytes > stats_.largest_message) [[unlikely]]
+    stats_.largest_message = bytes;
 }
 
 /// Returns the bytes that the message takes in a slot; when these are more than a slot has, the
 /// message is not there.
 size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
   size_t at = header_bytes(message.size());
+  std::byte* length = slot + header_bytes(0);
   size_t payload = 0;
-  for (size_t i = 0; i < message.size(); ++i) {
-    const size_t bytes = bytes_of(message[i]);
+  for (const Part& part : message) {
+    const Block* const run = only_run(part);
+    const size_t bytes = run != nullptr ? run->bytes() : bytes_of(part);
     at = align_part(at, bytes);
-    if (bytes > slot_bytes_ || at + bytes > slot_bytes_) return SIZE_MAX;
-    copy_blocks(slot + at, message[i]);
+    if (bytes > slot_bytes_ || at + bytes > slot_bytes_) [[unlikely]]
+      return SIZE_MAX;
+    if (run == nullptr) {
+      copy_blocks(slot + at, part);
+    } else if (bytes != 0) {
+      copy_bytes(slot + at, run->data, bytes);
+    }
     at += bytes;
     payload += bytes;
-    std::memcpy(slot + header_bytes(i), &bytes, sizeof(bytes));
+    std::memcpy(length, &bytes, sizeof(bytes));
+    length += sizeof(bytes);
   }
   stats_.bytes += payload;
   write_header(slot, header_kind(config_.rank, 0, message.size()),
@@ -222,9 +222,10 @@ size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
   return at;
 }
 
+/// Returns the bytes of the slot that are in use.
 size_t Channel::put_pulled(int destination, std::byte* slot, const Message& message) {
   PartLayout layout = layout_of(message, header_bytes(message.size()));
-  const size_t wanted = layout.end;
+  stats_.largest_message = std::max(stats_.largest_message, layout.end);
   layout.place(0);
   MemoryAddress address;
   copy_parts(expose(destination, layout.end, address), message, layout);
@@ -232,15 +233,20 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
   write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),
                static_cast<uint32_t>(released_));
-  exposing_[pair_index(destination, post_slot_)] = 1;
+  next_post_->pairs[destination].exposing = true;
   for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
   ++stats_.pulled_messages;
-  return wanted;
+  return header_bytes(layout.count) + sizeof(address);
+}
+
+void Channel::retract(int destination) {
+  transport_->retract(destination, slot_of(*next_post_));
+  next_post_->pairs[destination].exposing = false;
 }
 
 std::byte* Channel::expose(int destination, size_t bytes, MemoryAddress& address) {
   try {
-    return transport_->expose(destination, post_slot_, bytes, address);
+    return transport_->expose(destination, slot_of(*next_post_), bytes, address);
   } catch (const ChannelError& error) {
     fail(error.kind(), describe(destination, posted_) + "cannot get a message: " + error.what());
   }
@@ -253,6 +259,7 @@ void Channel::await_credit(int destination) {
     credit_[destination] = std::max(credit_[destination], transport_->credit(destination));
     return posted_ < credit_[destination] + config_.slots;
   };
+  if (have_credit() || spin_until(policy_, have_credit)) return;
   const bool done = wait_until(*transport_, policy_, config_.deadline, kCreditSlice, elapsed,
                                have_credit, [&](bool slow) {
                                  check_running();
@@ -270,27 +277,31 @@ const Arrival& Channel::wait() {
   const CallGuard guard(*this);
   if (completed_ == posted_) refuse("has no post to wait for: call post first");
   if (polled_) transport_->progress();
-  Arrival& arrival = arrivals_[wait_arrival_];
+  Arrival& arrival = next_wait_->arrival;
   for (int step = 1; step < config_.world_size; ++step) {
     // In the order in which the peers send to this rank.
     const int source = config_.rank - step;
     receive(source < 0 ? source + config_.world_size : source, arrival);
   }
-  if (++wait_slot_ == config_.slots) wait_slot_ = 0;
-  if (++wait_arrival_ > config_.bound) wait_arrival_ = 0;
+  advance(next_wait_);
   ++completed_;
   return arrival;
 }
 
 void Channel::receive(int source, Arrival& arrival) {
-  const size_t pair = pair_index(source, wait_slot_);
   record_lag(source);
-  if (!arrived(source, wait_slot_, completed_)) await_message(source);
+  const auto has_arrived = [&] {
+    if (polled_) transport_->progress();
+    return arrived(source, *next_wait_, completed_);
+  };
+  if (!arrived(source, *next_wait_, completed_) && !spin_until(policy_, has_arrived)) [[unlikely]]
+    await_message(source);
+  const PairSlot& pair = next_wait_->pairs[source];
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
   size_t& parts = arrival.counts_[source];
   uint32_t credit;
-  if (pulling_[pair] != 0 ||
-      !parse_in_slot(inbox_[pair], source, slot_bytes_, views, parts, credit)) {
+  if (pair.pulling || !parse_in_slot(pair.inbox, source, slot_bytes_, views, parts, credit))
+      [[unlikely]] {
     credit = receive_any(source, views, parts);
   }
   take_credit(source, credit);
@@ -298,19 +309,19 @@ void Channel::receive(int source, Arrival& arrival) {
 
 /// For messages that are pulled, follow a pulled one, or are damaged.
 uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
-  const size_t pair = pair_index(source, wait_slot_);
+  PairSlot& pair = next_wait_->pairs[source];
   ParsedMessage message;
   try {
-    parse_message(inbox_[pair], {config_.rank, source, completed_, slot_bytes_}, message);
-    const std::byte* base = inbox_[pair];
+    parse_message(pair.inbox, {config_.rank, source, completed_, slot_bytes_}, message);
+    const std::byte* base = pair.inbox;
     if (message.pulled) {
       base = pull(source, message.address);
-      pulling_[pair] = 1;
+      pair.pulling = true;
       // From here on: a sender that closes keeps its memory until it knows of the release.
       credit_word_needed_ = true;
     } else {
-      transport_->drop(source, wait_slot_);
-      pulling_[pair] = 0;
+      transport_->drop(source, slot_of(*next_wait_));
+      pair.pulling = false;
     }
     for (size_t i = 0; i < message.layout.count; ++i) {
       views[i] = {base + message.layout.offset[i], message.layout.bytes[i]};
@@ -336,17 +347,19 @@ void Channel::take_credit(int source, uint32_t low_bits) {
   const auto step = static_cast<int32_t>(low_bits - static_cast<uint32_t>(credit_[source]));
   if (step <= 0) return;
   const uint64_t credit = credit_[source] + static_cast<uint64_t>(step);
-  if (credit > posted_) {
-    fail(ErrorKind::kProtocol, describe(source, completed_) + "says it read " +
-                                   std::to_string(credit) + " of " + std::to_string(posted_) +
-                                   " messages" + kCauseOfDamage);
-  }
+  if (credit > posted_) fail_credit(source, credit);
   credit_[source] = credit;
+}
+
+void Channel::fail_credit(int source, uint64_t credit) {
+  fail(ErrorKind::kProtocol, describe(source, completed_) + "says it read " +
+                                 std::to_string(credit) + " of " + std::to_string(posted_) +
+                                 " messages" + kCauseOfDamage);
 }
 
 const std::byte* Channel::pull(int source, const MemoryAddress& address) {
   try {
-    return transport_->pull(source, wait_slot_, address);
+    return transport_->pull(source, slot_of(*next_wait_), address);
   } catch (const ChannelError& error) {
     // The memory goes with the process.
     const PeerState state = transport_->peer_state(source);
@@ -366,7 +379,7 @@ void Channel::await_message(int source) {
       *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
       [&] {
         if (polled_) transport_->progress();
-        return arrived(source, wait_slot_, sequence);
+        return arrived(source, *next_wait_, sequence);
       },
       [&](bool slow) {
         check_running();
@@ -385,10 +398,11 @@ void Channel::await_message(int source) {
 void Channel::record_lag(int source) {
   // How many iterations this rank is ahead of `source`: it sent `posted_`, that one sent `theirs`.
   uint64_t theirs = posted_;
-  uint32_t slot = post_slot_;
+  auto round = next_post_;
   for (; config_.bound > 0 && theirs > completed_; --theirs) {
-    slot = (slot == 0 ? config_.slots : slot) - 1;
-    if (arrived(source, slot, theirs - 1)) break;
+    if (round == rounds_.begin()) round = rounds_.end();
+    --round;
+    if (arrived(source, *round, theirs - 1)) break;
   }
   const uint64_t lag = theirs >= posted_ ? 0 : posted_ - 1 - theirs;
   ++stats_.lag_histogram[lag];
@@ -400,11 +414,20 @@ void Channel::release() {
   if (released_ == completed_) refuse("has nothing to release: wait for it first");
   ++released_;
   // The next message to each peer tells it.
-  if (!credit_word_needed_) return;
+  if (credit_word_needed_) return_credits();
+}
+
+void Channel::return_credits() {
   const CallGuard guard(*this);
   for (int source = 0; source < config_.world_size; ++source) {
     if (source != config_.rank) transport_->return_credit(source, released_);
   }
+}
+
+ChannelStats Channel::stats() const {
+  ChannelStats stats = stats_;
+  stats.messages = posted_ * static_cast<uint64_t>(config_.world_size - 1);
+  return stats;
 }
 
 void Channel::refuse(const char* what) const {
@@ -434,8 +457,8 @@ void Channel::close() {
   transport_->announce_close();
   // Messages that peers may still have to pull live in this rank's memory.
   for (int peer = 0; peer < config_.world_size; ++peer) {
-    const auto pending = exposing_.begin() + static_cast<ptrdiff_t>(peer) * config_.slots;
-    if (std::none_of(pending, pending + config_.slots, [](uint8_t e) { return e != 0; })) continue;
+    const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing; };
+    if (std::none_of(rounds_.begin(), rounds_.end(), exposing)) continue;
     const Clock::time_point end = Clock::now() + config_.deadline;
     while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < end &&
            transport_->peer_state(peer) == PeerState::kOpen) {
@@ -465,8 +488,7 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
   const PeerState state = transport_->peer_state(peer);
   if (state == PeerState::kOpen) return;
   // What it sent before it went counts.
-  const uint32_t slot = slot_of(sequence);
-  if (sequence < posted_ && arrived(peer, slot, sequence)) return;
+  if (sequence < posted_ && arrived(peer, round_of(sequence), sequence)) return;
   fail_gone(peer, state, sequence, doing);
 }
 
@@ -532,8 +554,7 @@ std::string Channel::describe(int peer, uint64_t sequence) const {
 std::string Channel::missing_peers(uint64_t sequence) {
   std::string list;
   for (int peer = 0; peer < config_.world_size; ++peer) {
-    const uint32_t slot = slot_of(sequence);
-    if (peer == config_.rank || arrived(peer, slot, sequence)) continue;
+    if (peer == config_.rank || arrived(peer, round_of(sequence), sequence)) continue;
     if (!list.empty()) list += ", ";
     list += "rank " + std::to_string(peer);
     const PeerState state = transport_->peer_state(peer);

@@ -81,7 +81,7 @@ class Channel {
   uint64_t released() const { return released_; }
   const ChannelConfig& config() const { return config_; }
   const Transport& transport() const { return *transport_; }
-  ChannelStats stats() const { return stats_; }
+  ChannelStats stats() const;
   uint64_t pulled_messages() const { return stats_.pulled_messages; }
 
   /// Fails the channel on all ranks: they raise kPoisoned naming this rank and `reason`.
@@ -96,46 +96,65 @@ class Channel {
 
  private:
   class CallGuard;
+  /// One slot of this rank and one peer, in both directions.
+  struct PairSlot {
+    std::byte* outbox;
+    std::byte* inbox;
+    bool exposing = false;  // the last message in the outbox was one to be pulled
+    bool pulling = false;   // the last one in the inbox was
+  };
+  /// Everything about the messages of one sequence number; used again `slots` later.
+  struct Round {
+    Arrival arrival;
+    std::vector<PairSlot> pairs;  // [peer]
+  };
+  using Rounds = std::vector<Round>;
 
-  [[noreturn]] void refuse(const char* what) const;
-  [[noreturn]] void refuse_post(std::span<const Message> messages) const;
+  [[noreturn, gnu::cold]] void refuse(const char* what) const;
+  [[noreturn, gnu::cold]] void refuse_post(std::span<const Message> messages) const;
   void send(int destination, const Message& message);
   size_t put_in_slot(std::byte* slot, const Message& message);
-  size_t put_pulled(int destination, std::byte* slot, const Message& message);
-  void keep_own(const Message& message, Arrival& arrival);
+  [[gnu::noinline]] size_t put_pulled(int destination, std::byte* slot, const Message& message);
+  [[gnu::noinline]] void retract(int destination);
+  [[gnu::noinline]] void keep_own(const Message& message, Arrival& arrival);
   std::byte* expose(int destination, size_t bytes, MemoryAddress& address);
   [[gnu::noinline]] void await_credit(int destination);
   void receive(int source, Arrival& arrival);
   [[gnu::noinline]] uint32_t receive_any(int source, View* views, size_t& parts);
   const std::byte* pull(int source, const MemoryAddress& address);
   void take_credit(int source, uint32_t low_bits);
-  /// True once the message `sequence` of `source` stands in `slot`. A later one there, which only a
-  /// broken peer can cause, fails the channel.
-  bool arrived(int source, uint32_t slot, uint64_t sequence) {
-    const uint64_t word = arrival_word(inbox_[pair_index(source, slot)]).load();
+  [[gnu::noinline]] void return_credits();
+  /// True once the message `sequence` of `source` stands in the slot of `round`. A later one there,
+  /// which only a broken peer can cause, fails the channel.
+  bool arrived(int source, const Round& round, uint64_t sequence) {
+    const uint64_t word = arrival_word(round.pairs[source].inbox).load();
     if (word > sequence + 1) [[unlikely]]
       fail_overwritten(source, word - 1, sequence);
     return word == sequence + 1;
   }
   [[gnu::noinline]] void await_message(int source);
   void record_lag(int source);
+  [[noreturn, gnu::cold]] void fail_credit(int source, uint64_t credit);
   bool poisoned() const { return poisoned_.load(std::memory_order_acquire) != 0; }
   void check_running();
   void check_alive(int peer, uint64_t sequence, const char* doing);
   void check_all_alive(uint64_t sequence);
   [[noreturn]] void fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing);
-  [[noreturn]] void fail_overwritten(int source, uint64_t found, uint64_t sequence);
+  [[noreturn, gnu::cold]] void fail_overwritten(int source, uint64_t found, uint64_t sequence);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
   [[noreturn]] void raise_poison();
   [[noreturn]] void raise_closed();
   std::string here(uint64_t sequence) const;
   std::string describe(int peer, uint64_t sequence) const;
   std::string missing_peers(uint64_t sequence);
-  size_t pair_index(int peer, uint32_t slot) const {
-    return static_cast<size_t>(peer) * config_.slots + slot;
+  uint32_t slot_of(const Round& round) const {
+    return static_cast<uint32_t>(&round - rounds_.data());
   }
-  uint32_t slot_of(uint64_t sequence) const {
-    return static_cast<uint32_t>(sequence % config_.slots);
+  Round& round_of(uint64_t sequence) { return rounds_[sequence % config_.slots]; }
+  /// Kept besides the counts, because a division costs as much as everything else that a small
+  /// message needs.
+  void advance(Rounds::iterator& round) {
+    if (++round == rounds_.end()) round = rounds_.begin();
   }
 
   std::unique_ptr<Transport> transport_;
@@ -148,18 +167,10 @@ class Channel {
   uint64_t posted_ = 0;
   uint64_t completed_ = 0;
   uint64_t released_ = 0;
-  // Where posted_ and completed_ stand in the rings, kept because a division costs as much as
-  // everything else that a small message needs.
-  uint32_t post_slot_ = 0;
-  uint32_t wait_slot_ = 0;
-  uint32_t post_arrival_ = 0;
-  uint32_t wait_arrival_ = 0;
-  std::vector<std::byte*> outbox_;  // [destination * slots + slot]
-  std::vector<std::byte*> inbox_;   // [source * slots + slot]
-  std::vector<uint64_t> credit_;    // [destination] messages known to be read
-  std::vector<uint8_t> exposing_;   // [destination * slots + slot]
-  std::vector<uint8_t> pulling_;    // [source * slots + slot]
-  std::vector<Arrival> arrivals_;   // bound + 1, by sequence
+  Rounds rounds_;                 // [slot]
+  Rounds::iterator next_post_;    // of sequence posted_
+  Rounds::iterator next_wait_;    // of sequence completed_
+  std::vector<uint64_t> credit_;  // [destination] messages known to be read
   ChannelStats stats_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> in_call_{false};

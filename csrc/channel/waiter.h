@@ -26,17 +26,22 @@ inline void cpu_relax() {
 #endif
 }
 
-/// Waits until `ready()` is true. `check(slow)` runs between polls and throws when waiting on is
-/// pointless; `slow` says that there is time for system calls. `slice` is how long to sleep at most
-/// before looking again on one's own. `elapsed` receives the time spent once the spin was over.
-/// Returns false at the deadline.
+/// The first part of a wait, for a `ready()` that has just been false. Returns whether it is true.
+template <class Ready>
+bool spin_until(const WaitPolicy& policy, Ready ready) {
+  for (uint32_t i = 0; i < policy.spins; ++i) {
+    cpu_relax();
+    if (ready()) return true;
+  }
+  return false;
+}
+
+/// The rest of a wait. `check(slow)` runs between polls and throws when waiting on is pointless;
+/// `slow` says that there is time for system calls. `slice` is how long to sleep at most before
+/// looking again on one's own. `elapsed` receives the time spent. Returns false at the deadline.
 template <class Ready, class Check>
 bool wait_until(Transport& transport, const WaitPolicy& policy, Clock::duration deadline,
                 Clock::duration slice, Clock::duration& elapsed, Ready ready, Check check) {
-  for (uint32_t i = 0; i < policy.spins; ++i) {
-    if (ready()) return true;
-    cpu_relax();
-  }
   const Clock::time_point start = Clock::now();
   const Clock::time_point yield_end = start + policy.yield_for;
   bool slow = false;

@@ -50,8 +50,7 @@ struct View {
 
 /// Where a part of `bytes` starts at `at` or behind.
 constexpr uint64_t align_part(uint64_t at, uint64_t bytes) {
-  const uint64_t alignment = bytes >= 64 ? 64 : 16;
-  return (at + alignment - 1) & ~(alignment - 1);
+  return bytes >= 64 ? (at + 63) & ~uint64_t{63} : (at + 15) & ~uint64_t{15};
 }
 
 /// Where the parts of a message stand.
@@ -118,10 +117,10 @@ inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, 
   uint64_t kind;
   std::memcpy(&kind, slot + offsetof(MessageHeader, magic), sizeof(kind));
   std::memcpy(&credit, slot + offsetof(MessageHeader, credit), sizeof(credit));
-  parts = kind >> 48;
-  if (kind != header_kind(source, 0, parts) || parts > kMaxParts) return false;
-  size_t at = header_bytes(parts);
-  for (size_t i = 0; i < parts; ++i) {
+  const size_t count = kind >> 48;
+  if (kind != header_kind(source, 0, count) || count > kMaxParts) return false;
+  size_t at = header_bytes(count);
+  for (size_t i = 0; i < count; ++i) {
     uint64_t bytes;
     std::memcpy(&bytes, slot + header_bytes(i), sizeof(bytes));
     if (bytes > slot_bytes) return false;
@@ -130,6 +129,7 @@ inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, 
     at += bytes;
     if (at > slot_bytes) return false;
   }
+  parts = count;
   return true;
 }
 

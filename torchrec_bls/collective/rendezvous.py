@@ -18,9 +18,11 @@ from torchrec_bls.errors import BLSError, RendezvousError
 Record = Mapping[str, Any]
 T = TypeVar("T")
 
-# In seconds: how much later than the deadline a store is given up that does not even say that the
-# deadline has passed, and how long telling others of a failure may take.
+# Seconds after the deadline at which a store is given up that does not even say that it has passed.
 _GRACE = 0.5
+# Seconds that telling others of a failure may take. A store on a loaded host needs some; only one
+# that hangs as well needs all.
+_TELLING = 5.0
 
 
 class Rendezvous:
@@ -91,7 +93,8 @@ class Rendezvous:
         record = json.dumps({"error": reason})
         # Without a store nobody waits in `phase`.
         with suppress(RuntimeError, TimeoutError):
-            _within(_GRACE, lambda: self._store.set(self._key(phase, self._rank), record))
+            telling = min(self._deadline, _TELLING)
+            _within(telling, lambda: self._store.set(self._key(phase, self._rank), record))
 
     def _key(self, phase: str, rank: int) -> str:
         if not self._prefix:

@@ -1,0 +1,129 @@
+"""What is said of /dev/shm, memory and what may be locked."""
+
+import os
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.doctor.host_tree import add_group, write
+from tests.processes import run
+from torchrec_bls import BLSConfig, BoundedLagChannel
+from torchrec_bls.doctor.finding import Status
+from torchrec_bls.doctor.memory import memlock_finding, memory_finding, ring_bytes, shm_finding
+
+MEBIBYTE = 1 << 20
+FIRST_NAMESPACE = "         0          0 4294967295"
+IN_A_CONTAINER = "         0     100000      65536"
+ALL_CAPABILITIES = "CapInh:\t0000000000000000\nCapEff:\t000001ffffffffff"
+NO_CAPABILITIES = "CapInh:\t0000000000000000\nCapEff:\t0000000000000000"
+
+
+def make_room(monkeypatch: pytest.MonkeyPatch, size: int, free: int) -> None:
+    room: Any = SimpleNamespace(f_frsize=4096, f_blocks=size // 4096, f_bavail=free // 4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "status"),
+    [
+        (1024, 512, Status.OK),
+        (64, 64, Status.WARNING),  # Docker's default
+        (64, 10, Status.PROBLEM),
+        (64, 0, Status.PROBLEM),
+    ],
+)
+def test_the_room_that_is_free_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, status: Status
+) -> None:
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    make_room(monkeypatch, size * MEBIBYTE, free * MEBIBYTE)
+    finding = shm_finding(tmp_path)
+    assert finding.status is status
+    assert finding.text.startswith(f"{size:,} MiB, {free:,} MiB free")
+    assert ("--shm-size" in finding.cure) == (status is not Status.OK)
+    assert finding.facts == {
+        "bytes": size * MEBIBYTE,
+        "free_bytes": free * MEBIBYTE,
+        "small_bytes": 16 * MEBIBYTE,
+        "usual_bytes": 256 * MEBIBYTE,
+    }
+
+
+def test_without_dev_shm_nothing_works(tmp_path: Path) -> None:
+    finding = shm_finding(tmp_path)
+    assert finding.status is Status.PROBLEM
+    assert "No such file or directory" in finding.text
+    assert "mount -t tmpfs" in finding.cure
+
+
+def test_what_a_group_has_left_counts(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", "MemTotal:       4194304 kB\nMemFree:        1000 kB")
+    assert memory_finding(tmp_path).text == "4,096 MiB, no limit"
+    limit = {"memory.max": str(512 * MEBIBYTE), "memory.current": str(300 * MEBIBYTE)}
+    add_group(tmp_path, "0::/", limit)
+    finding = memory_finding(tmp_path)
+    assert finding.status is Status.WARNING
+    assert finding.text == "4,096 MiB; the control group allows 512 MiB, and has 212 MiB of it left"
+    add_group(tmp_path, "0::/", limit | {"memory.current": "0"})
+    assert memory_finding(tmp_path).status is Status.OK
+
+
+def reserved_bytes(rank: int) -> int:
+    with BoundedLagChannel(
+        dist.group.WORLD, bound=BLSConfig().bound, slot_bytes=MEBIBYTE, deadline=30.0
+    ) as channel:
+        return channel.stats().ring_bytes
+
+
+def test_what_is_needed_is_what_channels_reserve() -> None:
+    for reserved in run(2, reserved_bytes):
+        assert 2 * reserved == pytest.approx(ring_bytes(2), rel=0.001)  # for ids and embeddings
+
+
+def make_process(root: Path, capabilities: str, namespace: str) -> None:
+    write(root / "proc/self/status", capabilities)
+    write(root / "proc/self/uid_map", namespace)
+
+
+@pytest.mark.parametrize("limit", [64 << 10, 8 * MEBIBYTE])
+def test_a_low_limit_names_what_is_needed_and_every_cure(tmp_path: Path, limit: int) -> None:
+    make_process(tmp_path, NO_CAPABILITIES, FIRST_NAMESPACE)
+    finding = memlock_finding(tmp_path, device=True, limit=limit)
+    assert finding.status is Status.WARNING
+    assert finding.text == (
+        f"{limit >> 10} KiB may be locked; between hosts a rank of a sharded module registers "
+        "16 MiB with 2 ranks and 64 MiB with 8, at bound 0 and 1 MiB a message"
+    )
+    for cure in ("ulimit -l", "limits.conf", "LimitMEMLOCK", "--ulimit memlock"):
+        assert cure in finding.cure
+
+
+def test_a_limit_matters_only_with_a_device(tmp_path: Path) -> None:
+    make_process(tmp_path, NO_CAPABILITIES, FIRST_NAMESPACE)
+    assert memlock_finding(tmp_path, device=False, limit=0).status is Status.OK
+
+
+@pytest.mark.parametrize("limit", [64 * MEBIBYTE, resource.RLIM_INFINITY])
+def test_a_high_limit_is_well(tmp_path: Path, limit: int) -> None:
+    assert memlock_finding(tmp_path, device=True, limit=limit).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "namespace", "exempt"),
+    [
+        (ALL_CAPABILITIES, FIRST_NAMESPACE, True),
+        (ALL_CAPABILITIES, IN_A_CONTAINER, False),
+        (NO_CAPABILITIES, FIRST_NAMESPACE, False),
+    ],
+)
+def test_the_capability_counts_in_the_first_namespace(
+    tmp_path: Path, capabilities: str, namespace: str, exempt: bool
+) -> None:
+    make_process(tmp_path, capabilities, namespace)
+    finding = memlock_finding(tmp_path, device=True, limit=0)
+    assert finding.facts["exempt"] is exempt
+    assert (finding.status is Status.OK) == exempt

@@ -1,0 +1,39 @@
+"""The sub-commands of `torchrec-bls` and their options.
+
+What is imported here must not need torch: the command is there when torch can't be imported.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from torchrec_bls.doctor import report
+from torchrec_bls.doctor.examination import examine
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns the exit status."""
+    parser = argparse.ArgumentParser(prog="torchrec-bls", description="Tools of torchrec-bls.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this host has for the channel, and whether the defaults will work",
+        description="Says what this host has for the channel, tries each transport between two "
+        "processes, and names a cure for what is wrong. Exit status 0: the defaults will work.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
+    doctor.set_defaults(command=_doctor)
+    options = parser.parse_args(arguments)
+    status: int = options.command(options)
+    return status
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine()
+    if options.json:
+        json.dump(report.as_json(findings), sys.stdout, indent=2)
+        print()
+    else:
+        print(report.as_text(findings))
+    return 0 if report.defaults_will_work(findings) else 1

@@ -1,0 +1,32 @@
+"""All that the doctor looks at, in the order in which it is told."""
+
+import socket
+from pathlib import Path
+
+from torchrec_bls.doctor.cpus import cpus_finding
+from torchrec_bls.doctor.devices import find_devices
+from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.memory import memlock_finding, memory_finding, shm_finding
+from torchrec_bls.doctor.network import address_of_host_name, interfaces, network_finding
+from torchrec_bls.doctor.packages import packages_finding
+from torchrec_bls.doctor.rdma import rdma_findings
+from torchrec_bls.doctor.selftest import TRANSPORTS, selftest_finding
+
+
+def examine(root: Path = Path("/")) -> list[Finding]:
+    """Looks at this host and tries its transports."""
+    devices = find_devices(root)
+    packages = packages_finding()
+    findings = [
+        packages,
+        cpus_finding(root),
+        memory_finding(root),
+        shm_finding(root),
+        memlock_finding(root, device=bool(devices)),
+        *rdma_findings(devices),
+        network_finding(socket.gethostname(), address_of_host_name(), interfaces()),
+    ]
+    if packages.status is Status.PROBLEM:
+        text = "not tried: the packages don't fit together, so nothing can be imported"
+        return [*findings, Finding("self-test", Status.PROBLEM, text, "See packages, above")]
+    return [*findings, *(selftest_finding(transport) for transport in TRANSPORTS)]

@@ -1,0 +1,142 @@
+"""Memory that channels live in: /dev/shm, and what may be locked for an RDMA device."""
+
+import os
+import resource
+from pathlib import Path
+
+from torchrec_bls.doctor import cgroup
+from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.sysfs import read
+
+# What channels need depends on the model: these are a small and a usual one at the default bound,
+# 0. A sharded module has one channel for ids and one for embeddings.
+_CHANNELS = 2
+_SLOT_BYTES = 1 << 20
+_SMALL_RANKS = 2
+_USUAL_RANKS = 8
+
+_MEBIBYTE = 1 << 20
+_CAP_IPC_LOCK = 14
+
+
+def ring_bytes(ranks: int) -> int:
+    """Returns the bytes of one rank's slots in all channels of a module, bound 0."""
+    return _CHANNELS * ranks * 2 * _SLOT_BYTES
+
+
+def shm_finding(root: Path) -> Finding:
+    """Says whether channels find room in /dev/shm."""
+    path = root / "dev/shm"
+    small, usual = (ranks * ring_bytes(ranks) for ranks in (_SMALL_RANKS, _USUAL_RANKS))
+    try:
+        room = os.statvfs(path)
+        os.close(os.open(path, os.O_TMPFILE | os.O_RDWR, 0o600))
+    except OSError as error:
+        return Finding(
+            "/dev/shm",
+            Status.PROBLEM,
+            f"no unnamed file can be made there: {error.strerror}",
+            "Channels put their slots there: mount a tmpfs that this user may write to "
+            "(mount -t tmpfs -o mode=1777 tmpfs /dev/shm)",
+            {"bytes": None, "free_bytes": None, "small_bytes": small, "usual_bytes": usual},
+        )
+    size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    facts = {"bytes": size, "free_bytes": free, "small_bytes": small, "usual_bytes": usual}
+    text = f"{_mebibytes(size)}, {_mebibytes(free)} free"
+    if free >= usual:
+        return Finding("/dev/shm", Status.OK, text, facts=facts)
+    return Finding(
+        "/dev/shm",
+        Status.PROBLEM if free < small else Status.WARNING,
+        f"{text}; a sharded module takes {_mebibytes(small)} with {_SMALL_RANKS} ranks and "
+        f"{_mebibytes(usual)} with {_USUAL_RANKS}, at bound 0 and 1 MiB a message",
+        "Enlarge it (mount -o remount,size=... /dev/shm; in a container --shm-size), or remove "
+        "files that nobody uses from it",
+        facts,
+    )
+
+
+def memory_finding(root: Path) -> Finding:
+    """Says how much memory there is, and whether a control group limits it."""
+    total = _total_memory(root)
+    facts = {"bytes": total, "limit_bytes": None, "left_bytes": None}
+    group = cgroup.memory_left(root)
+    if group is None:
+        return Finding("memory", Status.OK, f"{_mebibytes(total)}, no limit", facts=facts)
+    limit, left = group
+    facts |= {"limit_bytes": limit, "left_bytes": left}
+    text = f"{_mebibytes(total)}; the control group allows {_mebibytes(limit)}, and has "
+    text += f"{_mebibytes(left)} of it left"
+    if left >= _USUAL_RANKS * ring_bytes(_USUAL_RANKS):
+        return Finding("memory", Status.OK, text, facts=facts)
+    return Finding(
+        "memory",
+        Status.WARNING,
+        text,
+        "What channels reserve in /dev/shm counts: a process is killed beyond the limit. Raise it "
+        "(docker run --memory)",
+        facts,
+    )
+
+
+def memlock_finding(root: Path, *, device: bool, limit: int | None = None) -> Finding:
+    """Says whether an RDMA device may be given memory.
+
+    Args:
+        root: of the file system, for /proc.
+        device: whether there is an RDMA device, so that the limit matters.
+        limit: in bytes, `resource.RLIM_INFINITY` for none; None for that of this process.
+    """
+    if limit is None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    # Slots are registered at both ends: those a rank is written into, and those it writes from.
+    small, usual = (2 * ring_bytes(ranks) for ranks in (_SMALL_RANKS, _USUAL_RANKS))
+    unlimited = limit == resource.RLIM_INFINITY
+    facts = {
+        "limit_bytes": None if unlimited else limit,
+        "exempt": _may_lock_any(root),
+        "small_bytes": small,
+        "usual_bytes": usual,
+    }
+    text = "no limit" if unlimited else f"{limit // 1024} KiB may be locked"
+    if facts["exempt"] and not unlimited:
+        text += ", but this process is exempt (CAP_IPC_LOCK)"
+    if not device:
+        return Finding("memlock", Status.OK, f"{text}; not used without a device", facts=facts)
+    if unlimited or facts["exempt"] or limit >= usual:
+        return Finding("memlock", Status.OK, text, facts=facts)
+    return Finding(
+        "memlock",
+        Status.WARNING,
+        f"{text}; between hosts a rank of a sharded module registers {_mebibytes(small)} with "
+        f"{_SMALL_RANKS} ranks and {_mebibytes(usual)} with {_USUAL_RANKS}, at bound 0 and 1 MiB a "
+        "message",
+        "Raise it: ulimit -l unlimited, after a line '* - memlock unlimited' in "
+        "/etc/security/limits.conf; LimitMEMLOCK=infinity in a systemd unit; docker run "
+        "--ulimit memlock=-1",
+        facts,
+    )
+
+
+def _may_lock_any(root: Path) -> bool:
+    """Whether the limit does not bind this process: the kernel asks for the capability in the
+    first user namespace, and containers without root there have it in their own."""
+    status = dict(
+        line.split(":", maxsplit=1)
+        for line in (read(root / "proc/self/status") or "").splitlines()
+        if ":" in line
+    )
+    capable = int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1
+    first_namespace = (read(root / "proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
+    return bool(capable) and first_namespace
+
+
+def _total_memory(root: Path) -> int:
+    for line in (read(root / "proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count // _MEBIBYTE:,} MiB"

@@ -1,0 +1,73 @@
+"""Which network the processes of a job find each other by: torchrun's store, and gloo."""
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Thread
+
+from torchrec_bls.doctor.finding import Finding, Status
+
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES = 16  # of an interface, in the request
+
+
+def interfaces() -> dict[str, str]:
+    """Returns the IPv4 address of each network interface that has one, loopback left out."""
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_NAME_BYTES}s24x", name.encode())
+            with suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+                # A sockaddr_in follows the name: family, port, address.
+                addresses[name] = socket.inet_ntoa(answer[_NAME_BYTES + 4 : _NAME_BYTES + 8])
+    return {
+        name: address
+        for name, address in addresses.items()
+        if not ipaddress.ip_address(address).is_loopback
+    }
+
+
+def address_of_host_name(seconds: float = 5.0) -> str | None:
+    """Returns the IPv4 address that this host's own name stands for, None if there is none or no
+    answer comes within `seconds`."""
+    found: Future[str] = Future()
+
+    def look_up() -> None:
+        # A name server that does not answer takes longer than anybody wants to wait.
+        with suppress(OSError):
+            found.set_result(socket.gethostbyname(socket.gethostname()))
+
+    thread = Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found.result() if found.done() else None
+
+
+def network_finding(name: str, address: str | None, addresses: dict[str, str]) -> Finding:
+    """Says whether other hosts can reach ranks here by default.
+
+    Args:
+        name: of this host.
+        address: what it stands for, as `address_of_host_name` says.
+        addresses: as `interfaces` says.
+    """
+    facts = {"host_name": name, "host_address": address, "interfaces": addresses}
+    listed = ", ".join(f"{interface} {own}" for interface, own in addresses.items())
+    text = f"{name} is {address or 'not resolved'}; interfaces: {listed or 'loopback only'}"
+    if not addresses or address in addresses.values():
+        return Finding("network", Status.OK, text, facts=facts)
+    interface, own = next(iter(addresses.items()))
+    return Finding(
+        "network",
+        Status.WARNING,
+        f"{text}. Ranks on other hosts can't reach those here by this host's name, which torchrun "
+        "and gloo use; within one host that is all right",
+        f"Between hosts: GLOO_SOCKET_IFNAME={interface} torchrun --local-addr {own} --rdzv-conf "
+        "is_host=... (1 on the endpoint's host, 0 on others), with the interface that leads to "
+        "them; or let the name stand for that address in /etc/hosts",
+        facts,
+    )

@@ -1,0 +1,124 @@
+"""The self-test: two processes exchange messages over a transport."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchrec_bls.doctor.finding import Finding, Status
+
+TRANSPORTS = ("shm",)
+
+_RANKS = 2
+_CURE = (
+    "The error's text says what to do, docs/design/failures.md more; if torch was still being "
+    "imported, try again when the machine is less busy"
+)
+
+# In seconds: how long a process may go on when the other one has failed.
+_GRACE = 5.0
+_PROGRAM = (sys.executable, "-m", "torchrec_bls.doctor.loopback")
+
+
+def imported_file(folder: Path, rank: int) -> Path:
+    """Returns the file that a process makes when it has imported what it needs."""
+    return folder / f"{rank}.imported"
+
+
+def selftest_finding(
+    transport: str, deadline: float = 300.0, program: Sequence[str] = _PROGRAM
+) -> Finding:
+    """Lets two new processes exchange messages over `transport`.
+
+    Args:
+        transport: one of TRANSPORTS.
+        deadline: seconds for all of it. On a slow machine most of them go into importing torch.
+        program: what each process runs, before its arguments.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="torchrec-bls-doctor-") as folder:
+        failures = _run(transport, deadline, program, Path(folder))
+    facts = {
+        "transport": transport,
+        "seconds": round(time.monotonic() - start, 1),
+        "failures": failures,
+    }
+    if failures:
+        return Finding(
+            f"{transport} self-test",
+            Status.PROBLEM,
+            "; ".join(failures),
+            _CURE,
+            facts,
+        )
+    text = "two processes exchanged messages, and all arrived as they were sent"
+    return Finding(f"{transport} self-test", Status.OK, text, facts=facts)
+
+
+def _run(transport: str, deadline: float, program: Sequence[str], folder: Path) -> list[str]:
+    """Returns what failed, by rank; empty if nothing did."""
+    end = time.monotonic() + deadline
+    # A module in the current folder must not stand for an installed one.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(_RANKS):
+            with (
+                (folder / f"{rank}.out").open("wb") as out,
+                (folder / f"{rank}.err").open("wb") as err,
+            ):
+                processes.append(
+                    subprocess.Popen(
+                        [*program, transport, str(rank), str(folder), str(deadline)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=err,
+                        env=environment,
+                    )
+                )
+        _wait(processes, end)
+        statuses = [process.poll() for process in processes]
+        told = [
+            f"process {rank}: {_failure(status, folder / str(rank))}"
+            for rank, status in enumerate(statuses)
+            if status
+        ]
+        # One that waits for a failed one has nothing to tell.
+        return told or [
+            f"process {rank}: {_stage(rank, folder)} after {deadline:g} s"
+            for rank, status in enumerate(statuses)
+            if status is None
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _stage(rank: int, folder: Path) -> str:
+    return "not finished" if imported_file(folder, rank).exists() else "still importing torch"
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:
+    """Returns when all have ended, some time after one has failed, or at `end`."""
+    while time.monotonic() < end:
+        statuses = [process.poll() for process in processes]
+        if None not in statuses:
+            return
+        if any(statuses):
+            end = min(end, time.monotonic() + _GRACE)
+        time.sleep(0.05)
+
+
+def _failure(status: int, output: Path) -> str:
+    """Returns how a process failed, in its own words if it left some."""
+    ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    for name in (".out", ".err"):
+        lines = output.with_suffix(name).read_text(errors="replace").strip().splitlines()
+        if lines:
+            return f"{lines[-1]} ({ended})"
+    return ended

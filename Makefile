@@ -36,9 +36,7 @@ test: build test-cpp test-model  ## Run the C++ and Python tests, and check the 
 	$(WITH_VENV) $(BIN)/python -m pytest
 
 test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
-	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
-	$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
-	$(BIN)/cmake --build build/tests
+	$(call build-tests)
 	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
 
 test-model:  ## Check the small instances of the models of the channel alone
@@ -53,8 +51,9 @@ test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers
 	$(call test_with,thread)
 
 test-verbs: build  ## Run the verbs tests on Soft-RoCE in a guest, or on a device: make test-verbs [DEVICE=mlx5_0]
-	@$(call need,tools of RDMA,ibverbs-utils ibverbs-providers rdma-core,command -v ibv_rc_pingpong)
+	@$(call need,RDMA,$(rdma_packages),$(has_rdma))
 	@$(if $(DEVICE),:,($(call need,qemu and what the guest is made of,$(guest_packages),$(has_guest))) || :)
+	$(call build-tests)
 	$(BIN)/python -m tests.verbs $(if $(DEVICE),--device "$(DEVICE)")
 
 fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [FUZZ_SECONDS=600]
@@ -127,6 +126,7 @@ $(VENV)/.packages: $(PINS) | $(BIN)/python
 $(VENV)/.built: $(VENV)/.packages $(NATIVE_SOURCES)
 	@$(call need,C++ compiler,g++,command -v $(CXX_OR_DEFAULT))
 	@$(call need,headers of $(PYTHON),$(notdir $(PYTHON))-dev,$(has_python_headers))
+	@($(call need,headers of RDMA,libibverbs-dev,$(has_verbs))) || echo "It goes without, but only on one host"
 	$(WITH_VENV) $(BIN)/python -m pip install --no-build-isolation --no-deps -e .
 	$(BIN)/python -c 'import torchrec_bls, torchrec_bls.sharding'
 	@touch $@
@@ -144,6 +144,10 @@ has_libfuzzer = echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) {
 has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
   open(os.path.join(sysconfig.get_paths()["include"], "Python.h")).close()'
 
+has_verbs = echo '\#include <infiniband/verbs.h>' | $(CXX_OR_DEFAULT) -x c++ -E - -o /dev/null
+rdma_packages = libibverbs-dev ibverbs-providers ibverbs-utils rdma-core
+has_rdma = $(has_verbs) && command -v ibv_rc_pingpong && ls /etc/libibverbs.d/*
+
 # Some lie where only root looks for programs, and ldd fails on a static program as is wanted.
 guest_packages = qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core
 has_guest = PATH="$$PATH:/usr/sbin:/sbin"; command -v qemu-system-x86_64 && command -v cpio \
@@ -151,6 +155,12 @@ has_guest = PATH="$$PATH:/usr/sbin:/sbin"; command -v qemu-system-x86_64 && comm
 
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)
+
+define build-tests
+@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
+$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
+$(BIN)/cmake --build build/tests
+endef
 
 # $(call check-models,options)
 define check-models

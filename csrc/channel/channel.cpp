@@ -374,10 +374,14 @@ void Channel::fail_credit(int source, uint64_t credit) {
 const std::byte* Channel::pull(int source, const MemoryAddress& address) {
   try {
     return transport_->pull(source, slot_of(*next_wait_), address);
-  } catch (const ChannelError&) {
+  } catch (const ChannelError& error) {
     // The memory goes with the process.
     const PeerState state = transport_->peer_state(source);
     if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
+    if (error.kind() == ErrorKind::kTimeout) {
+      fail(error.kind(),
+           describe(source, completed_) + "sent a message that could not be read: " + error.what());
+    }
     throw;
   }
 }

@@ -309,6 +309,9 @@ void FakeIbverbs::hold(uint32_t queue_pair, bool held) {
 void FakeIbverbs::kill(ibv_context* context) {
   const std::lock_guard lock(mutex_);
   static_cast<Context*>(context)->dead = true;
+  for (const auto& [number, pair] : pairs_) {
+    if (pair->context == context) break_pair(*pair);
+  }
 }
 
 void FakeIbverbs::set_port_state(ibv_context* context, ibv_port_state state) {

@@ -4,6 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_CPP_TESTS = {
+    "processes": "--test-suite=processes",
+    "protocol": "--source-file='*test_exchange*,*test_failures*,*test_stress*'",
+}
+
 
 @dataclass(frozen=True)
 class Step:
@@ -24,6 +29,8 @@ def steps_on(device: str) -> Iterator[Step]:
     """Yields what runs on any device."""
     yield Step("device", f"ibv_devinfo -d {device}", 20)
     yield Step("pingpong", pingpong(device, device), 40)
+    for name, chosen in _CPP_TESTS.items():
+        yield Step(f"C++ {name}", f"build/tests/csrc/tests/bls_tests --no-colors {chosen}", 600)
 
 
 def steps_across(device: str, peer: str) -> Iterator[Step]:

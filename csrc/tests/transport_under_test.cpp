@@ -20,6 +20,13 @@ std::string variable(const char* name) {
 
 std::string device_under_test() { return variable("TORCHREC_BLS_TEST_DEVICE"); }
 
+std::string device_of(int rank) {
+  const std::string peer = variable("TORCHREC_BLS_TEST_PEER_DEVICE");
+  return rank % 2 == 0 || peer.empty() ? device_under_test() : peer;
+}
+
+std::string link_under_test() { return variable("TORCHREC_BLS_TEST_LINK"); }
+
 std::string transport_under_test() {
   if (!device_under_test().empty()) return "verbs";
   const std::string transport = variable("TORCHREC_BLS_TEST_TRANSPORT");

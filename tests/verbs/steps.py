@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_CPP_TESTS = {
-    "processes": "--test-suite=processes",
-    "protocol": "--source-file='*test_exchange*,*test_failures*,*test_stress*'",
-}
+_CPP = "build/tests/csrc/tests/bls_tests --no-colors --duration=true"
+_PROTOCOL = "--source-file='*test_exchange*,*test_failures*,*test_stress*'"
 
 
 @dataclass(frozen=True)
@@ -29,13 +27,17 @@ def steps_on(device: str) -> Iterator[Step]:
     """Yields what runs on any device."""
     yield Step("device", f"ibv_devinfo -d {device}", 20)
     yield Step("pingpong", pingpong(device, device), 40)
-    for name, chosen in _CPP_TESTS.items():
-        yield Step(f"C++ {name}", f"build/tests/csrc/tests/bls_tests --no-colors {chosen}", 600)
+    yield Step("C++ processes", f"{_CPP} --test-suite=processes", 300)
+    yield Step("C++ protocol", f"{_CPP} {_PROTOCOL}", 600)
 
 
 def steps_across(device: str, peer: str) -> Iterator[Step]:
     """Yields what needs a second device, joined with the first by a link that may go down."""
     yield Step("pingpong across the link", pingpong(device, peer), 40)
+    # The link may be taken down by its network device.
+    link = f"$(cat /sys/class/infiniband/{peer}/ports/1/gid_attrs/ndevs/0)"
+    between = f"TORCHREC_BLS_TEST_PEER_DEVICE={peer} TORCHREC_BLS_TEST_LINK={link}"
+    yield Step("C++ processes across the link", f"{between} {_CPP} --test-suite=processes", 300)
 
 
 def pingpong(device: str, peer: str) -> str:

@@ -135,12 +135,15 @@ TEST_CASE("a dead peer is noticed by a rank that has nothing to send") {
 }
 
 TEST_CASE("where the own port is down, no peer is blamed") {
-  FakeRanks ranks({});
-  ranks.library->set_port_state(ranks.contexts[0], IBV_PORT_DOWN);
-  ranks.library->fail_next(ranks.pair(0, 1), IBV_WC_RETRY_EXC_ERR);
-  post_text(ranks[0]);
-  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kTransport,
-                "fake0 port 1: the port is down");
+  for (const auto status : {IBV_WC_RETRY_EXC_ERR, IBV_WC_LOC_QP_OP_ERR}) {
+    CAPTURE(status);
+    FakeRanks ranks({});
+    ranks.library->set_port_state(ranks.contexts[0], IBV_PORT_DOWN);
+    ranks.library->fail_next(ranks.pair(0, 1), status);
+    post_text(ranks[0]);
+    check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kTransport,
+                  "fake0 port 1: the port is down");
+  }
 }
 
 TEST_CASE("events of the device end what they concern") {

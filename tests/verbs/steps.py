@@ -31,13 +31,27 @@ def steps_on(device: str) -> Iterator[Step]:
     yield Step("C++ protocol", f"{_CPP} {_PROTOCOL}", 600)
 
 
-def steps_across(device: str, peer: str) -> Iterator[Step]:
-    """Yields what needs a second device, joined with the first by a link that may go down."""
+def steps_in_guest(device: str, peer: str) -> Iterator[Step]:
+    """Yields what needs a second device, joined with the first by a link, and a machine that may be
+    spoiled: the link goes down and permissions are taken away."""
     yield Step("pingpong across the link", pingpong(device, peer), 40)
     # The link may be taken down by its network device.
     link = f"$(cat /sys/class/infiniband/{peer}/ports/1/gid_attrs/ndevs/0)"
     between = f"TORCHREC_BLS_TEST_PEER_DEVICE={peer} TORCHREC_BLS_TEST_LINK={link}"
     yield Step("C++ processes across the link", f"{between} {_CPP} --test-suite=processes", 300)
+    yield Step("limit of locked memory", f"ulimit -l 8; {_refused('ulimit -l unlimited')}", 60)
+    taken = "chmod 400 /dev/infiniband/uverbs*"
+    given = "chmod 666 /dev/infiniband/uverbs*"
+    refused = _refused("no permission to open /dev/infiniband")
+    yield Step("no permission", f"{taken} && {refused}; status=$?; {given}; exit $status", 60)
+
+
+def _refused(words: str) -> str:
+    """Returns a command that passes if a user without privileges is told these words."""
+    # Root without what exempts it from limits and permissions; it can still read all files.
+    user = "setpriv --bounding-set=-ipc_lock,-dac_override"
+    tests = f"{_CPP} --test-suite=processes --test-case='*closes early*'"
+    return f'output=$({user} {tests} 2>&1); echo "$output"; grep -qF \'{words}\' <<< "$output"'
 
 
 def pingpong(device: str, peer: str) -> str:

@@ -135,7 +135,7 @@ TEST_CASE("a dead peer is noticed by a rank that has nothing to send") {
 }
 
 TEST_CASE("where the own port is down, no peer is blamed") {
-  for (const auto status : {IBV_WC_RETRY_EXC_ERR, IBV_WC_LOC_QP_OP_ERR}) {
+  for (const auto status : {IBV_WC_RETRY_EXC_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR}) {
     CAPTURE(status);
     FakeRanks ranks({});
     ranks.library->set_port_state(ranks.contexts[0], IBV_PORT_DOWN);

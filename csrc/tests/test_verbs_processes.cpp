@@ -215,6 +215,7 @@ TEST_CASE("a link that goes down is an error on all ranks, and new channels work
             channel.release();
             meeting.await_all(world_size);
             if (rank == 0) set_link("down");
+            meeting.await_all(world_size);
             const Clock::time_point start = Clock::now();
             const auto failure = failure_of([&] {
               channel.post(outgoing.messages());

@@ -315,14 +315,13 @@ void VerbsTransport::take_failure(const ibv_wc& completion) {
     index = found->second;
   }
   if (peers_[index].fault) return;  // the queue is flushed
-  const bool unanswered = completion.status == IBV_WC_RETRY_EXC_ERR;
-  // Soft-RoCE refuses to send without a link, hardware tries until the retries are over.
-  const bool unsent = completion.status == IBV_WC_LOC_QP_OP_ERR;
-  if ((unanswered || unsent) && !device_.port_active()) {
+  // Whatever the status: Soft-RoCE refuses or flushes without a link, hardware goes on trying.
+  if (!device_.port_active()) {
     return lose(index, PeerState::kFailed,
                 "the port is down. Bring the link up (ip link set DEVICE up; ibv_devinfo or rdma "
                 "link shows the state) and start the ranks again");
   }
+  const bool unanswered = completion.status == IBV_WC_RETRY_EXC_ERR;
   lose(index, unanswered ? PeerState::kDead : PeerState::kFailed,
        explain_status(completion.status, completion.vendor_err));
 }

@@ -60,10 +60,10 @@ void check_failure(const std::optional<Failure>& failure, ErrorKind kind, const 
 
 /// Why a transport cannot be made.
 std::optional<Failure> refusal(const FakeDevice& device, const VerbsConfig& config = {},
-                               const RingShape& shape = {}) {
+                               const RingShape& shape = {.world_size = 2}) {
   const auto library = std::make_shared<FakeIbverbs>(std::vector{device});
   return failure_of(
-      [&] { VerbsTransport(library, config, shape, std::chrono::seconds(1)).address(); });
+      [&] { VerbsTransport(library, config, shape, std::chrono::seconds(1), others(shape)); });
 }
 
 ibv_gid_entry gid(uint32_t index, ibv_gid_type type, bool ipv4) {
@@ -344,7 +344,7 @@ TEST_CASE("each reason why no device can be used is told with its cure") {
   ErrorKind kind = ErrorKind::kRendezvous;
   std::string text;
   VerbsConfig config;
-  RingShape shape;
+  RingShape shape{.world_size = 2};
   SUBCASE("another device") {
     config.device = "mlx5_7";
     text = "there is no RDMA device mlx5_7 on this host, only fake0";
@@ -382,16 +382,16 @@ TEST_CASE("each reason why no device can be used is told with its cure") {
   SUBCASE("too many slots") {
     device.max_srq_wr = 20;
     shape.slots = 8;
-    text = "fake0 port 1 has queues of 20 receives (max_srq_wr), and 1 x 8 slots need 24: lower";
+    text = "fake0 port 1 has queues of at most 20 receives (max_srq_wr), and 24 are needed: lower";
   }
   SUBCASE("too many requests") {
     device.max_qp_wr = 20;
     shape.slots = 8;
-    text = "has queues of 20 requests (max_qp_wr), and 1 x 8 slots need 29: lower the bound";
+    text = "at most 20 requests (max_qp_wr), and 29 are needed: lower the bound";
   }
   SUBCASE("no memory") {
     device.register_error = EFAULT;
-    text = "fake0 port 1: cannot register 1 MiB for 1 x 2 slots of 4224 bytes on rank 0: Bad addr";
+    text = "fake0 port 1: cannot register 1 MiB for 2 x 2 slots of 4224 bytes on rank 0: Bad addr";
   }
   const auto failure = refusal(device, config, shape);
   check_failure(failure, kind, text);
@@ -452,11 +452,15 @@ TEST_CASE("of the GIDs of a RoCE port a routed one is used, IPv4 before IPv6") {
 
 TEST_CASE("an inbox of another shape is refused") {
   const auto library = std::make_shared<FakeIbverbs>();
-  VerbsTransport small(library, {}, {.rank = 0, .world_size = 2}, milliseconds(100));
-  VerbsTransport large(library, {}, {.rank = 1, .world_size = 2, .slot_bytes = 65536},
-                       milliseconds(100));
-  const VerbsAddress addresses[] = {small.address(), large.address()};
-  check_failure(failure_of([&] { small.connect(addresses); }), ErrorKind::kProtocol,
+  const RingShape small{.rank = 0, .world_size = 2};
+  const RingShape large{.rank = 1, .world_size = 2, .slot_bytes = 65536};
+  VerbsTransport first(library, {}, small, milliseconds(100), others(small));
+  VerbsTransport second(library, {}, large, milliseconds(100), others(large));
+  std::array addresses{first.address(), second.address()};
+  check_failure(failure_of([&] { second.connect(addresses); }), ErrorKind::kProtocol,
+                "rank 0 announced an inbox of");
+  addresses[1].places.clear();
+  check_failure(failure_of([&] { first.connect(addresses); }), ErrorKind::kProtocol,
                 "rank 1 announced an inbox of");
 }
 

@@ -38,12 +38,14 @@ class Meeting {
     Place& place = board_->places[rank];
     place.address = own;
     std::copy(own.queue_pairs.begin(), own.queue_pairs.end(), place.queue_pairs);
+    std::copy(own.places.begin(), own.places.end(), place.places);
     await_all(world_size);
     std::vector<VerbsAddress> addresses;
     for (int peer = 0; peer < world_size; ++peer) {
       const Place& other = board_->places[peer];
       VerbsAddress& address = addresses.emplace_back(other.address);
       address.queue_pairs.assign(other.queue_pairs, other.queue_pairs + world_size);
+      address.places.assign(other.places, other.places + world_size);
     }
     return addresses;
   }
@@ -79,12 +81,13 @@ class Meeting {
       return *this;
     }
     operator VerbsAddress() const {
-      return {gid, lid, mtu, packet_number, memory, memory_bytes, remote_key, {}};
+      return {gid, lid, mtu, packet_number, memory, memory_bytes, remote_key, {}, {}};
     }
   };
   struct Place {
     PlainAddress address;
     uint32_t queue_pairs[kMostRanks];
+    uint32_t places[kMostRanks];
   };
   struct Board {
     std::atomic<int> arrivals;
@@ -110,9 +113,9 @@ std::vector<int> run_processes(const Setup& setup, const Body& body) {
     const auto failure = failure_of([&] {
       VerbsConfig config;
       config.device = device_of(rank);
-      auto transport = std::make_unique<VerbsTransport>(
-          load_ibverbs(), config,
-          RingShape{rank, setup.world_size, setup.slot_count(), setup.slot_bytes}, setup.deadline);
+      const RingShape shape{rank, setup.world_size, setup.slot_count(), setup.slot_bytes};
+      auto transport = std::make_unique<VerbsTransport>(load_ibverbs(), config, shape,
+                                                        setup.deadline, others(shape));
       transport->connect(meeting.exchange(rank, setup.world_size, transport->address()));
       meeting.await_all(setup.world_size);
       Channel channel(std::move(transport), {rank, setup.world_size, setup.bound,

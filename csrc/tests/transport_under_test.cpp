@@ -28,9 +28,9 @@ std::string device_of(int rank) {
 std::string link_under_test() { return variable("TORCHREC_BLS_TEST_LINK"); }
 
 std::string transport_under_test() {
-  if (!device_under_test().empty()) return "verbs";
   const std::string transport = variable("TORCHREC_BLS_TEST_TRANSPORT");
-  return transport.empty() ? "shm" : transport;
+  if (!transport.empty()) return transport;
+  return device_under_test().empty() ? "shm" : "verbs";
 }
 
 void choose_transport() {
@@ -40,6 +40,8 @@ void choose_transport() {
 #ifdef BLS_WITH_VERBS
   } else if (transport == "verbs") {
     default_transports() = verbs_transports;
+  } else if (transport == "mixed") {
+    default_transports() = mixed_transports;
 #endif
   } else if (transport != "shm") {
     throw std::invalid_argument("there is no transport " + transport + " to test");

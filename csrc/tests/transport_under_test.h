@@ -4,9 +4,9 @@
 
 namespace bls::testing {
 
-/// What the tests of the protocol run over: "shm", or the environment variable
-/// TORCHREC_BLS_TEST_TRANSPORT: "heap", or "verbs" over the fake device. With
-/// TORCHREC_BLS_TEST_DEVICE it is "verbs" over that device.
+/// What the tests of the protocol run over: the environment variable TORCHREC_BLS_TEST_TRANSPORT,
+/// one of "shm", "heap", "verbs" and "mixed". Without it, "verbs" if TORCHREC_BLS_TEST_DEVICE names
+/// a device, else "shm". Without a device "verbs" and "mixed" use the fake.
 std::string transport_under_test();
 /// The device that TORCHREC_BLS_TEST_DEVICE names, or nothing.
 std::string device_under_test();

@@ -191,6 +191,12 @@ std::string VerbsDevice::label() const {
   return config_.device + " port " + std::to_string(config_.port);
 }
 
+void VerbsDevice::require(const char* entries, size_t wanted, int most) const {
+  if (wanted <= static_cast<size_t>(most)) return;
+  refuse("RDMA device " + label() + " has queues of at most " + std::to_string(most) + " " +
+         entries + ", and " + std::to_string(wanted) + " are needed: lower the bound");
+}
+
 bool VerbsDevice::port_active() const {
   ibv_port_attr attributes{};
   return verbs_->query_port(context_.get(), static_cast<uint8_t>(config_.port), &attributes) == 0 &&

@@ -1,11 +1,15 @@
 """What the verbs suite runs, each step a command of bash."""
 
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _CPP = "build/tests/csrc/tests/bls_tests --no-colors --duration=true"
 _PROTOCOL = "--source-file='*test_exchange*,*test_failures*,*test_stress*'"
+
+_TORCH_TESTS = ("wire_format", "on_device", "faults_on_device")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,14 @@ def steps_on(device: str) -> Iterator[Step]:
     yield Step("pingpong", pingpong(device, device), 40)
     yield Step("C++ processes", f"{_CPP} --test-suite=processes", 300)
     yield Step("C++ protocol", f"{_CPP} {_PROTOCOL}", 600)
+
+
+def torch_step(peer: str) -> Step:
+    """Returns what needs torch: in one process, as its import takes minutes in the guest."""
+    variables = f"TORCHREC_BLS_TEST_PEER_DEVICE={peer} TORCHREC_BLS_TEST_START_METHOD=fork"
+    tests = " ".join(f"tests/verbs/test_{name}.py" for name in _TORCH_TESTS)
+    pytest = f"{shlex.quote(sys.executable)} -m pytest -p no:cacheprovider -v --durations=20"
+    return Step("torch", f"{variables} {pytest} --color=no {tests}", 2400)
 
 
 def steps_in_guest(device: str, peer: str) -> Iterator[Step]:

@@ -77,6 +77,27 @@ ibv_gid_entry gid(uint32_t index, ibv_gid_type type, bool ipv4) {
   return entry;
 }
 
+/// Whether `end` ends a sleep of rank 0, which otherwise is a long one.
+bool ends_sleep(Transports& ranks, const std::function<void()>& end) {
+  Transport& sleeper = *ranks[0];
+  const auto ready = [](void* transport) {
+    auto& own = *static_cast<Transport*>(transport);
+    own.progress();
+    for (int source = 1; source < 3; ++source) {
+      if (arrival_word(own.inbox(source, 0)).load() != 0) return true;
+    }
+    return false;
+  };
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(50));  // the sleep has begun by then
+    end();
+  });
+  const auto start = Clock::now();
+  sleeper.sleep(ready, &sleeper, start + std::chrono::seconds(60));
+  other.join();
+  return Clock::now() - start < std::chrono::seconds(30);
+}
+
 }  // namespace
 
 TEST_SUITE_BEGIN("verbs");
@@ -236,6 +257,22 @@ TEST_CASE("connections overtake each other") {
     CHECK(text_of(arrival.part(1, 0)) == std::to_string(10 + i));
     CHECK(text_of(arrival.part(2, 0)) == std::to_string(20 + i));
     ranks[0].release();
+  }
+}
+
+TEST_CASE("a message and a wake-up end a sleep") {
+  const Setup setup{.world_size = 3};
+  for (const MakeTransports& make :
+       {MakeTransports(verbs_transports), MakeTransports(mixed_transports)}) {
+    for (const int sender : {1, 2}) {
+      // With ranks on two hosts rank 1 shares memory with rank 0, and rank 2 does not.
+      CAPTURE(sender);
+      Transports ranks = make(setup);
+      Transport& other = *ranks[static_cast<size_t>(sender)];
+      CHECK(ends_sleep(ranks, [&] { other.deliver(0, other.outbox(0, 0), 64, 0); }));
+    }
+    Transports ranks = make(setup);
+    CHECK(ends_sleep(ranks, [&] { ranks[0]->wake_self(); }));
   }
 }
 

@@ -104,6 +104,7 @@ struct FakeIbverbs::Request {
   ibv_send_wr work;
   ibv_sge piece;
   Bytes inlined;
+  Bytes sent;  // what was written, for a device that has to send it again
 };
 
 struct FakeIbverbs::Pair : ibv_qp {
@@ -179,6 +180,11 @@ void FakeIbverbs::execute(Pair& pair) {
   pair.requests.pop_front();
   ibv_wc_status status = std::exchange(pair.failure, IBV_WC_SUCCESS);
   if (status == IBV_WC_SUCCESS) status = execute(pair, request);
+  if (status == IBV_WC_SUCCESS && request.inlined.empty() &&
+      request.work.opcode != IBV_WR_RDMA_READ) {
+    const auto* const data = reinterpret_cast<const std::byte*>(request.piece.addr);
+    request.sent.assign(data, data + request.piece.length);
+  }
   pair.answers.emplace_back(std::move(request), status);
   if (status == IBV_WC_SUCCESS) return;
   break_pair(pair);
@@ -255,6 +261,11 @@ ibv_wc_status FakeIbverbs::execute(Pair& pair, const Request& request) {
 }
 
 void FakeIbverbs::complete(Pair& pair, const Request& request, ibv_wc_status status) {
+  if (!request.sent.empty() &&
+      std::memcmp(request.sent.data(), reinterpret_cast<const void*>(request.piece.addr),
+                  request.sent.size()) != 0) {
+    misuse("memory of a request was written before its completion");
+  }
   const bool signaled = (request.work.send_flags & IBV_SEND_SIGNALED) != 0;
   if (status == IBV_WC_SUCCESS && !signaled) {
     ++pair.unsignaled;
@@ -634,7 +645,7 @@ int FakeIbverbs::post_send(ibv_qp* base, ibv_send_wr* chain, ibv_send_wr** bad) 
     if (pair.state != IBV_QPS_RTS && pair.state != IBV_QPS_ERR) return EINVAL;
     if (pair.used == pair.capacity) misuse("a send queue overflows");
     fullest_ = std::max(fullest_, ++pair.used);
-    Request request{*chain, {}, {}};
+    Request request{*chain, {}, {}, {}};
     if (chain->num_sge != 1) misuse("a request without memory");
     request.piece = chain->sg_list[0];
     if ((chain->send_flags & IBV_SEND_INLINE) != 0) {

@@ -60,10 +60,10 @@ void check_failure(const std::optional<Failure>& failure, ErrorKind kind, const 
 
 /// Why a transport cannot be made.
 std::optional<Failure> refusal(const FakeDevice& device, const VerbsConfig& config = {},
-                               const RingShape& shape = {}) {
+                               const RingShape& shape = {.world_size = 2}) {
   const auto library = std::make_shared<FakeIbverbs>(std::vector{device});
   return failure_of(
-      [&] { VerbsTransport(library, config, shape, std::chrono::seconds(1)).address(); });
+      [&] { VerbsTransport(library, config, shape, std::chrono::seconds(1), others(shape)); });
 }
 
 ibv_gid_entry gid(uint32_t index, ibv_gid_type type, bool ipv4) {
@@ -75,6 +75,27 @@ ibv_gid_entry gid(uint32_t index, ibv_gid_type type, bool ipv4) {
   entry.port_num = 1;
   entry.gid_type = type;
   return entry;
+}
+
+/// Whether `end` ends a sleep of rank 0, which otherwise is a long one.
+bool ends_sleep(Transports& ranks, const std::function<void()>& end) {
+  Transport& sleeper = *ranks[0];
+  const auto ready = [](void* transport) {
+    auto& own = *static_cast<Transport*>(transport);
+    own.progress();
+    for (int source = 1; source < 3; ++source) {
+      if (arrival_word(own.inbox(source, 0)).load() != 0) return true;
+    }
+    return false;
+  };
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(50));  // the sleep has begun by then
+    end();
+  });
+  const auto start = Clock::now();
+  sleeper.sleep(ready, &sleeper, start + std::chrono::seconds(60));
+  other.join();
+  return Clock::now() - start < std::chrono::seconds(30);
 }
 
 }  // namespace
@@ -135,12 +156,15 @@ TEST_CASE("a dead peer is noticed by a rank that has nothing to send") {
 }
 
 TEST_CASE("where the own port is down, no peer is blamed") {
-  FakeRanks ranks({});
-  ranks.library->set_port_state(ranks.contexts[0], IBV_PORT_DOWN);
-  ranks.library->fail_next(ranks.pair(0, 1), IBV_WC_RETRY_EXC_ERR);
-  post_text(ranks[0]);
-  check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kTransport,
-                "fake0 port 1: the port is down");
+  for (const auto status : {IBV_WC_RETRY_EXC_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR}) {
+    CAPTURE(status);
+    FakeRanks ranks({});
+    ranks.library->set_port_state(ranks.contexts[0], IBV_PORT_DOWN);
+    ranks.library->fail_next(ranks.pair(0, 1), status);
+    post_text(ranks[0]);
+    check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kTransport,
+                  "fake0 port 1: the port is down");
+  }
 }
 
 TEST_CASE("events of the device end what they concern") {
@@ -233,6 +257,22 @@ TEST_CASE("connections overtake each other") {
     CHECK(text_of(arrival.part(1, 0)) == std::to_string(10 + i));
     CHECK(text_of(arrival.part(2, 0)) == std::to_string(20 + i));
     ranks[0].release();
+  }
+}
+
+TEST_CASE("a message and a wake-up end a sleep") {
+  const Setup setup{.world_size = 3};
+  for (const MakeTransports& make :
+       {MakeTransports(verbs_transports), MakeTransports(mixed_transports)}) {
+    for (const int sender : {1, 2}) {
+      // With ranks on two hosts rank 1 shares memory with rank 0, and rank 2 does not.
+      CAPTURE(sender);
+      Transports ranks = make(setup);
+      Transport& other = *ranks[static_cast<size_t>(sender)];
+      CHECK(ends_sleep(ranks, [&] { other.deliver(0, other.outbox(0, 0), 64, 0); }));
+    }
+    Transports ranks = make(setup);
+    CHECK(ends_sleep(ranks, [&] { ranks[0]->wake_self(); }));
   }
 }
 
@@ -341,7 +381,7 @@ TEST_CASE("each reason why no device can be used is told with its cure") {
   ErrorKind kind = ErrorKind::kRendezvous;
   std::string text;
   VerbsConfig config;
-  RingShape shape;
+  RingShape shape{.world_size = 2};
   SUBCASE("another device") {
     config.device = "mlx5_7";
     text = "there is no RDMA device mlx5_7 on this host, only fake0";
@@ -379,16 +419,16 @@ TEST_CASE("each reason why no device can be used is told with its cure") {
   SUBCASE("too many slots") {
     device.max_srq_wr = 20;
     shape.slots = 8;
-    text = "fake0 port 1 has queues of 20 receives (max_srq_wr), and 1 x 8 slots need 24: lower";
+    text = "fake0 port 1 has queues of at most 20 receives (max_srq_wr), and 24 are needed: lower";
   }
   SUBCASE("too many requests") {
     device.max_qp_wr = 20;
     shape.slots = 8;
-    text = "has queues of 20 requests (max_qp_wr), and 1 x 8 slots need 29: lower the bound";
+    text = "at most 20 requests (max_qp_wr), and 29 are needed: lower the bound";
   }
   SUBCASE("no memory") {
     device.register_error = EFAULT;
-    text = "fake0 port 1: cannot register 1 MiB for 1 x 2 slots of 4224 bytes on rank 0: Bad addr";
+    text = "fake0 port 1: cannot register 1 MiB for 2 x 2 slots of 4224 bytes on rank 0: Bad addr";
   }
   const auto failure = refusal(device, config, shape);
   check_failure(failure, kind, text);
@@ -449,11 +489,15 @@ TEST_CASE("of the GIDs of a RoCE port a routed one is used, IPv4 before IPv6") {
 
 TEST_CASE("an inbox of another shape is refused") {
   const auto library = std::make_shared<FakeIbverbs>();
-  VerbsTransport small(library, {}, {.rank = 0, .world_size = 2}, milliseconds(100));
-  VerbsTransport large(library, {}, {.rank = 1, .world_size = 2, .slot_bytes = 65536},
-                       milliseconds(100));
-  const VerbsAddress addresses[] = {small.address(), large.address()};
-  check_failure(failure_of([&] { small.connect(addresses); }), ErrorKind::kProtocol,
+  const RingShape small{.rank = 0, .world_size = 2};
+  const RingShape large{.rank = 1, .world_size = 2, .slot_bytes = 65536};
+  VerbsTransport first(library, {}, small, milliseconds(100), others(small));
+  VerbsTransport second(library, {}, large, milliseconds(100), others(large));
+  std::array addresses{first.address(), second.address()};
+  check_failure(failure_of([&] { second.connect(addresses); }), ErrorKind::kProtocol,
+                "rank 0 announced an inbox of");
+  addresses[1].places.clear();
+  check_failure(failure_of([&] { first.connect(addresses); }), ErrorKind::kProtocol,
                 "rank 1 announced an inbox of");
 }
 

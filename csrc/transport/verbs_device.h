@@ -37,6 +37,8 @@ class VerbsDevice {
   uint32_t max_message() const;
   /// For error texts: "mlx5_0 port 1".
   std::string label() const;
+  /// Throws ChannelError(kRendezvous) where a queue needs more entries than the device has.
+  void require(const char* entries, size_t wanted, int most) const;
   /// Whether the port has a link right now.
   bool port_active() const;
 

@@ -291,12 +291,15 @@ CREATION = [
         "ranks [1]: 99",
         "Install one version of torchrec-bls",
     ),
-    _differs(
-        "host differs",
-        Patch(f"{_SET_UP}.host_identity", another_host),
-        "host differs",
-        "ranks [1]: elsewhere",
-        "one host and one PID namespace",
+    replace(
+        _differs(
+            "host differs",
+            Patch(f"{_SET_UP}.host_identity", another_host),
+            "host differs",
+            "ranks [1] on host elsewhere",
+            "one host and one PID namespace",
+        ),
+        arguments=(("transport", "shm"),),
     ),
     replace(
         _setup,

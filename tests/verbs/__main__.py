@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.verbs", description=__doc__)
     parser.add_argument("--device", help="of this machine; default: the guest's")
     parser.add_argument("--out", type=Path, default=_ROOT / "out" / "verbs", help="logs go there")
+    parser.add_argument("--short", action="store_true", help="without what needs torch")
     options = parser.parse_args(arguments)
+    short = ["--short"] if options.short else []
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     device = options.device
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1 if os.environ.get("CI") else 0
     if device is not None:
         print(f"On this machine's {device}; the output is in {out}", flush=True)
-        return suite.main([device, "--out", str(out)])
+        return suite.main([device, "--out", str(out), *short])
     print(f"In a guest with {' and '.join(_GUEST_DEVICES)}; the output is in {out}", flush=True)
     command = [sys.executable, "-m", "tests.verbs.suite", *_GUEST_DEVICES, "--out", str(out)]
     return run_in_guest(

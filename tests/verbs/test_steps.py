@@ -51,7 +51,7 @@ def test_steps_get_the_device_and_pass(
     assert play([step], tmp_path, monkeypatch) == 0
     assert (tmp_path / "a-step-of-bash.log").read_text() == "dev0\n"
     printed = capsys.readouterr().out
-    assert "1 of 1 steps passed" in printed and "need a second device" in printed
+    assert "1 of 1 steps passed" in printed and "need two devices" in printed
 
 
 def test_failed_and_late_steps_are_told_with_their_output(

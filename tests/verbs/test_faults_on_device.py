@@ -1,0 +1,57 @@
+"""The rows of the fault matrix that do not concern shared memory, over RDMA."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tests.faults.faults import Stop
+from tests.faults.judge import examine
+from tests.faults.matrix import DEATH, DELAY, LATER, LEAVING
+from tests.faults.row import Row
+
+DEVICE = os.environ.get("TORCHREC_BLS_TEST_DEVICE", "")
+
+pytestmark = pytest.mark.skipif(
+    not DEVICE, reason="needs an RDMA device, TORCHREC_BLS_TEST_DEVICE=...: make test-verbs"
+)
+
+
+def over_verbs(row: Row) -> Row:
+    """Returns the row with times for a guest under software emulation."""
+    return replace(
+        row,
+        deadline=max(row.deadline, 30.0),
+        within=15.0,
+        arguments=(*row.arguments, ("transport", "verbs")),
+    )
+
+
+def death(row: Row) -> Row:
+    """Returns the row for a device, to which a dead peer is one that does not answer."""
+    lost = ("rank 1 is lost", "it does not answer", "Look at that rank's own output")
+    return over_verbs(replace(row, words=lost))
+
+
+def delay(row: Row) -> Row:
+    """Returns the row with a pause and a deadline that a slow rank doesn't get to by itself."""
+    words = tuple(text.replace("2.0", "8.0") for text in row.words)
+    told = tuple(text.replace("2.0", "8.0") for text in row.words_of_struck)
+    slower = replace(row, fault=Stop(seconds=16.0), words=words, words_of_struck=told)
+    return replace(over_verbs(slower), deadline=8.0)
+
+
+ROWS = [
+    *map(death, DEATH),
+    *(delay(row) for row in DELAY if row.errors),
+    # A fresh interpreter takes minutes to import torch in the guest.
+    *(over_verbs(row) for row in LEAVING if not row.fresh_interpreters),
+    *(over_verbs(row) for row in LATER if row.name == "fork after creation"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_fault(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHREC_BLS_IB_DEVICE", DEVICE)
+    verdict = examine(row)
+    assert not verdict.problems, "\n".join(verdict.problems)

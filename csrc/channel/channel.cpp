@@ -402,9 +402,11 @@ void Channel::await_message(int source) {
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
   if (done) return;
   const double seconds = std::chrono::duration<double>(config_.deadline).count();
+  const std::vector<int> missing = missing_peers(sequence);
+  const bool blamed = missing.empty() || std::ranges::count(missing, source) > 0;
   fail(ErrorKind::kTimeout,
-       describe(source, sequence) + "did not send within " + std::to_string(seconds) +
-           " s. Missing: " + missing_peers(sequence) +
+       describe(blamed ? source : missing.front(), sequence) + "did not send within " +
+           std::to_string(seconds) + " s. Missing: " + list(missing) +
            ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the "
            "deadline if it is only slow");
 }
@@ -565,10 +567,19 @@ std::string Channel::describe(int peer, uint64_t sequence) const {
   return here(sequence) + ": rank " + std::to_string(peer) + " ";
 }
 
-std::string Channel::missing_peers(uint64_t sequence) {
-  std::string list;
+/// The peers that have not sent: not those whose message is late because of another's.
+std::vector<int> Channel::missing_peers(uint64_t sequence) {
+  std::vector<int> peers;
   for (int peer = 0; peer < config_.world_size; ++peer) {
     if (peer == config_.rank || arrived(peer, round_of(sequence), sequence)) continue;
+    if (!transport_->on_its_way(peer, sequence)) peers.push_back(peer);
+  }
+  return peers;
+}
+
+std::string Channel::list(const std::vector<int>& peers) {
+  std::string list;
+  for (const int peer : peers) {
     if (!list.empty()) list += ", ";
     list += "rank " + std::to_string(peer);
     const PeerState state = transport_->peer_state(peer);

@@ -154,7 +154,8 @@ class Channel {
   [[noreturn]] void raise_closed();
   std::string here(uint64_t sequence) const;
   std::string describe(int peer, uint64_t sequence) const;
-  std::string missing_peers(uint64_t sequence);
+  std::vector<int> missing_peers(uint64_t sequence);
+  std::string list(const std::vector<int>& peers);
   uint32_t slot_of(const Round& round) const {
     return static_cast<uint32_t>(&round - rounds_.data());
   }

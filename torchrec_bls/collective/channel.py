@@ -18,7 +18,8 @@ from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
-from torchrec_bls.collective.transports import TRANSPORTS, Shape, set_up
+from torchrec_bls.collective.shape import Shape
+from torchrec_bls.collective.transports import TRANSPORTS, set_up
 from torchrec_bls.collective.verbs_config import VerbsConfig
 from torchrec_bls.errors import ChannelClosedError, ProtocolError
 

@@ -1,8 +1,10 @@
 """Over the backend `bls` every function of torch.distributed but the all-to-alls is gloo's."""
 
 import inspect
+import re
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-import torchrec_bls  # noqa: F401 - registers the backend
 from tests.processes import run
+from torchrec_bls.collective.backend import BLSProcessGroup
 
 Group = dist.ProcessGroup
 Case = Callable[[Group], Any]
@@ -404,3 +406,13 @@ def wait_at_a_monitored_barrier(rank: int) -> None:
 
 def test_a_monitored_barrier() -> None:
     run(2, wait_at_a_monitored_barrier, backend="cpu:bls")
+
+
+def test_nothing_that_python_may_override_is_left_to_the_base_class() -> None:
+    # The base's own would run with the GIL held, and now and then wait for gloo's threads forever.
+    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/PyProcessGroup.hpp"
+    text = re.sub(r"//.*|/\*.*?\*/", "", header.read_text())
+    by_macro = re.findall(r"WORK_OVERRIDE\(\s*ProcessGroup,\s*(\w+)", text)
+    by_hand = re.findall(r'static_cast<const ProcessGroup\*>\(this\),\s*"(\w+)"', text)
+    assert {"allgather", "send", "alltoall_base"} <= {*by_macro, *by_hand}
+    assert {*by_macro, *by_hand} <= vars(BLSProcessGroup).keys()

@@ -34,6 +34,16 @@ def _make_group(given: Any, options: object) -> "BLSProcessGroup":
     return BLSProcessGroup(given, options)
 
 
+def _by_plain_group(name: str) -> Any:
+    """Returns a method that does the same by a group that is not of a Python class."""
+
+    def method(self: "BLSProcessGroup", *arguments: Any, **options: Any) -> dist.Work:
+        work: dist.Work = getattr(self._plain, name)(*arguments, **options)
+        return work
+
+    return method
+
+
 class BLSProcessGroup(dist.ProcessGroup):
     """A process group of CPU tensors on one host.
 
@@ -63,9 +73,11 @@ class BLSProcessGroup(dist.ProcessGroup):
         gloo.options.global_ranks_in_group = given.global_ranks_in_group
         gloo.options.group_name = given.group_id
         gloo._set_sequence_number_for_group()
+        self._plain = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
         # What this class does not override, its base does by the backend of the tensors' device.
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for group in (self, self._plain):
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._options = options
         self._deadline = options.deadline or min(given.timeout.total_seconds(), LONGEST_DEADLINE)
         self._queue: AllToAllQueue | None = None
@@ -115,6 +127,21 @@ class BLSProcessGroup(dist.ProcessGroup):
             buffers.check_output(tensor)
         sources = [buffers.sent_part(tensor) for tensor in input]
         return self._post(buffers.whole(sources), buffers.whole(output), sources, output, opts)
+
+    # A subclass that does not override these has them called with the GIL held, and gloo's own
+    # threads need it under gloo's lock: now and then each would wait for the other.
+    allgather = _by_plain_group("allgather")
+    all_gather_single_coalesced = _by_plain_group("all_gather_single_coalesced")
+    allgather_into_tensor_coalesced = _by_plain_group("allgather_into_tensor_coalesced")
+    allreduce = _by_plain_group("allreduce")
+    allreduce_coalesced = _by_plain_group("allreduce_coalesced")
+    barrier = _by_plain_group("barrier")
+    broadcast = _by_plain_group("broadcast")
+    reduce_scatter = _by_plain_group("reduce_scatter")
+    reduce_scatter_single_coalesced = _by_plain_group("reduce_scatter_single_coalesced")
+    reduce_scatter_tensor_coalesced = _by_plain_group("reduce_scatter_tensor_coalesced")
+    send = _by_plain_group("send")
+    recv = _by_plain_group("recv")
 
     def _post(
         self,

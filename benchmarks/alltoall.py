@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ KIB = 1024
 MODES = ("one_shot", "train")
 FULL = {"ranks": [2, 4, 8], "sizes": [8, 4 * KIB, 32 * KIB, 256 * KIB, 4096 * KIB]}
 QUICK = {"ranks": [2, 4], "sizes": [8, 32 * KIB, 1024 * KIB]}
+PEERS = ("raw", "channel", "open_mpi", "channel_python", "gloo")
+_FORKED = {"raw": "raw_alltoall", "channel": "channel_alltoall"}
 
 Run = Callable[[], dict[str, Any]]
 
@@ -29,13 +31,16 @@ Run = Callable[[], dict[str, Any]]
 class Cell:
     """All peers at one number of ranks and one size per pair, measured in turns."""
 
-    def __init__(self, ranks: int, size: int, seconds: float, touch: bool) -> None:
+    def __init__(
+        self, ranks: int, size: int, seconds: float, touch: bool, peers: Sequence[str] = PEERS
+    ) -> None:
         """`size` in bytes per ordered pair of ranks, `seconds` aimed at per measurement."""
         self.ranks = ranks
         self.size = size
         self._seconds = seconds
         self._touch = touch
         self._measured: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._names = peers
         self._mpi = native.mpi_settings(ranks) if native.mpi_version() else {}
 
     def turn(self, pool: Ranks, progress: tqdm[Any]) -> None:
@@ -60,12 +65,14 @@ class Cell:
 
     def _peers(self, pool: Ranks) -> Iterator[tuple[str, Run]]:
         cell = (self.ranks, self.size, self._seconds, self._touch)
-        yield "raw", partial(native.run_forked, "raw_alltoall", *cell)
-        yield "channel", partial(native.run_forked, "channel_alltoall", *cell)
-        for setting, arguments in self._mpi.items():
-            yield f"open_mpi: {setting}", partial(native.run_mpi, arguments, *cell)
-        for peer in ("channel_python", "gloo"):
-            yield peer, partial(pool.measure, peer, *cell[1:])
+        for peer in self._names:
+            if peer in _FORKED:
+                yield peer, partial(native.run_forked, _FORKED[peer], *cell)
+            elif peer == "open_mpi":
+                for setting, arguments in self._mpi.items():
+                    yield f"open_mpi: {setting}", partial(native.run_mpi, arguments, *cell)
+            else:
+                yield peer, partial(pool.measure, peer, *cell[1:])
 
     def _best_setting(self, mode: str) -> str:
         return min(

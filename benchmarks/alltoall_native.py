@@ -13,6 +13,7 @@ from common import ROOT
 _BUILD = ROOT / "build" / "bench"
 _PROGRAMS = _BUILD / "benchmarks" / "native"
 _LIMIT_SECONDS = 120
+_BUILD_LIMIT_SECONDS = 900
 
 # Open MPI's mpi_yield_when_idle, single-copy mechanism and eager limit: the three settings of its
 # shared-memory path that change these figures.
@@ -31,7 +32,8 @@ def build() -> None:
     """Compiles the programs into build/bench."""
     options = ["-DBLS_BUILD_BENCHMARKS=ON", "-DBLS_BUILD_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Release"]
     _checked(["cmake", "-S", str(ROOT), "-B", str(_BUILD), *options])
-    _checked(["cmake", "--build", str(_BUILD), "--target", "alltoall_benchmarks"])
+    build = ["cmake", "--build", str(_BUILD), "--target", "alltoall_benchmarks"]
+    _checked(build, _BUILD_LIMIT_SECONDS)
 
 
 def mpi_version() -> str | None:
@@ -67,11 +69,27 @@ def run_mpi(
     setting: list[str], ranks: int, size: int, seconds: float, touch: bool
 ) -> dict[str, Any]:
     """Runs mpi_alltoall with one of `mpi_settings`; it pins its ranks itself, as the others do."""
-    launcher = ["mpirun", "--timeout", str(_LIMIT_SECONDS), "--oversubscribe", "--bind-to", "none"]
+    program = [str(_PROGRAMS / "mpi_alltoall"), *_arguments(ranks, size, seconds, touch)]
+    return _run([*mpirun(ranks, _LIMIT_SECONDS), *setting, *program])
+
+
+def repeat_forked(program: str, ranks: int, size: int, repetitions: int) -> float:
+    """Like `run_forked`, one train of `repetitions` calls: microseconds a call."""
+    return _train(_run([str(_PROGRAMS / program), *_repeated(ranks, size, repetitions)]))
+
+
+def repeat_mpi(setting: list[str], ranks: int, size: int, repetitions: int) -> float:
+    """Like `run_mpi`, one train of `repetitions` calls: microseconds a call."""
+    program = [str(_PROGRAMS / "mpi_alltoall"), *_repeated(ranks, size, repetitions)]
+    return _train(_run([*mpirun(ranks, _LIMIT_SECONDS), *setting, *program]))
+
+
+def mpirun(ranks: int, limit_seconds: int) -> list[str]:
+    """How ranks are started that are more than cores."""
+    launcher = ["mpirun", "--timeout", str(limit_seconds), "--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
         launcher.append("--allow-run-as-root")
-    program = [str(_PROGRAMS / "mpi_alltoall"), *_arguments(ranks, size, seconds, touch)]
-    return _run([*launcher, *setting, "-n", str(ranks), *program])
+    return [*launcher, "-n", str(ranks)]
 
 
 def _arguments(ranks: int, size: int, seconds: float, touch: bool) -> list[str]:
@@ -79,13 +97,25 @@ def _arguments(ranks: int, size: int, seconds: float, touch: bool) -> list[str]:
     return [*arguments, "--touch"] if touch else arguments
 
 
+def _repeated(ranks: int, size: int, repetitions: int) -> list[str]:
+    return [
+        *("--ranks", str(ranks), "--bytes", str(size)),
+        *("--repetitions", str(repetitions)),
+    ]
+
+
+def _train(measured: dict[str, Any]) -> float:
+    microseconds: float = measured["train"]["median_us"]
+    return microseconds
+
+
 def _run(command: list[str]) -> dict[str, Any]:
     measured: dict[str, Any] = json.loads(_checked(command).strip().splitlines()[-1])
     return measured
 
 
-def _checked(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS + 30)
+def _checked(command: list[str], limit_seconds: int = _LIMIT_SECONDS + 30) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds)
     if done.returncode != 0:
         raise RuntimeError(
             f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr[-3000:]}"

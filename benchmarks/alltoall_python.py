@@ -70,6 +70,14 @@ class _Measurement:
         self._verify_every_word()
         return {"one_shot": one_shot, "train": train, "length": length}
 
+    def repeat(self, repetitions: int) -> float:
+        """Seconds per call of this rank in one train of so many calls."""
+        for _ in range(3):
+            self._verify_every_word()
+        seconds = self._train(repetitions)
+        self._verify_every_word()
+        return seconds
+
     def _sample(
         self, most: int, least: int, limit: float, timed: Callable[[], float]
     ) -> list[float]:
@@ -173,10 +181,11 @@ def _serve(rank: int, world: int, store: str, shared: Any, tasks: Connection) ->
     group = dist.group.WORLD
     assert group is not None
     while (task := tasks.recv()) is not None:
-        name, size, seconds, touch = task
+        name, size, touch, method, argument = task
         try:
             peer = PEERS[name](group, size)
-            tasks.send(_Measurement(peer, rank, world, shared, touch).run(seconds))
+            measurement = _Measurement(peer, rank, world, shared, touch)
+            tasks.send(getattr(measurement, method)(argument))
             peer.close()
         except Exception:
             tasks.send(traceback.format_exc())
@@ -207,18 +216,25 @@ class Ranks:
 
     def measure(self, peer: str, size: int, seconds: float, touch: bool) -> dict[str, Any]:
         """Runs one of PEERS; the result has the native programs' form."""
-        for pipe in self._pipes:
-            pipe.send((peer, size, seconds, touch))
-        answers = [self._answer(rank) for rank in range(len(self._pipes))]
+        answers = self._ask(peer, size, touch, "run", seconds)
         return {
             kind: _summarize([a[kind] for a in answers], length)
             for kind, length in (("one_shot", 1), ("train", answers[0]["length"]))
         }
 
-    def _answer(self, rank: int) -> dict[str, Any]:
+    def repeat(self, peer: str, size: int, repetitions: int) -> float:
+        """One train of `repetitions` calls: microseconds a call of the slowest rank."""
+        return 1e6 * max(self._ask(peer, size, False, "repeat", repetitions))
+
+    def _ask(self, *task: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send(task)
+        return [self._answer(rank) for rank in range(len(self._pipes))]
+
+    def _answer(self, rank: int) -> Any:
         if not self._pipes[rank].poll(_LIMIT_SECONDS):
             raise RuntimeError(f"rank {rank} gave no result within {_LIMIT_SECONDS} s")
-        answer: dict[str, Any] | str = self._pipes[rank].recv()
+        answer = self._pipes[rank].recv()
         if isinstance(answer, str):
             raise RuntimeError(f"rank {rank} failed:\n{answer}")
         return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shlex
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+# Its 97.5 % quantiles for 1, 2, ... degrees of freedom.
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "torchrec-bls", "numpy")
 
 
@@ -52,6 +55,16 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
         "min": ordered[0],
         "max": ordered[-1],
         "samples": len(ordered),
+    }
+
+
+def mean_interval(samples: Sequence[float]) -> dict[str, float]:
+    """Mean of 2 to 10 independent measurements, with the half-width of its 95 % interval."""
+    deviation = statistics.stdev(samples) / math.sqrt(len(samples))
+    return {
+        "mean": statistics.fmean(samples),
+        "ci95": _STUDENT_T[len(samples) - 2] * deviation,
+        "samples": len(samples),
     }
 
 

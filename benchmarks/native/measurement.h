@@ -35,8 +35,9 @@ class Measurement {
 
   void run(const char* program) {
     for (int round = 0; round < 3; ++round) verify_every_word();
-    const Summary one_shot = measure_one_shot();
-    const Summary train = measure_train();
+    const bool one_train = options_.repetitions != 0;
+    const Summary one_shot = one_train ? Summary{} : measure_one_shot();
+    const Summary train = one_train ? measure_one_train() : measure_train();
     verify_every_word();
     barrier_();
     if (rank_ == 0) {
@@ -169,6 +170,11 @@ class Measurement {
     const double train = static_cast<double>(length) * estimate;
     const std::size_t trains = bounded(options_.seconds / train, kMinTrains, 25);
     return summarize(sample(trains, kMinTrains, [&] { return timed_train(length); }), length);
+  }
+
+  Summary measure_one_train() {
+    shared_.seconds[rank_][0] = timed_train(options_.repetitions);
+    return summarize(1, options_.repetitions);
   }
 
   // Takes `most` samples, or fewer when other load on the machine makes them slower than estimated.

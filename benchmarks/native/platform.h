@@ -19,6 +19,7 @@ struct Options {
   std::size_t bytes = 8;
   double seconds = 0.3;  // aimed-at time of each of the two measurements
   bool touch = false;
+  std::size_t repetitions = 0;  // if given, one train of so many calls is all that is measured
 };
 
 inline Options parse_options(int argc, char** argv) {
@@ -35,8 +36,11 @@ inline Options parse_options(int argc, char** argv) {
       options.bytes = std::strtoull(value, nullptr, 10);
     } else if (!std::strcmp(argv[i], "--seconds")) {
       options.seconds = std::atof(value);
+    } else if (!std::strcmp(argv[i], "--repetitions")) {
+      options.repetitions = std::strtoull(value, nullptr, 10);
     } else {
-      std::fprintf(stderr, "unknown option %s (known: --ranks --bytes --seconds --touch)\n",
+      std::fprintf(stderr,
+                   "unknown option %s (known: --ranks --bytes --seconds --repetitions --touch)\n",
                    argv[i]);
       std::exit(2);
     }

@@ -5,6 +5,7 @@ DATA ?=
 DEMO_ARGS ?=
 DEVICE ?=
 FUZZ_SECONDS ?= 600
+PAPER_ARGS ?=
 SOAK_ARGS ?=
 
 VENV := .venv
@@ -17,12 +18,13 @@ WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f -not -path "csrc/tests/*")
 CXX_FILES := $(shell find csrc benchmarks -type f \( -name '*.h' -o -name '*.cpp' \) 2>/dev/null)
 FUZZ_TARGETS := $(notdir $(wildcard tests/corpus/*))
+MPI4PY := $(shell sed -n 's/^\# mpi: //p' $(PINS))
 NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build demo test test-cpp test-model test-sanitizers test-verbs test-next faults model \
-  fuzz soak lint format wheel benchmarks-build clean
+  fuzz soak paper-bls lint format wheel benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -70,6 +72,9 @@ fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [
 soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/soak.py --json out/soak.json $(SOAK_ARGS)
 
+paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make paper-bls [DATA=path] [PAPER_ARGS="..."]
+	$(WITH_VENV) $(BIN)/python benchmarks/paper_bls.py $(if $(DATA),--data "$(DATA)") $(PAPER_ARGS)
+
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec
 	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -c \
@@ -102,7 +107,7 @@ wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it hol
 	@echo "$$(ls build/dist/*.whl) holds the package, the planner and the native module"
 
 benchmarks-build: $(VENV)/.packages  ## Build the C++ side of the benchmarks
-	@$(call need,Open MPI,openmpi-bin libopenmpi-dev,command -v mpirun && command -v mpicxx)
+	@$(call need,Open MPI,$(mpi_packages),$(has_mpi))
 	$(call configure,build/benchmarks,-DBLS_BUILD_BENCHMARKS=ON)
 	$(BIN)/cmake --build build/benchmarks
 
@@ -131,6 +136,11 @@ $(VENV)/.built: $(VENV)/.packages $(NATIVE_SOURCES)
 	$(BIN)/python -c 'import torchrec_bls, torchrec_bls.sharding'
 	@touch $@
 
+$(VENV)/.mpi4py: $(PINS) | $(VENV)/.packages
+	@$(call need,Open MPI,$(mpi_packages),$(has_mpi))
+	$(BIN)/python -m pip install '$(MPI4PY)'
+	@touch $@
+
 build/torchrec-next/.installed: $(PINS) | $(VENV)/.packages
 	rm -rf build/torchrec-next
 	$(BIN)/python -m pip install --no-deps --target build/torchrec-next '$(NEXT_TORCHREC)'
@@ -147,6 +157,9 @@ has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
 has_verbs = echo '\#include <infiniband/verbs.h>' | $(CXX_OR_DEFAULT) -x c++ -E - -o /dev/null
 rdma_packages = libibverbs-dev ibverbs-providers ibverbs-utils rdma-core
 has_rdma = $(has_verbs) && command -v ibv_rc_pingpong && ls /etc/libibverbs.d/*
+
+mpi_packages = openmpi-bin libopenmpi-dev
+has_mpi = command -v mpirun && command -v mpicxx
 
 # Some lie where only root looks for programs, and ldd fails on a static program as is wanted.
 guest_packages = qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core

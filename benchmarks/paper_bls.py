@@ -72,10 +72,11 @@ def stages(quick: bool, data: Path | None) -> list[Stage]:
         "fig8": ("dlrm", {**short, "rows": 64, "data": rows}),
         "table1": ("overlap", {"bound": 2, "runs": 1 if quick else 3}),
     }
+    figures = {4: list(works)} if quick else {2: ["fig8"], 4: list(works), 8: list(works)}
     return [
-        Stage(f"{figure}-{ranks}", figure, work, ranks, settings)
-        for ranks in ((4,) if quick else (4, 8))
-        for figure, (work, settings) in works.items()
+        Stage(f"{figure}-{ranks}", figure, works[figure][0], ranks, works[figure][1])
+        for ranks, of_ranks in figures.items()
+        for figure in of_ranks
     ]
 
 

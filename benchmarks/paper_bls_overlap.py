@@ -67,6 +67,7 @@ def measure(stage: str, given: dict[str, Any], mpi: MpiBackend | None) -> list[d
             start = (
                 mpi.start if backend == "mpi" and mpi else over(make_group(backend, bound, _BYTES))
             )
+            _poster(start)().wait()  # connects the ranks, for which all have to come
             trials = []
             for _ in range(settings.runs):
                 trials.append(

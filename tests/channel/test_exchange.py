@@ -115,7 +115,7 @@ parts = st.builds(
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     plans=st.lists(st.lists(parts, max_size=16), min_size=1, max_size=8),

@@ -113,9 +113,7 @@ def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.
 
 def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTransport:
     with rendezvous.own_part("two-sided"):
-        messenger = TwoSidedMessenger(
-            rendezvous.group, rendezvous.own_store("two-sided"), shape
-        )
+        messenger = TwoSidedMessenger(rendezvous.group, rendezvous.own_store("two-sided"), shape)
     rendezvous.exchange("two-sided", {})
     return messenger.transport()
 

@@ -47,10 +47,17 @@ def test_arguments_out_of_range_are_refused(changed: dict[str, Any], message: st
     check_all(run_outcomes(1, create, [FITTING | changed]), "ValueError", message)
 
 
-@pytest.mark.parametrize("target", ["ShmTransport", "ShmTransport.connect"])
-def test_a_failure_of_one_rank_is_told_to_the_others(target: str) -> None:
+PARTS = {
+    "shm": ["_native.ShmTransport", "_native.ShmTransport.connect"],
+    "c10d": ["_native.TwoSidedInbox", "collective.two_sided.dist.ProcessGroupGloo"],
+}
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_failure_of_one_rank_is_told_to_the_others(part: int, transport: str) -> None:
+    target = PARTS[transport][part]
     change = {"side_effect": RendezvousError("no space in /dev/shm for a test")}
-    outcomes = run_outcomes(3, create_patched, f"torchrec_bls._native.{target}", change)
+    outcomes = run_outcomes(3, create_patched, f"torchrec_bls.{target}", change)
     check_all([outcomes[1]], "RendezvousError", "on rank 1: no space in /dev/shm for a test")
     check_all(
         [outcomes[0], outcomes[2]],

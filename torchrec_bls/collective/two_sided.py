@@ -32,7 +32,7 @@ _SETTLING = 1.0
 _PAUSE = 0.002
 
 # What a note is about: its number is a count of messages, or the rank that failed first.
-_POSTED, _ASKED, _READ, _CLOSED, _POISON = range(5)
+_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN = range(6)
 _NOTE = struct.Struct("<qqq1000s")  # about, number, bytes of the text, text
 
 # Tags of point-to-point messages. Those larger than a slot have one for each slot.
@@ -78,8 +78,10 @@ class TwoSidedMessenger:
         self._options = dist.AllToAllOptions()
         self._options.timeout = _FOREVER
         self._rounds: SimpleQueue[tuple[int, dist.Work] | None] = SimpleQueue()
+        self._closed = False
         self._started = 0
         self._finished = 0
+        self._knowing_poison: set[int] = set()
         self._notes: deque[tuple[dist.Work, torch.Tensor]] = deque()
         # Memory of messages larger than a slot, by peer and slot.
         self._exposed: dict[tuple[int, int], torch.Tensor] = {}
@@ -153,13 +155,21 @@ class TwoSidedMessenger:
 
     def spread_poison(self, origin: int, message: bytes) -> None:
         """Tells all peers that a rank failed, and returns when they know or do not listen."""
+        if self._closed:
+            return  # nobody listens any more
         for peer in self._peers:
             self._tell(peer, _POISON, origin, message)
-        self._flush(_TELLING)
+        end = time.monotonic() + _TELLING
+        while any(map(self._inbox.is_open, self._unknowing())) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def _unknowing(self) -> set[int]:
+        return {*self._peers} - self._knowing_poison
 
     def close(self, posted: int) -> None:
         """Tells all peers that there will be no further message, and lets those that are under way
         leave while anybody can take them."""
+        self._closed = True
         for peer in self._peers:
             self._tell(peer, _CLOSED, posted)
         end = time.monotonic() + self._deadline
@@ -216,6 +226,9 @@ class TwoSidedMessenger:
                 self._inbox.read(peer, number)
             elif about == _POISON:
                 self._inbox.poison(number, text[:size])
+                self._tell(peer, _POISON_KNOWN)
+            elif about == _POISON_KNOWN:
+                self._knowing_poison.add(peer)
             else:
                 self._inbox.closed(peer, number)
                 return
@@ -238,7 +251,8 @@ class TwoSidedMessenger:
             self._notes.append((self._own.send([tensor], peer, _NOTES), tensor))
         # The memory has to stay until it is sent.
         if len(self._notes) > 16 * len(self._peers):
-            self._notes.popleft()[0].wait(_FOREVER)
+            with suppress(RuntimeError):
+                self._notes.popleft()[0].wait(_FOREVER)
 
     def _flush(self, seconds: float) -> None:
         """Returns when all notes have left, or their receivers are gone or take no notice."""

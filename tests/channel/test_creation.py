@@ -47,17 +47,17 @@ def test_arguments_out_of_range_are_refused(changed: dict[str, Any], message: st
     check_all(run_outcomes(1, create, [FITTING | changed]), "ValueError", message)
 
 
-PARTS = {
-    "shm": ["_native.ShmTransport", "_native.ShmTransport.connect"],
-    "c10d": ["_native.TwoSidedInbox", "collective.two_sided.dist.ProcessGroupGloo"],
-}
-
-
-@pytest.mark.parametrize("part", [0, 1])
-def test_a_failure_of_one_rank_is_told_to_the_others(part: int, transport: str) -> None:
-    target = PARTS[transport][part]
+@pytest.mark.parametrize(
+    ("made_over", "target"),
+    [("shm", "ShmTransport"), ("shm", "ShmTransport.connect"), ("c10d", "TwoSidedInbox")],
+)
+def test_a_failure_of_one_rank_is_told_to_the_others(
+    made_over: str, target: str, transport: str
+) -> None:
+    if made_over != transport:
+        pytest.skip("is no part of this transport")
     change = {"side_effect": RendezvousError("no space in /dev/shm for a test")}
-    outcomes = run_outcomes(3, create_patched, f"torchrec_bls.{target}", change)
+    outcomes = run_outcomes(3, create_patched, f"torchrec_bls._native.{target}", change)
     check_all([outcomes[1]], "RendezvousError", "on rank 1: no space in /dev/shm for a test")
     check_all(
         [outcomes[0], outcomes[2]],
@@ -74,3 +74,8 @@ def create_many(rank: int) -> None:
 
 def test_channels_can_be_made_one_after_the_other() -> None:
     run(2, create_many)
+
+
+def test_slots_that_no_memory_holds_are_refused() -> None:
+    outcomes = run_outcomes(2, create, [{"slot_bytes": 1 << 50}] * 2)
+    check_all(outcomes, "RendezvousError", "no ")

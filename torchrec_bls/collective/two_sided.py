@@ -29,7 +29,7 @@ from torchrec_bls.errors import RendezvousError
 _FOREVER = timedelta(days=10_000)
 # Seconds that telling others of a failure may take, and that a failed exchange may take to end
 # after a peer is gone.
-_TELLING = 1.0
+_TELLING = 0.5
 _SETTLING = 1.0
 _LINE = 64  # bytes of a cache line, of which slots are multiples
 # Between two looks at something that no event announces, in rare moments.
@@ -86,7 +86,7 @@ class TwoSidedMessenger:
         self._started = 0
         self._finished = 0
         self._knowing_poison: set[int] = set()
-        self._notes: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._notes: deque[tuple[int, dist.Work, torch.Tensor]] = deque()
         # Memory of messages larger than a slot, by peer and slot.
         self._exposed: dict[tuple[int, int], torch.Tensor] = {}
         self._pulled: dict[tuple[int, int], torch.Tensor] = {}
@@ -176,11 +176,15 @@ class TwoSidedMessenger:
         for peer in self._peers:
             self._tell(peer, _POISON, origin, message)
         end = time.monotonic() + _TELLING
-        while any(map(self._inbox.is_open, self._unknowing())) and time.monotonic() < end:
+        while any(map(self._is_heard, self._unknowing())) and time.monotonic() < end:
             time.sleep(_PAUSE)
 
     def _unknowing(self) -> set[int]:
         return {*self._peers} - self._knowing_poison
+
+    def _is_heard(self, peer: int) -> bool:
+        """Whether more may come from `peer`: it has neither closed nor gone."""
+        return self._listeners[peer].is_alive()
 
     def close(self, posted: int) -> None:
         """Tells all peers that there will be no further message, and lets those that are under way
@@ -194,7 +198,8 @@ class TwoSidedMessenger:
                 break
             time.sleep(_PAUSE)
         self._rounds.put(None)
-        self._flush(_TELLING)
+        if not self._inbox.poisoned:
+            self._flush(_TELLING)
 
     def end(self) -> None:
         """Ends all threads, at the end of the process: whatever they wait for does not come."""
@@ -264,17 +269,19 @@ class TwoSidedMessenger:
         note = bytearray(_NOTE.pack(about, number, len(text), text))
         tensor = torch.frombuffer(note, dtype=torch.uint8)
         with suppress(RuntimeError):  # its listener says that the peer is gone
-            self._notes.append((self._own.send([tensor], peer, _NOTES), tensor))
+            self._notes.append((peer, self._own.send([tensor], peer, _NOTES), tensor))
         # The memory has to stay until it is sent.
         if len(self._notes) > 16 * len(self._peers):
             with suppress(RuntimeError):
-                self._notes.popleft()[0].wait(_FOREVER)
+                self._notes.popleft()[1].wait(_FOREVER)
 
     def _flush(self, seconds: float) -> None:
         """Returns when all notes have left, or their receivers are gone or take no notice."""
         end = time.monotonic() + seconds
         while self._notes:
-            work, _ = self._notes.popleft()
+            peer, work, _ = self._notes.popleft()
+            if not self._is_heard(peer):
+                continue
             with suppress(RuntimeError):
                 work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
 

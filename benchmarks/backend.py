@@ -16,7 +16,7 @@ from common import environment, spread, write_json
 from tqdm import tqdm
 
 FULL = {"ranks": [2, 4, 8], "sizes": [8, 4096, 32 << 10, 256 << 10, 4 << 20], "turns": 3}
-FULL |= {"seconds": 0.25, "torchrec_ranks": [2, 4], "samples": 15}
+FULL |= {"seconds": 0.15, "torchrec_ranks": [2, 4], "samples": 9}
 QUICK = {"ranks": [2, 4], "sizes": [8, 32 << 10, 4 << 20], "turns": 1}
 QUICK |= {"seconds": 0.1, "torchrec_ranks": [2], "samples": 3}
 BACKENDS = ("bls", "gloo")

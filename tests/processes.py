@@ -23,6 +23,9 @@ import torch.distributed as dist
 DEFAULT_DEADLINE = 60.0
 
 # "fork" where imports take minutes: this process has done them.
+# Called by every rank before its function. A fixture may set it.
+preparation: Callable[[], None] | None = None
+
 _context = get_context(os.environ.get("TORCHREC_BLS_TEST_START_METHOD", "forkserver"))
 _context.set_forkserver_preload(["torch", "torchrec_bls", "pytest", "hypothesis"])
 
@@ -103,7 +106,7 @@ def run_outcomes(
     """
     context = get_context("spawn") if fresh_interpreters else _context
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    task = pickle.dumps((function, args, backend))
+    task = pickle.dumps((preparation, function, args, backend))
     end = time.monotonic() + deadline
     pipes, processes = [], []
     for rank in range(world_size):
@@ -167,7 +170,9 @@ def _rank_main(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        function, args, backend = pickle.loads(task)
+        prepare, function, args, backend = pickle.loads(task)
+        if prepare is not None:
+            prepare()
         dist.init_process_group(
             backend,
             store=dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=deadline)),

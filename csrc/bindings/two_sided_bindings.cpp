@@ -53,7 +53,8 @@ class PythonMessenger final : public Messenger {
   template <class... Arguments>
   std::byte* call_for_memory(const char* method, const Arguments&... arguments) {
     std::byte* memory = nullptr;
-    checked([&] { memory = pointer(object_.attr(method)(arguments...).template cast<uintptr_t>()); });
+    checked(
+        [&] { memory = pointer(object_.attr(method)(arguments...).template cast<uintptr_t>()); });
     return memory;
   }
 
@@ -76,11 +77,11 @@ class PythonMessenger final : public Messenger {
 
 void bind_two_sided(py::module_& module) {
   py::class_<TwoSidedInbox, std::shared_ptr<TwoSidedInbox>>(module, "TwoSidedInbox")
-      .def(py::init([](int rank, int world_size, uint32_t slots, size_t slot_bytes,
-                       uintptr_t memory) {
-             return std::make_shared<TwoSidedInbox>(
-                 Slots{{rank, world_size, slots, slot_bytes}, pointer(memory)});
-           }),
+      .def(py::init(
+               [](int rank, int world_size, uint32_t slots, size_t slot_bytes, uintptr_t memory) {
+                 return std::make_shared<TwoSidedInbox>(
+                     Slots{{rank, world_size, slots, slot_bytes}, pointer(memory)});
+               }),
            py::arg("rank"), py::arg("world_size"), py::arg("slots"), py::arg("slot_bytes"),
            py::arg("memory"))
       .def("round_arrived", &TwoSidedInbox::round_arrived)
@@ -89,18 +90,15 @@ void bind_two_sided(py::module_& module) {
       .def("closed", &TwoSidedInbox::closed)
       .def("died", [](TwoSidedInbox& inbox,
                       int peer) { inbox.lost(peer, PeerState::kDead, std::string()); })
-      .def("lost", [](TwoSidedInbox& inbox, int peer, const std::string& fault) {
-        inbox.lost(peer, PeerState::kFailed, fault);
-      })
+      .def("lost", [](TwoSidedInbox& inbox, int peer,
+                      const std::string& fault) { inbox.lost(peer, PeerState::kFailed, fault); })
       .def("failed", &TwoSidedInbox::failed)
-      .def("poison", [](TwoSidedInbox& inbox, int origin, const py::bytes& message) {
-        inbox.poison(origin, message);
-      })
-      .def("is_open", [](const TwoSidedInbox& inbox, int peer) {
-        return inbox.state_of(peer) == PeerState::kOpen;
-      })
-      .def_property_readonly("poisoned",
-                             [](const TwoSidedInbox& inbox) { return inbox.poisoned().load() != 0; });
+      .def("poison", [](TwoSidedInbox& inbox, int origin,
+                        const py::bytes& message) { inbox.poison(origin, message); })
+      .def("is_open", [](const TwoSidedInbox& inbox,
+                         int peer) { return inbox.state_of(peer) == PeerState::kOpen; })
+      .def_property_readonly(
+          "poisoned", [](const TwoSidedInbox& inbox) { return inbox.poisoned().load() != 0; });
 
   using TwoSidedHandle = Handle<TwoSidedTransport>;
   py::class_<TwoSidedHandle, TransportHandle>(module, "TwoSidedTransport")

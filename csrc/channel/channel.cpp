@@ -404,11 +404,13 @@ void Channel::await_message(int source) {
   const double seconds = std::chrono::duration<double>(config_.deadline).count();
   const std::vector<int> missing = missing_peers(sequence);
   const bool blamed = missing.empty() || std::ranges::count(missing, source) > 0;
-  fail(ErrorKind::kTimeout,
-       describe(blamed ? source : missing.front(), sequence) + "did not send within " +
-           std::to_string(seconds) + " s. Missing: " + list(missing) +
-           ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the "
-           "deadline if it is only slow");
+  const std::string message =
+      describe(blamed ? source : missing.front(), sequence) + "did not send within " +
+      std::to_string(seconds) + " s. Missing: " + list(missing) +
+      ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the deadline if "
+      "it is only slow";
+  if (poisoned()) raise_poison();  // another rank was first, perhaps while this one asked
+  fail(ErrorKind::kTimeout, message);
 }
 
 void Channel::record_lag(int source) {

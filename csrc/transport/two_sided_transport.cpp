@@ -38,8 +38,14 @@ void TwoSidedTransport::pass_poison_on() {
 }
 
 bool TwoSidedTransport::on_its_way(int source, uint64_t sequence) {
-  messenger_->ask(source);
-  return inbox_->has_posted(source, sequence, Clock::now() + kTimeToAnswer);
+  if (asked_for_ != sequence + 1) {
+    asked_for_ = sequence + 1;
+    for (int peer = 0; peer < outboxes_.shape.world_size; ++peer) {
+      if (peer != outboxes_.shape.rank) messenger_->ask(peer);
+    }
+    answers_until_ = Clock::now() + kTimeToAnswer;
+  }
+  return inbox_->has_posted(source, sequence, answers_until_);
 }
 
 }  // namespace bls

@@ -77,6 +77,8 @@ class TwoSidedTransport final : public Transport {
   int delivered_ = 0;  // messages of the round to be exchanged next
   uint64_t posted_ = 0;
   std::atomic<bool> poison_spread_{false};
+  uint64_t asked_for_ = 0;  // sequence number plus one
+  Clock::time_point answers_until_;
 };
 
 }  // namespace bls

@@ -369,4 +369,12 @@ LATER = [
     Row("fork after creation", Fork(), moment="read"),
 ]
 
-MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER]
+# Not over it: what strikes shared memory, and a killed rank's large message, which may have arrived
+# or not. The protocol above is the same.
+TWO_SIDED = [
+    replace(row, name=f"{row.name}, c10d", arguments=(("transport", "c10d"),))
+    for row in (*DEATH, *DELAY, *LEAVING, *LATER)
+    if row.world < 8 and "large message" not in row.name and "descriptors" not in row.name
+]
+
+MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER, *TWO_SIDED]

@@ -164,7 +164,8 @@ class BoundedLagChannel:
         name: for messages, traces and statistics.
         deadline: seconds after which waiting for a peer is an error.
         transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
-            "auto" is shared memory among the ranks of a host and RDMA between hosts.
+            "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among the ranks of
+            a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: how RDMA devices are used; None: as the environment variables say.
 
     Raises:

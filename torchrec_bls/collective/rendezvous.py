@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls.errors import BLSError, RendezvousError
 
@@ -89,9 +90,9 @@ class Rendezvous:
             self.fail(phase, reason)
             raise RendezvousError(reason) from error
 
-    def own_store(self, phase: str) -> dist.Store:
+    def own_store(self, phase: str) -> Store:
         """Returns a store that only the ranks of this channel have, for use in `phase`."""
-        return dist.PrefixStore(self._key(phase, "own"), self._store)
+        return PrefixStore(self._key(phase, "own"), self._store)
 
     def fail(self, phase: str, reason: str) -> None:
         """Tells the ranks that wait in `phase` why this one does not come."""

@@ -112,11 +112,12 @@ def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.
 
 
 def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTransport:
-    with rendezvous.own_part("two-sided"):
-        messenger = TwoSidedMessenger(
-            rendezvous.group, rendezvous.own_store("two-sided"), shape
-        )
-    rendezvous.exchange("two-sided", {})
+    with rendezvous.own_part("memory"):
+        messenger = TwoSidedMessenger(shape)
+    rendezvous.exchange("memory", {})
+    with rendezvous.own_part("connected"):
+        messenger.connect(rendezvous.group, rendezvous.own_store("connected"))
+    rendezvous.exchange("connected", {})
     return messenger.transport()
 
 

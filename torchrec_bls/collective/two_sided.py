@@ -13,10 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from torchrec_bls import _native
 from torchrec_bls.collective.shape import Shape
@@ -26,13 +29,14 @@ from torchrec_bls.errors import RendezvousError
 _FOREVER = timedelta(days=10_000)
 # Seconds that telling others of a failure may take, and that a failed exchange may take to end
 # after a peer is gone.
-_TELLING = 1.0
+_TELLING = 0.5
 _SETTLING = 1.0
+_LINE = 64  # bytes of a cache line, of which slots are multiples
 # Between two looks at something that no event announces, in rare moments.
 _PAUSE = 0.002
 
 # What a note is about: its number is a count of messages, or the rank that failed first.
-_POSTED, _ASKED, _READ, _CLOSED, _POISON = range(5)
+_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN = range(6)
 _NOTE = struct.Struct("<qqq1000s")  # about, number, bytes of the text, text
 
 # Tags of point-to-point messages. Those larger than a slot have one for each slot.
@@ -53,45 +57,59 @@ class TwoSidedMessenger:
     the transport's inbox.
 
     Args:
-        group: of the channel.
-        store: for the ranks of this channel alone.
         shape: of the channel.
 
     Raises:
-        RendezvousError: the ranks could not be connected.
+        RendezvousError: there is no memory for the slots.
     """
 
-    def __init__(self, group: dist.ProcessGroup, store: dist.Store, shape: Shape) -> None:
-        self._rank = shape.rank
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
         self._peers = [rank for rank in range(shape.world_size) if rank != shape.rank]
-        self._deadline = shape.deadline
         self._process = os.getpid()
-        slot_bytes = -(-shape.slot_bytes // 64) * 64
+        slot_bytes = -(-shape.slot_bytes // _LINE) * _LINE
         size = (shape.slots, shape.world_size, slot_bytes)
-        self._outboxes = torch.zeros(size, dtype=torch.uint8)
-        self._inboxes = torch.zeros(size, dtype=torch.uint8)
+        try:
+            self._outboxes = torch.zeros(size, dtype=torch.uint8)
+            self._inboxes = torch.zeros(size, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"no memory for slots: {error}. Use a smaller slot_bytes"
+            ) from error
         self._inbox = _native.TwoSidedInbox(
             shape.rank, shape.world_size, shape.slots, slot_bytes, self._inboxes.data_ptr()
         )
-        self._own = _own_group(store, shape)
-        self._carrier = _carrier(group) or self._own
         self._options = dist.AllToAllOptions()
         self._options.timeout = _FOREVER
         self._rounds: SimpleQueue[tuple[int, dist.Work] | None] = SimpleQueue()
+        self._closed = False
         self._started = 0
         self._finished = 0
-        self._notes: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._knowing_poison: set[int] = set()
+        self._notes: deque[tuple[int, dist.Work, torch.Tensor]] = deque()
         # Memory of messages larger than a slot, by peer and slot.
         self._exposed: dict[tuple[int, int], torch.Tensor] = {}
         self._pulled: dict[tuple[int, int], torch.Tensor] = {}
         self._to_send: list[tuple[int, torch.Tensor]] = []
         self._sending: dict[tuple[int, int], dist.Work] = {}
-        _messengers.add(self)
-        self._threads = [self._start(self._complete_rounds, "rounds")]
+
+    def connect(self, group: dist.ProcessGroup, store: Store) -> None:
+        """Connects the ranks, collectively.
+
+        Args:
+            group: of the channel.
+            store: for the ranks of this channel alone.
+
+        Raises:
+            RendezvousError: gloo could not.
+        """
+        self._own = _own_group(store, self._shape)
+        self._carrier = _carrier(group) or self._own
+        self._rounds_thread = self._start(self._complete_rounds, "rounds")
         self._listeners = {
-            peer: self._start(lambda peer=peer: self._listen(peer), f"rank {peer}")
-            for peer in self._peers
+            peer: self._start(partial(self._listen, peer), f"rank {peer}") for peer in self._peers
         }
+        _messengers.add(self)
 
     def transport(self) -> _native.TwoSidedTransport:
         """Returns the transport, for one channel."""
@@ -128,13 +146,13 @@ class TwoSidedMessenger:
     def pull(self, source: int, slot: int, size: int) -> int:
         """Waits for what `source` exposed and returns its address."""
         message = _memory(self._pulled, (source, slot), size)
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + self._shape.deadline
         try:
             work = self._own.recv([message], source, _FIRST_SLOT + slot)
-            work.wait(timedelta(seconds=self._deadline))
+            work.wait(timedelta(seconds=self._shape.deadline))
         except RuntimeError as error:
             if time.monotonic() >= end:
-                raise TimeoutError(f"it did not come within {self._deadline} s") from error
+                raise TimeoutError(f"it did not come within {self._shape.deadline} s") from error
             self._listeners[source].join(_SETTLING)  # it ends when `source` is gone
             raise
         return message.data_ptr()
@@ -153,26 +171,39 @@ class TwoSidedMessenger:
 
     def spread_poison(self, origin: int, message: bytes) -> None:
         """Tells all peers that a rank failed, and returns when they know or do not listen."""
+        if self._closed:
+            return  # nobody listens any more
         for peer in self._peers:
             self._tell(peer, _POISON, origin, message)
-        self._flush(_TELLING)
+        end = time.monotonic() + _TELLING
+        while any(map(self._is_heard, self._unknowing())) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def _unknowing(self) -> set[int]:
+        return {*self._peers} - self._knowing_poison
+
+    def _is_heard(self, peer: int) -> bool:
+        """Whether more may come from `peer`: it has neither closed nor gone."""
+        return self._listeners[peer].is_alive()
 
     def close(self, posted: int) -> None:
         """Tells all peers that there will be no further message, and lets those that are under way
         leave while anybody can take them."""
+        self._closed = True
         for peer in self._peers:
             self._tell(peer, _CLOSED, posted)
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + self._shape.deadline
         while self._finished < self._started and time.monotonic() < end:
             if self._inbox.poisoned or not all(map(self._inbox.is_open, self._peers)):
                 break
             time.sleep(_PAUSE)
         self._rounds.put(None)
-        self._flush(_TELLING)
+        if not self._inbox.poisoned:
+            self._flush(_TELLING)
 
     def end(self) -> None:
         """Ends all threads, at the end of the process: whatever they wait for does not come."""
-        threads = [*self._threads, *self._listeners.values()]
+        threads = [self._rounds_thread, *self._listeners.values()]
         if os.getpid() != self._process or not any(thread.is_alive() for thread in threads):
             return
         for peer in self._peers:
@@ -207,7 +238,7 @@ class TwoSidedMessenger:
             except RuntimeError as error:
                 self._lose(peer, str(error))
                 return
-            about, number, size, text = _NOTE.unpack(note.numpy())
+            about, number, size, text = _NOTE.unpack(note.numpy().tobytes())
             if about == _POSTED:
                 self._inbox.posted(peer, number)
             elif about == _ASKED:
@@ -216,6 +247,9 @@ class TwoSidedMessenger:
                 self._inbox.read(peer, number)
             elif about == _POISON:
                 self._inbox.poison(number, text[:size])
+                self._tell(peer, _POISON_KNOWN)
+            elif about == _POISON_KNOWN:
+                self._knowing_poison.add(peer)
             else:
                 self._inbox.closed(peer, number)
                 return
@@ -235,21 +269,25 @@ class TwoSidedMessenger:
         note = bytearray(_NOTE.pack(about, number, len(text), text))
         tensor = torch.frombuffer(note, dtype=torch.uint8)
         with suppress(RuntimeError):  # its listener says that the peer is gone
-            self._notes.append((self._own.send([tensor], peer, _NOTES), tensor))
+            self._notes.append((peer, self._own.send([tensor], peer, _NOTES), tensor))
         # The memory has to stay until it is sent.
         if len(self._notes) > 16 * len(self._peers):
-            self._notes.popleft()[0].wait(_FOREVER)
+            with suppress(RuntimeError):
+                self._notes.popleft()[1].wait(_FOREVER)
 
     def _flush(self, seconds: float) -> None:
         """Returns when all notes have left, or their receivers are gone or take no notice."""
         end = time.monotonic() + seconds
         while self._notes:
-            work, _ = self._notes.popleft()
+            peer, work, _ = self._notes.popleft()
+            if not self._is_heard(peer):
+                continue
             with suppress(RuntimeError):
                 work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
 
 
-def _own_group(store: dist.Store, shape: Shape) -> dist.ProcessGroupGloo:
+def _own_group(store: Store, shape: Shape) -> Any:
+    """Returns a gloo group, of which torch's annotations lack most."""
     try:
         return dist.ProcessGroupGloo(
             store,

@@ -113,8 +113,9 @@ def _overlaps(stage: Any) -> Iterator[str]:
                 yes = count > (key == "exchanges")
                 cells.append(f"{'yes' if yes else 'no'} ({count} of {entry['bound'] + 1})")
             else:
-                yes = 2 * entry[key] > entry["trials"]
-                cells.append(f"{'yes' if yes else 'no'} ({entry[key]}/{entry['trials']})")
+                # Other load makes trials miss an overlap and can't make one up.
+                yes = "yes" if entry[key] else "no"
+                cells.append(f"{yes} ({entry[key]}/{entry['trials']})")
         yield _row(title, *cells)
 
 

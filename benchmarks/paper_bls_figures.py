@@ -99,7 +99,8 @@ def _draw_delays(axis: Any, stage: Any) -> None:
     axis.plot(range(len(ideals)), list(ideals.values()), "k:", label="ideal, computed")
     for value, label in zip(_PAPER_DELAYS, ("k = 0", "k > 0"), strict=True):
         axis.axhline(value, color="tab:gray", linewidth=0.8)
-        axis.text(0, value, f"paper, {label}", fontsize=7, va="bottom")
+        axis.text(2, value, f"paper, {label}", fontsize=7, va="bottom")
+    axis.set_ylim(0, max(axis.get_ylim()[1], 1.1 * max(_PAPER_DELAYS)))
 
 
 def _draw_windows(axis: Any, stage: Any) -> None:

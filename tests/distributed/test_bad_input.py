@@ -285,6 +285,30 @@ def test_ranks_need_one_bound() -> None:
     run(2, use_different_bounds)
 
 
+def shard_differently(rank: int, changes: dict[str, Any], message: str) -> None:
+    arguments = {"sharding": "mixed", "slot_bytes": None} | (changes if rank == 1 else {})
+    config = BLSConfig(deadline=30, slot_bytes=arguments["slot_bytes"])
+    model = shard(EBC, arguments["sharding"], EBC.bls_sharder(config))
+    with torch.no_grad(), pytest.raises(RendezvousError, match=message):
+        model(Batch(good_ids()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sharding": "row_wise"},
+            r"table 0 differs between ranks \(ranks \[0, 2\]: 't0' of 41 x 8 FP32 for features "
+            r"\['f0'\], table_wise on ranks \[0\] as 41x8; ranks \[1\]: .*, row_wise on ranks .* "
+            r"as 14x8 14x8 13x8\). Shard the same model",
+        ),
+        ({"slot_bytes": 4096}, r"slot_bytes differs between ranks \(ranks \[0, 2\]: None; ranks "),
+    ],
+)
+def test_ranks_need_one_plan(changes: dict[str, Any], message: str) -> None:
+    run(3, shard_differently, changes, message)
+
+
 def outgrow_the_slots(rank: int) -> None:
     small, large = make_ids(EBC, rank, 2), make_ids(EBC, 9 + rank, 2000)
     ours, theirs = sharded(EBC), shard(EBC, "mixed", EBC.torchrec_sharder())

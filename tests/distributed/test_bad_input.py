@@ -255,7 +255,7 @@ def test_codecs_are_refused(sharder: type) -> None:
         ({"bound": -1}, "bound is -1, but must be a number of iterations from 0"),
         ({"bound": 1.5}, "bound is 1.5, but must be a number of iterations"),
         ({"bound": True}, "bound is True, but must be a number of iterations"),
-        ({"transport": "rdma"}, "transport is 'rdma', but has to be one of shm"),
+        ({"transport": "rdma"}, "transport is 'rdma', but has to be one of auto"),
         ({"slot_bytes": 8}, "slot_bytes is 8, but a message header alone may take"),
         ({"expected_batch": 0}, "expected_batch is 0, but must be positive"),
         ({"deadline": 0}, "deadline is 0 s, but must be positive"),

@@ -419,6 +419,30 @@ TEST_CASE("memory of a large message that is not there is an error and not its b
   CHECK(failure);
 }
 
+TEST_CASE("a large message has the bytes that docs/wire-format.md shows") {
+  FakeRanks ranks({.bound = 1, .slot_bytes = kMinSlotBytes});
+  for (int i = 0; i < 4; ++i) {
+    for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank]);
+    for (int rank = 0; rank < 2 && i < 3; ++rank) {
+      ranks[rank].wait();
+      ranks[rank].release();
+    }
+  }
+  post_text(ranks[0], std::string(10000, 'x'));
+  const std::byte* const slot = ranks.ranks->arrived(1, 0, 4);
+  std::array<uint64_t, 8> words;
+  std::memcpy(words.data(), slot, sizeof(words));
+  CHECK(words[0] == 5);
+  CHECK(words[1] == 0x0001'0000'0101'b15a);
+  CHECK(words[2] == 3);
+  CHECK(words[3] == 10000);
+  CHECK(words[4] % 64 == 0);
+  CHECK(*reinterpret_cast<const char*>(words[4]) == 'x');  // both ranks are in one process
+  CHECK(words[5] <= UINT32_MAX);
+  CHECK(words[6] == 0);
+  CHECK(words[7] == 10000);
+}
+
 TEST_CASE("reading a large message ends at the deadline") {
   FakeRanks ranks({.slot_bytes = kMinSlotBytes, .deadline = milliseconds(100)});
   for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], std::string(10000, 'x'));

@@ -100,11 +100,10 @@ bool ends_sleep(Transports& ranks, const std::function<void()>& end) {
     std::this_thread::sleep_for(milliseconds(50));  // the sleep has begun by then
     end();
   });
-  const auto start = Clock::now();
-  const auto end = start + std::chrono::minutes(8);
-  sleeper.sleep(ready, &sleeper, end);
+  const auto limit = Clock::now() + std::chrono::minutes(8);
+  sleeper.sleep(ready, &sleeper, limit);
   other.join();
-  return Clock::now() < end;
+  return Clock::now() < limit;
 }
 
 }  // namespace

@@ -353,7 +353,7 @@ void VerbsTransport::drop(int source, uint32_t slot) {
 
 void VerbsTransport::arm() {
   const std::lock_guard lock(mutex_);
-  ;
+  completions_.arm();
   drain();  // what completed before gives no event
 }
 

@@ -504,7 +504,9 @@ void VerbsTransport::announce_close() {
     // Also to those that have closed: they may be keeping a large message for this rank.
     write_word(index, offsetof(PeerBlock, closed), 1);
   }
-  flush(lock, deadline_);
+  // Nobody expects anything of a rank that has failed, and one of its peers may be dead.
+  latch_poison();
+  flush(lock, poison_ ? kPoisonGrace : deadline_);
   block_of(shape_.rank).closed.store(1, std::memory_order_release);
 }
 

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch.distributed as dist
 
 from tests.faults.faults import Stop
 from tests.faults.judge import examine
@@ -50,8 +51,44 @@ ROWS = [
 ]
 
 
+def host_of_this_rank() -> str:
+    """Stands for torchrec_bls.collective.rendezvous.host_identity: two ranks on each host."""
+    return f"host {dist.get_rank() // 2}"
+
+
+# By shared memory or RDMA, rank 1 is told in other words.
+ROWS_OF_TWO_HOSTS = [
+    replace(over_verbs(row), world=4, words=("rank 1 ",), arguments=(("transport", "auto"),))
+    for row in (DEATH[0], LEAVING[0], LEAVING[2])
+]
+
+
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_fault(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHREC_BLS_IB_DEVICE", DEVICE)
     verdict = examine(row)
     assert not verdict.problems, "\n".join(verdict.problems)
+
+
+@pytest.mark.parametrize(
+    "row", ROWS_OF_TWO_HOSTS, ids=lambda row: row.name.removesuffix(", 2 ranks")
+)
+def test_fault_with_shared_memory_and_verbs(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchrec_bls.collective.channel.host_identity", host_of_this_rank)
+    test_fault(row, monkeypatch)
+
+
+def test_the_deadline_counts_where_a_dead_peer_is_retried_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 4.3 s, seven times.
+    monkeypatch.setenv("TORCHREC_BLS_IB_TIMEOUT", "20")
+    row = over_verbs(
+        replace(
+            DEATH[0],
+            world=3,
+            errors=("PeerTimeoutError",),
+            words=("rank 1 did not send within 5.0",),
+        )
+    )
+    test_fault(replace(row, deadline=5.0), monkeypatch)

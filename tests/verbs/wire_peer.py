@@ -98,7 +98,8 @@ class WirePeer:
         self.rank, self.bound, self.deadline = rank, bound, deadline
         self.peers = [peer for peer in range(world_size) if peer != rank]
         self.slots = 2 * (bound + 1)
-        self.region = Region(world_size, self.slots, round_up(slot_bytes, 64))
+        self._slot_bytes = round_up(slot_bytes, 64)
+        self.region = Region(world_size, self.slots, self._slot_bytes)
         self.sent = self.released = 0
         self.received = dict.fromkeys(self.peers, 0)
         self.known_credit = dict.fromkeys(self.peers, 0)
@@ -108,6 +109,7 @@ class WirePeer:
         # Of large messages: sequence and memory, until it is released.
         self._exposed: dict[int, list[tuple[int, MR]]] = {peer: [] for peer in self.peers}
         self._others: list[dict[str, Any]] = []
+        self._regions: dict[int, Region] = {}
 
         self._context = Context(name=device)
         self._port = self._context.query_port(PORT)
@@ -150,7 +152,9 @@ class WirePeer:
         self._others = list(records)
         for peer in self.peers:
             other = records[peer]
-            if other["memory_bytes"] != self.region.bytes:
+            places = 1 + sum(pair != 0 for pair in other["queue_pairs"])
+            self._regions[peer] = Region(places, self.slots, self._slot_bytes)
+            if other["memory_bytes"] != self._regions[peer].bytes:
                 raise WireError(f"rank {peer} has {other['memory_bytes']} bytes of inbox")
             attributes = self._attributes()
             attributes.path_mtu = min(self._port.active_mtu, (other["mtu"] // 128).bit_length() - 1)
@@ -206,7 +210,7 @@ class WirePeer:
                 peer,
                 self._outbox.buf + 8,
                 len(message) - 8,
-                self.region.slot(place, sequence) + 8,
+                self._regions[peer].slot(place, sequence) + 8,
                 immediate=damage.get("immediate", sequence & 0xFFFFFFFF),
             )
         self.sent += 1

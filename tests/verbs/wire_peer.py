@@ -223,7 +223,7 @@ class WirePeer:
         large = layout([len(part) for part in parts], at)[1] > self.region.slot_bytes
         header = HEADER.pack(
             0,
-            damage.get("magic", MAGIC),
+            MAGIC,
             damage.get("version", VERSION),
             ELSEWHERE if large else 0,
             self.rank,

@@ -396,11 +396,18 @@ class WirePeer:
                 return True
             self._check_poison()
             if time.monotonic() - silent_since > SILENCE:
-                self._write_word(peer, CREDIT, self.released)  # fails if it is gone
+                self._see_whether_it_answers(peer)
                 silent_since = time.monotonic()
             return False
 
         self._until(done, what)
+
+    def _see_whether_it_answers(self, peer: int) -> None:
+        try:
+            self._write_word(peer, CREDIT, self.released)
+        except WireError:
+            self._check_poison()  # of which the peer may have ended
+            raise
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + self.deadline

@@ -159,6 +159,22 @@ def test_hosts_without_rdma_are_joined_by_c10d_with_one_warning(
         assert f"On rank {without[0]}: this host has no RDMA device" in texts[0]
 
 
+def create_on_links(rank: int, links: Sequence[str]) -> None:
+    mesh = Mesh("VerbsTransport")
+    mesh.link = links[rank]
+    with mock.patch("torchrec_bls._native.VerbsTransport", return_value=mesh):
+        create(rank, "ab", {})
+
+
+@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+def test_ports_of_two_kinds_are_not_joined() -> None:
+    check_all(
+        run_outcomes(2, create_on_links, ["RoCE", "InfiniBand"]),
+        "link differs between ranks (ranks [0]: RoCE; ranks [1]: InfiniBand)",
+        "Use RDMA ports of one kind on all hosts",
+    )
+
+
 def built_without(rank: int, hosts: str, arguments: dict[str, Any]) -> None:
     with mock.patch("torchrec_bls._native.WITH_VERBS", False):
         create(rank, hosts, arguments)

@@ -28,6 +28,7 @@ POISON_WORD, BLOCKS, BLOCK_BYTES = 0, 64, 1088
 CREDIT, CLOSED, POISON = 0, 8, 64
 POISON_TEXT_BYTES = 1020
 PORT = 1
+SILENCE = 1.0
 _RECEIVE = 1 << 32  # as wr_id, plus the rank
 
 
@@ -98,7 +99,8 @@ class WirePeer:
         self.rank, self.bound, self.deadline = rank, bound, deadline
         self.peers = [peer for peer in range(world_size) if peer != rank]
         self.slots = 2 * (bound + 1)
-        self.region = Region(world_size, self.slots, round_up(slot_bytes, 64))
+        self._slot_bytes = round_up(slot_bytes, 64)
+        self.region = Region(world_size, self.slots, self._slot_bytes)
         self.sent = self.released = 0
         self.received = dict.fromkeys(self.peers, 0)
         self.known_credit = dict.fromkeys(self.peers, 0)
@@ -108,6 +110,7 @@ class WirePeer:
         # Of large messages: sequence and memory, until it is released.
         self._exposed: dict[int, list[tuple[int, MR]]] = {peer: [] for peer in self.peers}
         self._others: list[dict[str, Any]] = []
+        self._regions: dict[int, Region] = {}
 
         self._context = Context(name=device)
         self._port = self._context.query_port(PORT)
@@ -150,7 +153,9 @@ class WirePeer:
         self._others = list(records)
         for peer in self.peers:
             other = records[peer]
-            if other["memory_bytes"] != self.region.bytes:
+            places = 1 + sum(pair != 0 for pair in other["queue_pairs"])
+            self._regions[peer] = Region(places, self.slots, self._slot_bytes)
+            if other["memory_bytes"] != self._regions[peer].bytes:
                 raise WireError(f"rank {peer} has {other['memory_bytes']} bytes of inbox")
             attributes = self._attributes()
             attributes.path_mtu = min(self._port.active_mtu, (other["mtu"] // 128).bit_length() - 1)
@@ -193,20 +198,22 @@ class WirePeer:
 
     # Sending
 
-    def send(self, parts: dict[int, Sequence[bytes]], **damage: int) -> None:
+    def send(self, messages: dict[int, Sequence[bytes]], **damage: int) -> None:
         """Sends the next message to each peer; `damage` replaces fields of it, or `immediate`."""
         sequence = self.sent
         enough = sequence + 1 - self.slots
         for peer in self.peers:
-            self._await(lambda peer=peer: self._credit(peer) >= enough, f"credit of rank {peer}")
-            message = self._message(sequence, peer, parts[peer], damage)
+            self._await(
+                peer, lambda peer=peer: self._credit(peer) >= enough, f"credit of rank {peer}"
+            )
+            message = self._message(sequence, peer, messages[peer], damage)
             self._outbox.write(message, len(message))
             place = self._others[peer]["places"][self.rank]
             self._write(
                 peer,
                 self._outbox.buf + 8,
                 len(message) - 8,
-                self.region.slot(place, sequence) + 8,
+                self._regions[peer].slot(place, sequence) + 8,
                 immediate=damage.get("immediate", sequence & 0xFFFFFFFF),
             )
         self.sent += 1
@@ -219,7 +226,7 @@ class WirePeer:
         large = layout([len(part) for part in parts], at)[1] > self.region.slot_bytes
         header = HEADER.pack(
             0,
-            damage.get("magic", MAGIC),
+            MAGIC,
             damage.get("version", VERSION),
             ELSEWHERE if large else 0,
             self.rank,
@@ -264,6 +271,7 @@ class WirePeer:
         sequence = self.released
         for peer in self.peers:
             self._await(
+                peer,
                 lambda peer=peer: self.received[peer] > sequence or self._has_closed(peer),
                 f"message {sequence} of rank {peer}",
             )
@@ -378,16 +386,28 @@ class WirePeer:
         self._until(lambda: number in self._completed, f"a request to rank {peer}")
         self._completed.remove(number)
 
-    def _await(self, condition: Callable[[], bool], what: str) -> None:
+    def _await(self, peer: int, condition: Callable[[], bool], what: str) -> None:
         """Waits for what a peer does, which may fail instead."""
+        silent_since = time.monotonic()
 
         def done() -> bool:
-            met = condition()
-            if not met:
-                self._check_poison()
-            return met
+            nonlocal silent_since
+            if condition():
+                return True
+            self._check_poison()
+            if time.monotonic() - silent_since > SILENCE:
+                self._see_whether_it_answers(peer)
+                silent_since = time.monotonic()
+            return False
 
         self._until(done, what)
+
+    def _see_whether_it_answers(self, peer: int) -> None:
+        try:
+            self._write_word(peer, CREDIT, self.released)
+        except WireError:
+            self._check_poison()  # of which the peer may have ended
+            raise
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + self.deadline

@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "collective/all_to_all.h"
+#include "collective/reduce_scatter.h"
 
 namespace py = pybind11;
 
@@ -34,6 +35,10 @@ void bind_all_to_all(py::module_& module) {
     const std::vector<Buffer> buffers = buffers_of(tuples);
     const py::gil_scoped_release release;
     collect_buffers(arrival, buffers);
+  });
+  module.def("collect_sum", [](const Arrival& arrival, int rank, uintptr_t output, size_t floats) {
+    const py::gil_scoped_release release;
+    collect_sum(arrival, rank, {reinterpret_cast<float*>(output), floats});
   });
 }
 

@@ -60,6 +60,18 @@ void bind_verbs(py::module_& module) {
       .def_readwrite("min_rnr_timer", &VerbsConfig::min_rnr_timer)
       .def_readwrite("inline_bytes", &VerbsConfig::inline_bytes);
 
+  // (bytes of a packet, bytes of the largest message), for the doctor
+  module.def(
+      "port_limits",
+      [](const std::string& device, int port) {
+        VerbsConfig config;
+        config.device = device;
+        config.port = port;
+        const VerbsDevice opened(load_ibverbs(), config);
+        return std::tuple(opened.mtu(), opened.port_attributes().max_msg_sz);
+      },
+      py::arg("device"), py::arg("port"));
+
   using VerbsHandle = Handle<VerbsTransport>;
   py::class_<VerbsHandle, TransportHandle>(module, "VerbsTransport")
       .def(py::init([](const VerbsConfig& config, int rank, int world_size, uint32_t slots,

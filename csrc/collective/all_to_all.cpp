@@ -8,21 +8,17 @@
 #include "errors.h"
 
 namespace bls {
-namespace {
 
-void check_size(const Arrival& arrival, int source, const Buffer& buffer) {
+void require_size(const Arrival& arrival, int source, size_t bytes) {
   const auto parts = arrival.parts(source);
-  if (parts.size() == 1 && parts[0].bytes == buffer.bytes) return;
+  if (parts.size() == 1 && parts[0].bytes == bytes) return;
   throw ChannelError(ErrorKind::kProtocol,
                      "rank " + std::to_string(source) + " sent " +
                          std::to_string(parts.size() == 1 ? parts[0].bytes : 0) +
-                         " bytes, but this rank's output has room for " +
-                         std::to_string(buffer.bytes) +
+                         " bytes, but this rank's output has room for " + std::to_string(bytes) +
                          " from it. What one rank sends must be what the other expects: compare "
                          "the split sizes, shapes and dtypes of the two");
 }
-
-}  // namespace
 
 void post_buffers(Channel& channel, std::span<const Buffer> buffers) {
   const size_t world = buffers.size();
@@ -42,7 +38,9 @@ void collect_buffers(const Arrival& arrival, std::span<const Buffer> buffers) {
     throw std::invalid_argument(std::to_string(buffers.size()) + " buffers for messages of " +
                                 std::to_string(arrival.world_size()) + " ranks");
   }
-  for (size_t i = 0; i < buffers.size(); ++i) check_size(arrival, static_cast<int>(i), buffers[i]);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    require_size(arrival, static_cast<int>(i), buffers[i].bytes);
+  }
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (buffers[i].bytes == 0) continue;
     std::memcpy(buffers[i].data, arrival.part(static_cast<int>(i), 0).data, buffers[i].bytes);

@@ -54,7 +54,7 @@ Ranks::Ranks(const Setup& setup, Transports transports) {
 std::byte* Ranks::arrived(int rank, int source, uint64_t sequence) {
   const auto slots = (*this)[rank].config().slots;
   std::byte* const slot = transport(rank).inbox(source, static_cast<uint32_t>(sequence % slots));
-  const auto end = Clock::now() + std::chrono::seconds(20);
+  const auto end = Clock::now() + std::chrono::minutes(2);
   while (arrival_word(slot).load() != sequence + 1) {
     if (Clock::now() > end) throw std::runtime_error("a message did not arrive");
     transport(rank).progress();

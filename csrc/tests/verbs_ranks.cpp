@@ -50,30 +50,39 @@ Transports verbs_transports(const Setup& setup) {
   return transports;
 }
 
-Transports mixed_transports(const Setup& setup) {
+Transports transports_on_hosts(const Setup& setup, const std::vector<int>& hosts) {
+  const auto host_of = [&](int rank) { return hosts[static_cast<size_t>(rank)]; };
   const auto [library, config] = library_under_test();
-  const auto elsewhere = [](const RingShape& shape) {
+  const auto elsewhere = [&](const RingShape& shape) {
     std::vector<int> peers = others(shape);
-    std::erase_if(peers,
-                  [&](int peer) { return peer / kRanksPerHost == shape.rank / kRanksPerHost; });
+    std::erase_if(peers, [&](int peer) { return host_of(peer) == host_of(shape.rank); });
     return peers;
   };
   auto verbs = connected(library, setup, config, elsewhere);
   Transports transports;
-  for (int first = 0; first < setup.world_size; first += kRanksPerHost) {
-    Setup host = setup;
-    host.world_size = std::min(kRanksPerHost, setup.world_size - first);
-    host.slots = setup.slot_count();
+  for (int first = 0; first < setup.world_size;) {
     std::vector<int> local_ranks;
-    for (int rank = first; rank < first + host.world_size; ++rank) local_ranks.push_back(rank);
+    for (int rank = first; rank < setup.world_size && host_of(rank) == host_of(first); ++rank) {
+      local_ranks.push_back(rank);
+    }
+    Setup host = setup;
+    host.world_size = static_cast<int>(local_ranks.size());
+    host.slots = setup.slot_count();
     auto shm = shm_mesh(host);
-    for (int rank = first; rank < first + host.world_size; ++rank) {
+    for (const int rank : local_ranks) {
       transports.push_back(std::make_unique<MixedTransport>(
           std::move(shm[static_cast<size_t>(rank - first)]),
           std::move(verbs[static_cast<size_t>(rank)]), local_ranks, setup.world_size));
     }
+    first += host.world_size;
   }
   return transports;
+}
+
+Transports mixed_transports(const Setup& setup) {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < setup.world_size; ++rank) hosts.push_back(rank / kRanksPerHost);
+  return transports_on_hosts(setup, hosts);
 }
 
 }  // namespace bls::testing

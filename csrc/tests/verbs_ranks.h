@@ -20,7 +20,9 @@ std::vector<std::unique_ptr<VerbsTransport>> connected(
 
 /// Over the device under test, or over the fake.
 Transports verbs_transports(const Setup& setup);
-/// The same with two ranks, or what remains, on each of several hosts.
+/// Shared memory among the ranks of a host, as above between hosts: `hosts` by rank, ascending.
+Transports transports_on_hosts(const Setup& setup, const std::vector<int>& hosts);
+/// With two ranks, or what remains, on each of several hosts.
 Transports mixed_transports(const Setup& setup);
 
 }  // namespace bls::testing

@@ -181,6 +181,11 @@ std::string VerbsDevice::choose_gid() {
   return "";
 }
 
+uint32_t VerbsDevice::mtu() const {
+  const uint32_t most = 128u << port_attributes_.active_mtu;
+  return config_.mtu > 0 ? std::min(most, static_cast<uint32_t>(config_.mtu)) : most;
+}
+
 uint32_t VerbsDevice::max_message() const {
   constexpr uint32_t kLongest = 1u << 30;  // what a work request can have and stay addressable
   return port_attributes_.max_msg_sz == 0 ? kLongest

@@ -28,8 +28,16 @@ constexpr uint64_t kControlTag = 0;
 constexpr uint64_t kReadTag = 1;
 constexpr uint64_t kFirstSlotTag = 2;
 
+constexpr const char* kKernelLog = ". Look at the kernel log (dmesg)";
+
 /// Packets of an earlier connection with the same numbers are told from those of this one by it.
 uint32_t random_packet_number() { return std::random_device{}() & 0xFFFFFF; }
+
+/// Places in the inbox region of `rank`: one for each that it connects to and one for itself.
+uint32_t places_of(const VerbsAddress& rank) {
+  const auto none = std::count(rank.queue_pairs.begin(), rank.queue_pairs.end(), 0u);
+  return static_cast<uint32_t>(rank.queue_pairs.size() - static_cast<size_t>(none)) + 1;
+}
 
 std::string purpose_of(const RingShape& shape) {
   return std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) + " slots of " +
@@ -92,7 +100,7 @@ VerbsAddress VerbsTransport::address() const {
   VerbsAddress address;
   address.gid = device_.gid();
   address.lid = device_.port_attributes().lid;
-  address.mtu = 128u << device_.port_attributes().active_mtu;
+  address.mtu = device_.mtu();
   address.packet_number = packet_number_;
   address.memory = reinterpret_cast<uintptr_t>(inbox_.data());
   address.memory_bytes = inbox_.size();
@@ -112,9 +120,9 @@ void VerbsTransport::connect(std::span<const VerbsAddress> addresses) {
     const VerbsAddress& remote = addresses[static_cast<size_t>(rank)];
     const std::string who = "rank " + std::to_string(rank);
     const auto own = static_cast<size_t>(shape_.rank);
+    const VerbsLayout there(places_of(remote), shape_.slots, shape_.slot_bytes);
     if (remote.queue_pairs.size() != peers_.size() || remote.places.size() != peers_.size() ||
-        remote.places[own] >= peers_.size() ||
-        remote.memory_bytes < layout_.slot_offset(remote.places[own] + 1, 0)) {
+        remote.places[own] >= places_of(remote) || remote.memory_bytes != there.bytes()) {
       throw ChannelError(ErrorKind::kProtocol,
                          who + " announced an inbox of " + std::to_string(remote.memory_bytes) +
                              " bytes for " + std::to_string(remote.queue_pairs.size()) +
@@ -124,6 +132,7 @@ void VerbsTransport::connect(std::span<const VerbsAddress> addresses) {
     peer.memory = remote.memory;
     peer.remote_key = remote.remote_key;
     peer.place_there = remote.places[own];
+    peer.slots_there = there.slot_offset(peer.place_there, 0);
     peer.last_heard = Clock::now();
     try {
       peer.queue->connect(
@@ -150,7 +159,7 @@ std::byte* VerbsTransport::outbox(int destination, uint32_t slot) {
   if (!free) {
     throw ChannelError(ErrorKind::kTransport,
                        "RDMA device " + device_.label() + " did not complete a message to rank " +
-                           std::to_string(destination) + " that was read long ago");
+                           std::to_string(destination) + " that was read long ago" + kKernelLog);
   }
   return outbox_.data() + layout_.slot_offset(peers_[destination].place, slot);
 }
@@ -160,7 +169,7 @@ void VerbsTransport::deliver(int destination, std::byte* slot, size_t bytes, uin
   Peer& peer = peers_[destination];
   if (peer.fault) return;  // as with a peer in shared memory that has ended: `wait` tells
   const auto index = static_cast<uint32_t>(sequence % shape_.slots);
-  const uint64_t remote_slot = layout_.slot_offset(peer.place_there, index);
+  const uint64_t remote_slot = peer.slots_there + index * layout_.stride();
   size_t count = 0;
   for (size_t at = kArrivalWord; at < bytes; ++count) {
     const size_t length = std::min<size_t>(bytes - at, device_.max_message());
@@ -190,7 +199,7 @@ ibv_send_wr VerbsTransport::write_request(int peer, ibv_sge& piece, uint64_t rem
 void VerbsTransport::post(int peer, std::span<ibv_send_wr> requests, uint64_t tag) {
   if (const int error = peers_[peer].queue->post(requests, tag); error != 0) {
     lose(peer, PeerState::kFailed,
-         std::string("the device takes no request: ") + std::strerror(error));
+         std::string("the device takes no request: ") + std::strerror(error) + kKernelLog);
   }
 }
 
@@ -206,9 +215,11 @@ void VerbsTransport::drain() {
     count = completions_.poll(batch);
     for (int i = 0; i < count; ++i) take(batch[static_cast<size_t>(i)]);
     const int error = completions_.replenish();
-    if (error != 0) lose_all(std::string("the device takes no receive: ") + std::strerror(error));
+    if (error != 0) {
+      lose_all(std::string("the device takes no receive: ") + std::strerror(error) + kKernelLog);
+    }
   } while (count > 0);
-  if (count < 0) lose_all("the completion queue failed");
+  if (count < 0) lose_all(std::string("the completion queue failed") + kKernelLog);
 }
 
 void VerbsTransport::take(const ibv_wc& completion) {
@@ -264,7 +275,10 @@ void VerbsTransport::take_failure(const ibv_wc& completion) {
 }
 
 void VerbsTransport::lose(int peer, PeerState state, const std::string& what) {
-  if (!peers_[peer].fault) peers_[peer].fault = {state, device_.label() + ": " + what};
+  if (peers_[peer].fault) return;
+  peers_[peer].fault = {state, device_.label() + ": " + what};
+  // It may still be connected, and would wait for this rank until the deadline.
+  peers_[peer].queue->break_off();
 }
 
 void VerbsTransport::lose_all(const std::string& what) {
@@ -353,7 +367,7 @@ void VerbsTransport::drop(int source, uint32_t slot) {
 
 void VerbsTransport::arm() {
   const std::lock_guard lock(mutex_);
-  ;
+  completions_.arm();
   drain();  // what completed before gives no event
 }
 
@@ -490,7 +504,9 @@ void VerbsTransport::announce_close() {
     // Also to those that have closed: they may be keeping a large message for this rank.
     write_word(index, offsetof(PeerBlock, closed), 1);
   }
-  flush(lock, deadline_);
+  // Nobody expects anything of a rank that has failed, and one of its peers may be dead.
+  latch_poison();
+  flush(lock, poison_ ? kPoisonGrace : deadline_);
   block_of(shape_.rank).closed.store(1, std::memory_order_release);
 }
 

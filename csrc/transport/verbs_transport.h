@@ -22,7 +22,7 @@ namespace bls {
 struct VerbsAddress {
   ibv_gid gid{};
   uint16_t lid = 0;
-  uint32_t mtu = 0;            ///< bytes of a packet
+  uint32_t mtu = 0;            ///< bytes of a packet that it wants at most
   uint32_t packet_number = 0;  ///< of the first packet on each of its connections
   uint64_t memory = 0;         ///< where its inbox region starts
   uint64_t memory_bytes = 0;
@@ -93,6 +93,7 @@ class VerbsTransport final : public Transport {
     std::optional<VerbsQueue> queue;
     uint32_t place = 0;        // of its words and slots in this rank's regions
     uint32_t place_there = 0;  // of this rank's in the peer's inbox region
+    uint64_t slots_there = 0;  // offset in that region
     uint64_t memory = 0;
     uint32_t remote_key = 0;
     uint64_t received = 0;     // messages

@@ -65,7 +65,7 @@ def names(made: Sequence[tuple[str, Any]]) -> list[str]:
     return [name for name, _ in made]
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+@pytest.mark.usefixtures("build_with_rdma")
 def test_ranks_of_one_host_share_memory_and_hosts_are_joined_by_rdma() -> None:
     for hosts, transport, expected in [
         ("aaa", "auto", ["ShmTransport"]),
@@ -79,7 +79,7 @@ def test_ranks_of_one_host_share_memory_and_hosts_are_joined_by_rdma() -> None:
             assert names(made) == expected, (hosts, transport)
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+@pytest.mark.usefixtures("build_with_rdma")
 def test_each_rank_of_several_hosts_reaches_its_own_by_memory_and_the_others_by_rdma() -> None:
     made = run(4, made_on_hosts, "abab", "auto")
     for rank in range(4):
@@ -118,7 +118,7 @@ def without_devices(rank: int, hosts: str, arguments: dict[str, Any]) -> None:
         create(rank, hosts, arguments)
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+@pytest.mark.usefixtures("build_with_rdma")
 def test_who_asks_for_rdma_is_told_what_is_missing() -> None:
     check_all(
         run_outcomes(2, without_devices, "aa", {"transport": "verbs"}),
@@ -157,6 +157,22 @@ def test_hosts_without_rdma_are_joined_by_c10d_with_one_warning(
         assert len(texts) == 1
         assert "use the two-sided transport 'c10d' over TCP instead" in texts[0]
         assert f"On rank {without[0]}: this host has no RDMA device" in texts[0]
+
+
+def create_on_links(rank: int, links: Sequence[str]) -> None:
+    mesh = Mesh("VerbsTransport")
+    mesh.link = links[rank]
+    with mock.patch("torchrec_bls._native.VerbsTransport", return_value=mesh):
+        create(rank, "ab", {})
+
+
+@pytest.mark.usefixtures("build_with_rdma")
+def test_ports_of_two_kinds_are_not_joined() -> None:
+    check_all(
+        run_outcomes(2, create_on_links, ["RoCE", "InfiniBand"]),
+        "link differs between ranks (ranks [0]: RoCE; ranks [1]: InfiniBand)",
+        "Use RDMA ports of one kind on all hosts",
+    )
 
 
 def built_without(rank: int, hosts: str, arguments: dict[str, Any]) -> None:
@@ -253,8 +269,7 @@ def test_environment_variables_that_make_no_sense_are_refused(
     assert message in str(caught.value)
 
 
+@pytest.mark.usefixtures("build_with_rdma")
 def test_the_defaults_are_those_of_the_compiled_part() -> None:
-    if not _native.WITH_VERBS:
-        pytest.skip("this build has no RDMA")
     native = _native.VerbsConfig()
     assert {name: getattr(native, name) for name in vars(VerbsConfig())} == vars(VerbsConfig())

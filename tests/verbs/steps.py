@@ -33,6 +33,8 @@ def steps_on(device: str) -> Iterator[Step]:
     yield Step("pingpong", pingpong(device, device), 40)
     yield Step("C++ processes", f"{_CPP} --test-suite=processes", 300)
     yield Step("C++ protocol", f"{_CPP} {_PROTOCOL}", 600)
+    mixed = "TORCHREC_BLS_TEST_TRANSPORT=mixed"
+    yield Step("C++ protocol, both transports", f"{mixed} {_CPP} {_PROTOCOL}", 600)
 
 
 def torch_step(peer: str) -> Step:

@@ -62,12 +62,11 @@ def test_messages_over_verbs(world_size: int) -> None:
     run(world_size, exchange_messages, "verbs", 1, deadline=DEADLINE)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_between_hosts_auto_is_verbs(world_size: int) -> None:
-    run(world_size, exchange_messages, "auto", 1, deadline=DEADLINE)
+def test_between_hosts_auto_is_verbs() -> None:
+    run(2, exchange_messages, "auto", 1, deadline=DEADLINE)
 
 
-@pytest.mark.parametrize("world_size", [3, 4, 8])
+@pytest.mark.parametrize("world_size", [3, 8])
 def test_shared_memory_and_verbs_in_one_channel(world_size: int) -> None:
     run(world_size, exchange_messages, "auto", 2, deadline=DEADLINE)
 

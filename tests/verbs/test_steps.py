@@ -41,7 +41,7 @@ def test_device_without_an_address_is_an_error(tmp_path: Path) -> None:
 
 def play(steps: list[Step], out: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(suite, "steps_on", lambda device: steps)
-    return suite.main(["dev0", "--out", str(out)])
+    return suite.main(["dev0", "--out", str(out), "--short"])
 
 
 def test_steps_get_the_device_and_pass(

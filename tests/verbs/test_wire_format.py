@@ -134,17 +134,14 @@ def test_a_close_of_the_other_program() -> None:
 def test_poison_of_ours() -> None:
     ours, theirs = run(2, play, "read", {}, 5, True, deadline=4 * DEADLINE)
     assert ours == "KeyError"
-    assert theirs == "Poisoned: rank 0 failed: KeyError: 'out of luck'"
+    assert theirs.startswith("Poisoned: rank 0 failed: channel 'wire' on rank 0"), theirs
+    assert "KeyError: 'out of luck'" in theirs
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [
-        ({"magic": 0x3F3F}, "magic 16191"),
-        ({"version": 99}, "wire version 99"),
-        ({"parts": 99}, "99 parts, at most 16"),
-    ],
-    ids=["magic", "version", "parts"],
+    [({"version": 99}, "wire version 99"), ({"parts": 99}, "99 parts, at most 16")],
+    ids=["version", "parts"],
 )
 def test_a_message_against_the_format_is_refused(damage: dict[str, int], words: str) -> None:
     ours, theirs = run(2, play, "damage", damage, MESSAGES, deadline=4 * DEADLINE)

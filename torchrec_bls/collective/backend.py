@@ -1,4 +1,5 @@
-"""The torch.distributed backend "bls": all-to-alls through a bounded-lag channel, the rest by gloo.
+"""The torch.distributed backend "bls": personalised exchanges go through a bounded-lag channel, the
+rest by gloo.
 
 Importing torchrec_bls registers it (docs/design/backend.md).
 """
@@ -10,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from torchrec_bls import _native
 from torchrec_bls.collective import buffers
 from torchrec_bls.collective.backend_options import BLSOptions
 from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
-from torchrec_bls.collective.work import AllToAllQueue, AllToAllWork
+from torchrec_bls.collective.work import CallQueue, CallWork, Receive
 
 NAME = "bls"
 
@@ -47,8 +49,9 @@ def _by_plain_group(name: str) -> Any:
 class BLSProcessGroup(dist.ProcessGroup):
     """A process group of CPU tensors on one host.
 
-    Everything is gloo's but `all_to_all_single` and `all_to_all`. The first of these sets up the
-    channel, for which all ranks have to call it.
+    Everything is gloo's but `all_to_all_single`, `all_to_all` and sums of float32 by
+    `reduce_scatter_tensor`. The first of these sets up the channel, for which all ranks have to
+    call it.
 
     - Inputs that are not contiguous are copied; outputs that are not are refused.
     - An input stays unchanged until its handle is completed, an output is undefined until then.
@@ -80,7 +83,7 @@ class BLSProcessGroup(dist.ProcessGroup):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._options = options
         self._deadline = options.deadline or min(given.timeout.total_seconds(), LONGEST_DEADLINE)
-        self._queue: AllToAllQueue | None = None
+        self._queue: CallQueue | None = None
 
     @property
     def channel(self) -> BoundedLagChannel | None:
@@ -95,13 +98,13 @@ class BLSProcessGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int],
         opts: Any = None,
         timeout: Any = None,
-    ) -> AllToAllWork:
+    ) -> CallWork:
         """Called by `torch.distributed.all_to_all_single`."""
         buffers.check_output(output)
         source = buffers.sent_part(input)
         return self._post(
             buffers.split(source, input_split_sizes, self._world_size, "input"),
-            buffers.split(output, output_split_sizes, self._world_size, "output"),
+            buffers.copy_to(buffers.split(output, output_split_sizes, self._world_size, "output")),
             [source],
             [output],
             opts,
@@ -115,7 +118,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         input: list[torch.Tensor],
         opts: Any = None,
         timeout: Any = None,
-    ) -> AllToAllWork:
+    ) -> CallWork:
         """Called by `torch.distributed.all_to_all`."""
         for name, tensors in (("output", output), ("input", input)):
             if len(tensors) != self._world_size:
@@ -126,7 +129,41 @@ class BLSProcessGroup(dist.ProcessGroup):
         for tensor in output:
             buffers.check_output(tensor)
         sources = [buffers.sent_part(tensor) for tensor in input]
-        return self._post(buffers.whole(sources), buffers.whole(output), sources, output, opts)
+        copy = buffers.copy_to(buffers.whole(output))
+        return self._post(buffers.whole(sources), copy, sources, output, opts)
+
+    def reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> dist.Work:
+        """Called by `torch.distributed.reduce_scatter_tensor`.
+
+        Sums of float32 go through the channel: gloo would all-reduce the whole input. The results
+        are the same, bit for bit.
+        """
+        opts = opts or dist.ReduceScatterOptions()
+        if opts.reduceOp != dist.ReduceOp.SUM or input.dtype != torch.float32:
+            work: dist.Work = self._plain.reduce_scatter_single(output, input, opts)
+            return work
+        buffers.check_output(output)
+        source = buffers.sent_part(input)
+        if output.dtype != input.dtype or input.numel() != self._world_size * output.numel():
+            raise ValueError(
+                f"reduce_scatter of {input.numel()} x {input.dtype} among {self._world_size} ranks "
+                f"into an output of {output.numel()} x {output.dtype}: the input has one output "
+                "for each rank"
+            )
+        part = output.nbytes
+        send = [(source.data_ptr() + rank * part, part) for rank in range(self._world_size)]
+        rank, at, floats = self.rank(), output.data_ptr(), output.numel()
+
+        def add(arrival: _native.Arrival) -> None:
+            _native.collect_sum(arrival, rank, at, floats)
+
+        return self._post(send, add, [source], [output], opts)
 
     # A subclass that does not override these has them called with the GIL held, and gloo's own
     # threads need it under gloo's lock: now and then each would wait for the other.
@@ -146,13 +183,13 @@ class BLSProcessGroup(dist.ProcessGroup):
     def _post(
         self,
         send: list[tuple[int, int]],
-        receive: list[tuple[int, int]],
+        receive: Receive,
         inputs: Sequence[torch.Tensor],
         outputs: list[torch.Tensor],
         opts: Any,
-    ) -> AllToAllWork:
+    ) -> CallWork:
         if self._queue is None:
-            self._queue = AllToAllQueue(self._make_channel())
+            self._queue = CallQueue(self._make_channel())
         work = self._queue.post(send, receive, inputs, outputs)
         if not getattr(opts, "asyncOp", True):
             work.wait()

@@ -1,8 +1,10 @@
 """Where in the tensors of an all-to-all each rank's part lies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+from torchrec_bls import _native
 
 Buffer = tuple[int, int]  # address and bytes, as the native module takes them
 
@@ -63,6 +65,15 @@ def split(tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str
         buffers.append((at, size * row_bytes))
         at += size * row_bytes
     return buffers
+
+
+def copy_to(receive: Sequence[Buffer]) -> Callable[[_native.Arrival], None]:
+    """Returns what copies the message of each rank s to `receive[s]`."""
+
+    def copy(arrival: _native.Arrival) -> None:
+        _native.collect_buffers(arrival, receive)
+
+    return copy
 
 
 def _check_on_cpu(tensor: torch.Tensor, name: str) -> None:

@@ -1,8 +1,8 @@
-"""All-to-alls of a group in flight, and the handles that callers have of them."""
+"""Calls of a group that go through its channel, and the handles that callers have of them."""
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -14,9 +14,11 @@ from torchrec_bls.collective.buffers import Buffer
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.errors import ProtocolError
 
+Receive = Callable[[_native.Arrival], None]
 
-class AllToAllQueue:
-    """Posts all-to-alls on a channel and completes them in the same order.
+
+class CallQueue:
+    """Posts calls on a channel and completes them in the same order.
 
     At most bound + 1 are outstanding: a further one completes the oldest first. Calls may come from
     any thread, one at a time goes through.
@@ -25,23 +27,23 @@ class AllToAllQueue:
     def __init__(self, channel: BoundedLagChannel) -> None:
         self.channel = channel
         self._native = channel.native
-        self._outstanding: deque[AllToAllWork] = deque()
+        self._outstanding: deque[CallWork] = deque()
         self._lock = threading.Lock()
 
     def post(
         self,
         send: Sequence[Buffer],
-        receive: Sequence[Buffer],
+        receive: Receive,
         inputs: Sequence[torch.Tensor],
         outputs: list[torch.Tensor],
-    ) -> "AllToAllWork":
-        """Sends `send[d]` to each rank d; what comes from rank s will be copied to `receive[s]`.
+    ) -> "CallWork":
+        """Sends `send[d]` to each rank d; `receive` gets what all ranks have sent to this one.
 
         Args:
             send: for each rank the memory to send.
-            receive: for each rank the memory to copy to.
+            receive: writes the outputs. Raises ProtocolError for messages that do not fit them.
             inputs: own the memory to send, of which this rank's own part is read at completion.
-            outputs: own the memory to copy to; the result of the handle.
+            outputs: the result of the handle.
 
         Raises:
             BLSError: a rank failed or died.
@@ -51,17 +53,17 @@ class AllToAllQueue:
                 self._complete_oldest()
             with self.channel.range("post"):
                 _native.post_buffers(self._native, send)
-            work = AllToAllWork(self, receive, inputs, outputs)
+            work = CallWork(self, receive, inputs, outputs)
             self._outstanding.append(work)
             return work
 
-    def complete(self, work: "AllToAllWork") -> None:
+    def complete(self, work: "CallWork") -> None:
         """Waits until `work` is finished, and with it everything posted before."""
         with self._lock:
             while not work.finished:
                 self._complete_oldest()
 
-    def complete_if_ready(self, work: "AllToAllWork") -> None:
+    def complete_if_ready(self, work: "CallWork") -> None:
         """Finishes `work` if that needs no waiting."""
         if not self._lock.acquire(blocking=False):
             return  # another thread waits, and will finish it or not
@@ -80,7 +82,7 @@ class AllToAllQueue:
             with self.channel.range("wait"):
                 arrival = self._native.wait()
                 try:
-                    _native.collect_buffers(arrival, work.receive)
+                    work.receive(arrival)
                 except ProtocolError as error:
                     raise self.channel.refuse(arrival, str(error)) from error
                 self._native.release()
@@ -94,8 +96,8 @@ class AllToAllQueue:
             work.finish(None)
 
 
-class AllToAllWork(dist.Work):
-    """Handle of one all-to-all.
+class CallWork(dist.Work):
+    """Handle of one call.
 
     The output is written by `wait`, by an `is_completed` that returns True, or when a later handle
     of the group is completed: there is no thread that does it in the background. The deadline of
@@ -104,8 +106,8 @@ class AllToAllWork(dist.Work):
 
     def __init__(
         self,
-        queue: AllToAllQueue,
-        receive: Sequence[Buffer],
+        queue: CallQueue,
+        receive: Receive,
         inputs: Sequence[torch.Tensor],
         outputs: list[torch.Tensor],
     ) -> None:

@@ -17,6 +17,9 @@ constexpr std::chrono::milliseconds kLivenessSlice{20};
 // Credits are returned without waking their receiver, which hardly ever waits for one.
 constexpr std::chrono::microseconds kCreditSlice{200};
 
+// A process that ends loses its memory a moment before it counts as dead.
+constexpr std::chrono::milliseconds kDying{500};
+
 constexpr const char* kCauseOfDamage =
     ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
     "this";
@@ -376,7 +379,13 @@ const std::byte* Channel::pull(int source, const MemoryAddress& address) {
     return transport_->pull(source, slot_of(*next_wait_), address);
   } catch (const ChannelError& error) {
     // The memory goes with the process.
-    const PeerState state = transport_->peer_state(source);
+    const Clock::time_point end = Clock::now() + kDying;
+    PeerState state = transport_->peer_state(source);
+    while (state == PeerState::kOpen && error.kind() == ErrorKind::kRendezvous &&
+           Clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      state = transport_->peer_state(source);
+    }
     if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
     if (error.kind() == ErrorKind::kTimeout) {
       fail(error.kind(),

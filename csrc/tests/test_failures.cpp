@@ -32,6 +32,19 @@ void check_failure(const std::optional<Failure>& failure, std::optional<ErrorKin
   CHECK_MESSAGE(failure->message.find(text) != std::string::npos, failure->message);
 }
 
+/// Of a rank whose peer has lost its memory and is found dead a little later.
+class PeerDying final : public HeapTransport {
+ public:
+  using HeapTransport::HeapTransport;
+  const std::byte* pull(int, uint32_t, const MemoryAddress&) override {
+    throw ChannelError(ErrorKind::kRendezvous, "no memory");
+  }
+  PeerState peer_state(int) override { return ++asked_ < 5 ? PeerState::kOpen : PeerState::kDead; }
+
+ private:
+  int asked_ = 0;
+};
+
 }  // namespace
 
 TEST_CASE("more than bound + 1 unreleased posts are refused") {
@@ -169,6 +182,18 @@ TEST_CASE("the address of a pulled message is checked" *
   std::memcpy(at, &address, sizeof(address));
   check_failure(failure_of([&] { ranks[1].wait(); }), kind, text);
   check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kPoisoned, text);
+}
+
+TEST_CASE("a peer that dies before a large message is read is named, though it dies slowly") {
+  const Setup setup{.slot_bytes = kMinSlotBytes};
+  const auto mesh = std::make_shared<HeapMesh>(2, setup.slot_count(), setup.slot_bytes);
+  Transports transports;
+  transports.push_back(std::make_unique<HeapTransport>(mesh, 0));
+  transports.push_back(std::make_unique<PeerDying>(mesh, 1));
+  Ranks ranks(setup, std::move(transports));
+  for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], std::string(10000, 'x'));
+  check_failure(failure_of([&] { ranks[1].wait(); }), ErrorKind::kPeerDied,
+                "rank 0 died while this rank waited for it to be read");
 }
 
 TEST_CASE("the deadline names the ranks that are missing") {

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import warnings
 
 import torch
@@ -9,17 +10,24 @@ import torch.distributed as dist
 
 from torchrec_bls import BoundedLagChannel
 
+
+def say(text: str) -> None:
+    """Prints in one piece, since ranks share the pipe."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 dist.init_process_group("gloo")
 assert dist.group.WORLD is not None
 rank = dist.get_rank()
 total = torch.tensor([rank + 1])
 dist.all_reduce(total)
-print(f"rank {rank} on {socket.gethostname()}: sum {int(total)}, store {os.environ['MASTER_ADDR']}")
+say(f"rank {rank} on {socket.gethostname()}: sum {int(total)}, store {os.environ['MASTER_ADDR']}")
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("default")
     channel = BoundedLagChannel(dist.group.WORLD, bound=1, slot_bytes=4096, deadline=60.0)
 for warning in caught:
-    print(f"rank {rank}: warned: {warning.message}")
+    say(f"rank {rank}: warned: {warning.message}")
 warnings.simplefilter("ignore")  # of the messages that are larger than a slot
 with channel:
     sums = []
@@ -31,6 +39,6 @@ with channel:
                 arrival.tensor(source, 0, torch.int64) for source in range(dist.get_world_size())
             ]
             sums.append(int(sum(part.sum() for part in parts)))
-    print(f"rank {rank}: received {sums}")
+    say(f"rank {rank}: received {sums}")
 dist.barrier()  # the host of the store stays until all have read it
 dist.destroy_process_group()

@@ -52,7 +52,7 @@ def load(folder: Path, benchmark: str) -> Record:
 def section(records: dict[str, Record]) -> str:
     """The text between the markers."""
     parts = [_delays(records["delays"]), _embedding(records["embedding"])]
-    parts += [_alltoall(records["alltoall"]), _losses(records)]
+    parts += [_backend(records["backend"]), _alltoall(records["alltoall"]), _losses(records)]
     return "\n\n".join(parts)
 
 
@@ -126,7 +126,7 @@ def _embedding(record: Record) -> str:
         times = {name: spread["median"] for name, spread in result["ms"].items()}
         rows.append(
             [
-                f"{result['module']} {result['sharding'].replace('_', '-')}",
+                _case(result),
                 str(result["ranks"]),
                 str(result["batch"]),
                 f"{times['torchrec']:.2f}",
@@ -145,6 +145,39 @@ def _embedding(record: Record) -> str:
         *_table(header, rows),
         "",
         "![Forward times](docs/figures/embedding.png)",
+        "",
+        _origin(record),
+    ]
+    return "\n".join(lines)
+
+
+def _backend(record: Record) -> str:
+    rows = []
+    for result in record["results"]["torchrec"]:
+        gloo, bls, free = (result[name]["median"] for name in ("gloo", "bls", "free"))
+        rows.append(
+            [
+                _case(result),
+                str(result["ranks"]),
+                f"{gloo:.2f}",
+                f"{bls:.2f}",
+                f"{gloo / bls:.1f}",
+                f"{gloo / free:.1f}",
+            ]
+        )
+    calls = [cell for cell in record["results"]["alltoall"] if cell["ranks"] == 2]
+    small = [_times_faster(cell) for cell in calls if cell["size"] <= 32768]
+    lines = [
+        "### Unmodified TorchRec over the backend bls",
+        "",
+        f"The same modules, TorchRec's own sharders, {record['results']['torchrec'][0]['batch']} "
+        "samples a rank: the group's backend is all that differs. The last column is what a "
+        "backend could gain that moves rows in no time. ms:",
+        "",
+        *_table(["module", "ranks", "gloo", "bls", "speed-up", "at most"], rows),
+        "",
+        f"`all_to_all_single` alone, 2 ranks, up to 32 KiB per pair: {min(small):.0f} to "
+        f"{max(small):.0f} times faster than gloo.",
         "",
         _origin(record),
     ]
@@ -177,9 +210,29 @@ def _alltoall(record: Record) -> str:
 
 
 def _losses(records: dict[str, Record]) -> str:
-    lost = [line for losses in (_lost_delays, _lost_cells) for line in losses(records)]
+    lost = [line for losses in (_lost_delays, _lost_cells, _lost_calls) for line in losses(records)]
     lines = ["### Where a peer was faster", ""]
     return "\n".join(lines + ([f"- {line}" for line in lost] or ["In none of these cells."]))
+
+
+def _lost_calls(records: dict[str, Record]) -> Iterator[str]:
+    results = records["backend"]["results"]
+    for cell in results["alltoall"]:
+        if _times_faster(cell) < 1:
+            size, mode = _SIZES.get(cell["size"], f"{cell['size']} B"), cell["mode"]
+            yield f"backend, {mode.replace('_', '-')}, {cell['ranks']} ranks, {size}: gloo"
+    for result in results["torchrec"]:
+        if _times_faster(result) < 1:
+            yield f"unmodified TorchRec, {_case(result)}, {result['ranks']} ranks: gloo"
+
+
+def _times_faster(cell: dict[str, Any]) -> float:
+    times: float = cell["gloo"]["median"] / cell["bls"]["median"]
+    return times
+
+
+def _case(result: dict[str, Any]) -> str:
+    return f"{result['module']} {result['sharding'].replace('_', '-')}"
 
 
 def _lost_delays(records: dict[str, Record]) -> Iterator[str]:
@@ -200,8 +253,8 @@ def _lost_delays(records: dict[str, Record]) -> Iterator[str]:
 def _lost_cells(records: dict[str, Record]) -> Iterator[str]:
     for result in records["embedding"]["results"]:
         if result["ms"]["ours"]["median"] > result["ms"]["torchrec"]["median"]:
-            case = f"{result['module']} {result['sharding'].replace('_', '-')}"
-            yield f"{case}, {result['ranks']} ranks, batch {result['batch']}: TorchRec on gloo"
+            where = f"{_case(result)}, {result['ranks']} ranks, batch {result['batch']}"
+            yield f"{where}: TorchRec on gloo"
     rivals = (("channel", "open_mpi", "Open MPI"), ("channel_python", "gloo", "gloo"))
     for result in records["alltoall"]["results"]:
         peers = result["peers"]
@@ -251,7 +304,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         records = {
-            name: load(options.results, name) for name in ("delays", "embedding", "alltoall")
+            name: load(options.results, name)
+            for name in ("delays", "embedding", "backend", "alltoall")
         }
         text = fill(options.readme.read_text(), section(records))
     except ResultsError as error:

@@ -84,6 +84,28 @@ RESULTS: dict[str, Any] = {
             "ms": {"torchrec": spread(30.0), "ours": spread(10.0), "lookup": spread(5.0)},
         }
     ],
+    "backend": {
+        "alltoall": [
+            {
+                "mode": "train",
+                "ranks": 2,
+                "size": 4096,
+                "bls": spread(10.0),
+                "gloo": spread(60.0),
+            }
+        ],
+        "torchrec": [
+            {
+                "module": "EBC",
+                "sharding": "table_wise",
+                "ranks": 4,
+                "batch": 512,
+                "bls": spread(20.0),
+                "gloo": spread(18.0),
+                "free": spread(15.0),
+            }
+        ],
+    },
     "alltoall": [
         {
             "mode": "one_shot",
@@ -116,6 +138,9 @@ def test_results_are_filled_in(readme: Any, tmp_path: Path) -> None:
     assert "| 4 | 2 | 10.00 | 10.00 (+2.0 %) | 10.00 (+5.0 %) |" in text
     assert "| EC row-wise | 4 | 512 | 30.00 | 10.00 | 3.0 | 2.0 |" in text
     assert "| 2 | 4 KiB | 0.20 / - | 0.30 / - | - / - | - / - | - / - |" in text
+    assert "| EBC table-wise | 4 | 18.00 | 20.00 | 0.9 | 1.2 |" in text
+    assert "up to 32 KiB per pair: 6 to 6 times faster" in text
+    assert "- unmodified TorchRec, EBC table-wise, 4 ranks: gloo" in text
     assert "- DLRM (dlrm), bound 1: TorchRec on gloo" in text
     assert readme.fill(text, readme.section(records)) == text
 

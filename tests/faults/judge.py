@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,7 +42,7 @@ class Verdict:
 
 def examine(row: Row) -> Verdict:
     """Plays `row` with real processes."""
-    names, free = _names_in_shared_memory(), _free_shared_memory()
+    names, free = _files_in_shared_memory().keys(), _free_shared_memory()
     with TemporaryDirectory() as name, _store_if(row.own_store, Path(name)):
         folder = Path(name)
         outcomes = run_outcomes(
@@ -146,8 +146,9 @@ def _survivor(row: Row, outcome: Outcome) -> Iterator[str]:
             yield f"rank {outcome.rank} does not say '{words}': {text}"
 
 
-def _names_in_shared_memory() -> set[str]:
-    return {entry.name for entry in _SHARED_MEMORY.iterdir()}
+def _files_in_shared_memory() -> dict[str, str]:
+    """Returns the inode of each name."""
+    return {entry.name: str(entry.inode()) for entry in os.scandir(_SHARED_MEMORY)}
 
 
 def _free_shared_memory() -> int:
@@ -155,17 +156,22 @@ def _free_shared_memory() -> int:
     return status.f_bfree * status.f_bsize
 
 
-def _left_in_shared_memory(names: set[str], free: int) -> list[str]:
-    left = [f"/dev/shm/{name} is left behind" for name in _names_in_shared_memory() - names]
+def _left_in_shared_memory(names: Collection[str], free: int) -> list[str]:
+    # Other programs of this machine use it, too, and all ranks have ended.
+    in_use = _shared_memory_of_living_processes()
+    left = [
+        f"/dev/shm/{name} is left behind"
+        for name, inode in _files_in_shared_memory().items()
+        if name not in names and inode not in in_use
+    ]
     missing = free - _free_shared_memory()
     if missing > 0:
-        missing -= _shared_memory_of_living_processes()
+        missing -= sum(in_use.values())
     return [*left, f"/dev/shm has {missing} bytes less than before"] if missing > 0 else left
 
 
-def _shared_memory_of_living_processes() -> int:
-    """Returns the bytes of /dev/shm that are mapped: other programs of this machine use it, too,
-    and all ranks have ended."""
+def _shared_memory_of_living_processes() -> dict[str, int]:
+    """Returns the bytes of each inode of /dev/shm that is mapped."""
     bytes_by_inode: dict[str, int] = {}
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
@@ -176,4 +182,4 @@ def _shared_memory_of_living_processes() -> int:
             if " /dev/shm/" in line:
                 first, _, last = line.split()[0].partition("-")
                 bytes_by_inode[line.split()[4]] = int(last, 16) - int(first, 16)
-    return sum(bytes_by_inode.values())
+    return bytes_by_inode

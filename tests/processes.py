@@ -4,6 +4,7 @@ The ranks are forked from a server that has done the imports once, so that a ran
 milliseconds. Every rank is new: no test sees what another one left behind, and a rank may crash.
 """
 
+import atexit
 import faulthandler
 import os
 import pickle
@@ -101,8 +102,9 @@ def run_outcomes(
 ) -> list[Outcome]:
     """Like `run`, for ranks that are expected to fail: returns by rank how each one ended.
 
-    Ranks leave by os._exit unless they are `fresh_interpreters`, which cost the time of the imports
-    and end as a script does.
+    A rank that returns ends as a script does, so that what its peers have not read yet is kept for
+    them. One that raises leaves by os._exit, unless it is one of `fresh_interpreters`, which cost
+    the time of the imports.
     """
     context = get_context("spawn") if fresh_interpreters else _context
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -194,4 +196,6 @@ def _rank_main(
         exit_code = 1
     answer.send_bytes(outcome)
     answer.close()
+    if exit_code == 0:
+        atexit._run_exitfuncs()  # multiprocessing's own children do not
     sys.exit(exit_code)

@@ -47,7 +47,7 @@ def test_a_rank_that_raises_is_reported_with_its_traceback() -> None:
 
 def test_a_rank_that_dies_is_reported_and_does_not_harm_the_next_run() -> None:
     outcomes = run_outcomes(2, kill_itself)
-    assert [outcome.error for outcome in outcomes] == [None, "ProcessDied"]
+    assert outcomes[1].error == "ProcessDied"  # and perhaps before rank 0 was connected to it
     assert outcomes[1].message == "exit code -9"
     assert run(2, fail_on, 2) == [0, 1]
 

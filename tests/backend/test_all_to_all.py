@@ -104,7 +104,6 @@ def exchange(rank: int, bound: int, calls: int) -> None:
         work.wait()
         call.check()
     assert group.channel.stats().pulled_messages > 0
-    dist.destroy_process_group()  # peers may have the last messages still to read
 
 
 @pytest.mark.parametrize("bound", [0, 2])

@@ -30,7 +30,6 @@ def compare_sums(rank: int) -> int:
         dist.reduce_scatter_tensor(found, numbers, group=bls)
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), size
     messages: int = bls.channel.stats().messages
-    dist.destroy_process_group()  # peers may have the last sum still to read
     return messages
 
 

@@ -5,6 +5,7 @@
 namespace bls {
 
 void bind_channel(pybind11::module_& module);
+void bind_codecs(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 
 /// Tensors cross the border as addresses: no torch header, no torch ABI.

@@ -52,5 +52,6 @@ PYBIND11_MODULE(_native, module) {
   module.attr("MAX_PARTS") = bls::kMaxParts;
   py::register_exception_translator(&translate);
   bls::bind_channel(module);
+  bls::bind_codecs(module);
   bls::bind_rows(module);
 }

@@ -41,13 +41,12 @@ void decode(int bits, std::span<const std::byte> in, const Matrix<float>& rows) 
   if (in.size() < needed) {
     refuse("have " + std::to_string(in.size()) + " bytes and need " + std::to_string(needed));
   }
-  const std::byte* const begin = in.data();
-  const std::byte* const end = begin + in.size();
-  const std::byte* used = begin;
+  const std::byte* const end = in.data() + in.size();
+  const std::byte* used = in.data();
   if (needed > 0) {
-    used = kernels().decode_rowwise(bits, begin, end, rows);
+    used = kernels().decode_rowwise(bits, in.data(), end, rows);
+    if (used == nullptr) refuse("lack the values of an escaped row");
   }
-  if (used == nullptr) refuse("lack the values of an escaped row");
   if (used != end) refuse("have " + std::to_string(end - used) + " bytes too many");
 }
 

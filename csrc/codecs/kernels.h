@@ -9,8 +9,8 @@
 
 namespace bls {
 
-/// What takes the time in rowwise.h and half.h, compiled for one instruction set. All have the same
-/// results, bit for bit. Matrices have at least one column.
+/// What takes the time in codec.h, rowwise.h and checksum.h, compiled for one instruction set. All
+/// have the same results, bit for bit. Matrices have at least one column.
 struct Kernels {
   const char* name;
   bool (*run_here)();
@@ -25,6 +25,8 @@ struct Kernels {
   void (*from_float16)(const std::byte* in, size_t count, float* values);
   void (*to_bfloat16)(const float* values, size_t count, std::byte* out);
   void (*from_bfloat16)(const std::byte* in, size_t count, float* values);
+  /// The checksum before its last negation, from that of what comes before `bytes`.
+  uint32_t (*crc32c)(uint32_t crc, const std::byte* bytes, size_t count);
 };
 
 /// Those of the best instruction set of this processor, unless another was chosen.

@@ -1,3 +1,4 @@
+#include "codecs/checksum_kernels.inc"
 #include "codecs/half_kernels.inc"
 #include "codecs/kernels.h"
 #include "codecs/rowwise_kernels.inc"
@@ -12,7 +13,7 @@ bool run_here() {
 
 }  // namespace
 
-const Kernels kAvx512Kernels{"avx512",   run_here,     encode_rowwise, decode_rowwise,
-                             to_float16, from_float16, to_bfloat16,    from_bfloat16};
+const Kernels kAvx512Kernels{"avx512",     run_here,    encode_rowwise, decode_rowwise, to_float16,
+                             from_float16, to_bfloat16, from_bfloat16,  crc32c_of};
 
 }  // namespace bls

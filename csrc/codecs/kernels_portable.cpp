@@ -1,3 +1,4 @@
+#include "codecs/checksum_kernels.inc"
 #include "codecs/half_kernels.inc"
 #include "codecs/kernels.h"
 #include "codecs/rowwise_kernels.inc"
@@ -9,7 +10,8 @@ bool run_here() { return true; }
 
 }  // namespace
 
-const Kernels kPortableKernels{"portable", run_here,     encode_rowwise, decode_rowwise,
-                               to_float16, from_float16, to_bfloat16,    from_bfloat16};
+const Kernels kPortableKernels{"portable",     run_here,      encode_rowwise,
+                               decode_rowwise, to_float16,    from_float16,
+                               to_bfloat16,    from_bfloat16, crc32c_of};
 
 }  // namespace bls

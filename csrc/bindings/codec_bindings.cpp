@@ -32,6 +32,9 @@ Codec codec_of(uint8_t number) {
 
 void bind_codecs(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
+  module.def("usual_encoded_bytes", [](uint8_t codec, size_t rows, size_t columns) {
+    return usual_bytes(codec_of(codec), rows, columns);
+  });
   module.def("max_encoded_bytes", [](uint8_t codec, size_t rows, size_t columns) {
     return max_bytes(codec_of(codec), rows, columns);
   });

@@ -48,6 +48,11 @@ void decode_row(Codec codec, const std::byte* in, float* row, size_t columns) {
 
 }  // namespace
 
+size_t usual_bytes(Codec codec, size_t rows, size_t columns) {
+  if (const int bits = code_bits(codec)) return rowwise::bytes_without_escapes(bits, rows, columns);
+  return rows * columns * value_bytes(codec);
+}
+
 size_t max_bytes(Codec codec, size_t rows, size_t columns) {
   if (const int bits = code_bits(codec)) return rowwise::max_bytes(bits, rows, columns);
   return rows * columns * value_bytes(codec);

@@ -20,6 +20,9 @@ enum class Codec : uint8_t {
 
 constexpr uint8_t kCodecs = 6;
 
+/// What `encode` writes for rows that are finite, and not of a range beyond all reason.
+size_t usual_bytes(Codec codec, size_t rows, size_t columns);
+
 /// The most that `encode` writes.
 size_t max_bytes(Codec codec, size_t rows, size_t columns);
 

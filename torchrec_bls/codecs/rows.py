@@ -67,6 +67,11 @@ def decode(data: torch.Tensor, codec: Codec, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def round_trip(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """Returns what is decoded of `rows`, see `encode`, when they were encoded."""
+    return decode(encode(rows, codec), codec, torch.empty(rows.shape))
+
+
 def _matrix(rows: torch.Tensor) -> tuple[int, int, int, int]:
     if rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() != 2:
         raise ValueError(

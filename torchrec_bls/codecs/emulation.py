@@ -102,12 +102,14 @@ def recursive_doubling_all_reduce(
     errors = [None] * group_size if error is None else error.tensor_split(group_size, dim=1)
     results = []
     for member, (mine, lost) in enumerate(zip(of_members, errors, strict=True)):
-        in_groups = mine.unflatten(0, (-1, group_size))
+        in_groups = mine.view(-1, group_size, *mine.shape[1:])
         sums = in_groups[:, member].clone()
         for other in range(group_size):
             if other != member:
                 sums += _round_trip(in_groups[:, other], codec)
-        own_lost = lost.unflatten(0, (-1, group_size))[:, member] if lost is not None else None
+        own_lost = (
+            lost.view(-1, group_size, *lost.shape[1:])[:, member] if lost is not None else None
+        )
         results.append(_reduce_pairs(sums, codec, own_lost))
     return torch.cat(results)
 

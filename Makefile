@@ -4,6 +4,7 @@ PYTHON ?= python3
 DATA ?=
 DEMO_ARGS ?=
 DEVICE ?=
+SHORT ?=
 FUZZ_SECONDS ?= 600
 SOAK_ARGS ?=
 
@@ -50,11 +51,11 @@ test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers
 	$(call test_with,address$(comma)undefined)
 	$(call test_with,thread)
 
-test-verbs: build  ## Run the verbs tests on Soft-RoCE in a guest, or on a device: make test-verbs [DEVICE=mlx5_0]
+test-verbs: build  ## Run the verbs tests on Soft-RoCE in a guest, or on a device: make test-verbs [DEVICE=mlx5_0] [SHORT=1]
 	@$(call need,RDMA,$(rdma_packages),$(has_rdma))
 	@$(if $(DEVICE),:,($(call need,qemu and what the guest is made of,$(guest_packages),$(has_guest))) || :)
 	$(call build-tests)
-	$(BIN)/python -m tests.verbs $(if $(DEVICE),--device "$(DEVICE)")
+	$(BIN)/python -m tests.verbs $(if $(DEVICE),--device "$(DEVICE)") $(if $(SHORT),--short)
 
 fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [FUZZ_SECONDS=600]
 	@$(call need,Clang with libFuzzer,clang libclang-rt-dev,$(has_libfuzzer))
@@ -145,8 +146,9 @@ has_python_headers = $(BIN)/python -c 'import os, sysconfig; \
   open(os.path.join(sysconfig.get_paths()["include"], "Python.h")).close()'
 
 has_verbs = echo '\#include <infiniband/verbs.h>' | $(CXX_OR_DEFAULT) -x c++ -E - -o /dev/null
-rdma_packages = libibverbs-dev ibverbs-providers ibverbs-utils rdma-core
-has_rdma = $(has_verbs) && command -v ibv_rc_pingpong && ls /etc/libibverbs.d/*
+rdma_packages = libibverbs-dev ibverbs-providers ibverbs-utils rdma-core python3-pyverbs
+has_rdma = $(has_verbs) && command -v ibv_rc_pingpong && ls /etc/libibverbs.d/* \
+  && /usr/bin/python3 -c 'import pyverbs'
 
 # Some lie where only root looks for programs, and ldd fails on a static program as is wanted.
 guest_packages = qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core

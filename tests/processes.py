@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 DEFAULT_DEADLINE = 60.0
 
-_context = get_context("forkserver")
+# "fork" where imports take minutes: this process has done them.
+_context = get_context(os.environ.get("TORCHREC_BLS_TEST_START_METHOD", "forkserver"))
 _context.set_forkserver_preload(["torch", "torchrec_bls", "pytest", "hypothesis"])
 
 

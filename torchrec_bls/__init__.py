@@ -8,6 +8,7 @@ check_packages()
 check_native()
 
 from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
+from torchrec_bls.collective.verbs_config import VerbsConfig
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embedding import BLSEmbeddingCollectionSharder
 from torchrec_bls.distributed.embeddingbag import BLSEmbeddingBagCollectionSharder
@@ -25,6 +26,7 @@ __all__ = [
     "BoundedLagChannel",
     "BoundedLagPipeline",
     "ChannelStats",
+    "VerbsConfig",
     "bounded_lag_channels",
     "bounded_lag_modules",
 ]

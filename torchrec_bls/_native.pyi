@@ -5,8 +5,10 @@ from collections.abc import Sequence
 WIRE_VERSION: int
 MIN_SLOT_BYTES: int
 MAX_PARTS: int
+WITH_VERBS: bool
 
 Address = tuple[int, int, int, int, int]
+VerbsAddress = tuple[list[int], int, int, int, int, int, int, list[int], list[int]]
 Block = tuple[int, int, int, int]
 Items = tuple[int, int]
 Group = tuple[int, int, int, int]
@@ -20,12 +22,57 @@ def decode_rows(codec: int, data: int, bytes: int, rows: Matrix) -> None: ...
 def instruction_sets() -> list[str]: ...
 def use_instruction_set(name: str) -> None: ...
 
-class ShmTransport:
+class Transport: ...
+
+class ShmTransport(Transport):
     def __init__(self, rank: int, world_size: int, slots: int, slot_bytes: int) -> None: ...
     @property
     def address(self) -> Address: ...
     def connect(self, addresses: Sequence[Address]) -> None: ...
     def seal(self) -> None: ...
+
+class VerbsConfig:
+    device: str
+    port: int
+    gid_index: int
+    mtu: int
+    traffic_class: int
+    service_level: int
+    timeout: int
+    retry_count: int
+    rnr_retry: int
+    min_rnr_timer: int
+    inline_bytes: int
+
+class VerbsTransport(Transport):
+    def __init__(
+        self,
+        config: VerbsConfig,
+        rank: int,
+        world_size: int,
+        slots: int,
+        slot_bytes: int,
+        deadline_seconds: float,
+        peers: Sequence[int],
+    ) -> None: ...
+    @property
+    def address(self) -> VerbsAddress: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def link(self) -> str: ...
+    def connect(self, addresses: Sequence[VerbsAddress]) -> None: ...
+
+def port_limits(device: str, port: int) -> tuple[int, int]: ...
+
+class MixedTransport(Transport):
+    def __init__(
+        self,
+        shm: ShmTransport,
+        verbs: VerbsTransport,
+        local_ranks: Sequence[int],
+        world_size: int,
+    ) -> None: ...
 
 class ChannelStats:
     @property
@@ -50,7 +97,7 @@ class Arrival:
 class Channel:
     def __init__(
         self,
-        transport: ShmTransport,
+        transport: Transport,
         rank: int,
         world_size: int,
         bound: int,

@@ -33,6 +33,11 @@ class ChannelClosedError(BLSError):
     """This rank closed the channel before."""
 
 
+class TransportError(BLSError):
+    """The network below the channel failed, and not by the end of a peer: the text names the device
+    and what to do."""
+
+
 class PipelineError(BLSError):
     """The model raised in a pipeline; ``iteration`` says for which batch, ``__cause__`` what."""
 

@@ -7,40 +7,13 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/transport_handle.h"
 #include "channel/channel.h"
-#include "transport/shm_transport.h"
 
 namespace py = pybind11;
 
 namespace bls {
 namespace {
-
-using AddressTuple = std::tuple<int32_t, int32_t, uint64_t, uint64_t, uint64_t>;
-
-AddressTuple to_tuple(const SegmentAddress& a) { return {a.pid, a.fd, a.device, a.inode, a.bytes}; }
-
-SegmentAddress from_tuple(const AddressTuple& t) {
-  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t)};
-}
-
-/// Owns the transport until a channel takes it over.
-class TransportHandle {
- public:
-  TransportHandle(int rank, int world_size, uint32_t slots, size_t slot_bytes)
-      : transport_(std::make_unique<ShmTransport>(RingShape{rank, world_size, slots, slot_bytes})) {
-  }
-  ShmTransport& get() const {
-    if (!transport_) throw std::invalid_argument("the transport belongs to a channel already");
-    return *transport_;
-  }
-  std::unique_ptr<ShmTransport> take() {
-    get();
-    return std::move(transport_);
-  }
-
- private:
-  std::unique_ptr<ShmTransport> transport_;
-};
 
 /// (address, bytes of a row, rows, stride)
 using BlockTuple = std::tuple<uintptr_t, size_t, size_t, size_t>;
@@ -92,20 +65,6 @@ py::memoryview view_of(const Arrival& arrival, int source, size_t index) {
 }  // namespace
 
 void bind_channel(py::module_& module) {
-  py::class_<TransportHandle>(module, "ShmTransport")
-      .def(py::init<int, int, uint32_t, size_t>(), py::arg("rank"), py::arg("world_size"),
-           py::arg("slots"), py::arg("slot_bytes"))
-      .def_property_readonly("address",
-                             [](const TransportHandle& t) { return to_tuple(t.get().address()); })
-      .def("connect",
-           [](TransportHandle& t, const std::vector<AddressTuple>& addresses) {
-             std::vector<SegmentAddress> list;
-             for (const AddressTuple& a : addresses) list.push_back(from_tuple(a));
-             const py::gil_scoped_release release;
-             t.get().connect(list);
-           })
-      .def("seal", [](TransportHandle& t) { t.get().seal(); });
-
   py::class_<ChannelStats>(module, "ChannelStats")
       .def_readonly("messages", &ChannelStats::messages)
       .def_readonly("bytes", &ChannelStats::bytes)
@@ -123,8 +82,7 @@ void bind_channel(py::module_& module) {
       .def(py::init([](TransportHandle& transport, int rank, int world_size, uint32_t bound,
                        uint32_t slots, double deadline_seconds, const std::string& name) {
              ChannelConfig config{rank, world_size, bound, slots, {}, name};
-             config.deadline =
-                 std::chrono::milliseconds(static_cast<int64_t>(deadline_seconds * 1000));
+             config.deadline = milliseconds(deadline_seconds);
              return std::make_unique<Channel>(transport.take(), config);
            }),
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),

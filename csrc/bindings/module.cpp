@@ -26,6 +26,8 @@ const char* python_type(bls::ErrorKind kind) {
       return "RendezvousError";
     case bls::ErrorKind::kClosed:
       return "ChannelClosedError";
+    case bls::ErrorKind::kTransport:
+      return "TransportError";
   }
   return "BLSError";
 }
@@ -50,7 +52,16 @@ PYBIND11_MODULE(_native, module) {
   module.attr("WIRE_VERSION") = bls::kWireVersion;
   module.attr("MIN_SLOT_BYTES") = bls::kMinSlotBytes;
   module.attr("MAX_PARTS") = bls::kMaxParts;
+#ifdef BLS_WITH_VERBS
+  module.attr("WITH_VERBS") = true;
+#else
+  module.attr("WITH_VERBS") = false;
+#endif
   py::register_exception_translator(&translate);
+  bls::bind_transports(module);
+#ifdef BLS_WITH_VERBS
+  bls::bind_verbs(module);
+#endif
   bls::bind_channel(module);
   bls::bind_codecs(module);
   bls::bind_rows(module);

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace bls::testing {
@@ -73,7 +74,14 @@ struct FakeIbverbs::Context : ibv_context {
   bool dead = false;
   std::vector<ibv_port_state> ports;
   std::deque<ibv_async_event> events;
+  std::optional<Call> refused;
   int objects = 0;
+
+  bool refuses(Call call) {
+    const bool it_does = refused == call;
+    if (it_does) refused.reset();
+    return it_does;
+  }
 };
 
 struct FakeIbverbs::Memory : ibv_mr {
@@ -104,10 +112,12 @@ struct FakeIbverbs::Request {
   ibv_send_wr work;
   ibv_sge piece;
   Bytes inlined;
+  Bytes sent;  // what was written, for a device that has to send it again
 };
 
 struct FakeIbverbs::Pair : ibv_qp {
   uint32_t remote = 0;
+  ibv_mtu path_mtu{};
   int capacity;
   int used = 0;        // places in the send queue, until a poll frees them
   int unsignaled = 0;  // done, and freed with the next signaled one
@@ -179,6 +189,11 @@ void FakeIbverbs::execute(Pair& pair) {
   pair.requests.pop_front();
   ibv_wc_status status = std::exchange(pair.failure, IBV_WC_SUCCESS);
   if (status == IBV_WC_SUCCESS) status = execute(pair, request);
+  if (status == IBV_WC_SUCCESS && request.inlined.empty() &&
+      request.work.opcode != IBV_WR_RDMA_READ) {
+    const auto* const data = reinterpret_cast<const std::byte*>(request.piece.addr);
+    request.sent.assign(data, data + request.piece.length);
+  }
   pair.answers.emplace_back(std::move(request), status);
   if (status == IBV_WC_SUCCESS) return;
   break_pair(pair);
@@ -211,6 +226,7 @@ ibv_wc_status FakeIbverbs::execute(Pair& pair, const Request& request) {
   }
   if (remote->state != IBV_QPS_RTR && remote->state != IBV_QPS_RTS) return IBV_WC_RETRY_EXC_ERR;
   if (remote->remote != pair.qp_num) return IBV_WC_RETRY_EXC_ERR;
+  if (remote->path_mtu != pair.path_mtu) misuse("two ends with packets of different sizes");
   const bool read = work.opcode == IBV_WR_RDMA_READ;
   auto* const local = request.inlined.empty() ? reinterpret_cast<std::byte*>(request.piece.addr)
                                               : const_cast<std::byte*>(request.inlined.data());
@@ -255,6 +271,11 @@ ibv_wc_status FakeIbverbs::execute(Pair& pair, const Request& request) {
 }
 
 void FakeIbverbs::complete(Pair& pair, const Request& request, ibv_wc_status status) {
+  if (!request.sent.empty() &&
+      std::memcmp(request.sent.data(), reinterpret_cast<const void*>(request.piece.addr),
+                  request.sent.size()) != 0) {
+    misuse("memory of a request was written before its completion");
+  }
   const bool signaled = (request.work.send_flags & IBV_SEND_SIGNALED) != 0;
   if (status == IBV_WC_SUCCESS && !signaled) {
     ++pair.unsignaled;
@@ -298,6 +319,11 @@ FakeIbverbs::Pair* FakeIbverbs::find_pair(uint32_t number) {
 void FakeIbverbs::fail_next(uint32_t queue_pair, ibv_wc_status status) {
   const std::lock_guard lock(mutex_);
   find_pair(queue_pair)->failure = status;
+}
+
+void FakeIbverbs::refuse_next(ibv_context* context, Call call) {
+  const std::lock_guard lock(mutex_);
+  static_cast<Context*>(context)->refused = call;
 }
 
 void FakeIbverbs::hold(uint32_t queue_pair, bool held) {
@@ -503,6 +529,7 @@ int FakeIbverbs::req_notify_cq(ibv_cq* queue) {
 int FakeIbverbs::poll_cq(ibv_cq* base, std::span<ibv_wc> completions) {
   const std::lock_guard lock(mutex_);
   auto& queue = *static_cast<Completions*>(base);
+  if (static_cast<Context*>(queue.context)->refuses(Call::kPoll)) return -1;
   if (queue.entries.empty()) return 0;
   // Never more than a few at a time.
   const size_t count = std::min({completions.size(), queue.entries.size(), draw(random_, 1, 3)});
@@ -547,6 +574,7 @@ int FakeIbverbs::destroy_srq(ibv_srq* base) {
 int FakeIbverbs::post_srq_recv(ibv_srq* base, ibv_recv_wr* chain, ibv_recv_wr**) {
   const std::lock_guard lock(mutex_);
   auto& queue = *static_cast<Receives*>(base);
+  if (static_cast<Context*>(queue.context)->refuses(Call::kPostReceive)) return ENOMEM;
   for (; chain != nullptr; chain = chain->next) {
     if (queue.ids.size() == queue.capacity) misuse("a receive queue overflows");
     queue.ids.push_back(chain->wr_id);
@@ -558,6 +586,10 @@ ibv_qp* FakeIbverbs::create_qp(ibv_pd* domain, ibv_qp_init_attr* attributes) {
   const std::lock_guard lock(mutex_);
   auto* const context = static_cast<Context*>(domain->context);
   const FakeDevice& device = settings_[context->index];
+  if (device.create_error != 0) {
+    errno = device.create_error;
+    return nullptr;
+  }
   if (attributes->cap.max_inline_data > device.max_inline ||
       attributes->cap.max_send_wr > static_cast<uint32_t>(device.max_qp_wr)) {
     errno = EINVAL;
@@ -593,7 +625,11 @@ int FakeIbverbs::modify_qp(ibv_qp* base, ibv_qp_attr* attributes, int mask) {
                  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)) {
         return EINVAL;
       }
+      if (settings_[static_cast<Context*>(pair.context)->index].connect_error != 0) {
+        return settings_[static_cast<Context*>(pair.context)->index].connect_error;
+      }
       pair.remote = attributes->dest_qp_num;
+      pair.path_mtu = attributes->path_mtu;
       break;
     case IBV_QPS_RTS:
       if (pair.state != IBV_QPS_RTR || !needs(IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
@@ -601,6 +637,9 @@ int FakeIbverbs::modify_qp(ibv_qp* base, ibv_qp_attr* attributes, int mask) {
         return EINVAL;
       }
       if (attributes->retry_cnt > 6) misuse("a retry count that some devices take for infinite");
+      break;
+    case IBV_QPS_ERR:
+      break_pair(pair);
       break;
     default:
       return EINVAL;
@@ -632,9 +671,13 @@ int FakeIbverbs::post_send(ibv_qp* base, ibv_send_wr* chain, ibv_send_wr** bad) 
   for (; chain != nullptr; chain = chain->next) {
     *bad = chain;
     if (pair.state != IBV_QPS_RTS && pair.state != IBV_QPS_ERR) return EINVAL;
+    if (chain->next == nullptr && static_cast<Context*>(pair.context)->refuses(Call::kPostSend)) {
+      work_.notify_all();
+      return ENOMEM;
+    }
     if (pair.used == pair.capacity) misuse("a send queue overflows");
     fullest_ = std::max(fullest_, ++pair.used);
-    Request request{*chain, {}, {}};
+    Request request{*chain, {}, {}, {}};
     if (chain->num_sge != 1) misuse("a request without memory");
     request.piece = chain->sg_list[0];
     if ((chain->send_flags & IBV_SEND_INLINE) != 0) {

@@ -22,6 +22,8 @@ struct FakeDevice {
   std::vector<ibv_gid_entry> gids;  ///< empty: link-local and IPv4, as RoCE devices have them
   int open_error = 0;               ///< errno of open_device
   int register_error = 0;           ///< errno of reg_mr
+  int create_error = 0;             ///< errno of create_qp
+  int connect_error = 0;            ///< what modify_qp returns where it connects
   int max_qp_wr = 4096;
   int max_srq_wr = 4096;
   int max_cqe = 1 << 20;
@@ -42,6 +44,9 @@ class FakeIbverbs final : public Ibverbs {
 
   /// The next request of a queue pair fails with `status`.
   void fail_next(uint32_t queue_pair, ibv_wc_status status);
+  enum class Call { kPostSend, kPostReceive, kPoll };
+  /// The next such call on a device fails. Of a chain all requests but the last are taken.
+  void refuse_next(ibv_context* context, Call call);
   /// Nothing of the queue pair moves until it is let go.
   void hold(uint32_t queue_pair, bool held);
   /// As if the process that opened the device were gone: nobody answers.

@@ -4,11 +4,10 @@
 #include <thread>
 
 #include "heap_transport.h"
-#include "transport/shm_transport.h"
 
 namespace bls::testing {
 
-Transports shm_transports(const Setup& setup) {
+std::vector<std::unique_ptr<ShmTransport>> shm_mesh(const Setup& setup) {
   std::vector<std::unique_ptr<ShmTransport>> ranks;
   std::vector<SegmentAddress> addresses;
   for (int rank = 0; rank < setup.world_size; ++rank) {
@@ -17,11 +16,13 @@ Transports shm_transports(const Setup& setup) {
     addresses.push_back(ranks.back()->address());
   }
   for (auto& rank : ranks) rank->connect(addresses);
+  for (auto& rank : ranks) rank->seal();
+  return ranks;
+}
+
+Transports shm_transports(const Setup& setup) {
   Transports transports;
-  for (auto& rank : ranks) {
-    rank->seal();
-    transports.push_back(std::move(rank));
-  }
+  for (auto& rank : shm_mesh(setup)) transports.push_back(std::move(rank));
   return transports;
 }
 
@@ -53,7 +54,7 @@ Ranks::Ranks(const Setup& setup, Transports transports) {
 std::byte* Ranks::arrived(int rank, int source, uint64_t sequence) {
   const auto slots = (*this)[rank].config().slots;
   std::byte* const slot = transport(rank).inbox(source, static_cast<uint32_t>(sequence % slots));
-  const auto end = Clock::now() + std::chrono::seconds(20);
+  const auto end = Clock::now() + std::chrono::minutes(2);
   while (arrival_word(slot).load() != sequence + 1) {
     if (Clock::now() > end) throw std::runtime_error("a message did not arrive");
     transport(rank).progress();

@@ -9,6 +9,7 @@
 
 #include "channel/channel.h"
 #include "errors.h"
+#include "transport/shm_transport.h"
 
 namespace bls::testing {
 
@@ -26,7 +27,8 @@ struct Setup {
 /// By rank.
 using Transports = std::vector<std::unique_ptr<Transport>>;
 
-/// Transports as the product uses them, connected.
+/// Transports of ranks that share memory, connected.
+std::vector<std::unique_ptr<ShmTransport>> shm_mesh(const Setup& setup);
 Transports shm_transports(const Setup& setup);
 /// Transports whose memory accesses a thread sanitizer understands.
 Transports heap_transports(const Setup& setup);

@@ -38,12 +38,14 @@ class Meeting {
     Place& place = board_->places[rank];
     place.address = own;
     std::copy(own.queue_pairs.begin(), own.queue_pairs.end(), place.queue_pairs);
+    std::copy(own.places.begin(), own.places.end(), place.places);
     await_all(world_size);
     std::vector<VerbsAddress> addresses;
     for (int peer = 0; peer < world_size; ++peer) {
       const Place& other = board_->places[peer];
       VerbsAddress& address = addresses.emplace_back(other.address);
       address.queue_pairs.assign(other.queue_pairs, other.queue_pairs + world_size);
+      address.places.assign(other.places, other.places + world_size);
     }
     return addresses;
   }
@@ -79,12 +81,13 @@ class Meeting {
       return *this;
     }
     operator VerbsAddress() const {
-      return {gid, lid, mtu, packet_number, memory, memory_bytes, remote_key, {}};
+      return {gid, lid, mtu, packet_number, memory, memory_bytes, remote_key, {}, {}};
     }
   };
   struct Place {
     PlainAddress address;
     uint32_t queue_pairs[kMostRanks];
+    uint32_t places[kMostRanks];
   };
   struct Board {
     std::atomic<int> arrivals;
@@ -109,10 +112,10 @@ std::vector<int> run_processes(const Setup& setup, const Body& body) {
     if (children.back() != 0) continue;
     const auto failure = failure_of([&] {
       VerbsConfig config;
-      config.device = device_under_test();
-      auto transport = std::make_unique<VerbsTransport>(
-          load_ibverbs(), config,
-          RingShape{rank, setup.world_size, setup.slot_count(), setup.slot_bytes}, setup.deadline);
+      config.device = device_of(rank);
+      const RingShape shape{rank, setup.world_size, setup.slot_count(), setup.slot_bytes};
+      auto transport = std::make_unique<VerbsTransport>(load_ibverbs(), config, shape,
+                                                        setup.deadline, others(shape));
       transport->connect(meeting.exchange(rank, setup.world_size, transport->address()));
       meeting.await_all(setup.world_size);
       Channel channel(std::move(transport), {rank, setup.world_size, setup.bound,
@@ -197,6 +200,46 @@ TEST_CASE("a process that closes early is named" * doctest::skip(device_under_te
           expect(failure->message.find("rank 1 closed the channel") != std::string::npos,
                  failure->message);
         }) == all(3, 0));
+}
+
+TEST_CASE("a link that goes down is an error on all ranks, and new channels work when it is up" *
+          doctest::skip(link_under_test().empty())) {
+  const auto set_link = [](const std::string& state) {
+    const std::string command = "ip link set " + link_under_test() + " " + state;
+    expect(std::system(command.c_str()) == 0, command + " failed");
+  };
+  for (const int world_size : {2, 4}) {
+    CAPTURE(world_size);
+    const Setup setup{.world_size = world_size, .deadline = std::chrono::seconds(30)};
+    CHECK(run_processes(setup, [&](int rank, Channel& channel, Meeting& meeting) {
+            Outgoing outgoing = to_all(world_size, "text");
+            channel.post(outgoing.messages());
+            channel.wait();
+            channel.release();
+            meeting.await_all(world_size);
+            if (rank == 0) set_link("down");
+            meeting.await_all(world_size);
+            const Clock::time_point start = Clock::now();
+            const auto failure = failure_of([&] {
+              channel.post(outgoing.messages());
+              channel.wait();
+              channel.release();
+              channel.post(outgoing.messages());
+              channel.wait();
+            });
+            expect(failure.has_value(), "nobody noticed");
+            expect(failure->kind == ErrorKind::kTransport || failure->kind == ErrorKind::kPoisoned,
+                   failure->message);
+            expect(failure->message.find("the port is down") != std::string::npos,
+                   failure->message);
+            expect(Clock::now() - start < std::chrono::seconds(20), "noticed late");
+          }) == all(world_size, 0));
+    set_link("up");
+    CHECK(run_processes(setup, [&](int rank, Channel& channel, Meeting&) {
+            random_exchange(rank, channel, {}, 10);
+            channel.close();
+          }) == all(world_size, 0));
+  }
 }
 
 TEST_SUITE_END();

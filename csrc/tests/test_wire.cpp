@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "channel/wire.h"
+#include "payload.h"
 #include "ranks.h"
 
 using namespace bls;
@@ -143,4 +144,30 @@ TEST_CASE("a damaged header is refused with the field that is wrong") {
     slot.lengths = {1000, 3073};
     check_damaged(slot, "4097 bytes in a pulled message's memory of 4096");
   }
+}
+
+TEST_CASE("a message has the bytes that docs/wire-format.md shows") {
+  Ranks ranks({.world_size = 2}, heap_transports({.world_size = 2}));
+  Outgoing outgoing(2);
+  outgoing.add(0, bytes_of("abc"));
+  outgoing.add(0, {});
+  outgoing.add(0, Bytes(64, std::byte{0x55}));
+  ranks[1].post(outgoing.messages());
+  const std::byte* const slot = ranks.transport(0).inbox(1, 0);
+  const auto shows = [&](size_t offset, const std::vector<int>& bytes) {
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      CAPTURE(offset + i);
+      CHECK(std::to_integer<int>(slot[offset + i]) == bytes[i]);
+    }
+  };
+  shows(0x00, {1, 0, 0, 0, 0, 0, 0, 0, 0x5a, 0xb1, 1, 0, 1, 0, 3, 0});
+  shows(0x10, {0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0});
+  shows(0x20, {0, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 0});
+  shows(0x30, {'a', 'b', 'c'});
+  shows(0x40, std::vector<int>(64, 0x55));
+  ranks[0].post(outgoing.messages());
+  const View& empty = ranks[0].wait().part(1, 1);
+  CHECK(empty.bytes == 0);
+  CHECK(empty.data - slot == 0x40);
+  CHECK(ranks[1].stats().largest_message == 128);
 }

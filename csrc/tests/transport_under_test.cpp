@@ -20,10 +20,17 @@ std::string variable(const char* name) {
 
 std::string device_under_test() { return variable("TORCHREC_BLS_TEST_DEVICE"); }
 
+std::string device_of(int rank) {
+  const std::string peer = variable("TORCHREC_BLS_TEST_PEER_DEVICE");
+  return rank % 2 == 0 || peer.empty() ? device_under_test() : peer;
+}
+
+std::string link_under_test() { return variable("TORCHREC_BLS_TEST_LINK"); }
+
 std::string transport_under_test() {
-  if (!device_under_test().empty()) return "verbs";
   const std::string transport = variable("TORCHREC_BLS_TEST_TRANSPORT");
-  return transport.empty() ? "shm" : transport;
+  if (!transport.empty()) return transport;
+  return device_under_test().empty() ? "shm" : "verbs";
 }
 
 void choose_transport() {
@@ -33,6 +40,8 @@ void choose_transport() {
 #ifdef BLS_WITH_VERBS
   } else if (transport == "verbs") {
     default_transports() = verbs_transports;
+  } else if (transport == "mixed") {
+    default_transports() = mixed_transports;
 #endif
   } else if (transport != "shm") {
     throw std::invalid_argument("there is no transport " + transport + " to test");

@@ -1,5 +1,7 @@
 #include "transport/verbs_device.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -96,12 +98,15 @@ std::string VerbsDevice::open(ibv_device* device) {
               [verbs = verbs_](ibv_context* context) { verbs->close_device(context); }};
   if (!context_) {
     const std::string file = "/dev/infiniband/" + std::string(device->dev_name);
-    if (errno == EACCES || errno == EPERM) {
+    const int error = errno;
+    // libibverbs goes on to look for the device elsewhere, and then only says that it is not there.
+    const bool refused = access(file.c_str(), F_OK) == 0 && access(file.c_str(), R_OK | W_OK) != 0;
+    if (refused || error == EACCES || error == EPERM) {
       return "no permission to open " + file +
              ": give the user read and write access to it (on most systems 0666, or the group "
              "rdma); a container needs --device=/dev/infiniband";
     }
-    return "cannot open " + file + ": " + std::strerror(errno);
+    return "cannot open " + file + ": " + std::strerror(error);
   }
   if (const int error = verbs_->query_device(context_.get(), &limits_); error != 0) {
     return std::string("its limits cannot be queried: ") + std::strerror(error);
@@ -176,6 +181,11 @@ std::string VerbsDevice::choose_gid() {
   return "";
 }
 
+uint32_t VerbsDevice::mtu() const {
+  const uint32_t most = 128u << port_attributes_.active_mtu;
+  return config_.mtu > 0 ? std::min(most, static_cast<uint32_t>(config_.mtu)) : most;
+}
+
 uint32_t VerbsDevice::max_message() const {
   constexpr uint32_t kLongest = 1u << 30;  // what a work request can have and stay addressable
   return port_attributes_.max_msg_sz == 0 ? kLongest
@@ -184,6 +194,12 @@ uint32_t VerbsDevice::max_message() const {
 
 std::string VerbsDevice::label() const {
   return config_.device + " port " + std::to_string(config_.port);
+}
+
+void VerbsDevice::require(const char* entries, size_t wanted, int most) const {
+  if (wanted <= static_cast<size_t>(most)) return;
+  refuse("RDMA device " + label() + " has queues of at most " + std::to_string(most) + " " +
+         entries + ", and " + std::to_string(wanted) + " are needed: lower the bound");
 }
 
 bool VerbsDevice::port_active() const {

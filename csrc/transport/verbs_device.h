@@ -33,10 +33,14 @@ class VerbsDevice {
   const ibv_gid& gid() const { return gid_; }
   /// Whether packets carry a global route header: always on RoCE.
   bool global() const { return global_; }
+  /// Bytes of a packet: what the port can, or less where it is configured so.
+  uint32_t mtu() const;
   /// Of a message: a device may say more than it can count.
   uint32_t max_message() const;
   /// For error texts: "mlx5_0 port 1".
   std::string label() const;
+  /// Throws ChannelError(kRendezvous) where a queue needs more entries than the device has.
+  void require(const char* entries, size_t wanted, int most) const;
   /// Whether the port has a link right now.
   bool port_active() const;
 

@@ -43,8 +43,9 @@ VerbsQueue::VerbsQueue(const VerbsDevice& device, ibv_cq* completions, ibv_srq* 
   }
   if (!pair_) {
     verbs_failure(device, "cannot create a queue pair for " + std::to_string(capacity) +
-                              " requests (at most " + std::to_string(device.limits().max_qp_wr) +
-                              ", and " + std::to_string(device.limits().max_qp) +
+                              " requests, which a lower bound makes fewer (at most " +
+                              std::to_string(device.limits().max_qp_wr) + ", and " +
+                              std::to_string(device.limits().max_qp) +
                               " queue pairs on the device)");
   }
   inline_bytes_ = attributes.cap.max_inline_data;
@@ -65,11 +66,9 @@ void VerbsQueue::modify(ibv_qp_attr& attributes, int mask, const char* what) {
 
 void VerbsQueue::connect(const VerbsEndpoint& remote, uint32_t packet_number) {
   const VerbsConfig& config = device_.config();
-  const uint32_t own_mtu = 128u << device_.port_attributes().active_mtu;
   ibv_qp_attr receive{};
   receive.qp_state = IBV_QPS_RTR;
-  receive.path_mtu = mtu_of(std::min(
-      {own_mtu, remote.mtu, config.mtu > 0 ? static_cast<uint32_t>(config.mtu) : own_mtu}));
+  receive.path_mtu = mtu_of(std::min(device_.mtu(), remote.mtu));
   receive.dest_qp_num = remote.queue_pair;
   receive.rq_psn = remote.packet_number;
   receive.max_dest_rd_atomic = 1;  // messages that are pulled are pulled one at a time
@@ -122,6 +121,13 @@ int VerbsQueue::post(std::span<ibv_send_wr> requests, uint64_t tag) {
   in_flight_ += count;
   next_id_ = (next_id_ & ~uint64_t{0xFFFFFFFF}) | static_cast<uint32_t>(next_id_ + 1);
   return 0;
+}
+
+void VerbsQueue::break_off() {
+  ibv_qp_attr broken{};
+  broken.qp_state = IBV_QPS_ERR;
+  // A device that is gone refuses it, and answers nobody anyway.
+  static_cast<void>(device_.verbs().modify_qp(pair_.get(), &broken, IBV_QP_STATE));
 }
 
 VerbsQueue::Chain VerbsQueue::retire(uint64_t id) {

@@ -42,6 +42,8 @@ class VerbsQueue {
   /// Posts `requests` with one doorbell. Returns 0 or what the device said. Throws
   /// std::logic_error when there is no room: callers know beforehand.
   int post(std::span<ibv_send_wr> requests, uint64_t tag);
+  /// Nothing is sent or taken any more, and the peer gets no answer.
+  void break_off();
   /// Takes a completion of this queue that was successful. Returns the chain that it retires;
   /// throws std::logic_error when another one is due.
   Chain retire(uint64_t id);

@@ -4,7 +4,10 @@ namespace bls {
 namespace {
 
 constexpr const char* kOneVersion =
-    ". Two versions of torchrec-bls, or memory that a rank freed too early, cause this";
+    ". Two versions of torchrec-bls cause this: install one on all ranks. If there is only one, "
+    "this is an error in torchrec-bls, please report it";
+constexpr const char* kReport = ": this is an error in torchrec-bls, please report it";
+constexpr const char* kKernelLog = ": look at the kernel log (dmesg)";
 
 }  // namespace
 
@@ -33,32 +36,31 @@ std::string explain_status(ibv_wc_status status, uint32_t vendor_error) {
     case IBV_WC_LOC_LEN_ERR:
     case IBV_WC_LOC_QP_OP_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
-      return "the own device refused a request" + detail +
-             ": this is an error in torchrec-bls, please report it";
+      return "the own device refused a request" + detail + kReport;
     case IBV_WC_RESP_TIMEOUT_ERR:
     case IBV_WC_FATAL_ERR:
     case IBV_WC_GENERAL_ERR:
-      return "the device failed" + detail + ": look at the kernel log (dmesg)";
+      return "the device failed" + detail + kKernelLog;
     default:
-      return "a request failed" + detail;
+      return "a request failed" + detail + kKernelLog + " of both hosts";
   }
 }
 
 std::string explain_event(ibv_event_type event) {
   switch (event) {
     case IBV_EVENT_DEVICE_FATAL:
-      return "the device failed or was removed: look at the kernel log (dmesg)";
+      return std::string("the device failed or was removed") + kKernelLog;
     case IBV_EVENT_CQ_ERR:
-      return "a completion queue overflowed: this is an error in torchrec-bls, please report it";
+      return std::string("a completion queue overflowed") + kReport;
     case IBV_EVENT_SRQ_ERR:
-      return "a receive queue failed: look at the kernel log (dmesg)";
+      return std::string("a receive queue failed") + kKernelLog;
     case IBV_EVENT_QP_ACCESS_ERR:
       return "it wanted memory that this rank does not offer (access violation)" +
              std::string(kOneVersion);
     case IBV_EVENT_QP_REQ_ERR:
       return "it sent a request that is invalid" + std::string(kOneVersion);
     default:
-      return "the connection failed (device event " + std::to_string(event) + ")";
+      return "the connection failed (device event " + std::to_string(event) + ")" + kKernelLog;
   }
 }
 

@@ -1,18 +1,11 @@
 #include "transport/verbs_transport.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <limits>
-#include <new>
 #include <random>
 
 #include "errors.h"
@@ -21,10 +14,7 @@
 namespace bls {
 namespace {
 
-constexpr size_t kPoisonText = 1020;
 constexpr size_t kArrivalWord = sizeof(uint64_t);
-/// Receives are posted again this many at a time.
-constexpr uint32_t kReceiveBatch = 16;
 /// Besides messages and credits, a send queue holds the end of the channel, a poison of two
 /// requests, a read and a probe at most.
 constexpr uint32_t kControlRequests = 5;
@@ -33,160 +23,120 @@ constexpr std::chrono::milliseconds kPoisonGrace{200};
 /// A peer of which nothing was heard for so long is written to, to see whether it answers.
 constexpr std::chrono::seconds kSilence{1};
 
-constexpr uint64_t kReceiveId = std::numeric_limits<uint64_t>::max();
-
 // Tags of chains; a message has that of its slot, counted from kFirstSlotTag on.
 constexpr uint64_t kControlTag = 0;
 constexpr uint64_t kReadTag = 1;
 constexpr uint64_t kFirstSlotTag = 2;
 
-void set_nonblocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+constexpr const char* kKernelLog = ". Look at the kernel log (dmesg)";
 
-uint32_t random_packet_number() {
-  // Packets of an earlier connection with the same numbers are then told from this one's.
-  return std::random_device{}() & 0xFFFFFF;
+/// Packets of an earlier connection with the same numbers are told from those of this one by it.
+uint32_t random_packet_number() { return std::random_device{}() & 0xFFFFFF; }
+
+/// Places in the inbox region of `rank`: one for each that it connects to and one for itself.
+uint32_t places_of(const VerbsAddress& rank) {
+  const auto none = std::count(rank.queue_pairs.begin(), rank.queue_pairs.end(), 0u);
+  return static_cast<uint32_t>(rank.queue_pairs.size() - static_cast<size_t>(none)) + 1;
 }
 
-std::string slots_of(const RingShape& shape) {
-  return std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) + " slots";
+std::string purpose_of(const RingShape& shape) {
+  return std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) + " slots of " +
+         std::to_string(slot_stride(shape.slot_bytes)) + " bytes on rank " +
+         std::to_string(shape.rank);
 }
 
 }  // namespace
 
-/// What each peer writes about itself, at the head of the inbox region behind the poison word. In
-/// the outbox region the same place holds the poison that is written to that peer.
-struct VerbsTransport::PeerBlock {
-  alignas(kCacheLine) std::atomic<uint64_t> credit;
-  std::atomic<uint64_t> closed;
-  alignas(kCacheLine) uint32_t poison_origin;  // plus 1
-  char poison_text[kPoisonText];
-};
-
 VerbsTransport::VerbsTransport(std::shared_ptr<Ibverbs> verbs, const VerbsConfig& config,
-                               const RingShape& shape, std::chrono::milliseconds deadline)
+                               const RingShape& shape, std::chrono::milliseconds deadline,
+                               std::span<const int> peers)
     : shape_(shape),
       deadline_(deadline),
-      stride_(slot_stride(shape.slot_bytes)),
-      ring_offset_(
-          align_up(kCacheLine + static_cast<size_t>(shape.world_size) * sizeof(PeerBlock), kPage)),
+      // This rank has a place, too, as in shared memory.
+      layout_(static_cast<uint32_t>(peers.size()) + 1, shape.slots, shape.slot_bytes),
       device_(std::move(verbs), config),
+      pieces_((layout_.stride() - kArrivalWord + device_.max_message() - 1) /
+              device_.max_message()),
+      // When a message is posted, the one S before has completed and with it all credits up to
+      // then. That leaves those of S + bound + 1 releases, and the bound is less than S.
+      requests_per_peer_(static_cast<uint32_t>(shape.slots * (pieces_ + 2)) + kControlRequests),
       packet_number_(random_packet_number()),
-      pieces_((stride_ - kArrivalWord + device_.max_message() - 1) / device_.max_message()) {
-  const size_t world = static_cast<size_t>(shape_.world_size);
-  const size_t pairs = world * shape_.slots;
-  // A message is never sent before that of its slot has been read, so that no receive is missing.
-  const size_t receives = pairs + kReceiveBatch;
-  // When a message is posted, the one S before has completed and with it all credits up to then.
-  // That leaves those of S + bound + 1 releases, and the bound is less than S.
-  const size_t sends = shape_.slots * (pieces_ + 2) + kControlRequests;
-  const size_t completions = receives + (world - 1) * sends;
-  const ibv_device_attr& limits = device_.limits();
-  const auto check = [&](const char* what, size_t wanted, int most) {
-    if (wanted <= static_cast<size_t>(most)) return;
-    throw ChannelError(ErrorKind::kRendezvous, "RDMA device " + device_.label() +
-                                                   " has queues of " + std::to_string(most) + " " +
-                                                   what + ", and " + slots_of(shape_) + " need " +
-                                                   std::to_string(wanted) + ": lower the bound");
-  };
-  check("receives (max_srq_wr)", receives, limits.max_srq_wr);
-  check("requests (max_qp_wr)", sends, limits.max_qp_wr);
-  check("completions (max_cqe)", completions, limits.max_cqe);
-  receives_ = static_cast<uint32_t>(receives);
-
-  const size_t bytes = ring_offset_ + pairs * stride_;
-  const std::string purpose = slots_of(shape_) + " of " + std::to_string(stride_) +
-                              " bytes on rank " + std::to_string(shape_.rank);
-  inbox_ = VerbsMemory(device_, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, purpose);
-  outbox_ = VerbsMemory(device_, bytes, IBV_ACCESS_LOCAL_WRITE, purpose);
-  for (const VerbsMemory* memory : {&inbox_, &outbox_}) {
-    new (memory->data()) std::atomic<uint32_t>(0);
-    for (int peer = 0; peer < shape_.world_size; ++peer) {
-      new (memory->data() + kCacheLine + static_cast<size_t>(peer) * sizeof(PeerBlock)) PeerBlock{};
-    }
-  }
-
-  Ibverbs& library = device_.verbs();
-  events_ = {library.create_comp_channel(device_.context()),
-             [&library](ibv_comp_channel* channel) { library.destroy_comp_channel(channel); }};
-  if (!events_) verbs_failure(device_, "cannot create a completion channel");
-  set_nonblocking(events_->fd);
-  set_nonblocking(device_.context()->async_fd);
-  completions_ = {
-      library.create_cq(device_.context(), static_cast<int>(completions), events_.get()),
-      [&library](ibv_cq* queue) { library.destroy_cq(queue); }};
-  if (!completions_) {
-    verbs_failure(device_,
-                  "cannot create a queue for " + std::to_string(completions) + " completions");
-  }
-  ibv_srq_init_attr attributes{};
-  attributes.attr.max_wr = receives_;
-  attributes.attr.max_sge = 1;
-  receive_queue_ = {library.create_srq(device_.domain(), &attributes),
-                    [&library](ibv_srq* queue) { library.destroy_srq(queue); }};
-  if (!receive_queue_) {
-    verbs_failure(device_, "cannot create a queue for " + std::to_string(receives_) + " receives");
-  }
-  used_receives_ = receives_;
-
-  peers_ = std::vector<Peer>(world);
-  for (int peer = 0; peer < shape_.world_size; ++peer) {
-    if (peer == shape_.rank) continue;
-    VerbsQueue& queue =
-        peers_[peer].queue.emplace(device_, completions_.get(), receive_queue_.get(),
-                                   static_cast<uint32_t>(sends), static_cast<uint32_t>(peer));
-    peer_by_pair_[queue.number()] = peer;
-  }
+      inbox_(device_, layout_.bytes(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+             purpose_of(shape)),
+      outbox_(device_, layout_.bytes(), IBV_ACCESS_LOCAL_WRITE, purpose_of(shape)),
+      // A message is never sent before that of its slot has been read: no receive can be missing.
+      completions_(device_, peers.size() * shape.slots, peers.size() * requests_per_peer_) {
+  device_.require("requests (max_qp_wr)", requests_per_peer_, device_.limits().max_qp_wr);
+  for (const VerbsMemory* region : {&inbox_, &outbox_}) layout_.prepare(region->data());
+  open_queues(peers);
+  const size_t pairs = pair_index(shape_.world_size, 0);
   requests_.resize(pieces_);
   segments_.resize(pieces_);
   sending_.assign(pairs, 0);
   exposed_.resize(pairs);
   pulled_.resize(pairs);
-  replenish();
-  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_ < 0) verbs_failure(device_, "cannot create an eventfd");
+}
+
+void VerbsTransport::open_queues(std::span<const int> reached) {
+  peers_ = std::vector<Peer>(static_cast<size_t>(shape_.world_size));
+  uint32_t place = 0;
+  for (int rank = 0; rank < shape_.world_size; ++rank) {
+    const bool reaches = std::find(reached.begin(), reached.end(), rank) != reached.end();
+    if (!reaches && rank != shape_.rank) continue;
+    Peer& peer = peers_[rank];
+    peer.place = place++;
+    if (!reaches) continue;
+    peer.queue.emplace(device_, completions_.queue(), completions_.receives(), requests_per_peer_,
+                       static_cast<uint32_t>(rank));
+    peer_by_pair_[peer.queue->number()] = rank;
+  }
 }
 
 VerbsTransport::~VerbsTransport() {
   peers_.clear();  // nothing reads or writes the memory after that
-  if (wake_ >= 0) ::close(wake_);
 }
 
 VerbsAddress VerbsTransport::address() const {
   VerbsAddress address;
   address.gid = device_.gid();
   address.lid = device_.port_attributes().lid;
-  address.mtu = 128u << device_.port_attributes().active_mtu;
+  address.mtu = device_.mtu();
   address.packet_number = packet_number_;
   address.memory = reinterpret_cast<uintptr_t>(inbox_.data());
   address.memory_bytes = inbox_.size();
   address.remote_key = inbox_.remote_key();
   for (const Peer& peer : peers_) {
     address.queue_pairs.push_back(peer.queue ? peer.queue->number() : 0);
+    address.places.push_back(peer.place);
   }
   return address;
 }
 
 void VerbsTransport::connect(std::span<const VerbsAddress> addresses) {
   const std::lock_guard lock(mutex_);
-  for (int peer = 0; peer < shape_.world_size; ++peer) {
-    if (peer == shape_.rank) continue;
-    const VerbsAddress& remote = addresses[static_cast<size_t>(peer)];
-    const std::string who = "rank " + std::to_string(peer);
-    if (remote.memory_bytes != inbox_.size() || remote.queue_pairs.size() != peers_.size()) {
+  for (int rank = 0; rank < shape_.world_size; ++rank) {
+    Peer& peer = peers_[rank];
+    if (!peer.queue) continue;
+    const VerbsAddress& remote = addresses[static_cast<size_t>(rank)];
+    const std::string who = "rank " + std::to_string(rank);
+    const auto own = static_cast<size_t>(shape_.rank);
+    const VerbsLayout there(places_of(remote), shape_.slots, shape_.slot_bytes);
+    if (remote.queue_pairs.size() != peers_.size() || remote.places.size() != peers_.size() ||
+        remote.places[own] >= places_of(remote) || remote.memory_bytes != there.bytes()) {
       throw ChannelError(ErrorKind::kProtocol,
                          who + " announced an inbox of " + std::to_string(remote.memory_bytes) +
                              " bytes for " + std::to_string(remote.queue_pairs.size()) +
-                             " ranks, rank " + std::to_string(shape_.rank) + " has " +
-                             std::to_string(inbox_.size()) + " for " +
-                             std::to_string(peers_.size()));
+                             " ranks, in which there is no room for the slots of rank " +
+                             std::to_string(shape_.rank));
     }
-    peers_[peer].memory = remote.memory;
-    peers_[peer].remote_key = remote.remote_key;
-    peers_[peer].last_heard = Clock::now();
+    peer.memory = remote.memory;
+    peer.remote_key = remote.remote_key;
+    peer.place_there = remote.places[own];
+    peer.slots_there = there.slot_offset(peer.place_there, 0);
+    peer.last_heard = Clock::now();
     try {
-      peers_[peer].queue->connect(
-          {remote.gid, remote.lid, remote.mtu, remote.queue_pairs[static_cast<size_t>(shape_.rank)],
-           remote.packet_number},
+      peer.queue->connect(
+          {remote.gid, remote.lid, remote.mtu, remote.queue_pairs[own], remote.packet_number},
           packet_number_);
     } catch (const ChannelError& error) {
       throw ChannelError(error.kind(), who + ": " + error.what() +
@@ -196,10 +146,8 @@ void VerbsTransport::connect(std::span<const VerbsAddress> addresses) {
   }
 }
 
-size_t VerbsTransport::ring_bytes() const { return inbox_.size() - ring_offset_; }
-
 std::byte* VerbsTransport::inbox(int source, uint32_t slot) {
-  return inbox_.data() + ring_offset_ + pair_index(source, slot) * stride_;
+  return inbox_.data() + layout_.slot_offset(peers_[source].place, slot);
 }
 
 std::byte* VerbsTransport::outbox(int destination, uint32_t slot) {
@@ -211,19 +159,17 @@ std::byte* VerbsTransport::outbox(int destination, uint32_t slot) {
   if (!free) {
     throw ChannelError(ErrorKind::kTransport,
                        "RDMA device " + device_.label() + " did not complete a message to rank " +
-                           std::to_string(destination) + " that was read long ago");
+                           std::to_string(destination) + " that was read long ago" + kKernelLog);
   }
-  return outbox_.data() + ring_offset_ + pair * stride_;
+  return outbox_.data() + layout_.slot_offset(peers_[destination].place, slot);
 }
 
 void VerbsTransport::deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   Peer& peer = peers_[destination];
   if (peer.fault) return;  // as with a peer in shared memory that has ended: `wait` tells
-  const size_t pair = pair_index(destination, static_cast<uint32_t>(sequence % shape_.slots));
-  const uint64_t remote_slot =
-      ring_offset_ +
-      pair_index(shape_.rank, static_cast<uint32_t>(sequence % shape_.slots)) * stride_;
+  const auto index = static_cast<uint32_t>(sequence % shape_.slots);
+  const uint64_t remote_slot = peer.slots_there + index * layout_.stride();
   size_t count = 0;
   for (size_t at = kArrivalWord; at < bytes; ++count) {
     const size_t length = std::min<size_t>(bytes - at, device_.max_message());
@@ -235,8 +181,8 @@ void VerbsTransport::deliver(int destination, std::byte* slot, size_t bytes, uin
   ibv_send_wr& last = requests_[count - 1];
   last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   last.imm_data = htonl(static_cast<uint32_t>(sequence));
-  sending_[pair] = 1;
-  post(destination, {requests_.data(), count}, kFirstSlotTag + pair);
+  sending_[pair_index(destination, index)] = 1;
+  post(destination, {requests_.data(), count}, kFirstSlotTag + pair_index(destination, index));
 }
 
 ibv_send_wr VerbsTransport::write_request(int peer, ibv_sge& piece, uint64_t remote_offset) const {
@@ -253,7 +199,7 @@ ibv_send_wr VerbsTransport::write_request(int peer, ibv_sge& piece, uint64_t rem
 void VerbsTransport::post(int peer, std::span<ibv_send_wr> requests, uint64_t tag) {
   if (const int error = peers_[peer].queue->post(requests, tag); error != 0) {
     lose(peer, PeerState::kFailed,
-         std::string("the device takes no request: ") + std::strerror(error));
+         std::string("the device takes no request: ") + std::strerror(error) + kKernelLog);
   }
 }
 
@@ -263,18 +209,20 @@ void VerbsTransport::progress() {
 }
 
 void VerbsTransport::drain() {
-  std::array<ibv_wc, 16> batch;
+  std::array<ibv_wc, VerbsCompletions::kReceiveBatch> batch;
   int count;
   do {
-    count = device_.verbs().poll_cq(completions_.get(), batch);
+    count = completions_.poll(batch);
     for (int i = 0; i < count; ++i) take(batch[static_cast<size_t>(i)]);
+    const int error = completions_.replenish();
+    if (error != 0) {
+      lose_all(std::string("the device takes no receive: ") + std::strerror(error) + kKernelLog);
+    }
   } while (count > 0);
-  if (count < 0) lose_all("its completion queue failed");
-  if (used_receives_ >= kReceiveBatch) replenish();
+  if (count < 0) lose_all(std::string("the completion queue failed") + kKernelLog);
 }
 
 void VerbsTransport::take(const ibv_wc& completion) {
-  if (completion.wr_id == kReceiveId) ++used_receives_;
   if (completion.status != IBV_WC_SUCCESS) return take_failure(completion);
   if (completion.wr_id == kReceiveId) return take_arrival(completion);
   const auto index = VerbsQueue::peer_of(completion.wr_id);
@@ -315,7 +263,8 @@ void VerbsTransport::take_failure(const ibv_wc& completion) {
     index = found->second;
   }
   if (peers_[index].fault) return;  // the queue is flushed
-  if (completion.status == IBV_WC_RETRY_EXC_ERR && !device_.port_active()) {
+  // Whatever the status: Soft-RoCE refuses or flushes without a link, hardware goes on trying.
+  if (!device_.port_active()) {
     return lose(index, PeerState::kFailed,
                 "the port is down. Bring the link up (ip link set DEVICE up; ibv_devinfo or rdma "
                 "link shows the state) and start the ranks again");
@@ -326,29 +275,15 @@ void VerbsTransport::take_failure(const ibv_wc& completion) {
 }
 
 void VerbsTransport::lose(int peer, PeerState state, const std::string& what) {
-  if (!peers_[peer].fault) peers_[peer].fault = {state, device_.label() + ": " + what};
+  if (peers_[peer].fault) return;
+  peers_[peer].fault = {state, device_.label() + ": " + what};
+  // It may still be connected, and would wait for this rank until the deadline.
+  peers_[peer].queue->break_off();
 }
 
 void VerbsTransport::lose_all(const std::string& what) {
   for (int peer = 0; peer < shape_.world_size; ++peer) {
-    if (peer != shape_.rank) lose(peer, PeerState::kFailed, what);
-  }
-}
-
-void VerbsTransport::replenish() {
-  std::array<ibv_recv_wr, kReceiveBatch> chain{};
-  while (used_receives_ > 0) {
-    const uint32_t count = std::min(used_receives_, kReceiveBatch);
-    for (uint32_t i = 0; i < count; ++i) {
-      chain[i].wr_id = kReceiveId;  // no memory: the message stands where its sender put it
-      chain[i].next = i + 1 < count ? &chain[i + 1] : nullptr;
-    }
-    ibv_recv_wr* bad = nullptr;
-    if (const int error = device_.verbs().post_srq_recv(receive_queue_.get(), chain.data(), &bad);
-        error != 0) {
-      return lose_all(std::string("it takes no receive: ") + std::strerror(error));
-    }
-    used_receives_ -= count;
+    if (peers_[peer].queue) lose(peer, PeerState::kFailed, what);
   }
 }
 
@@ -359,20 +294,20 @@ void VerbsTransport::return_credit(int source, uint64_t consumed) {
 }
 
 void VerbsTransport::tell_credit(int peer) {
-  write_word(peer, block_offset(shape_.rank) + offsetof(PeerBlock, credit),
-             peers_[peer].told_credit);
+  write_word(peer, offsetof(PeerBlock, credit), peers_[peer].told_credit);
 }
 
-/// Sets a word in the inbox region of `peer`.
-void VerbsTransport::write_word(int peer, uint64_t remote_offset, uint64_t value) {
+/// Sets a word of this rank's block at `peer`.
+void VerbsTransport::write_word(int peer, size_t offset, uint64_t value) {
   if (peers_[peer].fault) return;
   ibv_sge piece{reinterpret_cast<uintptr_t>(&value), sizeof(value), 0};  // travels inline
-  ibv_send_wr request = write_request(peer, piece, remote_offset);
+  ibv_send_wr request =
+      write_request(peer, piece, VerbsLayout::block_offset(peers_[peer].place_there) + offset);
   post(peer, {&request, 1}, kControlTag);
 }
 
 uint64_t VerbsTransport::credit(int destination) {
-  return block_of(inbox_.data(), destination).credit.load(std::memory_order_acquire);
+  return block_of(destination).credit.load(std::memory_order_acquire);
 }
 
 std::byte* VerbsTransport::expose(int destination, uint32_t slot, size_t bytes,
@@ -430,31 +365,22 @@ void VerbsTransport::drop(int source, uint32_t slot) {
   pulled_[pair_index(source, slot)] = VerbsMemory();
 }
 
-void VerbsTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
-  {
-    const std::lock_guard lock(mutex_);
-    device_.verbs().req_notify_cq(completions_.get());
-    drain();  // a completion from before the request gives no event
-  }
-  const auto left = std::chrono::ceil<std::chrono::nanoseconds>(until - Clock::now()).count();
-  if (ready(context) || poison_word().load() != 0 || left <= 0) return;
-  std::array<pollfd, 3> sources{
-      {{events_->fd, POLLIN, 0}, {wake_, POLLIN, 0}, {device_.context()->async_fd, POLLIN, 0}}};
-  const timespec timeout{static_cast<time_t>(left / 1'000'000'000),
-                         static_cast<long>(left % 1'000'000'000)};
-  ppoll(sources.data(), sources.size(), &timeout, nullptr);
-  ibv_cq* queue = nullptr;
-  while (device_.verbs().get_cq_event(events_.get(), &queue) == 0) {
-    device_.verbs().ack_cq_events(queue, 1);
-  }
-  uint64_t wakes;
-  while (::read(wake_, &wakes, sizeof(wakes)) > 0) {
-  }
+void VerbsTransport::arm() {
+  const std::lock_guard lock(mutex_);
+  completions_.arm();
+  drain();  // what completed before gives no event
 }
 
-void VerbsTransport::wake_self() {
-  const uint64_t one = 1;
-  static_cast<void>(::write(wake_, &one, sizeof(one)));
+void VerbsTransport::await_event(Clock::time_point until) {
+  const auto left = std::chrono::ceil<std::chrono::nanoseconds>(until - Clock::now()).count();
+  if (left > 0) completions_.await_event(left);
+  const std::lock_guard lock(mutex_);
+  read_device_events();
+}
+
+void VerbsTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
+  arm();
+  if (!ready(context) && poisoned().load() == 0) await_event(until);
 }
 
 Poison VerbsTransport::poison() const {
@@ -465,13 +391,13 @@ Poison VerbsTransport::poison() const {
 
 /// Later poison overwrites the word, but not what this rank has read.
 void VerbsTransport::latch_poison() const {
-  const auto sender = static_cast<int32_t>(poison_word().load(std::memory_order_acquire)) - 1;
+  const auto sender = static_cast<int32_t>(poisoned().load(std::memory_order_acquire)) - 1;
   if (poison_ || sender == -1) return;
-  if (sender < 0 || sender >= shape_.world_size) {
+  if (sender < 0 || sender >= shape_.world_size || !peers_[sender].queue) {
     poison_ = {sender, "its number is damaged"};
     return;
   }
-  const PeerBlock& block = block_of(inbox_.data(), sender);
+  const PeerBlock& block = block_of(sender);
   const auto origin = static_cast<int32_t>(block.poison_origin) - 1;
   poison_ = {origin < 0 || origin >= shape_.world_size ? sender : origin,
              std::string(block.poison_text, strnlen(block.poison_text, kPoisonText))};
@@ -479,10 +405,19 @@ void VerbsTransport::latch_poison() const {
 
 void VerbsTransport::poison_all(const std::string& message) {
   std::unique_lock lock(mutex_);
-  latch_poison();
-  if (!poison_) poison_ = {shape_.rank, message.substr(0, kPoisonText - 1)};
-  own_poison_word().store(static_cast<uint32_t>(shape_.rank) + 1);
+  keep_poison({shape_.rank, message});
   spread_poison(lock);
+}
+
+void VerbsTransport::adopt_poison(const Poison& poison) {
+  const std::lock_guard lock(mutex_);
+  keep_poison(poison);
+}
+
+void VerbsTransport::keep_poison(const Poison& poison) {
+  latch_poison();
+  if (!poison_) poison_ = {poison.origin, poison.message.substr(0, kPoisonText - 1)};
+  VerbsLayout::poison_word(inbox_.data()).store(static_cast<uint32_t>(shape_.rank) + 1);
 }
 
 void VerbsTransport::pass_poison_on() {
@@ -496,8 +431,9 @@ void VerbsTransport::spread_poison(std::unique_lock<std::mutex>& lock) {
   drain();
   const uint64_t word = static_cast<uint64_t>(shape_.rank) + 1;
   for (int index = 0; index < shape_.world_size; ++index) {
-    if (index == shape_.rank || peers_[index].fault || closed(index)) continue;
-    PeerBlock& block = block_of(outbox_.data(), index);
+    const Peer& peer = peers_[index];
+    if (!peer.queue || peer.fault || closed(index)) continue;
+    PeerBlock& block = VerbsLayout::block(outbox_.data(), peer.place);
     block.poison_origin = static_cast<uint32_t>(poison_->origin) + 1;
     std::memcpy(block.poison_text, poison_->message.data(), poison_->message.size());
     const auto bytes = static_cast<uint32_t>(sizeof(uint32_t) + poison_->message.size() + 1);
@@ -505,10 +441,10 @@ void VerbsTransport::spread_poison(std::unique_lock<std::mutex>& lock) {
         {{reinterpret_cast<uintptr_t>(&block.poison_origin), bytes, outbox_.local_key()},
          {reinterpret_cast<uintptr_t>(&word), sizeof(word), 0}}};
     // The text first: whoever sees the word can read it.
-    std::array<ibv_send_wr, 2> requests{
-        write_request(index, pieces[0],
-                      block_offset(shape_.rank) + offsetof(PeerBlock, poison_origin)),
-        write_request(index, pieces[1], 0)};
+    std::array<ibv_send_wr, 2> requests{write_request(index, pieces[0],
+                                                      VerbsLayout::block_offset(peer.place_there) +
+                                                          offsetof(PeerBlock, poison_origin)),
+                                        write_request(index, pieces[1], 0)};
     post(index, requests, kControlTag);
   }
   flush(lock, kPoisonGrace);
@@ -538,7 +474,7 @@ std::string VerbsTransport::peer_fault(int peer) {
 }
 
 bool VerbsTransport::closed(int peer) const {
-  return block_of(inbox_.data(), peer).closed.load(std::memory_order_acquire) != 0;
+  return block_of(peer).closed.load(std::memory_order_acquire) != 0;
 }
 
 void VerbsTransport::read_device_events() {
@@ -564,12 +500,14 @@ void VerbsTransport::announce_close() {
   std::unique_lock lock(mutex_);
   drain();
   for (int index = 0; index < shape_.world_size; ++index) {
-    if (index == shape_.rank) continue;
+    if (!peers_[index].queue) continue;
     // Also to those that have closed: they may be keeping a large message for this rank.
-    write_word(index, block_offset(shape_.rank) + offsetof(PeerBlock, closed), 1);
+    write_word(index, offsetof(PeerBlock, closed), 1);
   }
-  flush(lock, deadline_);
-  block_of(inbox_.data(), shape_.rank).closed.store(1, std::memory_order_release);
+  // Nobody expects anything of a rank that has failed, and one of its peers may be dead.
+  latch_poison();
+  flush(lock, poison_ ? kPoisonGrace : deadline_);
+  block_of(shape_.rank).closed.store(1, std::memory_order_release);
 }
 
 /// Lets what is under way leave, except to peers that do not want it any more.
@@ -596,18 +534,6 @@ bool VerbsTransport::await(std::unique_lock<std::mutex>& lock, Clock::duration l
     sched_yield();
     lock.lock();
   }
-}
-
-uint64_t VerbsTransport::block_offset(int peer) {
-  return kCacheLine + static_cast<size_t>(peer) * sizeof(PeerBlock);
-}
-
-VerbsTransport::PeerBlock& VerbsTransport::block_of(std::byte* base, int peer) {
-  return *std::launder(reinterpret_cast<PeerBlock*>(base + block_offset(peer)));
-}
-
-std::atomic<uint32_t>& VerbsTransport::own_poison_word() const {
-  return *std::launder(reinterpret_cast<std::atomic<uint32_t>*>(inbox_.data()));
 }
 
 }  // namespace bls

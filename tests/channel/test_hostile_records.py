@@ -23,6 +23,7 @@ TERMS = {
     "world_size": 2,
     "bound": 0,
     "slot_bytes": SLOT_BYTES,
+    "transport": "auto",
     "host": host_identity(),
 }
 

@@ -255,7 +255,7 @@ def test_codecs_are_refused(sharder: type) -> None:
         ({"bound": -1}, "bound is -1, but must be a number of iterations from 0"),
         ({"bound": 1.5}, "bound is 1.5, but must be a number of iterations"),
         ({"bound": True}, "bound is True, but must be a number of iterations"),
-        ({"transport": "rdma"}, "transport is 'rdma', but has to be one of shm"),
+        ({"transport": "rdma"}, "transport is 'rdma', but has to be one of auto"),
         ({"slot_bytes": 8}, "slot_bytes is 8, but a message header alone may take"),
         ({"expected_batch": 0}, "expected_batch is 0, but must be positive"),
         ({"deadline": 0}, "deadline is 0 s, but must be positive"),
@@ -283,6 +283,30 @@ def use_different_bounds(rank: int) -> None:
 
 def test_ranks_need_one_bound() -> None:
     run(2, use_different_bounds)
+
+
+def shard_differently(rank: int, changes: dict[str, Any], message: str) -> None:
+    arguments = {"sharding": "mixed", "slot_bytes": None} | (changes if rank == 1 else {})
+    config = BLSConfig(deadline=30, slot_bytes=arguments["slot_bytes"])
+    model = shard(EBC, arguments["sharding"], EBC.bls_sharder(config))
+    with torch.no_grad(), pytest.raises(RendezvousError, match=message):
+        model(Batch(good_ids()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sharding": "row_wise"},
+            r"table 0 differs between ranks \(ranks \[0, 2\]: 't0' of 41 x 8 FP32 for features "
+            r"\['f0'\], table_wise on ranks \[0\] as 41x8; ranks \[1\]: .*, row_wise on ranks .* "
+            r"as 14x8 14x8 13x8\). Shard the same model",
+        ),
+        ({"slot_bytes": 4096}, r"slot_bytes differs between ranks \(ranks \[0, 2\]: None; ranks "),
+    ],
+)
+def test_ranks_need_one_plan(changes: dict[str, Any], message: str) -> None:
+    run(3, shard_differently, changes, message)
 
 
 def outgrow_the_slots(rank: int) -> None:

@@ -90,9 +90,9 @@ def torchrec_outputs(
 
 
 def piped_outputs(
-    kind: Kind, sharding: str, nodes: int, bound: int, batches: Sequence[KeyedJaggedTensor]
+    kind: Kind, sharding: str, nodes: int, config: BLSConfig, batches: Sequence[KeyedJaggedTensor]
 ) -> list[Output]:
-    model = shard(kind, sharding, kind.bls_sharder(BLSConfig(bound=bound)), nodes)
+    model = shard(kind, sharding, kind.bls_sharder(config), nodes)
     pipeline = BoundedLagPipeline[Batch, object](model)
     late = random.Random(torch.distributed.get_rank())
 
@@ -130,7 +130,7 @@ def compare_with_torchrec(rank: int, world_size: int, kind: Kind) -> dict[str, s
         ours = [forward(model, ids) for ids in batches]
         note(sharding, ours, theirs)
         for bound in BOUNDS:
-            piped = piped_outputs(kind, sharding, nodes, bound, batches)
+            piped = piped_outputs(kind, sharding, nodes, BLSConfig(bound=bound), batches)
             note(f"{sharding}, bound {bound}", piped, ours)
     return failures
 

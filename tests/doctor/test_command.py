@@ -15,6 +15,7 @@ import pytest
 from tests.doctor.host_tree import add_roce_device
 from torchrec_bls.cli import main
 from torchrec_bls.doctor import examination, selftest
+from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.report import as_json, as_text
 
@@ -48,6 +49,9 @@ def test_doctor_examines_and_tries_this_host() -> None:
     by_subject = {finding["subject"]: finding for finding in report["findings"]}
     assert by_subject["packages"]["status"] == "ok"
     assert by_subject["shm self-test"]["status"] == "ok", by_subject
+    if not find_devices(Path("/")):
+        assert by_subject["verbs self-test"]["status"] == "ok"
+        assert by_subject["verbs self-test"]["text"] == "not tried: no device"
     assert by_subject["CPUs"]["facts"]["usable"] == len(os.sched_getaffinity(0))
 
 
@@ -190,6 +194,7 @@ FACTS: dict[str, set[str]] = {
     },
     "network": {"host_name", "host_address", "interfaces"},
     "shm self-test": {"transport", "seconds", "failures"},
+    "verbs self-test": {"transport", "seconds", "failures"},
 }
 
 
@@ -203,5 +208,5 @@ def test_the_facts_of_a_host_with_a_device(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "dev/shm").mkdir(parents=True)
     findings = examination.examine(tmp_path)
     assert {finding.subject: set(finding.facts) for finding in findings} == FACTS
-    assert selftest.TRANSPORTS == ("shm",)
+    assert selftest.TRANSPORTS == ("shm", "verbs")
     json.dumps(as_json(findings))

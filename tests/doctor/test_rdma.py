@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -22,10 +23,12 @@ from tests.doctor.host_tree import (
     add_roce_device,
     write,
 )
+from torchrec_bls import _native
 from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.library import PortLimits, load_error, port_limits
-from torchrec_bls.doctor.rdma import rdma_findings
+from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
+from torchrec_bls.errors import RendezvousError
 
 
 def findings(root: Path, error: str = "", limits: PortLimits | None = None) -> dict[str, Finding]:
@@ -210,6 +213,21 @@ def test_no_permission_is_a_warning_with_its_cure(readable_by_all: Path, closed:
     assert cure.startswith(f"chmod 666 {readable_by_all}/dev/infiniband/uverbs0")
 
 
+def tried(root: Path, error: str = "") -> str:
+    return why_not_tried(list(findings(root, error).values()))
+
+
+def test_a_device_that_can_be_opened_and_has_a_link_is_tried(tmp_path: Path) -> None:
+    assert tried(tmp_path) == "no device"
+    add_port(add_device(tmp_path, "mlx5_1", index=1), 1, state="1: DOWN")
+    assert tried(tmp_path) == "no device can be opened and has an active port"
+    add_roce_device(tmp_path)
+    assert tried(tmp_path) == ""
+    assert tried(tmp_path, error="no such file") == "libibverbs can't be loaded"
+    (tmp_path / "dev/infiniband/uverbs0").unlink()
+    assert tried(tmp_path) == "no device can be opened and has an active port"
+
+
 class FakePyverbsError(Exception):
     pass
 
@@ -246,10 +264,36 @@ def test_pyverbs_is_asked_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> Non
     assert port_limits("mlx5_1", 1) is None
 
 
-def test_without_pyverbs_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("with_verbs", "answer", "expected"),
+    [
+        (True, {"return_value": (2048, 1 << 30)}, PortLimits(2048, 1 << 30)),
+        (True, {"side_effect": RendezvousError("no such device")}, None),
+        (False, {"side_effect": AttributeError}, None),
+    ],
+)
+def test_without_pyverbs_the_own_wrapper_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    with_verbs: bool,
+    answer: dict[str, Any],
+    expected: PortLimits | None,
+) -> None:
     absent: Any = None
     monkeypatch.setitem(sys.modules, "pyverbs.device", absent)
-    assert port_limits("mlx5_0", 1) is None
+    monkeypatch.setattr(_native, "WITH_VERBS", with_verbs)
+    asked = mock.Mock(**answer)
+    monkeypatch.setattr(_native, "port_limits", asked, raising=False)
+    assert port_limits("mlx5_0", 1) == expected
+    assert asked.call_args_list == [mock.call("mlx5_0", 1)] * with_verbs
+
+
+@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+def test_the_own_wrapper_says_nothing_of_a_device_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent: Any = None
+    monkeypatch.setitem(sys.modules, "pyverbs.device", absent)
+    assert port_limits("device-of-nobody", 1) is None
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,27 +9,44 @@ from pathlib import Path
 
 import pytest
 
+from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.loopback import ROUNDS, SLOT_BYTES, message, message_bytes
+from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.selftest import TRANSPORTS, selftest_finding
 
 
-def run_script(folder: Path, script: str, deadline: float = 60.0) -> Finding:
+def run_script(
+    folder: Path, script: str, deadline: float = 60.0, transport: str = "shm"
+) -> Finding:
     """Runs a self-test whose processes run `script`; their pids are left in `folder`."""
     program = folder / "program.py"
     start = (
         f"import os, sys, time\nopen(f'{folder}/pid{{sys.argv[2]}}', 'w').write(str(os.getpid()))"
     )
     program.write_text(f"{start}\n{script}\n")
-    return selftest_finding("shm", deadline, [sys.executable, str(program)])
+    return selftest_finding(transport, deadline, [sys.executable, str(program)])
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_messages_arrive_over_every_transport(transport: str) -> None:
+    reason = why_not_tried(rdma_findings(find_devices(Path("/"))))
+    if transport == "verbs" and reason:
+        pytest.skip(reason)
     finding = selftest_finding(transport)
     assert finding.status is Status.OK, finding
     assert finding.facts["transport"] == transport
     assert finding.facts["failures"] == []
+
+
+def test_the_processes_take_the_transport_that_is_named() -> None:
+    finding = selftest_finding("pigeons")
+    assert "transport is 'pigeons', but has to be one of" in finding.text
+
+
+def test_only_a_failure_of_shared_memory_keeps_the_defaults_from_working(tmp_path: Path) -> None:
+    for transport, status in [("shm", Status.PROBLEM), ("verbs", Status.WARNING)]:
+        assert run_script(tmp_path, "sys.exit(1)", transport=transport).status is status
 
 
 def test_messages_differ_and_some_are_larger_than_a_slot() -> None:

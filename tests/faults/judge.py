@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tests.faults.plays import play
 from tests.faults.row import Row
-from tests.processes import Outcome, run_outcomes
+from tests.processes import DEFAULT_DEADLINE, Outcome, run_outcomes
 
 # What a rank of a channel says of itself, whatever it raises.
 _HERE = r"channel '[^']+' on rank {}, sequence \d+, lag \d+: "
@@ -46,7 +46,12 @@ def examine(row: Row) -> Verdict:
     with TemporaryDirectory() as name, _store_if(row.own_store, Path(name)):
         folder = Path(name)
         outcomes = run_outcomes(
-            row.world, play, row, folder, fresh_interpreters=row.fresh_interpreters
+            row.world,
+            play,
+            row,
+            folder,
+            deadline=DEFAULT_DEADLINE + row.deadline,
+            fresh_interpreters=row.fresh_interpreters,
         )
         seconds = _seconds_to_the_end(row, folder)
     problems = [*_struck_rank(row, outcomes[row.rank]), *_survivors(row, outcomes, seconds)]

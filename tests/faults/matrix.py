@@ -277,6 +277,16 @@ CREATION = [
         "ranks [1]: 8192",
         "Give every rank the same slot_bytes",
     ),
+    replace(
+        _differs(
+            "sharding plan differs",
+            Mismatch("plan", "row_wise"),
+            "table 0 differs between ranks",
+            "ranks [0, 2]: 't0' of 41 x 8 FP32",
+            "Shard the same model by the same plan",
+        ),
+        play=pipeline,
+    ),
     _differs(
         "package version differs",
         Patch(f"{_SET_UP}._PACKAGE_VERSION", "0.0.9"),
@@ -291,12 +301,15 @@ CREATION = [
         "ranks [1]: 99",
         "Install one version of torchrec-bls",
     ),
-    _differs(
-        "host differs",
-        Patch(f"{_SET_UP}.host_identity", another_host),
-        "host differs",
-        "ranks [1]: elsewhere",
-        "one host and one PID namespace",
+    replace(
+        _differs(
+            "host differs",
+            Patch(f"{_SET_UP}.host_identity", another_host),
+            "host differs",
+            "ranks [1] on host elsewhere",
+            "one host and one PID namespace",
+        ),
+        arguments=(("transport", "shm"),),
     ),
     replace(
         _setup,

@@ -89,8 +89,10 @@ def _read(scene: Scene, iteration: int) -> None:
 
 def pipeline(scene: Scene) -> None:
     """A sharded model in a pipeline. The fault finds the channel of the ids."""
-    config = BLSConfig(bound=scene.row.bound, deadline=scene.row.deadline)
-    model = shard(EBC, "table_wise", EBC.bls_sharder(config))
+    scene.reach("create")
+    transport = scene.arguments.get("transport", "auto")
+    config = BLSConfig(bound=scene.row.bound, deadline=scene.row.deadline, transport=transport)
+    model = shard(EBC, scene.arguments.get("plan", "table_wise"), EBC.bls_sharder(config))
     finished = 0
     model.register_forward_pre_hook(lambda *_: scene.reach("forward", finished))
     batches = iter(Batch(make_ids(EBC, seed, samples=4)) for seed in range(ITERATIONS))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import two_hosts
+from torchrec_bls.doctor.devices import find_devices
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -35,18 +36,22 @@ def run(command: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def check(outputs: Sequence[str], ranks_per_host: int, store: str) -> None:
-    """Checks that all ranks met and that each was told why there is no channel."""
+    """Checks that all ranks met, and joined or were told why no RDMA device could be used."""
     ranks = 2 * ranks_per_host
     for host, output in enumerate(outputs):
         met = re.findall(r"rank (\d) on (\w+): sum (\d+), store (\S+)", output)
         assert len(met) == ranks_per_host, output
         for _, name, total, announced in met:
             assert (name, int(total), announced) == (f"host{host}", ranks * (ranks + 1) // 2, store)
+        joined = re.findall(r"rank \d: joined", output)
         told = re.findall(r"rank \d: RendezvousError: (.*)", output)
-        assert len(told) == ranks_per_host, output
+        assert len(joined) + len(told) == ranks_per_host, output
+        # A device may be usable from both hosts or from none.
+        assert find_devices(Path("/")) or not joined, output
         for message in told:
             assert "host differs between ranks" in message
-            assert "Shared memory joins processes of one host" in message
+            assert "which needs RDMA: " in message
+            assert "give every host an RDMA device (`torchrec-bls doctor` says" in message
 
 
 def test_torchrun_where_names_are_known() -> None:

@@ -19,7 +19,7 @@ _KERNEL_ARGUMENTS = (
 )
 
 
-def run_in_guest(command: str, out: Path, deadline: float, memory_mib: int = 2048) -> int:
+def run_in_guest(command: str, out: Path, deadline: float, memory_mib: int = 4096) -> int:
     """Boots a guest, runs a command in it and returns the command's exit status.
 
     The guest sees the files of this machine under the same paths; what it writes stays in its

@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,46 +49,51 @@ def cached_kernel() -> Kernel:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(base) / "torchrec-bls" / "kernels"
     cache.mkdir(parents=True, exist_ok=True)
-    if not any(cache.glob("*/image")):
-        # Renamed once it is complete, so that nobody finds half a kernel.
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as folder:
-            unpacked = Path(folder) / "kernel"
-            unpacked.mkdir()
-            version = _fetch(Path(folder), unpacked)
-            if not (cache / version).exists():
-                unpacked.rename(cache / version)
-    newest = max(cache.glob("*/image"), key=lambda image: image.stat().st_mtime).parent
+    # Kernels with other modules are of no use.
+    suffix = f"-{zlib.crc32(repr(MODULES).encode()):08x}"
+    if not any(cache.glob(f"*{suffix}/image")):
+        print(f"Downloading Debian's kernel; what the guest needs of it is kept in {cache}")
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as work:
+            version, archive = _download(Path(work))
+            # Renamed once it is complete, so that nobody finds half a kernel.
+            unpacked = Path(work) / "kernel"
+            _unpack(version, archive, Path(work), unpacked)
+            with suppress(FileExistsError):
+                unpacked.rename(cache / f"{version}{suffix}")
+    newest = max(cache.glob(f"*{suffix}/image"), key=lambda image: image.stat().st_mtime).parent
     return Kernel(newest / "image", tuple(sorted((newest / "modules").iterdir())))
 
 
-def _fetch(work: Path, unpacked: Path) -> str:
-    """Downloads the kernel, leaves what the guest needs in `unpacked` and returns the version."""
+def _download(folder: Path) -> tuple[str, Path]:
+    """Returns the version of Debian's current kernel and its package."""
     if os.geteuid() == 0:
         # Debian removes old kernels; a list of packages of last month names one that is gone.
         _output("apt-get", "update", "--quiet")
     package = package_of(_output("apt-cache", "depends", METAPACKAGE))
-    print(f"Downloading {package}, which is unpacked into {unpacked.parents[1]}", flush=True)
     # apt drops its rights for the download where it can, and then needs a folder open to all.
-    work.chmod(0o755)
-    _output("apt-get", "download", package, cwd=work)
-    (archive,) = work.glob("*.deb")
+    folder.chmod(0o755)
+    _output("apt-get", "download", package, cwd=folder)
+    (archive,) = folder.glob("*.deb")
+    return package.removeprefix("linux-image-"), archive
+
+
+def _unpack(version: str, archive: Path, work: Path, kernel: Path) -> None:
+    """Leaves in `kernel` what the guest needs of the package."""
     tree = work / "tree"
     _output("dpkg-deb", "--extract", str(archive), str(tree))
     # With a merged /usr modprobe wants to find the modules there.
     if not (tree / "lib").exists():
         (tree / "lib").symlink_to("usr/lib")
-    version = package.removeprefix("linux-image-")
     _output("depmod", "-b", str(tree), version)
-    (unpacked / "modules").mkdir()
+    (kernel / "modules").mkdir(parents=True)
     for number, module in enumerate(load_order(_dependencies(tree, version))):
-        name = module.name.removesuffix(".xz")
         content = module.read_bytes()
-        (unpacked / "modules" / f"{number:02}-{name}").write_bytes(
+        name = f"{number:02}-{module.name.removesuffix('.xz')}"
+        (kernel / "modules" / name).write_bytes(
             lzma.decompress(content) if module.suffix == ".xz" else content
         )
     # Last: its presence says that the kernel is complete.
-    (unpacked / "image").write_bytes(elf_of((tree / "boot" / f"vmlinuz-{version}").read_bytes()))
-    return version
+    (kernel / "image").write_bytes(elf_of((tree / "boot" / f"vmlinuz-{version}").read_bytes()))
 
 
 def package_of(depends: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.verbs.steps import Step, steps_across, steps_on
+from tests.verbs.steps import Step, steps_in_guest, steps_on, torch_step
 
 _ROOT = Path(__file__).parents[2]
 _LAST_LINES = 60
@@ -23,12 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("device", help="that the steps use")
     parser.add_argument("peer", nargs="?", help="a second one, joined with the first by a link")
     parser.add_argument("--out", type=Path, required=True, help="folder of the steps' output")
+    parser.add_argument("--short", action="store_true", help="without what needs torch")
     options = parser.parse_args(arguments)
     steps = list(steps_on(options.device))
     if options.peer:
-        steps += steps_across(options.device, options.peer)
+        steps += steps_in_guest(options.device, options.peer)
     else:
-        print("skipped: the steps across a link, which need a second device", flush=True)
+        print("skipped: the steps of the guest, which need two devices and spoil them", flush=True)
+    if not options.short:
+        steps.append(torch_step(options.peer or options.device))
     os.environ["TORCHREC_BLS_TEST_DEVICE"] = options.device
     begin = time.monotonic()
     failed = sum(not _passes(step, options.out) for step in steps)

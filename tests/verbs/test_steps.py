@@ -41,7 +41,7 @@ def test_device_without_an_address_is_an_error(tmp_path: Path) -> None:
 
 def play(steps: list[Step], out: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(suite, "steps_on", lambda device: steps)
-    return suite.main(["dev0", "--out", str(out)])
+    return suite.main(["dev0", "--out", str(out), "--short"])
 
 
 def test_steps_get_the_device_and_pass(
@@ -51,7 +51,7 @@ def test_steps_get_the_device_and_pass(
     assert play([step], tmp_path, monkeypatch) == 0
     assert (tmp_path / "a-step-of-bash.log").read_text() == "dev0\n"
     printed = capsys.readouterr().out
-    assert "1 of 1 steps passed" in printed and "need a second device" in printed
+    assert "1 of 1 steps passed" in printed and "need two devices" in printed
 
 
 def test_failed_and_late_steps_are_told_with_their_output(

@@ -20,7 +20,8 @@ def run(arguments: Sequence[str]) -> int:
         "doctor",
         help="say what this host has for the channel, and whether the defaults will work",
         description="Says what this host has for the channel, tries each transport between two "
-        "processes, and names a cure for what is wrong. Exit status 0: the defaults will work.",
+        "processes, and names a cure for what is wrong. Exit status 0: the defaults will work "
+        "among the ranks of this host; what only several hosts need, RDMA, is a warning.",
     )
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(command=_doctor)

@@ -18,7 +18,9 @@ from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
-from torchrec_bls.errors import ChannelClosedError, ProtocolError, RendezvousError
+from torchrec_bls.collective.transports import TRANSPORTS, Shape, set_up
+from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.errors import ChannelClosedError, ProtocolError
 
 _MUST_AGREE = {
     "package": "Install one version of torchrec-bls on all ranks",
@@ -26,7 +28,7 @@ _MUST_AGREE = {
     "world_size": "Create the channel over the same process group on all ranks",
     "bound": "Give every rank the same bound",
     "slot_bytes": "Give every rank the same slot_bytes",
-    "host": "Shared memory joins processes of one host and one PID namespace only",
+    "transport": "Give every rank the same transport",
 }
 
 _Number = TypeVar("_Number", int, float)
@@ -154,16 +156,20 @@ class BoundedLagChannel:
     Creation is collective: all ranks of the group create their channels in the same order.
 
     Args:
-        group: a process group of at most 65,535 ranks on one host.
+        group: a process group of at most 65,535 ranks.
         bound: iterations that ranks may be apart; 0 is synchronous.
         slot_bytes: what a message and its header (at most 256 bytes) should fit in. Larger
             messages work, slower.
         name: for messages, traces and statistics.
         deadline: seconds after which waiting for a peer is an error.
+        transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
+            "auto" is shared memory among the ranks of a host and RDMA between hosts.
+        verbs: how RDMA devices are used; None: as the environment variables say.
 
     Raises:
         ValueError: an argument is out of range.
-        RendezvousError: the ranks disagree, do not all come, or /dev/shm has no room.
+        RendezvousError: the ranks disagree, do not all come, /dev/shm has no room, or there is no
+            RDMA device where one is needed.
     """
 
     def __init__(
@@ -174,6 +180,8 @@ class BoundedLagChannel:
         slot_bytes: int,
         name: str = "channel",
         deadline: float = 60.0,
+        transport: str = "auto",
+        verbs: VerbsConfig | None = None,
     ) -> None:
         check_bound(bound)
         if slot_bytes < _native.MIN_SLOT_BYTES:
@@ -182,6 +190,7 @@ class BoundedLagChannel:
                 f"{_native.MIN_SLOT_BYTES}: use at least that plus the usual message size"
             )
         check_deadline(deadline)
+        check_transport(transport)
         self.name = name
         self.bound = bound
         self.rank: int = group.rank()
@@ -189,13 +198,23 @@ class BoundedLagChannel:
         self._own_tensors: deque[Sequence[torch.Tensor]] = deque()
         self._pulled_seen = 0
         self._abandoned = False
-        self.native = self._set_up(group, slot_bytes, deadline)
+        slots = 2 * (bound + 1)
+        rendezvous = Rendezvous(group, name, deadline)
+        hosts = self._agree(rendezvous, slot_bytes, transport)
+        shape = Shape(name, self.rank, hosts, slots, slot_bytes, deadline)
+        self.native = _native.Channel(
+            set_up(rendezvous, shape, transport, verbs),
+            self.rank,
+            self.world_size,
+            bound,
+            slots,
+            deadline,
+            name,
+        )
         _channels.add(self)
 
-    def _set_up(
-        self, group: dist.ProcessGroup, slot_bytes: int, deadline: float
-    ) -> _native.Channel:
-        rendezvous = Rendezvous(group, self.name, deadline)
+    def _agree(self, rendezvous: Rendezvous, slot_bytes: int, transport: str) -> list[str]:
+        """Returns the hosts of all ranks, if they want the same."""
         with rendezvous.own_part("terms"):
             host = host_identity()
         record = {
@@ -204,26 +223,12 @@ class BoundedLagChannel:
             "world_size": self.world_size,
             "bound": self.bound,
             "slot_bytes": slot_bytes,
+            "transport": transport,
             "host": host,
         }
-        require_equal(self.name, rendezvous.exchange("terms", record), _MUST_AGREE)
-        slots = 2 * (self.bound + 1)
-        with rendezvous.own_part("memory"):
-            transport = _native.ShmTransport(self.rank, self.world_size, slots, slot_bytes)
-        records = rendezvous.exchange("memory", {"address": transport.address})
-        addresses = [tuple(record["address"]) for record in records]
-        with rendezvous.own_part("connected"):
-            try:
-                transport.connect(addresses)
-            except TypeError as error:
-                raise RendezvousError(
-                    f"numbers too large for addresses of shared memory: {addresses}"
-                ) from error
-        rendezvous.exchange("connected", {})
-        transport.seal()
-        return _native.Channel(
-            transport, self.rank, self.world_size, self.bound, slots, deadline, self.name
-        )
+        records = rendezvous.exchange("terms", record)
+        require_equal(self.name, records, _MUST_AGREE)
+        return [record["host"] for record in records]
 
     def post(self, parts: Sequence[Sequence[torch.Tensor]]) -> int:
         """Sends `parts[d]` to rank d without waiting for anyone.
@@ -372,6 +377,14 @@ def check_deadline(deadline: float) -> None:
     if not 0 < deadline <= _LONGEST_DEADLINE:
         raise ValueError(
             f"deadline is {deadline} s, but must be positive and at most {_LONGEST_DEADLINE:.0e}"
+        )
+
+
+def check_transport(transport: str) -> None:
+    """Raises ValueError unless `transport` is the name of one."""
+    if transport not in TRANSPORTS:
+        raise ValueError(
+            f"transport is {transport!r}, but has to be one of {', '.join(TRANSPORTS)}"
         )
 
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from torchrec_bls import _native
-from torchrec_bls.collective.channel import check_bound, check_deadline
-
-_TRANSPORTS = ("shm",)
+from torchrec_bls.collective.channel import check_bound, check_deadline, check_transport
+from torchrec_bls.collective.verbs_config import VerbsConfig
 
 
 @dataclass(frozen=True)
@@ -14,26 +13,27 @@ class BLSConfig:
 
     Attributes:
         bound: iterations that ranks may be apart. 0 is synchronous and the only one that trains.
-        transport: what messages travel by; "shm" joins the ranks of one host.
+        transport: what messages travel by. "shm" is shared memory, for the ranks of one host;
+            "verbs" is RDMA for all; "auto" is shared memory among the ranks of a host and RDMA
+            between hosts.
         slot_bytes: size of every slot. None derives it per exchange from the first batch, with
             room for messages half as large again.
         expected_batch: largest batch per rank, for that derivation, when the first is not typical.
         deadline: seconds after which waiting for a peer is an error.
+        verbs: how RDMA devices are used; None: as the environment variables TORCHREC_BLS_IB_* say.
     """
 
     bound: int = 0
-    transport: str = "shm"
+    transport: str = "auto"
     slot_bytes: int | None = None
     expected_batch: int | None = None
     deadline: float = 60.0
+    verbs: VerbsConfig | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that no channel can have."""
         check_bound(self.bound)
-        if self.transport not in _TRANSPORTS:
-            raise ValueError(
-                f"transport is {self.transport!r}, but has to be one of {', '.join(_TRANSPORTS)}"
-            )
+        check_transport(self.transport)
         if self.slot_bytes is not None and self.slot_bytes < _native.MIN_SLOT_BYTES:
             raise ValueError(
                 f"slot_bytes is {self.slot_bytes}, but a message header alone may take "

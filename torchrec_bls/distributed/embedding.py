@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
-from torchrec_bls.distributed.module import BoundedLagModule, rows_by_feature
+from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder
 from torchrec_bls.distributed.tables import copies_rows
@@ -37,7 +37,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         **kwargs: Any,
     ) -> None:
         self._init_bounded_lag(
-            config, env.process_group, module_fqn, rows_by_feature(module.embedding_configs())
+            config, env.process_group, module_fqn, module.embedding_configs(), params
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 

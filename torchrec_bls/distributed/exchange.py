@@ -86,6 +86,8 @@ class Exchange:
                 slot_bytes=slot_bytes,
                 name=self.name,
                 deadline=self._config.deadline,
+                transport=self._config.transport,
+                verbs=self._config.verbs,
             )
         return self.channel
 

@@ -2,17 +2,18 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.distributed.agreement import Agreement, terms_of
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist
@@ -32,13 +33,16 @@ class BoundedLagModule:
         config: BLSConfig,
         group: dist.ProcessGroup,
         module_fqn: str | None,
-        rows_by_feature: Mapping[str, int],
+        tables: Sequence[Any],
+        params: Mapping[str, ParameterSharding],
     ) -> None:
         self._bls_config = config
         self._bls_group = group
         self._bls_name = module_fqn or type(self).__name__
+        terms = terms_of(config, tables, params)
+        self._bls_agreement = Agreement(group, self._bls_name, config.deadline, terms)
         self._bls_exchanges: dict[str, Exchange] = {}
-        self._bls_rows_by_feature = dict(rows_by_feature)
+        self._bls_rows_by_feature = _rows_by_feature(tables)
         self._bls_keys: list[str] | None = None
         self._bls_row_limits: list[int] = []
         self._bls_routes: list[Route] | None = None
@@ -59,6 +63,9 @@ class BoundedLagModule:
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
+        if not self._bls_agreement.reached:
+            self._bls_agreement.fail(reason)
+            return
         # The other ranks may be at their first batch, with which these exchanges are made.
         for sharding_type in self._sharding_types:
             self._exchange(sharding_type, "ids")
@@ -93,6 +100,7 @@ class BoundedLagModule:
                 RendezvousError if it is the first batch.
         """
         counts = self._check_input(features)
+        self._bls_agreement.reach()
         if self._bls_routes is not None:
             with torch.no_grad():
                 return self._post_along_routes(self._bls_routes, ctx, features, counts)
@@ -209,7 +217,7 @@ class BoundedLagModule:
         raise ValueError(message)
 
 
-def rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
+def _rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
     """Returns the smallest number of rows of the tables that each feature is looked up in."""
     rows: dict[str, int] = {}
     for table in tables:

@@ -1,6 +1,7 @@
 """All that the doctor looks at, in the order in which it is told."""
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchrec_bls.doctor.cpus import cpus_finding
@@ -9,7 +10,7 @@ from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.memory import memlock_finding, memory_finding, shm_finding
 from torchrec_bls.doctor.network import address_of_host_name, interfaces, network_finding
 from torchrec_bls.doctor.packages import packages_finding
-from torchrec_bls.doctor.rdma import rdma_findings
+from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.selftest import TRANSPORTS, selftest_finding
 
 
@@ -29,4 +30,12 @@ def examine(root: Path = Path("/")) -> list[Finding]:
     if packages.status is Status.PROBLEM:
         text = "not tried: the packages don't fit together, so nothing can be imported"
         return [*findings, Finding("self-test", Status.PROBLEM, text, "See packages, above")]
-    return [*findings, *(selftest_finding(transport) for transport in TRANSPORTS)]
+    return [*findings, *(_self_test(transport, findings) for transport in TRANSPORTS)]
+
+
+def _self_test(transport: str, findings: Sequence[Finding]) -> Finding:
+    reason = why_not_tried(findings) if transport == "verbs" else ""
+    if not reason:
+        return selftest_finding(transport)
+    facts = {"transport": transport, "seconds": 0.0, "failures": []}
+    return Finding(f"{transport} self-test", Status.OK, f"not tried: {reason}", facts=facts)

@@ -29,20 +29,30 @@ def load_error() -> str:
 
 
 def port_limits(device: str, port: int) -> PortLimits | None:
-    """Asks an open device for a port's limits, by pyverbs.
+    """Opens a device and asks for a port's limits, by pyverbs if it is installed, else by the
+    package's own wrapper of libibverbs.
 
-    Returns None where pyverbs isn't installed or the device can't be opened. The one place that
-    opens a device: a wrapper of libibverbs of this package's own would be asked here.
+    Returns None where the device can't be opened, or the package was built without RDMA.
     """
     try:
         from pyverbs.device import Context
         from pyverbs.pyverbs_error import PyverbsError
     except ImportError:
-        return None
+        return _own_port_limits(device, port)
     try:
         with Context(name=device) as context:
             attributes = context.query_port(port)
             # The library's enumeration counts sizes from 256 = 1 on.
             return PortLimits(128 << attributes.active_mtu, attributes.max_msg_sz)
     except PyverbsError:
+        return None
+
+
+def _own_port_limits(device: str, port: int) -> PortLimits | None:
+    # Unlike the package, its compiled part needs no torch.
+    try:
+        from torchrec_bls import _native
+
+        return PortLimits(*_native.port_limits(device, port)) if _native.WITH_VERBS else None
+    except (ImportError, RuntimeError):
         return None

@@ -36,7 +36,7 @@ def message(source: int, sequence: int) -> torch.Tensor:
     return (numbers * 31 + sequence * 7 + source).to(torch.uint8)
 
 
-def exchange(rank: int) -> None:
+def exchange(transport: str, rank: int) -> None:
     """Exchanges all messages with the other rank, up to BOUND iterations apart.
 
     Raises:
@@ -44,7 +44,12 @@ def exchange(rank: int) -> None:
     """
     assert dist.group.WORLD is not None
     with BoundedLagChannel(
-        dist.group.WORLD, bound=BOUND, slot_bytes=SLOT_BYTES, name="self-test", deadline=_PATIENCE
+        dist.group.WORLD,
+        bound=BOUND,
+        slot_bytes=SLOT_BYTES,
+        name="self-test",
+        deadline=_PATIENCE,
+        transport=transport,
     ) as channel:
         for step in range(ROUNDS + BOUND):
             if step < ROUNDS:
@@ -61,7 +66,7 @@ def exchange(rank: int) -> None:
 
 def main() -> int:
     """Runs this process's part and returns its exit status."""
-    _, rank, folder, seconds = sys.argv[1:]
+    transport, rank, folder, seconds = sys.argv[1:]
     imported_file(Path(folder), int(rank)).touch()
     signal.alarm(int(float(seconds)) + 5)  # the end of this process even if the doctor is killed
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # it is the transport that is tried
@@ -74,7 +79,7 @@ def main() -> int:
             world_size=2,
             timeout=timedelta(seconds=float(seconds)),
         )
-        exchange(int(rank))
+        exchange(transport, int(rank))
     except (RuntimeError, ValueError, OSError) as error:
         print(f"{type(error).__name__}: {error}")
         return 1

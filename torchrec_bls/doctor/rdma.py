@@ -33,6 +33,22 @@ def rdma_findings(
     return findings
 
 
+def why_not_tried(findings: Sequence[Finding]) -> str:
+    """Returns why no device is worth a self-test, empty if one is.
+
+    Args:
+        findings: those of rdma_findings, and any others.
+    """
+    facts = [finding.facts for finding in findings]
+    if any(fact.get("devices") == 0 for fact in facts):
+        return "no device"
+    if any(fact.get("loads") is False for fact in facts):
+        return "libibverbs can't be loaded"
+    openable = {fact["device"] for fact in facts if fact.get("openable")}
+    active = {fact["device"] for fact in facts if fact.get("state") == "ACTIVE"}
+    return "" if openable & active else "no device can be opened and has an active port"
+
+
 def _library_finding(error: str) -> Finding:
     if not error:
         return Finding("libibverbs", Status.OK, "loads", facts={"loads": True})

@@ -1,0 +1,143 @@
+#include "transport/mixed_transport.h"
+
+namespace bls {
+namespace {
+
+/// How long the watcher sleeps at most: longer than any sleep of a rank.
+constexpr std::chrono::seconds kWatch{1};
+
+}  // namespace
+
+MixedTransport::MixedTransport(std::unique_ptr<ShmTransport> shm,
+                               std::unique_ptr<VerbsTransport> verbs,
+                               std::span<const int> local_ranks, int world_size)
+    : shm_(std::move(shm)),
+      verbs_(std::move(verbs)),
+      local_ranks_(local_ranks.begin(), local_ranks.end()) {
+  for (int rank = 0; rank < world_size; ++rank) ways_.push_back({verbs_.get(), rank});
+  for (size_t i = 0; i < local_ranks_.size(); ++i) {
+    ways_[static_cast<size_t>(local_ranks_[i])] = {shm_.get(), static_cast<int>(i)};
+  }
+  watcher_ = std::thread([this] { watch(); });
+}
+
+MixedTransport::~MixedTransport() {
+  stopping_ = true;
+  verbs_->wake_self();
+  watcher_.join();
+}
+
+/// A futex and a file descriptor cannot be waited for at once. So a rank sleeps on the futex, and
+/// this thread turns what the device reports into a wake-up.
+void MixedTransport::watch() {
+  while (!stopping_) {
+    verbs_->await_event(Clock::now() + kWatch);
+    shm_->wake_self();
+  }
+}
+
+void MixedTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
+  struct Look {
+    MixedTransport& self;
+    bool (*ready)(void*);
+    void* context;
+  } look{*this, ready, context};
+  // What completes from `arm` on wakes this rank, which has announced its sleep by then.
+  const auto look_again = [](void* argument) {
+    auto& [self, is_ready, of] = *static_cast<Look*>(argument);
+    self.verbs_->arm();
+    self.progress();
+    return self.poisoned().load() != 0 || is_ready(of);
+  };
+  shm_->sleep(look_again, &look, until);
+}
+
+void MixedTransport::progress() {
+  verbs_->progress();
+  if (shm_->poisoned().load(std::memory_order_acquire) == 0) return;
+  if (poisoned().load(std::memory_order_acquire) != 0) return;
+  Poison poison = shm_->poison();
+  const bool known = poison.origin >= 0 && static_cast<size_t>(poison.origin) < local_ranks_.size();
+  if (known) poison.origin = local_ranks_[static_cast<size_t>(poison.origin)];
+  verbs_->adopt_poison(poison);
+}
+
+void MixedTransport::poison_all(const std::string& message) {
+  progress();  // what came first stays
+  verbs_->poison_all(message);
+  shm_->poison_all(poison().message);
+}
+
+void MixedTransport::pass_poison_on() {
+  progress();
+  if (poisoned().load(std::memory_order_acquire) == 0) return;
+  verbs_->pass_poison_on();
+  shm_->pass_poison_on();
+  if (shm_->poisoned().load() != 0) return;
+  // In shared memory a rank tells its own failures only, so this one quotes.
+  const Poison poison = this->poison();
+  shm_->poison_all("rank " + std::to_string(poison.origin) + " failed: " + poison.message);
+}
+
+std::byte* MixedTransport::inbox(int source, uint32_t slot) {
+  const Way& way = ways_[static_cast<size_t>(source)];
+  return way.transport->inbox(way.rank, slot);
+}
+
+std::byte* MixedTransport::outbox(int destination, uint32_t slot) {
+  const Way& way = ways_[static_cast<size_t>(destination)];
+  return way.transport->outbox(way.rank, slot);
+}
+
+void MixedTransport::deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) {
+  const Way& way = ways_[static_cast<size_t>(destination)];
+  way.transport->deliver(way.rank, slot, bytes, sequence);
+}
+
+void MixedTransport::return_credit(int source, uint64_t consumed) {
+  const Way& way = ways_[static_cast<size_t>(source)];
+  way.transport->return_credit(way.rank, consumed);
+}
+
+uint64_t MixedTransport::credit(int destination) {
+  const Way& way = ways_[static_cast<size_t>(destination)];
+  return way.transport->credit(way.rank);
+}
+
+std::byte* MixedTransport::expose(int destination, uint32_t slot, size_t bytes,
+                                  MemoryAddress& address) {
+  const Way& way = ways_[static_cast<size_t>(destination)];
+  return way.transport->expose(way.rank, slot, bytes, address);
+}
+
+void MixedTransport::retract(int destination, uint32_t slot) {
+  const Way& way = ways_[static_cast<size_t>(destination)];
+  way.transport->retract(way.rank, slot);
+}
+
+const std::byte* MixedTransport::pull(int source, uint32_t slot, const MemoryAddress& address) {
+  const Way& way = ways_[static_cast<size_t>(source)];
+  return way.transport->pull(way.rank, slot, address);
+}
+
+void MixedTransport::drop(int source, uint32_t slot) {
+  const Way& way = ways_[static_cast<size_t>(source)];
+  way.transport->drop(way.rank, slot);
+}
+
+PeerState MixedTransport::peer_state(int peer) {
+  const Way& way = ways_[static_cast<size_t>(peer)];
+  return way.transport->peer_state(way.rank);
+}
+
+std::string MixedTransport::peer_fault(int peer) {
+  const Way& way = ways_[static_cast<size_t>(peer)];
+  return way.transport->peer_fault(way.rank);
+}
+
+void MixedTransport::announce_close() {
+  shm_->announce_close();
+  verbs_->announce_close();
+}
+
+}  // namespace bls

@@ -1,0 +1,194 @@
+"""Which transport joins the ranks of a channel, and how they set it up together."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchrec_bls import _native
+from torchrec_bls.collective.rendezvous import Rendezvous, require_equal
+from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.errors import RendezvousError
+
+TRANSPORTS = ("auto", "shm", "verbs")
+
+_ONE_KIND_OF_LINK = {"link": "Use RDMA ports of one kind on all hosts"}
+_NO_FALL_BACK = (
+    ". The two-sided fall-back over the process group's own backend is not in this version: run on "
+    "one host, or give every host an RDMA device (`torchrec-bls doctor` says what is missing)"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the ranks of a channel have agreed on.
+
+    Attributes:
+        name: of the channel.
+        rank: of this process.
+        hosts: identity of each rank's host.
+        slots: per ordered pair of ranks.
+        slot_bytes: of a slot.
+        deadline: seconds.
+    """
+
+    name: str
+    rank: int
+    hosts: Sequence[str]
+    slots: int
+    slot_bytes: int
+    deadline: float
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.hosts)
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks on this rank's host, it among them."""
+        return [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
+
+
+def set_up(
+    rendezvous: Rendezvous, shape: Shape, transport: str, config: VerbsConfig | None
+) -> _native.Transport:
+    """Makes and connects this rank's transport, collectively.
+
+    Args:
+        rendezvous: of the channel.
+        shape: of the channel.
+        transport: one of TRANSPORTS. "auto" is shared memory among the ranks of a host and RDMA
+            between hosts.
+        config: of RDMA devices; None: what the environment variables say.
+
+    Raises:
+        RendezvousError: a rank could not make its part.
+    """
+    if transport == "verbs":
+        return _verbs(rendezvous, shape, config, _others(shape), "transport 'verbs'")
+    hosts = _ranks_by_host(shape)
+    if len(hosts) == 1:
+        return _shm(rendezvous, shape, range(shape.world_size))
+    told = "; ".join(f"ranks {ranks} on host {host}" for host, ranks in hosts.items())
+    if transport == "shm":
+        raise RendezvousError(
+            f"channel '{shape.name}': host differs between ranks ({told}). Shared memory joins "
+            "processes of one host and one PID namespace only: use transport='auto' or 'verbs'"
+        )
+    why = f"host differs between ranks ({told}), which needs RDMA"
+    # Every rank finds the same, since a rank alone on its host changes all of them.
+    if len(hosts) == shape.world_size:
+        return _verbs(rendezvous, shape, config, _others(shape), why, _NO_FALL_BACK)
+    elsewhere = [rank for rank in _others(shape) if rank not in shape.local_ranks]
+    verbs = _verbs(rendezvous, shape, config, elsewhere, why, _NO_FALL_BACK)
+    shm = _shm(rendezvous, shape, shape.local_ranks)
+    return _native.MixedTransport(shm, verbs, shape.local_ranks, shape.world_size)
+
+
+def _ranks_by_host(shape: Shape) -> dict[str, list[int]]:
+    hosts: dict[str, list[int]] = defaultdict(list)
+    for rank, host in enumerate(shape.hosts):
+        hosts[host].append(rank)
+    return hosts
+
+
+def _others(shape: Shape) -> list[int]:
+    return [rank for rank in range(shape.world_size) if rank != shape.rank]
+
+
+def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.ShmTransport:
+    """Joins `ranks`, which have a numbering of their own in it."""
+    with rendezvous.own_part("memory"):
+        transport = _native.ShmTransport(
+            ranks.index(shape.rank), len(ranks), shape.slots, shape.slot_bytes
+        )
+    records = rendezvous.exchange("memory", {"address": transport.address})
+    addresses = [tuple(records[rank]["address"]) for rank in ranks]
+    with rendezvous.own_part("connected"):
+        try:
+            transport.connect(addresses)
+        except TypeError as error:
+            raise RendezvousError(
+                f"numbers too large for addresses of shared memory: {addresses}"
+            ) from error
+    rendezvous.exchange("connected", {})
+    transport.seal()
+    return transport
+
+
+def _verbs(
+    rendezvous: Rendezvous,
+    shape: Shape,
+    config: VerbsConfig | None,
+    peers: Sequence[int],
+    why: str,
+    otherwise: str = "",
+) -> _native.VerbsTransport:
+    """Connects this rank with `peers`."""
+    with rendezvous.own_part("RDMA memory"):
+        try:
+            transport = _open_verbs(shape, config or VerbsConfig.from_environment(), peers)
+        except (RendezvousError, ValueError) as error:
+            raise RendezvousError(f"{why}: {error}{otherwise}") from error
+    records = rendezvous.exchange("RDMA memory", _record(transport))
+    require_equal(shape.name, records, _ONE_KIND_OF_LINK)
+    with rendezvous.own_part("RDMA connected"):
+        try:
+            transport.connect([_address(record) for record in records])
+        except (TypeError, ValueError) as error:
+            raise RendezvousError(f"damaged addresses of RDMA memory: {records}") from error
+    rendezvous.exchange("RDMA connected", {})
+    return transport
+
+
+def _open_verbs(shape: Shape, config: VerbsConfig, peers: Sequence[int]) -> _native.VerbsTransport:
+    if not _native.WITH_VERBS:
+        raise RendezvousError(
+            "this build of torchrec-bls has no RDMA, since infiniband/verbs.h was missing when it "
+            "was built: install libibverbs-dev and reinstall torchrec-bls"
+        )
+    native = _native.VerbsConfig()
+    for name, value in vars(config).items():
+        setattr(native, name, value)
+    return _native.VerbsTransport(
+        native,
+        shape.rank,
+        shape.world_size,
+        shape.slots,
+        shape.slot_bytes,
+        shape.deadline,
+        peers,
+    )
+
+
+def _record(transport: _native.VerbsTransport) -> dict[str, Any]:
+    gid, lid, mtu, packet_number, memory, memory_bytes, remote_key, pairs, places = (
+        transport.address
+    )
+    return {
+        "link": transport.link,
+        "gid": bytes(gid).hex(),
+        "lid": lid,
+        "mtu": mtu,
+        "packet_number": packet_number,
+        "memory": memory,
+        "memory_bytes": memory_bytes,
+        "remote_key": remote_key,
+        "queue_pairs": pairs,
+        "places": places,
+    }
+
+
+def _address(record: dict[str, Any]) -> "_native.VerbsAddress":
+    return (
+        list(bytes.fromhex(record["gid"])),
+        record["lid"],
+        record["mtu"],
+        record["packet_number"],
+        record["memory"],
+        record["memory_bytes"],
+        record["remote_key"],
+        record["queue_pairs"],
+        record["places"],
+    )

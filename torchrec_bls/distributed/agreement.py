@@ -1,0 +1,102 @@
+"""What the ranks of a sharded module have to agree on before they exchange anything.
+
+A channel's messages carry bytes and not what they mean. Ranks with other tables, or with the same
+tables sharded otherwise, would read each other's messages wrongly, or wait for channels that the
+others never make.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torchrec.distributed.types import ParameterSharding
+
+from torchrec_bls.collective.rendezvous import Rendezvous, require_equal
+from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.errors import RendezvousError
+
+_PHASE = "digest"
+_CURE = "Shard the same model by the same plan and configuration on every rank"
+_NOTHING = "nothing"
+
+
+class Agreement:
+    """Terms of a module, as names and values, to be compared by its ranks once.
+
+    Args:
+        group: the module's ranks.
+        name: of the module.
+        deadline: seconds to wait for the other ranks.
+        terms: one line each; names have no ": ".
+
+    Attributes:
+        reached: whether all ranks are known to have the same.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, name: str, deadline: float, terms: Mapping[str, str]
+    ) -> None:
+        self._group = group
+        self._name = f"{name} plan"
+        self.reached = False
+        self._deadline = deadline
+        self._text = "\n".join(f"{name}: {value}" for name, value in terms.items())
+
+    def reach(self) -> None:
+        """Collectively compares the terms; does nothing once it has.
+
+        Raises:
+            RendezvousError: they differ (the first that does is named), or not all ranks came.
+        """
+        if self.reached:
+            return
+        rendezvous = Rendezvous(self._group, self._name, self._deadline)
+        # The terms of many tables are long, and the store brings those of each rank to each.
+        digest = hashlib.sha256(self._text.encode()).hexdigest()
+        records = rendezvous.exchange(_PHASE, {"digest": digest})
+        if any(record["digest"] != digest for record in records):
+            self._explain(rendezvous)
+        self.reached = True
+
+    def fail(self, reason: str) -> None:
+        """Tells ranks that compare terms why this one does not come."""
+        # Without a store nobody waits.
+        with suppress(RuntimeError):
+            Rendezvous(self._group, self._name, self._deadline).fail(_PHASE, reason)
+
+    def _explain(self, rendezvous: Rendezvous) -> NoReturn:
+        texts = [record["text"] for record in rendezvous.exchange("text", {"text": self._text})]
+        terms = [dict(line.partition(": ")[::2] for line in text.splitlines()) for text in texts]
+        names = list(dict.fromkeys(name for of_rank in terms for name in of_rank))
+        records = [{name: of_rank.get(name, _NOTHING) for name in names} for of_rank in terms]
+        require_equal(self._name, records, dict.fromkeys(names, _CURE))
+        raise RendezvousError(
+            f"channel '{self._name}': digests differ between ranks, but terms do not. Install one "
+            "version of torchrec-bls on all ranks"
+        )
+
+
+def terms_of(
+    config: BLSConfig, tables: Iterable[Any], params: Mapping[str, ParameterSharding]
+) -> dict[str, str]:
+    """Returns what the exchanges of a module depend on: its tables, their order and the plan.
+
+    Args:
+        config: of the sharder.
+        tables: EmbeddingConfig or EmbeddingBagConfig of each.
+        params: the module's plan.
+    """
+    # The bound and the transport are compared by the channels themselves.
+    terms = {"slot_bytes": str(config.slot_bytes)}
+    for number, table in enumerate(tables):
+        planned = params[table.name]
+        shards: list[Any] = getattr(planned.sharding_spec, "shards", [])
+        sizes = " ".join("x".join(map(str, shard.shard_sizes)) for shard in shards)
+        terms[f"table {number}"] = (
+            f"'{table.name}' of {table.num_embeddings} x {table.embedding_dim} "
+            f"{table.data_type.name} for features {table.feature_names}, "
+            f"{planned.sharding_type} on ranks {planned.ranks} as {sizes}"
+        )
+    return terms

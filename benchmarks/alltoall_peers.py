@@ -1,4 +1,4 @@
-"""What the all-to-all benchmark calls from Python: our channel and gloo."""
+"""What the all-to-all benchmarks call from Python: our channel, our backend and gloo."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _ChannelPeer:
             raise RuntimeError(f"{pulled} messages did not fit into their slots")
 
 
-class __GlooPeer:
+class _BackendPeer:
     def __init__(self, group: dist.ProcessGroup, size: int) -> None:
         rank, world = group.rank(), group.size()
         words = size // 8
@@ -82,7 +82,16 @@ class __GlooPeer:
         pass
 
 
+class _OwnGroupPeer(_BackendPeer):
+    def __init__(self, group: dist.ProcessGroup, size: int) -> None:
+        super().__init__(dist.new_group(backend="bls"), size)
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._group)
+
+
 PEERS: dict[str, Callable[[dist.ProcessGroup, int], Peer]] = {
     "channel_python": _ChannelPeer,
-    "gloo": __GlooPeer,
+    "gloo": _BackendPeer,
+    "bls": _OwnGroupPeer,
 }

@@ -1,4 +1,4 @@
-"""The all-to-all peers that are called from Python: our channel and gloo.
+"""The all-to-all peers that are called from Python: our channel, our backend and gloo.
 
 One process per rank lives for all cells of a rank count, so that importing torch is paid once. The
 measuring shape is that of native/measurement.h.
@@ -206,7 +206,7 @@ class Ranks:
             self._processes.append(process)
 
     def measure(self, peer: str, size: int, seconds: float, touch: bool) -> dict[str, Any]:
-        """Runs `channel_python` or `gloo`; the result has the native programs' form."""
+        """Runs one of PEERS; the result has the native programs' form."""
         for pipe in self._pipes:
             pipe.send((peer, size, seconds, touch))
         answers = [self._answer(rank) for rank in range(len(self._pipes))]

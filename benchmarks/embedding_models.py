@@ -12,6 +12,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
+    column_wise,
     construct_module_sharding_plan,
     row_wise,
     table_wise,
@@ -34,6 +35,16 @@ FEATURES = [f"feature_{i}" for i in range(TABLES)]
 
 Forward = Callable[[], object]
 
+_MODULES: dict[str, Any] = {
+    "EC": (EmbeddingConfig, EmbeddingCollection),
+    "EBC": (EmbeddingBagConfig, EmbeddingBagCollection),
+}
+_THEIRS = {"EC": EmbeddingCollectionSharder, "EBC": EmbeddingBagCollectionSharder}
+_OURS: dict[str, Any] = {
+    "EC": BLSEmbeddingCollectionSharder,
+    "EBC": BLSEmbeddingBagCollectionSharder,
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -41,7 +52,7 @@ class Case:
 
     Attributes:
         module: "EC" (EmbeddingCollection) or "EBC" (EmbeddingBagCollection).
-        sharding: "table_wise" or "row_wise".
+        sharding: "table_wise", "row_wise" or "column_wise".
         ranks: number of processes.
         batch: samples per rank.
     """
@@ -63,32 +74,13 @@ def ids_of(case: Case, rank: int) -> KeyedJaggedTensor:
 
 def build(case: Case, ids: KeyedJaggedTensor) -> tuple[Forward, Forward, Forward]:
     """Returns the forwards of TorchRec's sharded module, of ours, and the lookup alone."""
-    if case.module == "EC":
-        config: Any = EmbeddingConfig
-        whole: Any = EmbeddingCollection
-        sharders = (
-            EmbeddingCollectionSharder(),
-            BLSEmbeddingCollectionSharder(BLSConfig()),
-        )
-    else:
-        config, whole = EmbeddingBagConfig, EmbeddingBagCollection
-        sharders = (
-            EmbeddingBagCollectionSharder(),
-            BLSEmbeddingBagCollectionSharder(BLSConfig()),
-        )
-    tables = [
-        config(name=f"table_{i}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[feature])
-        for i, feature in enumerate(FEATURES)
-    ]
-    torch.manual_seed(0)
-    module = whole(tables=tables)
-    theirs, ours = (_shard(module, case, sharder) for sharder in sharders)
+    ours = _shard(case, _OURS[case.module](BLSConfig()), dist.group.WORLD)
     context = ours.create_context()
     local_ids = ours.input_dist(context, ids).wait().wait()
     # An exchange of embeddings answers each exchange of ids.
     _result(ours.compute_and_output_dist(context, local_ids))
     return (
-        lambda: _result(theirs(ids)),
+        build_torchrec(case, ids, dist.group.WORLD),
         lambda: _result(ours(ids)),
         lambda: [
             lookup(features) for lookup, features in zip(ours._lookups, local_ids, strict=True)
@@ -96,27 +88,43 @@ def build(case: Case, ids: KeyedJaggedTensor) -> tuple[Forward, Forward, Forward
     )
 
 
+def build_torchrec(case: Case, ids: KeyedJaggedTensor, group: dist.ProcessGroup) -> Forward:
+    """Returns the forward of TorchRec's own sharded module over `group`."""
+    module = _shard(case, _THEIRS[case.module](), group)
+    return lambda: _result(module(ids))
+
+
 def _result(awaitable: Any) -> object:
     return awaitable.wait()
 
 
-def _shard(module: Any, case: Case, sharder: Any) -> Any:
+def _unsharded(case: Case) -> Any:
+    config, whole = _MODULES[case.module]
+    tables = [
+        config(name=f"table_{i}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[feature])
+        for i, feature in enumerate(FEATURES)
+    ]
+    torch.manual_seed(0)
+    return whole(tables=tables)
+
+
+def _shard(case: Case, sharder: Any, group: dist.ProcessGroup) -> Any:
+    module = _unsharded(case)
     kernel = EmbeddingComputeKernel.FUSED.value
-    generators = {
-        f"table_{i}": (
-            table_wise(rank=i % case.ranks, compute_kernel=kernel)
-            if case.sharding == "table_wise"
-            else row_wise(compute_kernel=kernel)
-        )
-        for i in range(TABLES)
+    generators: dict[str, Any] = {
+        "table_wise": lambda i: table_wise(rank=i % case.ranks, compute_kernel=kernel),
+        "row_wise": lambda _: row_wise(compute_kernel=kernel),
+        "column_wise": lambda i: column_wise(
+            ranks=[i % case.ranks, (i + 1) % case.ranks], compute_kernel=kernel
+        ),
     }
     plan = construct_module_sharding_plan(
         module,
-        generators,
+        {f"table_{i}": generators[case.sharding](i) for i in range(TABLES)},
         sharder=sharder,
         local_size=case.ranks,
         world_size=case.ranks,
         device_type="cpu",
     )
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    env = ShardingEnv.from_process_group(group)
     return sharder.shard(module, plan, env, torch.device("cpu"), f"{case}")

@@ -23,6 +23,9 @@ import torch.distributed as dist
 DEFAULT_DEADLINE = 60.0
 
 # "fork" where imports take minutes: this process has done them.
+# Called by every rank before its function. A fixture may set it.
+preparation: Callable[[], None] | None = None
+
 _context = get_context(os.environ.get("TORCHREC_BLS_TEST_START_METHOD", "forkserver"))
 _context.set_forkserver_preload(["torch", "torchrec_bls", "pytest", "hypothesis"])
 
@@ -68,18 +71,20 @@ def run(
     function: Callable[..., Any],
     *args: Any,
     deadline: float = DEFAULT_DEADLINE,
+    backend: str = "gloo",
 ) -> list[Any]:
     """Calls `function(rank, *args)` on every rank and returns the results by rank.
 
     Args:
-        world_size: number of ranks. The default process group (gloo) is set up in each.
+        world_size: number of ranks. The default process group is set up in each.
         function: defined at the top of a module; it, `args` and the results are pickled.
         deadline: seconds until the ranks that have not returned are killed.
+        backend: of the default process group.
 
     Raises:
         RanksFailedError: a rank did not return.
     """
-    outcomes = run_outcomes(world_size, function, *args, deadline=deadline)
+    outcomes = run_outcomes(world_size, function, *args, deadline=deadline, backend=backend)
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed:
         raise RanksFailedError(failed)
@@ -92,6 +97,7 @@ def run_outcomes(
     *args: Any,
     deadline: float = DEFAULT_DEADLINE,
     fresh_interpreters: bool = False,
+    backend: str = "gloo",
 ) -> list[Outcome]:
     """Like `run`, for ranks that are expected to fail: returns by rank how each one ended.
 
@@ -100,7 +106,7 @@ def run_outcomes(
     """
     context = get_context("spawn") if fresh_interpreters else _context
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    task = pickle.dumps((function, args))
+    task = pickle.dumps((preparation, function, args, backend))
     end = time.monotonic() + deadline
     pipes, processes = [], []
     for rank in range(world_size):
@@ -164,9 +170,11 @@ def _rank_main(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        function, args = pickle.loads(task)
+        prepare, function, args, backend = pickle.loads(task)
+        if prepare is not None:
+            prepare()
         dist.init_process_group(
-            "gloo",
+            backend,
             store=dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=deadline)),
             rank=rank,
             world_size=world_size,

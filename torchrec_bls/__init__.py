@@ -7,6 +7,8 @@ from torchrec_bls._versions import check_native, check_packages
 check_packages()
 check_native()
 
+from torchrec_bls.collective import backend
+from torchrec_bls.collective.backend_options import BLSOptions
 from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
 from torchrec_bls.collective.verbs_config import VerbsConfig
 from torchrec_bls.distributed.config import BLSConfig
@@ -23,6 +25,7 @@ __all__ = [
     "BLSConfig",
     "BLSEmbeddingBagCollectionSharder",
     "BLSEmbeddingCollectionSharder",
+    "BLSOptions",
     "BoundedLagChannel",
     "BoundedLagPipeline",
     "ChannelStats",
@@ -30,3 +33,5 @@ __all__ = [
     "bounded_lag_channels",
     "bounded_lag_modules",
 ]
+
+backend.register()

@@ -47,6 +47,15 @@ uint64_t post(Channel& channel, const MessageList& list) {
   return channel.post(messages);
 }
 
+/// A channel that ends may wait for threads that run Python.
+struct DeleteWithoutGil {
+  void operator()(Channel* channel) const {
+    const py::gil_scoped_release release;
+    delete channel;
+  }
+};
+using ChannelHolder = std::unique_ptr<Channel, DeleteWithoutGil>;
+
 py::memoryview view_of(const Arrival& arrival, int source, size_t index) {
   if (source < 0 || source >= arrival.world_size()) {
     throw py::index_error("rank " + std::to_string(source) + " of " +
@@ -78,18 +87,19 @@ void bind_channel(py::module_& module) {
       .def("part_count", [](const Arrival& a, int source) { return a.parts(source).size(); })
       .def("view", &view_of);
 
-  py::class_<Channel>(module, "Channel")
+  py::class_<Channel, ChannelHolder>(module, "Channel")
       .def(py::init([](TransportHandle& transport, int rank, int world_size, uint32_t bound,
                        uint32_t slots, double deadline_seconds, const std::string& name) {
              ChannelConfig config{rank, world_size, bound, slots, {}, name};
              config.deadline = milliseconds(deadline_seconds);
-             return std::make_unique<Channel>(transport.take(), config);
+             return ChannelHolder(new Channel(transport.take(), config));
            }),
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
            py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"))
       .def("post", &post)
       .def("wait", &Channel::wait, py::return_value_policy::reference_internal,
            py::call_guard<py::gil_scoped_release>())
+      .def("ready", &Channel::ready)
       .def("release", &Channel::release)
       .def("poison", &Channel::poison)
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())

@@ -59,10 +59,12 @@ PYBIND11_MODULE(_native, module) {
 #endif
   py::register_exception_translator(&translate);
   bls::bind_transports(module);
+  bls::bind_two_sided(module);
 #ifdef BLS_WITH_VERBS
   bls::bind_verbs(module);
 #endif
   bls::bind_channel(module);
   bls::bind_codecs(module);
   bls::bind_rows(module);
+  bls::bind_all_to_all(module);
 }

@@ -185,8 +185,8 @@ void Channel::send(int destination, const Message& message) {
   size_t bytes = put_in_slot(pair.outbox, message);
   if (bytes > slot_bytes_) [[unlikely]] {
     bytes = put_pulled(destination, pair.outbox, message);
-  } else if (pair.exposing) [[unlikely]] {
-    retract(destination);
+  } else if (pair.exposed_for != 0) [[unlikely]] {
+    age_exposed(destination);
   }
   transport_->deliver(destination, pair.outbox, bytes, posted_);
   // Behind the delivery, where the peer does not wait for it.
@@ -233,15 +233,16 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
   write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),
                static_cast<uint32_t>(released_));
-  next_post_->pairs[destination].exposing = true;
+  next_post_->pairs[destination].exposed_for = kKeepPulled;
   for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
   ++stats_.pulled_messages;
   return header_bytes(layout.count) + sizeof(address);
 }
 
-void Channel::retract(int destination) {
-  transport_->retract(destination, slot_of(*next_post_));
-  next_post_->pairs[destination].exposing = false;
+void Channel::age_exposed(int destination) {
+  if (--next_post_->pairs[destination].exposed_for == 0) {
+    transport_->retract(destination, slot_of(*next_post_));
+  }
 }
 
 std::byte* Channel::expose(int destination, size_t bytes, MemoryAddress& address) {
@@ -288,6 +289,20 @@ const Arrival& Channel::wait() {
   return arrival;
 }
 
+bool Channel::ready() {
+  const CallGuard guard(*this);
+  if (completed_ == posted_) refuse("has no post to wait for: call post first");
+  if (polled_) transport_->progress();
+  if (poisoned()) return true;
+  bool complete = true;
+  for (int source = 0; source < config_.world_size; ++source) {
+    if (source == config_.rank || arrived(source, *next_wait_, completed_)) continue;
+    if (transport_->peer_state(source) != PeerState::kOpen) return true;
+    complete = false;
+  }
+  return complete;
+}
+
 void Channel::receive(int source, Arrival& arrival) {
   record_lag(source);
   const auto has_arrived = [&] {
@@ -300,7 +315,7 @@ void Channel::receive(int source, Arrival& arrival) {
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
   size_t& parts = arrival.counts_[source];
   uint32_t credit;
-  if (pair.pulling || !parse_in_slot(pair.inbox, source, slot_bytes_, views, parts, credit))
+  if (pair.pulled_for != 0 || !parse_in_slot(pair.inbox, source, slot_bytes_, views, parts, credit))
       [[unlikely]] {
     credit = receive_any(source, views, parts);
   }
@@ -316,12 +331,11 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
     const std::byte* base = pair.inbox;
     if (message.pulled) {
       base = pull(source, message.address);
-      pair.pulling = true;
+      pair.pulled_for = kKeepPulled;
       // From here on: a sender that closes keeps its memory until it knows of the release.
       credit_word_needed_ = true;
-    } else {
+    } else if (pair.pulled_for != 0 && --pair.pulled_for == 0) {
       transport_->drop(source, slot_of(*next_wait_));
-      pair.pulling = false;
     }
     for (size_t i = 0; i < message.layout.count; ++i) {
       views[i] = {base + message.layout.offset[i], message.layout.bytes[i]};
@@ -388,11 +402,15 @@ void Channel::await_message(int source) {
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
   if (done) return;
   const double seconds = std::chrono::duration<double>(config_.deadline).count();
-  fail(ErrorKind::kTimeout,
-       describe(source, sequence) + "did not send within " + std::to_string(seconds) +
-           " s. Missing: " + missing_peers(sequence) +
-           ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the "
-           "deadline if it is only slow");
+  const std::vector<int> missing = missing_peers(sequence);
+  const bool blamed = missing.empty() || std::ranges::count(missing, source) > 0;
+  const std::string message =
+      describe(blamed ? source : missing.front(), sequence) + "did not send within " +
+      std::to_string(seconds) + " s. Missing: " + list(missing) +
+      ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the deadline if "
+      "it is only slow";
+  if (poisoned()) raise_poison();  // another rank was first, perhaps while this one asked
+  fail(ErrorKind::kTimeout, message);
 }
 
 void Channel::record_lag(int source) {
@@ -457,7 +475,7 @@ void Channel::close() {
   transport_->announce_close();
   // Messages that peers may still have to pull live in this rank's memory.
   for (int peer = 0; peer < config_.world_size; ++peer) {
-    const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing; };
+    const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing(); };
     if (std::none_of(rounds_.begin(), rounds_.end(), exposing)) continue;
     const Clock::time_point end = Clock::now() + config_.deadline;
     while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < end &&
@@ -551,10 +569,19 @@ std::string Channel::describe(int peer, uint64_t sequence) const {
   return here(sequence) + ": rank " + std::to_string(peer) + " ";
 }
 
-std::string Channel::missing_peers(uint64_t sequence) {
-  std::string list;
+/// The peers that have not sent: not those whose message is late because of another's.
+std::vector<int> Channel::missing_peers(uint64_t sequence) {
+  std::vector<int> peers;
   for (int peer = 0; peer < config_.world_size; ++peer) {
     if (peer == config_.rank || arrived(peer, round_of(sequence), sequence)) continue;
+    if (!transport_->on_its_way(peer, sequence)) peers.push_back(peer);
+  }
+  return peers;
+}
+
+std::string Channel::list(const std::vector<int>& peers) {
+  std::string list;
+  for (const int peer : peers) {
     if (!list.empty()) list += ", ";
     list += "rank " + std::to_string(peer);
     const PeerState state = transport_->peer_state(peer);

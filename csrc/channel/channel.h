@@ -73,6 +73,9 @@ class Channel {
   uint64_t post(std::span<const Message> messages);
   /// Waits for the messages of the oldest post that is not completed yet.
   const Arrival& wait();
+  /// Whether `wait` would return or raise at once: the messages of the oldest post are there, or
+  /// something is known that keeps them from coming.
+  bool ready();
   /// Gives the slots of the oldest completed post back to their senders.
   void release();
 
@@ -96,12 +99,17 @@ class Channel {
 
  private:
   class CallGuard;
+  /// Large messages often take turns with small ones, as ids do with their lengths. Memory is kept
+  /// meanwhile: new pages cost several times the copy.
+  static constexpr uint32_t kKeepPulled = 100;
   /// One slot of this rank and one peer, in both directions.
   struct PairSlot {
     std::byte* outbox;
     std::byte* inbox;
-    bool exposing = false;  // the last message in the outbox was one to be pulled
-    bool pulling = false;   // the last one in the inbox was
+    // For messages to be pulled: through how many further ones that fit their memory is kept.
+    uint32_t exposed_for = 0;
+    uint32_t pulled_for = 0;
+    bool exposing() const { return exposed_for == kKeepPulled; }  // the last message is such a one
   };
   /// Everything about the messages of one sequence number; used again `slots` later.
   struct Round {
@@ -115,7 +123,7 @@ class Channel {
   void send(int destination, const Message& message);
   size_t put_in_slot(std::byte* slot, const Message& message);
   [[gnu::noinline]] size_t put_pulled(int destination, std::byte* slot, const Message& message);
-  [[gnu::noinline]] void retract(int destination);
+  [[gnu::noinline]] void age_exposed(int destination);
   [[gnu::noinline]] void keep_own(const Message& message, Arrival& arrival);
   std::byte* expose(int destination, size_t bytes, MemoryAddress& address);
   [[gnu::noinline]] void await_credit(int destination);
@@ -146,7 +154,8 @@ class Channel {
   [[noreturn]] void raise_closed();
   std::string here(uint64_t sequence) const;
   std::string describe(int peer, uint64_t sequence) const;
-  std::string missing_peers(uint64_t sequence);
+  std::vector<int> missing_peers(uint64_t sequence);
+  std::string list(const std::vector<int>& peers);
   uint32_t slot_of(const Round& round) const {
     return static_cast<uint32_t>(&round - rounds_.data());
   }

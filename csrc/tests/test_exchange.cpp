@@ -176,6 +176,21 @@ TEST_CASE("several arrivals can be read before the oldest is released") {
   CHECK(arrivals[2]->sequence() == 2);
 }
 
+TEST_CASE("a channel is ready when every message of its oldest post is there") {
+  Ranks ranks({.world_size = 3, .bound = 1});
+  Outgoing outgoing = to_all(3, "text");
+  for (int i = 0; i < 2; ++i) ranks[0].post(outgoing.messages());
+  CHECK_FALSE(ranks[0].ready());
+  ranks[1].post(outgoing.messages());
+  CHECK_FALSE(ranks[0].ready());
+  ranks[2].post(outgoing.messages());
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(10);
+  while (!ranks[0].ready() && Clock::now() < end) std::this_thread::yield();
+  CHECK(ranks[0].ready());
+  ranks[0].wait();
+  CHECK_FALSE(ranks[0].ready());  // the second post
+}
+
 TEST_CASE("statistics count what was sent to other ranks") {
   // Nobody reads the large message, so that closing waits until the deadline.
   Ranks ranks({.world_size = 3, .slot_bytes = 1024, .deadline = std::chrono::milliseconds(1)});

@@ -316,6 +316,23 @@ TEST_CASE("a peer that closed is named, what it sent before counts") {
                 "rank 1 closed the channel while this rank waited for it to send");
 }
 
+TEST_CASE("a channel is ready when a wait would raise") {
+  Ranks ranks({.world_size = 3});
+  check_failure(failure_of([&] { ranks[0].ready(); }), std::nullopt, "call post first");
+  post_text(ranks[0]);
+  CHECK_FALSE(ranks[0].ready());
+  SUBCASE("because a peer closed") {
+    ranks[2].close();
+    CHECK(ranks[0].ready());
+    check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kPeerClosed, "rank 2 closed");
+  }
+  SUBCASE("because of poison") {
+    ranks[1].poison("the disk is full");
+    CHECK(ranks[0].ready());
+    check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kPoisoned, "the disk is full");
+  }
+}
+
 TEST_CASE("a rank cannot use a channel that it closed") {
   Ranks ranks({});
   ranks[0].close();

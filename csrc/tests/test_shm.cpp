@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <optional>
+#include <string>
 #include <thread>
 
+#include "payload.h"
 #include "ranks.h"
 #include "transport/shm_segment.h"
 #include "transport/shm_transport.h"
@@ -71,6 +74,37 @@ TEST_CASE("more memory than there is gives an error that says how much and what 
   check_failure(failure, ErrorKind::kRendezvous,
                 "no space in /dev/shm for a test: 16777216 MiB needed, ");
   check_failure(failure, ErrorKind::kRendezvous, "Lower the bound, slot_bytes or the batch");
+}
+
+TEST_CASE("the memory of a large message is kept while small ones take turns with it") {
+  const auto mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    int count = 0;
+    for (std::string line; std::getline(maps, line);) count += line.find(" /dev/shm/") != line.npos;
+    return count;
+  };
+  Ranks ranks({.slot_bytes = 1024});
+  const auto exchange = [&](size_t bytes) {
+    Outgoing outgoing = to_all(2, std::string(bytes, 'x'));
+    for (int rank = 0; rank < 2; ++rank) ranks[rank].post(outgoing.messages());
+    for (int rank = 0; rank < 2; ++rank) {
+      CHECK(ranks[rank].wait().part(1 - rank, 0).bytes == bytes);
+      ranks[rank].release();
+    }
+  };
+  const int before = mappings();
+  exchange(5000);
+  const int with_one = mappings();
+  CHECK(with_one == before + 4);  // two messages, mapped by sender and receiver
+  exchange(10);
+  // The other of two slots is empty in the meantime.
+  for (int i = 0; i < 99; ++i) {
+    exchange(10);
+    exchange(10);
+  }
+  CHECK(mappings() == with_one);
+  exchange(10);
+  CHECK(mappings() == before);
 }
 
 TEST_CASE("a ring that is too large names its shape") {

@@ -99,6 +99,9 @@ class Transport {
   virtual PeerState peer_state(int peer) = 0;
   /// Why `peer` is in its state, as far as the transport knows more than the state says.
   virtual std::string peer_fault(int) { return {}; }
+  /// For the blame at a deadline: whether `source` has posted message `sequence`, which is not
+  /// here. May take a moment.
+  virtual bool on_its_way(int, uint64_t) { return false; }
   /// Tells the peers that no further message will come from this rank. What was delivered before
   /// has left this rank when it returns, unless its receiver is gone.
   virtual void announce_close() = 0;

@@ -47,8 +47,15 @@ def test_arguments_out_of_range_are_refused(changed: dict[str, Any], message: st
     check_all(run_outcomes(1, create, [FITTING | changed]), "ValueError", message)
 
 
-@pytest.mark.parametrize("target", ["ShmTransport", "ShmTransport.connect"])
-def test_a_failure_of_one_rank_is_told_to_the_others(target: str) -> None:
+@pytest.mark.parametrize(
+    ("made_over", "target"),
+    [("shm", "ShmTransport"), ("shm", "ShmTransport.connect"), ("c10d", "TwoSidedInbox")],
+)
+def test_a_failure_of_one_rank_is_told_to_the_others(
+    made_over: str, target: str, transport: str
+) -> None:
+    if made_over != transport:
+        pytest.skip("is no part of this transport")
     change = {"side_effect": RendezvousError("no space in /dev/shm for a test")}
     outcomes = run_outcomes(3, create_patched, f"torchrec_bls._native.{target}", change)
     check_all([outcomes[1]], "RendezvousError", "on rank 1: no space in /dev/shm for a test")
@@ -67,3 +74,8 @@ def create_many(rank: int) -> None:
 
 def test_channels_can_be_made_one_after_the_other() -> None:
     run(2, create_many)
+
+
+def test_slots_that_no_memory_holds_are_refused() -> None:
+    outcomes = run_outcomes(2, create, [{"slot_bytes": 1 << 50}] * 2)
+    check_all(outcomes, "RendezvousError", "no ")

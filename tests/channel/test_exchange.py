@@ -115,7 +115,7 @@ parts = st.builds(
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     plans=st.lists(st.lists(parts, max_size=16), min_size=1, max_size=8),
@@ -159,10 +159,12 @@ def reach_the_bound(rank: int, bound: int) -> list[int]:
 
 
 @pytest.mark.parametrize("bound", [1, 2, 4])
-def test_a_rank_gets_ahead_by_the_whole_bound(bound: int) -> None:
+def test_a_rank_gets_ahead_by_the_whole_bound(bound: int, transport: str) -> None:
     ahead, behind = run(2, reach_the_bound, bound)
     assert ahead[bound] >= 1
-    assert behind == [bound + 1] + [0] * bound
+    assert sum(behind) == bound + 1
+    if transport == "shm":  # the other one does not know of what is on its way
+        assert behind[0] == bound + 1
 
 
 def post_again_in_the_same_memory(rank: int) -> None:

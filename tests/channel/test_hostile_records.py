@@ -28,6 +28,11 @@ TERMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def transport() -> None:
+    """In the place of the one for the other files: these tests are about shared memory."""
+
+
 class TwoRanks:
     """A process group whose rank 1 has written its records beforehand."""
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.processes import Outcome, run, run_outcomes
@@ -17,6 +19,11 @@ from torchrec_bls import BoundedLagChannel, VerbsConfig, _native
 from torchrec_bls.errors import RendezvousError
 
 _SET_UP = "torchrec_bls.collective"
+
+
+@pytest.fixture(scope="module")
+def transport() -> None:
+    """In the place of the one for the other files: these tests choose for themselves."""
 
 
 class Mesh:
@@ -58,7 +65,7 @@ def names(made: Sequence[tuple[str, Any]]) -> list[str]:
     return [name for name, _ in made]
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+@pytest.mark.usefixtures("build_with_rdma")
 def test_ranks_of_one_host_share_memory_and_hosts_are_joined_by_rdma() -> None:
     for hosts, transport, expected in [
         ("aaa", "auto", ["ShmTransport"]),
@@ -72,7 +79,7 @@ def test_ranks_of_one_host_share_memory_and_hosts_are_joined_by_rdma() -> None:
             assert names(made) == expected, (hosts, transport)
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+@pytest.mark.usefixtures("build_with_rdma")
 def test_each_rank_of_several_hosts_reaches_its_own_by_memory_and_the_others_by_rdma() -> None:
     made = run(4, made_on_hosts, "abab", "auto")
     for rank in range(4):
@@ -101,7 +108,7 @@ def test_shared_memory_does_not_join_hosts() -> None:
     check_all(
         run_outcomes(2, create, "ab", {"transport": "shm"}),
         "channel 'ids': host differs between ranks (ranks [0] on host a; ranks [1] on host b)",
-        "one host and one PID namespace only: use transport='auto' or 'verbs'",
+        "one host and one PID namespace only: use transport='auto', 'verbs' or 'c10d'",
     )
 
 
@@ -111,18 +118,45 @@ def without_devices(rank: int, hosts: str, arguments: dict[str, Any]) -> None:
         create(rank, hosts, arguments)
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
-def test_hosts_without_a_device_are_told_what_is_missing_and_that_nothing_stands_in() -> None:
-    check_all(
-        run_outcomes(2, without_devices, "ab", {}),
-        "host differs between ranks",
-        "which needs RDMA: this host has no RDMA device",
-        "The two-sided fall-back over the process group's own backend is not in this version",
-    )
+@pytest.mark.usefixtures("build_with_rdma")
+def test_who_asks_for_rdma_is_told_what_is_missing() -> None:
     check_all(
         run_outcomes(2, without_devices, "aa", {"transport": "verbs"}),
         "transport 'verbs': this host has no RDMA device",
     )
+
+
+def exchange_without_devices(rank: int, hosts: str, without: Sequence[int]) -> list[str]:
+    """Returns the warnings of two channels between hosts, on which some ranks have no device."""
+    if rank in without:
+        made: Any = {"side_effect": RendezvousError("this host has no RDMA device")}
+    else:
+        made = {"side_effect": lambda *arguments: Mesh("VerbsTransport", *arguments)}
+    with (
+        mock.patch(f"{_SET_UP}.channel.host_identity", return_value=hosts[rank]),
+        mock.patch("torchrec_bls._native.VerbsTransport", **made),
+        mock.patch("torchrec_bls._native.WITH_VERBS", True),
+        mock.patch("torchrec_bls._native.VerbsConfig", create=True),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("default")
+        for _ in range(2):
+            with BoundedLagChannel(dist.group.WORLD, slot_bytes=256, deadline=30) as channel:
+                channel.post([[torch.tensor([rank])]] * len(hosts))
+                with channel.wait() as arrival:
+                    for source in range(len(hosts)):
+                        assert arrival.tensor(source, 0, torch.int64).tolist() == [source]
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(("hosts", "without"), [("ab", [0, 1]), ("abc", [1]), ("aab", [2])])
+def test_hosts_without_rdma_are_joined_by_c10d_with_one_warning(
+    hosts: str, without: list[int]
+) -> None:
+    for texts in run(len(hosts), exchange_without_devices, hosts, without):
+        assert len(texts) == 1
+        assert "use the two-sided transport 'c10d' over TCP instead" in texts[0]
+        assert f"On rank {without[0]}: this host has no RDMA device" in texts[0]
 
 
 def create_on_links(rank: int, links: Sequence[str]) -> None:
@@ -132,7 +166,7 @@ def create_on_links(rank: int, links: Sequence[str]) -> None:
         create(rank, "ab", {})
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+@pytest.mark.usefixtures("build_with_rdma")
 def test_ports_of_two_kinds_are_not_joined() -> None:
     check_all(
         run_outcomes(2, create_on_links, ["RoCE", "InfiniBand"]),
@@ -165,7 +199,7 @@ def create_as(rank: int, transports: Sequence[str]) -> None:
 def test_a_transport_that_does_not_exist_is_refused() -> None:
     (outcome,) = run_outcomes(1, create, "a", {"transport": "tcp"})
     assert outcome.error == "ValueError"
-    assert outcome.message == "transport is 'tcp', but has to be one of auto, shm, verbs"
+    assert outcome.message == "transport is 'tcp', but has to be one of auto, shm, verbs, c10d"
 
 
 _WITHOUT_THE_LIBRARY = """
@@ -235,8 +269,7 @@ def test_environment_variables_that_make_no_sense_are_refused(
     assert message in str(caught.value)
 
 
+@pytest.mark.usefixtures("build_with_rdma")
 def test_the_defaults_are_those_of_the_compiled_part() -> None:
-    if not _native.WITH_VERBS:
-        pytest.skip("this build has no RDMA")
     native = _native.VerbsConfig()
     assert {name: getattr(native, name) for name in vars(VerbsConfig())} == vars(VerbsConfig())

@@ -287,7 +287,7 @@ def test_without_pyverbs_the_own_wrapper_is_asked(
     assert asked.call_args_list == [mock.call("mlx5_0", 1)] * with_verbs
 
 
-@pytest.mark.skipif(not _native.WITH_VERBS, reason="this build has no RDMA")
+@pytest.mark.usefixtures("build_with_rdma")
 def test_the_own_wrapper_says_nothing_of_a_device_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -379,4 +379,19 @@ LATER = [
     Row("fork after creation", Fork(), moment="read"),
 ]
 
-MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER]
+# A rank that goes on too late may find its connections reset, and what its peers told it lost.
+_STOPPED_TWO_SIDED = {"end": ("PeerDiedError", "PoisonedError"), "words_of_struck": ()}
+# Not over it: what strikes shared memory, and a killed rank's large message, which may have arrived
+# or not. The protocol above is the same.
+TWO_SIDED = [
+    replace(
+        row,
+        name=f"{row.name}, c10d",
+        arguments=(("transport", "c10d"),),
+        **(_STOPPED_TWO_SIDED if row in DELAY and row.errors else {}),
+    )
+    for row in (*DEATH, *DELAY, *LEAVING, *LATER)
+    if row.world < 8 and "large message" not in row.name and "descriptors" not in row.name
+]
+
+MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER, *TWO_SIDED]

@@ -80,7 +80,8 @@ class Row:
         errors: what the survivors may raise; PoisonedError is always possible as long as one of
             them raises one of these. Empty if the fault must not show.
         words: that the text of every survivor's error holds.
-        end: error of the struck rank, None if it returns. "ProcessDied" if it doesn't get there.
+        end: error of the struck rank, None if it returns, or several of which it is one.
+            "ProcessDied" if it doesn't get there.
         exit_code: of the struck rank.
         words_of_struck: that the text of the struck rank's own error holds.
         play: what the ranks do.
@@ -104,7 +105,7 @@ class Row:
     fault: Callable[[Scene], None]
     errors: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    end: str | None = None
+    end: str | tuple[str, ...] | None = None
     exit_code: int = 0
     words_of_struck: tuple[str, ...] = ()
     play: Callable[[Scene], None] | None = None

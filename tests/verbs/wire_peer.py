@@ -102,6 +102,8 @@ class WirePeer:
         self._slot_bytes = round_up(slot_bytes, 64)
         self.region = Region(world_size, self.slots, self._slot_bytes)
         self.sent = self.released = 0
+        self._sent_to = dict.fromkeys(self.peers, 0)
+        self._ending = False
         self.received = dict.fromkeys(self.peers, 0)
         self.known_credit = dict.fromkeys(self.peers, 0)
         self.got_large = False
@@ -124,7 +126,7 @@ class WirePeer:
         self._pairs = {peer: self._new_pair() for peer in self.peers}
         self._peer_of = {pair.qp_num: peer for peer, pair in self._pairs.items()}
         for peer in self.peers:
-            for _ in range(self.slots + 1):
+            for _ in range(self.slots):
                 self._post_receive(peer)
 
     # Connecting
@@ -178,7 +180,7 @@ class WirePeer:
         return AHAttr(port_num=PORT, is_global=1, gr=route)
 
     def _new_pair(self) -> QP:
-        cap = QPCap(max_send_wr=4, max_recv_wr=self.slots + 1, max_send_sge=1, max_recv_sge=1)
+        cap = QPCap(max_send_wr=4, max_recv_wr=self.slots, max_send_sge=1, max_recv_sge=1)
         pair = QP(
             self._domain,
             QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=cap),
@@ -208,6 +210,7 @@ class WirePeer:
             )
             message = self._message(sequence, peer, messages[peer], damage)
             self._outbox.write(message, len(message))
+            self._sent_to[peer] += 1
             place = self._others[peer]["places"][self.rank]
             self._write(
                 peer,
@@ -251,8 +254,8 @@ class WirePeer:
         return self.known_credit[peer]
 
     def _learn(self, peer: int, credit: int) -> None:
-        if credit > self.sent + 1:
-            raise WireError(f"rank {peer} has released {credit} of {self.sent} messages")
+        if credit > self._sent_to[peer]:
+            raise WireError(f"rank {peer} has released {credit} of {self._sent_to[peer]} messages")
         self.known_credit[peer] = max(self.known_credit[peer], credit)
         self._exposed[peer] = [
             (sequence, memory)
@@ -275,6 +278,9 @@ class WirePeer:
                 lambda peer=peer: self.received[peer] > sequence or self._has_closed(peer),
                 f"message {sequence} of rank {peer}",
             )
+            if self.received[peer] <= sequence:
+                self._poll()  # the closing word may have been seen before the last messages
+                self._check_poison()
             if self.received[peer] <= sequence:
                 raise WireError(f"rank {peer} closed the channel")
         return {peer: self._parts(peer, sequence) for peer in self.peers}
@@ -301,8 +307,8 @@ class WirePeer:
         return [message[s : s + length] for s, length in zip(starts, lengths, strict=True)]
 
     def _pull(self, peer: int, address: tuple[int, ...], length: int) -> bytes:
-        remote, key, zero, there = address
-        if zero != 0 or there < length:
+        remote, key, _, there = address
+        if there < length:
             raise WireError(f"rank {peer} has a large message at {address}")
         memory = MR(self._domain, length, e.IBV_ACCESS_LOCAL_WRITE)
         request = SendWR(
@@ -318,7 +324,8 @@ class WirePeer:
         self.released += 1
         if self.got_large:
             for peer in self.peers:
-                self._write_word(peer, CREDIT, self.released)
+                if not self._has_closed(peer):
+                    self._write_word(peer, CREDIT, self.released)
 
     # The end
 
@@ -329,21 +336,26 @@ class WirePeer:
                 self._write_word(peer, CLOSED, 1)
         for peer in self.peers:
             self._until(
-                lambda peer=peer: self._has_closed(peer) or self._credit(peer) == self.sent,
+                lambda peer=peer: self._has_closed(peer) or self._has_read_large(peer),
                 f"the end of rank {peer}",
             )
 
+    def _has_read_large(self, peer: int) -> bool:
+        self._credit(peer)
+        return not self._exposed[peer]
+
     def spread_poison(self, text: str, origin: int | None = None) -> None:
-        """Tells all peers of a failure."""
+        """Tells all peers of a failure, except those that do not answer."""
         content = struct.pack("<I", (self.rank if origin is None else origin) + 1)
         content += text.encode()[: POISON_TEXT_BYTES - 1] + b"\0"
         for peer in self.peers:
             place = self._others[peer]["places"][self.rank]
-            self._outbox.write(content, len(content))
-            at = self.region.block(place) + POISON
-            self._write(peer, self._outbox.buf, len(content), at)
-            self._outbox.write(U64.pack(self.rank + 1), 8)
-            self._write(peer, self._outbox.buf, 8, POISON_WORD)
+            with suppress(WireError):
+                self._outbox.write(content, len(content))
+                at = self.region.block(place) + POISON
+                self._write(peer, self._outbox.buf, len(content), at)
+                self._outbox.write(U64.pack(self.rank + 1), 8)
+                self._write(peer, self._outbox.buf, 8, POISON_WORD)
 
     def _has_closed(self, peer: int) -> bool:
         at = self.region.block(self._own_place(peer)) + CLOSED
@@ -351,14 +363,18 @@ class WirePeer:
 
     def _check_poison(self) -> None:
         (word,) = U64.unpack(self._inbox.read(8, POISON_WORD))
-        if word:
-            at = self.region.block(self._own_place(word - 1)) + POISON
-            content = self._inbox.read(4 + POISON_TEXT_BYTES, at)
-            origin = struct.unpack_from("<I", content)[0] - 1
-            text = content[4:].partition(b"\0")[0].decode()
-            with suppress(WireError):  # who spread it may have ended
-                self.spread_poison(text, origin)
-            raise Poisoned(origin, text)
+        if not word or self._ending:
+            return
+        self._ending = True
+        at = self.region.block(self._own_place(word - 1)) + POISON
+        content = self._inbox.read(4 + POISON_TEXT_BYTES, at)
+        origin = struct.unpack_from("<I", content)[0] - 1
+        text = content[4:].partition(b"\0")[0].decode(errors="replace")
+        self.spread_poison(text, origin)
+        for peer in self.peers:
+            with suppress(WireError):
+                self._write_word(peer, CLOSED, 1)
+        raise Poisoned(origin, text)
 
     # Requests and completions
 
@@ -383,8 +399,13 @@ class WirePeer:
         self._requests += 1
         request.wr_id = number = self._requests
         self._pairs[peer].post_send(request)
-        self._until(lambda: number in self._completed, f"a request to rank {peer}")
-        self._completed.remove(number)
+        try:
+            self._until(lambda: number in self._completed, f"a request to rank {peer}")
+        except WireError:
+            self._check_poison()
+            if not self._has_closed(peer):
+                raise
+        self._completed.discard(number)
 
     def _await(self, peer: int, condition: Callable[[], bool], what: str) -> None:
         """Waits for what a peer does, which may fail instead."""
@@ -396,18 +417,11 @@ class WirePeer:
                 return True
             self._check_poison()
             if time.monotonic() - silent_since > SILENCE:
-                self._see_whether_it_answers(peer)
+                self._write_word(peer, CREDIT, self.released)  # fails if the peer is dead
                 silent_since = time.monotonic()
             return False
 
         self._until(done, what)
-
-    def _see_whether_it_answers(self, peer: int) -> None:
-        try:
-            self._write_word(peer, CREDIT, self.released)
-        except WireError:
-            self._check_poison()  # of which the peer may have ended
-            raise
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + self.deadline

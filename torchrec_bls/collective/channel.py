@@ -18,7 +18,8 @@ from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
-from torchrec_bls.collective.transports import TRANSPORTS, Shape, set_up
+from torchrec_bls.collective.shape import Shape
+from torchrec_bls.collective.transports import TRANSPORTS, set_up
 from torchrec_bls.collective.verbs_config import VerbsConfig
 from torchrec_bls.errors import ChannelClosedError, ProtocolError
 
@@ -37,7 +38,7 @@ _Number = TypeVar("_Number", int, float)
 _PACKAGE_VERSION = metadata.version("torchrec-bls")
 
 # In seconds; the clock counts nanoseconds in 64 bits.
-_LONGEST_DEADLINE = 1e9
+LONGEST_DEADLINE = 1e9
 
 _channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
 
@@ -163,7 +164,8 @@ class BoundedLagChannel:
         name: for messages, traces and statistics.
         deadline: seconds after which waiting for a peer is an error.
         transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
-            "auto" is shared memory among the ranks of a host and RDMA between hosts.
+            "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among the ranks of
+            a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: how RDMA devices are used; None: as the environment variables say.
 
     Raises:
@@ -321,7 +323,7 @@ class BoundedLagChannel:
         # A file name in the text of an exception need not be UTF-8.
         self.native.poison(reason.encode(errors="replace").decode())
 
-    def refuse(self, arrival: Arrival, reason: str) -> ProtocolError:
+    def refuse(self, arrival: Arrival | _native.Arrival, reason: str) -> ProtocolError:
         """Fails the channel on all ranks for what `arrival` holds; returns the error to raise."""
         lag = self.native.posted - 1 - arrival.sequence
         self.poison(reason)
@@ -374,9 +376,9 @@ def check_bound(bound: int) -> None:
 
 def check_deadline(deadline: float) -> None:
     """Raises ValueError unless `deadline` is a number of seconds that a clock can count."""
-    if not 0 < deadline <= _LONGEST_DEADLINE:
+    if not 0 < deadline <= LONGEST_DEADLINE:
         raise ValueError(
-            f"deadline is {deadline} s, but must be positive and at most {_LONGEST_DEADLINE:.0e}"
+            f"deadline is {deadline} s, but must be positive and at most {LONGEST_DEADLINE:.0e}"
         )
 
 

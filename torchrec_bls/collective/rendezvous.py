@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls.errors import BLSError, RendezvousError
 
@@ -39,6 +40,7 @@ class Rendezvous:
         self._deadline = deadline
         self._rank = group.rank()
         self._world_size = group.size()
+        self.group = group
         self._store = group.get_group_store()
         self._prefix = ""
 
@@ -88,6 +90,10 @@ class Rendezvous:
             self.fail(phase, reason)
             raise RendezvousError(reason) from error
 
+    def own_store(self, phase: str) -> Store:
+        """Returns a store that only the ranks of this channel have, for use in `phase`."""
+        return PrefixStore(self._key(phase, "own"), self._store)
+
     def fail(self, phase: str, reason: str) -> None:
         """Tells the ranks that wait in `phase` why this one does not come."""
         record = json.dumps({"error": reason})
@@ -96,7 +102,7 @@ class Rendezvous:
             telling = min(self._deadline, _TELLING)
             _within(telling, lambda: self._store.set(self._key(phase, self._rank), record))
 
-    def _key(self, phase: str, rank: int) -> str:
+    def _key(self, phase: str, rank: int | str) -> str:
         if not self._prefix:
             # Channels are created collectively, so that all ranks count the same. The store counts,
             # and not the process: a restarted process would begin anew.

@@ -1,53 +1,21 @@
 """Which transport joins the ranks of a channel, and how they set it up together."""
 
+import warnings
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import Rendezvous, require_equal
+from torchrec_bls.collective.shape import Shape
+from torchrec_bls.collective.two_sided import TwoSidedMessenger
 from torchrec_bls.collective.verbs_config import VerbsConfig
 from torchrec_bls.errors import RendezvousError
 
-TRANSPORTS = ("auto", "shm", "verbs")
+TRANSPORTS = ("auto", "shm", "verbs", "c10d")
 
 _ONE_KIND_OF_LINK = {"link": "Use RDMA ports of one kind on all hosts"}
-_NO_FALL_BACK = (
-    ". The two-sided fall-back over the process group's own backend is not in this version: run on "
-    "one host, or give every host an RDMA device (`torchrec-bls doctor` says what is missing)"
-)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the ranks of a channel have agreed on.
-
-    Attributes:
-        name: of the channel.
-        rank: of this process.
-        hosts: identity of each rank's host.
-        slots: per ordered pair of ranks.
-        slot_bytes: of a slot.
-        deadline: seconds.
-    """
-
-    name: str
-    rank: int
-    hosts: Sequence[str]
-    slots: int
-    slot_bytes: int
-    deadline: float
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.hosts)
-
-    @property
-    def local_ranks(self) -> list[int]:
-        """The ranks on this rank's host, it among them."""
-        return [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
 
 
 def set_up(
@@ -59,14 +27,18 @@ def set_up(
         rendezvous: of the channel.
         shape: of the channel.
         transport: one of TRANSPORTS. "auto" is shared memory among the ranks of a host and RDMA
-            between hosts.
+            between hosts, or, where a host has no RDMA, "c10d" for all.
         config: of RDMA devices; None: what the environment variables say.
 
     Raises:
         RendezvousError: a rank could not make its part.
     """
+    if transport == "c10d":
+        return _two_sided(rendezvous, shape)
     if transport == "verbs":
-        return _verbs(rendezvous, shape, config, _others(shape), "transport 'verbs'")
+        with _own_part_of_verbs(rendezvous, "transport 'verbs'"):
+            verbs = _open_verbs(shape, config, _others(shape))
+        return _connect_verbs(rendezvous, shape, verbs)
     hosts = _ranks_by_host(shape)
     if len(hosts) == 1:
         return _shm(rendezvous, shape, range(shape.world_size))
@@ -74,14 +46,36 @@ def set_up(
     if transport == "shm":
         raise RendezvousError(
             f"channel '{shape.name}': host differs between ranks ({told}). Shared memory joins "
-            "processes of one host and one PID namespace only: use transport='auto' or 'verbs'"
+            "processes of one host and one PID namespace only: use transport='auto', 'verbs' or "
+            "'c10d'"
         )
-    why = f"host differs between ranks ({told}), which needs RDMA"
-    # Every rank finds the same, since a rank alone on its host changes all of them.
-    if len(hosts) == shape.world_size:
-        return _verbs(rendezvous, shape, config, _others(shape), why, _NO_FALL_BACK)
+    return _between_hosts(rendezvous, shape, config, told)
+
+
+def _between_hosts(
+    rendezvous: Rendezvous, shape: Shape, config: VerbsConfig | None, hosts: str
+) -> _native.Transport:
     elsewhere = [rank for rank in _others(shape) if rank not in shape.local_ranks]
-    verbs = _verbs(rendezvous, shape, config, elsewhere, why, _NO_FALL_BACK)
+    missing = ""
+    with _own_part_of_verbs(rendezvous, f"host differs between ranks ({hosts})"):
+        try:
+            verbs = _open_verbs(shape, config, elsewhere)
+        except RendezvousError as error:
+            missing = str(error)
+    records = rendezvous.exchange("RDMA", {"missing": missing})
+    for rank, record in enumerate(records):
+        if record["missing"]:
+            warnings.warn(
+                "Ranks on several hosts have no RDMA between them and use the two-sided transport "
+                f"'c10d' over TCP instead, which is slower. On rank {rank}: {record['missing']} "
+                "(`torchrec-bls doctor` says more). Set transport='c10d' to choose it",
+                stacklevel=2,
+            )
+            return _two_sided(rendezvous, shape)
+    _connect_verbs(rendezvous, shape, verbs)
+    # Every rank finds the same, since a rank alone on its host changes all of them.
+    if len(_ranks_by_host(shape)) == shape.world_size:
+        return verbs
     shm = _shm(rendezvous, shape, shape.local_ranks)
     return _native.MixedTransport(shm, verbs, shape.local_ranks, shape.world_size)
 
@@ -117,20 +111,28 @@ def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.
     return transport
 
 
-def _verbs(
-    rendezvous: Rendezvous,
-    shape: Shape,
-    config: VerbsConfig | None,
-    peers: Sequence[int],
-    why: str,
-    otherwise: str = "",
-) -> _native.VerbsTransport:
-    """Connects this rank with `peers`."""
-    with rendezvous.own_part("RDMA memory"):
+def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTransport:
+    with rendezvous.own_part("memory"):
+        messenger = TwoSidedMessenger(shape)
+    rendezvous.exchange("memory", {})
+    with rendezvous.own_part("connected"):
+        messenger.connect(rendezvous.group, rendezvous.own_store("connected"))
+    rendezvous.exchange("connected", {})
+    return messenger.transport()
+
+
+@contextmanager
+def _own_part_of_verbs(rendezvous: Rendezvous, why: str) -> Iterator[None]:
+    with rendezvous.own_part("RDMA"):
         try:
-            transport = _open_verbs(shape, config or VerbsConfig.from_environment(), peers)
+            yield
         except (RendezvousError, ValueError) as error:
-            raise RendezvousError(f"{why}: {error}{otherwise}") from error
+            raise RendezvousError(f"{why}: {error}") from error
+
+
+def _connect_verbs(
+    rendezvous: Rendezvous, shape: Shape, transport: _native.VerbsTransport
+) -> _native.VerbsTransport:
     records = rendezvous.exchange("RDMA memory", _record(transport))
     require_equal(shape.name, records, _ONE_KIND_OF_LINK)
     with rendezvous.own_part("RDMA connected"):
@@ -142,7 +144,10 @@ def _verbs(
     return transport
 
 
-def _open_verbs(shape: Shape, config: VerbsConfig, peers: Sequence[int]) -> _native.VerbsTransport:
+def _open_verbs(
+    shape: Shape, config: VerbsConfig | None, peers: Sequence[int]
+) -> _native.VerbsTransport:
+    config = config or VerbsConfig.from_environment()
     if not _native.WITH_VERBS:
         raise RendezvousError(
             "this build of torchrec-bls has no RDMA, since infiniband/verbs.h was missing when it "

@@ -14,8 +14,9 @@ class BLSConfig:
     Attributes:
         bound: iterations that ranks may be apart. 0 is synchronous and the only one that trains.
         transport: what messages travel by. "shm" is shared memory, for the ranks of one host;
-            "verbs" is RDMA for all; "auto" is shared memory among the ranks of a host and RDMA
-            between hosts.
+            "verbs" is RDMA for all; "c10d" is asynchronous all-to-alls of gloo; "auto" is shared
+            memory among the ranks of a host and RDMA between hosts, or c10d for all where a host
+            has no RDMA.
         slot_bytes: size of every slot. None derives it per exchange from the first batch, with
             room for messages half as large again.
         expected_batch: largest batch per rank, for that derivation, when the first is not typical.

@@ -1,0 +1,40 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "collective/all_to_all.h"
+
+namespace py = pybind11;
+
+namespace bls {
+namespace {
+
+/// (address, bytes)
+using BufferTuple = std::tuple<uintptr_t, size_t>;
+
+std::vector<Buffer> buffers_of(const std::vector<BufferTuple>& tuples) {
+  std::vector<Buffer> buffers;
+  buffers.reserve(tuples.size());
+  for (const auto& [address, bytes] : tuples) buffers.push_back({pointer(address), bytes});
+  return buffers;
+}
+
+}  // namespace
+
+void bind_all_to_all(py::module_& module) {
+  module.def("post_buffers", [](Channel& channel, const std::vector<BufferTuple>& tuples) {
+    const std::vector<Buffer> buffers = buffers_of(tuples);
+    const py::gil_scoped_release release;
+    post_buffers(channel, buffers);
+  });
+  module.def("collect_buffers", [](const Arrival& arrival, const std::vector<BufferTuple>& tuples) {
+    const std::vector<Buffer> buffers = buffers_of(tuples);
+    const py::gil_scoped_release release;
+    collect_buffers(arrival, buffers);
+  });
+}
+
+}  // namespace bls

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/ring_shape.h"
+#include "transport/transport.h"
+
+namespace bls {
+
+/// The slots of a rank in one piece of memory: world_size of each round, the rounds in order.
+struct Slots {
+  RingShape shape;
+  std::byte* memory;
+
+  std::byte* slot(int peer, uint32_t round) const {
+    const auto world_size = static_cast<size_t>(shape.world_size);
+    return memory + (round * world_size + static_cast<size_t>(peer)) * shape.slot_bytes;
+  }
+  size_t bytes() const {
+    return shape.slots * static_cast<size_t>(shape.world_size) * shape.slot_bytes;
+  }
+};
+
+/// Everything that the peers of a two-sided transport have told this rank: messages and news.
+///
+/// Threads that receive fill it, the thread that uses the channel reads it and is woken by it.
+class TwoSidedInbox {
+ public:
+  /// The memory holds zeros.
+  explicit TwoSidedInbox(const Slots& slots);
+
+  const Slots& slots() const { return slots_; }
+
+  // Told by the receiving threads.
+
+  /// The messages with this number of all ranks stand in their slots, whole. Comes in order.
+  void round_arrived(uint64_t sequence);
+  /// `peer` has posted so many messages.
+  void posted(int peer, uint64_t count);
+  /// `peer` has read so many of this rank's messages.
+  void read(int peer, uint64_t count);
+  /// `peer` has closed after so many messages.
+  void closed(int peer, uint64_t count);
+  void lost(int peer, PeerState state, const std::string& fault);
+  /// Nothing can be exchanged any more, for a reason that may be a lost peer or not.
+  void failed(const std::string& fault);
+  /// Returns whether it is the first poison, which is the one that is kept.
+  bool poison(int origin, const std::string& message);
+  void wake();
+
+  // Asked by the transport.
+
+  const std::atomic<uint32_t>& poisoned() const { return poisoned_; }
+  Poison kept_poison() const;
+  PeerState state_of(int peer) const;
+  std::string fault_of(int peer) const;
+  uint64_t read_by(int peer) const;
+  /// Whether `peer` is known to have posted message `sequence`, by `until` at the latest.
+  bool has_posted(int peer, uint64_t sequence, Clock::time_point until) const;
+  /// Returns when something has been told since `ready` was asked, or at `until`.
+  void sleep(bool (*ready)(void*), void* context, Clock::time_point until);
+
+ private:
+  struct Peer {
+    uint64_t posted = 0;
+    uint64_t read = 0;
+    bool closed = false;
+    PeerState lost = PeerState::kOpen;
+    std::string fault;
+  };
+  template <class Change>
+  void note(Change change);
+
+  const Slots slots_;
+  std::atomic<uint32_t> poisoned_{0};
+  mutable std::mutex mutex_;  // of everything below
+  mutable std::condition_variable changed_;
+  uint64_t changes_ = 0;
+  uint64_t arrived_ = 0;  // rounds
+  std::vector<Peer> peers_;
+  Poison poison_;
+  std::string failure_;
+  Clock::time_point failed_at_;
+};
+
+}  // namespace bls

@@ -1,0 +1,189 @@
+"""The torch.distributed backend "bls": all-to-alls through a bounded-lag channel, the rest by gloo.
+
+Importing torchrec_bls registers it (docs/design/backend.md).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from torchrec_bls.collective import buffers
+from torchrec_bls.collective.backend_options import BLSOptions
+from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
+from torchrec_bls.collective.work import AllToAllQueue, AllToAllWork
+
+NAME = "bls"
+
+
+def register() -> None:
+    """Makes `init_process_group("cpu:bls")` and `new_group(backend="bls")` known to torch."""
+    dist.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
+
+
+def _make_group(given: Any, options: object) -> "BLSProcessGroup":
+    """Called by torch with its _DistributedBackendOptions and the caller's `pg_options`."""
+    if options is None:
+        options = BLSOptions.from_environment()
+    if not isinstance(options, BLSOptions):
+        raise TypeError(
+            f"pg_options of backend 'bls' are a torchrec_bls.BLSOptions, not {options!r}"
+        )
+    return BLSProcessGroup(given, options)
+
+
+def _by_plain_group(name: str) -> Any:
+    """Returns a method that does the same by a group that is not of a Python class."""
+
+    def method(self: "BLSProcessGroup", *arguments: Any, **options: Any) -> dist.Work:
+        work: dist.Work = getattr(self._plain, name)(*arguments, **options)
+        return work
+
+    return method
+
+
+class BLSProcessGroup(dist.ProcessGroup):
+    """A process group of CPU tensors on one host.
+
+    Everything is gloo's but `all_to_all_single` and `all_to_all`. The first of these sets up the
+    channel, for which all ranks have to call it.
+
+    - Inputs that are not contiguous are copied; outputs that are not are refused.
+    - An input stays unchanged until its handle is completed, an output is undefined until then.
+    - Sizes are checked: what a rank sends has to be what the receiver's output has room for.
+
+    Args:
+        given: what torch knows about the group: store, rank, size, timeout and name.
+        options: of the all-to-alls.
+    """
+
+    def __init__(self, given: Any, options: BLSOptions) -> None:
+        # Python can subclass what this form makes alone, and it has no store.
+        super().__init__(given.group_rank, given.group_size)  # type: ignore[call-arg]
+        self._store: Store = given.store
+        self._world_size: int = given.group_size  # `size()` looks for an override every time
+        gloo = dist.ProcessGroupGloo(
+            PrefixStore("gloo/", given.store),
+            given.group_rank,
+            given.group_size,
+            timeout=given.timeout,
+        )
+        gloo.options.global_ranks_in_group = given.global_ranks_in_group
+        gloo.options.group_name = given.group_id
+        gloo._set_sequence_number_for_group()
+        self._plain = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
+        # What this class does not override, its base does by the backend of the tensors' device.
+        for group in (self, self._plain):
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._options = options
+        self._deadline = options.deadline or min(given.timeout.total_seconds(), LONGEST_DEADLINE)
+        self._queue: AllToAllQueue | None = None
+
+    @property
+    def channel(self) -> BoundedLagChannel | None:
+        """The channel of the all-to-alls, None before the first."""
+        return self._queue.channel if self._queue else None
+
+    def all_to_all_single(  # type: ignore[override]
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> AllToAllWork:
+        """Called by `torch.distributed.all_to_all_single`."""
+        buffers.check_output(output)
+        source = buffers.sent_part(input)
+        return self._post(
+            buffers.split(source, input_split_sizes, self._world_size, "input"),
+            buffers.split(output, output_split_sizes, self._world_size, "output"),
+            [source],
+            [output],
+            opts,
+        )
+
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def alltoall(  # type: ignore[override]
+        self,
+        output: list[torch.Tensor],
+        input: list[torch.Tensor],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> AllToAllWork:
+        """Called by `torch.distributed.all_to_all`."""
+        for name, tensors in (("output", output), ("input", input)):
+            if len(tensors) != self._world_size:
+                raise ValueError(
+                    f"{name}_tensor_list has {len(tensors)} tensors, but needs one for each of "
+                    f"{self._world_size} ranks"
+                )
+        for tensor in output:
+            buffers.check_output(tensor)
+        sources = [buffers.sent_part(tensor) for tensor in input]
+        return self._post(buffers.whole(sources), buffers.whole(output), sources, output, opts)
+
+    # A subclass that does not override these has them called with the GIL held, and gloo's own
+    # threads need it under gloo's lock: now and then each would wait for the other.
+    allgather = _by_plain_group("allgather")
+    all_gather_single_coalesced = _by_plain_group("all_gather_single_coalesced")
+    allgather_into_tensor_coalesced = _by_plain_group("allgather_into_tensor_coalesced")
+    allreduce = _by_plain_group("allreduce")
+    allreduce_coalesced = _by_plain_group("allreduce_coalesced")
+    barrier = _by_plain_group("barrier")
+    broadcast = _by_plain_group("broadcast")
+    reduce_scatter = _by_plain_group("reduce_scatter")
+    reduce_scatter_single_coalesced = _by_plain_group("reduce_scatter_single_coalesced")
+    reduce_scatter_tensor_coalesced = _by_plain_group("reduce_scatter_tensor_coalesced")
+    send = _by_plain_group("send")
+    recv = _by_plain_group("recv")
+
+    def _post(
+        self,
+        send: list[tuple[int, int]],
+        receive: list[tuple[int, int]],
+        inputs: Sequence[torch.Tensor],
+        outputs: list[torch.Tensor],
+        opts: Any,
+    ) -> AllToAllWork:
+        if self._queue is None:
+            self._queue = AllToAllQueue(self._make_channel())
+        work = self._queue.post(send, receive, inputs, outputs)
+        if not getattr(opts, "asyncOp", True):
+            work.wait()
+        return work
+
+    def _make_channel(self) -> BoundedLagChannel:
+        return BoundedLagChannel(
+            self,
+            bound=self._options.bound,
+            slot_bytes=self._options.slot_bytes,
+            name=f"all-to-all of group {self.group_name}",
+            deadline=self._deadline,
+        )
+
+    def get_group_store(self) -> Store:
+        """Returns the store of this group."""
+        return self._store
+
+    def getBackendName(self) -> str:
+        """Called by torch for messages and traces."""
+        return NAME
+
+    def shutdown(self) -> None:
+        """Called by `destroy_process_group`: closes the channel."""
+        if self.channel is not None:
+            self.channel.close()
+        super().shutdown()
+
+    def abort(self) -> None:
+        """Fails the all-to-alls of all ranks, and aborts gloo."""
+        if self.channel is not None:
+            self.channel.poison("aborted")
+            self.channel.close()
+        super().abort()

@@ -1,0 +1,70 @@
+"""Where in the tensors of an all-to-all each rank's part lies."""
+
+from collections.abc import Sequence
+
+import torch
+
+Buffer = tuple[int, int]  # address and bytes, as the native module takes them
+
+
+def sent_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns `tensor`, or a contiguous copy of one that is not."""
+    _check_on_cpu(tensor, "input")
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def check_output(tensor: torch.Tensor) -> None:
+    """Raises ValueError for an output that cannot be written to as one run of bytes."""
+    _check_on_cpu(tensor, "output")
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"output of shape {tuple(tensor.shape)} has strides {tensor.stride()}, but must be "
+            "contiguous: receive into a contiguous tensor, and copy from there"
+        )
+
+
+def whole(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
+    """Returns the memory of contiguous tensors, one a rank."""
+    return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+
+
+def split(tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str) -> list[Buffer]:
+    """Returns the memory of each rank's rows in a contiguous tensor.
+
+    Args:
+        tensor: of at least one dimension.
+        sizes: rows of each rank; empty where all have equally many.
+        world_size: number of ranks.
+        name: "input" or "output", for messages.
+
+    Raises:
+        ValueError: the sizes do not fit the tensor or the ranks.
+    """
+    if tensor.dim() == 0:
+        raise ValueError(f"{name} is a scalar, but its rows are what is split: give it a dimension")
+    rows = tensor.size(0)
+    row_bytes = tensor.nbytes // rows if rows else 0
+    at = tensor.data_ptr()
+    if not sizes:
+        if rows % world_size:
+            raise ValueError(
+                f"{name} has {rows} rows, which do not divide equally among {world_size} ranks: "
+                f"give {name}_split_sizes"
+            )
+        part = rows // world_size * row_bytes
+        return [(at + rank * part, part) for rank in range(world_size)]
+    if len(sizes) != world_size or min(sizes) < 0 or sum(sizes) != rows:
+        raise ValueError(
+            f"{name}_split_sizes are {list(sizes)}, but have to be {world_size} numbers of rows, "
+            f"one a rank, that sum to {name}'s {rows}"
+        )
+    buffers = []
+    for size in sizes:
+        buffers.append((at, size * row_bytes))
+        at += size * row_bytes
+    return buffers
+
+
+def _check_on_cpu(tensor: torch.Tensor, name: str) -> None:
+    if not tensor.is_cpu:
+        raise ValueError(f"{name} is on {tensor.device}, but backend 'bls' is for CPU tensors")

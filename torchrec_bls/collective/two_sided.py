@@ -1,0 +1,323 @@
+"""A channel's messages by asynchronous all-to-alls of torch.distributed: transport "c10d".
+
+docs/design/two-sided.md says how.
+"""
+
+import atexit
+import os
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from torchrec_bls import _native
+from torchrec_bls.collective.shape import Shape
+from torchrec_bls.errors import RendezvousError
+
+# Deadlines are the channel's. One of gloo ends all of a group's connections.
+_FOREVER = timedelta(days=10_000)
+# Seconds that telling others of a failure may take, and that a failed exchange may take to end
+# after a peer is gone.
+_TELLING = 0.5
+_SETTLING = 1.0
+_LINE = 64  # bytes of a cache line, of which slots are multiples
+# Between two looks at something that no event announces, in rare moments.
+_PAUSE = 0.002
+
+# What a note is about: its number is a count of messages, or the rank that failed first.
+_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN = range(6)
+_NOTE = struct.Struct("<qqq1000s")  # about, number, bytes of the text, text
+
+# Tags of point-to-point messages. Those larger than a slot have one for each slot.
+_NOTES, _NEVER_SENT, _FIRST_SLOT = 0, 1, 2
+
+_messengers: "weakref.WeakSet[TwoSidedMessenger]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    # Registered before the channel's own: all channels are closed by now.
+    for messenger in list(_messengers):
+        messenger.end()
+
+
+class TwoSidedMessenger:
+    """Moves the slots of a channel; the native transport calls it, and threads of its own call
+    the transport's inbox.
+
+    Args:
+        shape: of the channel.
+
+    Raises:
+        RendezvousError: there is no memory for the slots.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._peers = [rank for rank in range(shape.world_size) if rank != shape.rank]
+        self._process = os.getpid()
+        slot_bytes = -(-shape.slot_bytes // _LINE) * _LINE
+        size = (shape.slots, shape.world_size, slot_bytes)
+        try:
+            self._outboxes = torch.zeros(size, dtype=torch.uint8)
+            self._inboxes = torch.zeros(size, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"no memory for slots: {error}. Use a smaller slot_bytes"
+            ) from error
+        self._inbox = _native.TwoSidedInbox(
+            shape.rank, shape.world_size, shape.slots, slot_bytes, self._inboxes.data_ptr()
+        )
+        self._options = dist.AllToAllOptions()
+        self._options.timeout = _FOREVER
+        self._rounds: SimpleQueue[tuple[int, dist.Work] | None] = SimpleQueue()
+        self._closed = False
+        self._started = 0
+        self._finished = 0
+        self._knowing_poison: set[int] = set()
+        self._notes: deque[tuple[int, dist.Work, torch.Tensor]] = deque()
+        # Memory of messages larger than a slot, by peer and slot.
+        self._exposed: dict[tuple[int, int], torch.Tensor] = {}
+        self._pulled: dict[tuple[int, int], torch.Tensor] = {}
+        self._to_send: list[tuple[int, torch.Tensor]] = []
+        self._sending: dict[tuple[int, int], dist.Work] = {}
+
+    def connect(self, group: dist.ProcessGroup, store: Store) -> None:
+        """Connects the ranks, collectively.
+
+        Args:
+            group: of the channel.
+            store: for the ranks of this channel alone.
+
+        Raises:
+            RendezvousError: gloo could not.
+        """
+        self._own = _own_group(store, self._shape)
+        self._carrier = _carrier(group) or self._own
+        self._rounds_thread = self._start(self._complete_rounds, "rounds")
+        self._listeners = {
+            peer: self._start(partial(self._listen, peer), f"rank {peer}") for peer in self._peers
+        }
+        _messengers.add(self)
+
+    def transport(self) -> _native.TwoSidedTransport:
+        """Returns the transport, for one channel."""
+        return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr())
+
+    def exchange(self, slot: int, sequence: int) -> None:
+        """Starts the all-to-all of a round of slots."""
+        self._started = sequence + 1
+        try:
+            work = self._carrier.alltoall_base(
+                self._inboxes[slot], self._outboxes[slot], [], [], self._options
+            )
+            for peer, message in self._to_send:
+                self._sending[peer, slot] = self._own.send([message], peer, _FIRST_SLOT + slot)
+        except RuntimeError as error:
+            self._inbox.failed(str(error))
+            return
+        self._to_send.clear()
+        self._rounds.put((sequence, work))
+
+    def expose(self, destination: int, slot: int, size: int) -> int:
+        """Returns the address of memory that is sent besides the next exchange of the slot."""
+        # What stood there has been pulled, or this slot could not be used again.
+        self._sending.pop((destination, slot), None)
+        message = _memory(self._exposed, (destination, slot), size)
+        self._to_send.append((destination, message))
+        return message.data_ptr()
+
+    def retract(self, destination: int, slot: int) -> None:
+        """Frees what was exposed."""
+        self._sending.pop((destination, slot), None)
+        self._exposed.pop((destination, slot), None)
+
+    def pull(self, source: int, slot: int, size: int) -> int:
+        """Waits for what `source` exposed and returns its address."""
+        message = _memory(self._pulled, (source, slot), size)
+        end = time.monotonic() + self._shape.deadline
+        try:
+            work = self._own.recv([message], source, _FIRST_SLOT + slot)
+            work.wait(timedelta(seconds=self._shape.deadline))
+        except RuntimeError as error:
+            if time.monotonic() >= end:
+                raise TimeoutError(f"it did not come within {self._shape.deadline} s") from error
+            self._listeners[source].join(_SETTLING)  # it ends when `source` is gone
+            raise
+        return message.data_ptr()
+
+    def drop(self, source: int, slot: int) -> None:
+        """Frees what was pulled."""
+        self._pulled.pop((source, slot), None)
+
+    def return_credit(self, source: int, consumed: int) -> None:
+        """Tells `source` how many of its messages this rank has read."""
+        self._tell(source, _READ, consumed)
+
+    def ask(self, peer: int) -> None:
+        """Has `peer` say how many messages it has posted."""
+        self._tell(peer, _ASKED)
+
+    def spread_poison(self, origin: int, message: bytes) -> None:
+        """Tells all peers that a rank failed, and returns when they know or do not listen."""
+        if self._closed:
+            return  # nobody listens any more
+        for peer in self._peers:
+            self._tell(peer, _POISON, origin, message)
+        end = time.monotonic() + _TELLING
+        while any(map(self._is_heard, self._unknowing())) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def _unknowing(self) -> set[int]:
+        return {*self._peers} - self._knowing_poison
+
+    def _is_heard(self, peer: int) -> bool:
+        """Whether more may come from `peer`: it has neither closed nor gone."""
+        return self._listeners[peer].is_alive()
+
+    def close(self, posted: int) -> None:
+        """Tells all peers that there will be no further message, and lets those that are under way
+        leave while anybody can take them."""
+        self._closed = True
+        for peer in self._peers:
+            self._tell(peer, _CLOSED, posted)
+        end = time.monotonic() + self._shape.deadline
+        while self._finished < self._started and time.monotonic() < end:
+            if self._inbox.poisoned or not all(map(self._inbox.is_open, self._peers)):
+                break
+            time.sleep(_PAUSE)
+        self._rounds.put(None)
+        if not self._inbox.poisoned:
+            self._flush(_TELLING)
+
+    def end(self) -> None:
+        """Ends all threads, at the end of the process: whatever they wait for does not come."""
+        threads = [self._rounds_thread, *self._listeners.values()]
+        if os.getpid() != self._process or not any(thread.is_alive() for thread in threads):
+            return
+        for peer in self._peers:
+            with suppress(RuntimeError):
+                nothing = self._own.recv([torch.empty(1)], peer, _NEVER_SENT)
+                nothing.wait(timedelta(milliseconds=1))
+        end = time.monotonic() + _SETTLING
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _start(self, target: Callable[[], None], of: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=f"torchrec_bls c10d {of}", daemon=True)
+        thread.start()
+        return thread
+
+    def _complete_rounds(self) -> None:
+        while (round_ := self._rounds.get()) is not None:
+            sequence, work = round_
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._inbox.failed(str(error))
+            else:
+                self._inbox.round_arrived(sequence)
+            self._finished = sequence + 1
+
+    def _listen(self, peer: int) -> None:
+        note = torch.empty(_NOTE.size, dtype=torch.uint8)
+        while True:
+            try:
+                self._own.recv([note], peer, _NOTES).wait(_FOREVER)
+            except RuntimeError as error:
+                self._lose(peer, str(error))
+                return
+            about, number, size, text = _NOTE.unpack(note.numpy().tobytes())
+            if about == _POSTED:
+                self._inbox.posted(peer, number)
+            elif about == _ASKED:
+                self._tell(peer, _POSTED, self._started)
+            elif about == _READ:
+                self._inbox.read(peer, number)
+            elif about == _POISON:
+                self._inbox.poison(number, text[:size])
+                self._tell(peer, _POISON_KNOWN)
+            elif about == _POISON_KNOWN:
+                self._knowing_poison.add(peer)
+            else:
+                self._inbox.closed(peer, number)
+                return
+
+    def _lose(self, peer: int, fault: str) -> None:
+        # What the peer sent before has arrived in the round that is failing or done soon.
+        end = time.monotonic() + _SETTLING
+        while self._finished < self._started and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        if "closed by peer" in fault or "reset by peer" in fault:
+            self._inbox.died(peer)
+        else:
+            self._inbox.lost(peer, fault)
+
+    def _tell(self, peer: int, about: int, number: int = 0, text: bytes = b"") -> None:
+        text = text[:1000]
+        note = bytearray(_NOTE.pack(about, number, len(text), text))
+        tensor = torch.frombuffer(note, dtype=torch.uint8)
+        with suppress(RuntimeError):  # its listener says that the peer is gone
+            self._notes.append((peer, self._own.send([tensor], peer, _NOTES), tensor))
+        # The memory has to stay until it is sent.
+        if len(self._notes) > 16 * len(self._peers):
+            with suppress(RuntimeError):
+                self._notes.popleft()[1].wait(_FOREVER)
+
+    def _flush(self, seconds: float) -> None:
+        """Returns when all notes have left, or their receivers are gone or take no notice."""
+        end = time.monotonic() + seconds
+        while self._notes:
+            peer, work, _ = self._notes.popleft()
+            if not self._is_heard(peer):
+                continue
+            with suppress(RuntimeError):
+                work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
+
+
+def _own_group(store: Store, shape: Shape) -> Any:
+    """Returns a gloo group, of which torch's annotations lack most."""
+    try:
+        return dist.ProcessGroupGloo(
+            store,
+            shape.rank,
+            shape.world_size,
+            timeout=min(timedelta(seconds=shape.deadline), _FOREVER),
+        )
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"gloo could not connect the ranks: {error}. GLOO_SOCKET_IFNAME names the network "
+            "interface that it should use"
+        ) from error
+
+
+def _carrier(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """Returns the group if it has a backend for CPU tensors that is not gloo, MPI for instance.
+
+    A gloo group of one's own is better than the caller's: nothing else waits in its queue.
+    """
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None  # nccl alone
+    return None if isinstance(backend, dist.ProcessGroupGloo) else group
+
+
+def _memory(
+    kept: dict[tuple[int, int], torch.Tensor], key: tuple[int, int], size: int
+) -> torch.Tensor:
+    """Returns `size` bytes, of the memory that is kept where it has so many."""
+    if key not in kept or kept[key].numel() < size:
+        kept[key] = torch.empty(size, dtype=torch.uint8)
+    return kept[key][:size]

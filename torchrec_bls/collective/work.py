@@ -1,0 +1,183 @@
+"""All-to-alls of a group in flight, and the handles that callers have of them."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from torchrec_bls import _native
+from torchrec_bls.collective.buffers import Buffer
+from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.errors import ProtocolError
+
+
+class AllToAllQueue:
+    """Posts all-to-alls on a channel and completes them in the same order.
+
+    At most bound + 1 are outstanding: a further one completes the oldest first. Calls may come from
+    any thread, one at a time goes through.
+    """
+
+    def __init__(self, channel: BoundedLagChannel) -> None:
+        self.channel = channel
+        self._native = channel.native
+        self._outstanding: deque[AllToAllWork] = deque()
+        self._lock = threading.Lock()
+
+    def post(
+        self,
+        send: Sequence[Buffer],
+        receive: Sequence[Buffer],
+        inputs: Sequence[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> "AllToAllWork":
+        """Sends `send[d]` to each rank d; what comes from rank s will be copied to `receive[s]`.
+
+        Args:
+            send: for each rank the memory to send.
+            receive: for each rank the memory to copy to.
+            inputs: own the memory to send, of which this rank's own part is read at completion.
+            outputs: own the memory to copy to; the result of the handle.
+
+        Raises:
+            BLSError: a rank failed or died.
+        """
+        with self._lock:
+            if len(self._outstanding) > self.channel.bound:
+                self._complete_oldest()
+            with self.channel.range("post"):
+                _native.post_buffers(self._native, send)
+            work = AllToAllWork(self, receive, inputs, outputs)
+            self._outstanding.append(work)
+            return work
+
+    def complete(self, work: "AllToAllWork") -> None:
+        """Waits until `work` is finished, and with it everything posted before."""
+        with self._lock:
+            while not work.finished:
+                self._complete_oldest()
+
+    def complete_if_ready(self, work: "AllToAllWork") -> None:
+        """Finishes `work` if that needs no waiting."""
+        if not self._lock.acquire(blocking=False):
+            return  # another thread waits, and will finish it or not
+        try:
+            while not work.finished and self._is_ready():
+                self._complete_oldest()
+        finally:
+            self._lock.release()
+
+    def _is_ready(self) -> bool:
+        return self.channel.native.ready()
+
+    def _complete_oldest(self) -> None:
+        work = self._outstanding[0]
+        try:
+            with self.channel.range("wait"):
+                arrival = self._native.wait()
+                try:
+                    _native.collect_buffers(arrival, work.receive)
+                except ProtocolError as error:
+                    raise self.channel.refuse(arrival, str(error)) from error
+                self._native.release()
+        except Exception as error:
+            # The channel is of no use any more.
+            for failed in self._outstanding:
+                failed.finish(error)
+            self._outstanding.clear()
+        else:
+            self._outstanding.popleft()
+            work.finish(None)
+
+
+class AllToAllWork(dist.Work):
+    """Handle of one all-to-all.
+
+    The output is written by `wait`, by an `is_completed` that returns True, or when a later handle
+    of the group is completed: there is no thread that does it in the background. The deadline of
+    the group counts, and not the `timeout` of a single call.
+    """
+
+    def __init__(
+        self,
+        queue: AllToAllQueue,
+        receive: Sequence[Buffer],
+        inputs: Sequence[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self.receive = receive
+        self.finished = False
+        self._queue = queue
+        self._inputs: Sequence[torch.Tensor] = inputs
+        self._outputs = outputs
+        self._error: Exception | None = None
+        self._future: Future[list[torch.Tensor]] | None = None
+
+    def finish(self, error: Exception | None) -> None:
+        """Called by the queue, once."""
+        self._error = error
+        self._inputs = ()
+        self.finished = True
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until the output is there.
+
+        Raises:
+            BLSError: of the type and with the text that the channel has for the failure.
+        """
+        if not self.finished:
+            self._queue.complete(self)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would not have to wait. Then the output is there, or `wait` raises."""
+        if not self.finished:
+            self._queue.complete_if_ready(self)
+        return self.finished
+
+    def is_success(self) -> bool:
+        """Whether the output is there."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Returns what `wait` would raise, None if nothing or not known yet."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the output tensors, written or not."""
+        return self._outputs
+
+    def get_future(self) -> "Future[list[torch.Tensor]]":
+        """Returns a future of the output tensors. A thread waits to complete it, so that it is
+        completed whoever looks at it."""
+        if self._future is None:
+            self._future = Future()
+            if self.finished:
+                self._complete_future(self._future)
+            else:
+                threading.Thread(
+                    target=self._complete_future,
+                    args=(self._future,),
+                    name="torchrec_bls future",
+                    daemon=True,
+                ).start()
+        return self._future
+
+    def _complete_future(self, future: "Future[list[torch.Tensor]]") -> None:
+        try:
+            self.wait()
+        except Exception as error:
+            future.set_exception(error)  # type: ignore[arg-type]
+        else:
+            future.set_result(self._outputs)

@@ -4,9 +4,11 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "codecs/codec.h"
+#include "codecs/frame_message.h"
 #include "codecs/kernels.h"
 
 namespace py = pybind11;
@@ -28,6 +30,32 @@ Codec codec_of(uint8_t number) {
   return static_cast<Codec>(number);
 }
 
+/// (codec, address, rows, columns, items from one row to the next)
+using TableTuple = std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t>;
+
+/// The tables of all frames, and which are whose.
+template <typename T>
+class FrameList {
+ public:
+  explicit FrameList(const std::vector<std::vector<TableTuple>>& frames) {
+    size_t count = 0;
+    for (const auto& frame : frames) count += frame.size();
+    tables_.reserve(count);  // spans point into it
+    for (const auto& frame : frames) {
+      const size_t first = tables_.size();
+      for (const auto& [codec, address, rows, columns, stride] : frame) {
+        tables_.push_back({codec_of(codec), matrix<T>({address, rows, columns, stride})});
+      }
+      spans_.emplace_back(tables_.data() + first, frame.size());
+    }
+  }
+  Frames<T> frames() const { return spans_; }
+
+ private:
+  std::vector<FrameTable<T>> tables_;
+  std::vector<std::span<const FrameTable<T>>> spans_;
+};
+
 }  // namespace
 
 void bind_codecs(py::module_& module) {
@@ -41,7 +69,9 @@ void bind_codecs(py::module_& module) {
   module.def(
       "encode_rows",
       [](uint8_t codec, const MatrixTuple& rows, uintptr_t out) {
-        return encode(codec_of(codec), matrix<const float>(rows), pointer(out));
+        const auto& [address, count, columns, stride] = rows;
+        return encode(codec_of(codec), matrix<const float>(rows),
+                      {pointer(out), max_bytes(codec_of(codec), count, columns)});
       },
       Release());
   module.def(
@@ -50,6 +80,22 @@ void bind_codecs(py::module_& module) {
         decode(codec_of(codec), {pointer(in), bytes}, matrix<float>(rows));
       },
       Release());
+  module.def("usual_frame_bytes", [](const std::vector<TableTuple>& tables) {
+    const FrameList<const float> list({tables});
+    return usual_frame_bytes(list.frames()[0]);
+  });
+  module.def("post_frames",
+             [](Channel& channel, const std::vector<std::vector<TableTuple>>& frames) {
+               const FrameList<const float> list(frames);
+               const py::gil_scoped_release release;
+               post_frames(channel, list.frames());
+             });
+  module.def("collect_frames",
+             [](const Arrival& arrival, const std::vector<std::vector<TableTuple>>& frames) {
+               const FrameList<float> list(frames);
+               const py::gil_scoped_release release;
+               collect_frames(arrival, list.frames());
+             });
   module.def("instruction_sets", &instruction_sets);
   module.def("use_instruction_set", &use_instruction_set);
 }

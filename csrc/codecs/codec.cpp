@@ -58,13 +58,15 @@ size_t max_bytes(Codec codec, size_t rows, size_t columns) {
   return rows * columns * value_bytes(codec);
 }
 
-size_t encode(Codec codec, const Matrix<const float>& rows, std::byte* out) {
+size_t encode(Codec codec, const Matrix<const float>& rows, std::span<std::byte> out) {
   if (const int bits = code_bits(codec)) return rowwise::encode(bits, rows, out);
   const size_t row_bytes = rows.columns * value_bytes(codec);
+  const size_t bytes = rows.rows * row_bytes;
+  if (bytes > out.size()) return bytes;
   for (size_t row = 0; row < rows.rows; ++row) {
-    encode_row(codec, rows.row(row), rows.columns, out + row * row_bytes);
+    encode_row(codec, rows.row(row), rows.columns, out.data() + row * row_bytes);
   }
-  return rows.rows * row_bytes;
+  return bytes;
 }
 
 void decode(Codec codec, std::span<const std::byte> in, const Matrix<float>& rows) {

@@ -20,14 +20,15 @@ enum class Codec : uint8_t {
 
 constexpr uint8_t kCodecs = 6;
 
-/// What `encode` writes for rows that are finite, and not of a range beyond all reason.
+/// What `encode` writes for rows that are finite, and not of a range beyond all reason. It never
+/// writes less.
 size_t usual_bytes(Codec codec, size_t rows, size_t columns);
 
 /// The most that `encode` writes.
 size_t max_bytes(Codec codec, size_t rows, size_t columns);
 
-/// Writes at most `max_bytes` to `out` and returns how many.
-size_t encode(Codec codec, const Matrix<const float>& rows, std::byte* out);
+/// Returns how many bytes the rows take, encoded, and writes them to `out` if it has so many.
+size_t encode(Codec codec, const Matrix<const float>& rows, std::span<std::byte> out);
 
 /// Reads what `encode` wrote for as many rows and columns.
 ///

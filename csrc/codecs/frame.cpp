@@ -60,35 +60,38 @@ void expect(const char* what, Number found, Number expected) {
 
 }  // namespace
 
-size_t max_frame_bytes(std::span<const FrameTable<const float>> tables) {
+size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables) {
   size_t bytes = head_bytes(tables);
   for (const auto& table : tables) {
-    bytes += max_bytes(table.codec, table.rows.rows, table.rows.columns);
+    bytes += usual_bytes(table.codec, table.rows.rows, table.rows.columns);
   }
   return bytes;
 }
 
-size_t encode_frame(std::span<const FrameTable<const float>> tables, std::byte* out) {
-  std::byte* to = out + head_bytes(tables);
-  std::byte* to_entry = out + kFrameHeaderBytes;
+size_t encode_frame(std::span<const FrameTable<const float>> tables, std::span<std::byte> out) {
+  size_t end = head_bytes(tables);
+  size_t entry_at = kFrameHeaderBytes;
   for (const auto& table : tables) {
-    const size_t bytes = encode(table.codec, table.rows, to);
+    // Once it is known that there is too little room, the rest is only measured.
+    const auto room = end <= out.size() ? out.subspan(end) : std::span<std::byte>();
+    const size_t bytes = encode(table.codec, table.rows, room);
     if (bytes > std::numeric_limits<uint32_t>::max()) {
       throw std::invalid_argument("a table takes " + std::to_string(bytes) +
                                   " encoded bytes for one rank, more than 4 GiB");
     }
+    end += bytes;
     const Entry entry{static_cast<uint8_t>(table.codec), {}, static_cast<uint32_t>(bytes)};
-    std::memcpy(to_entry, &entry, sizeof entry);
-    to += bytes;
-    to_entry += sizeof entry;
+    if (end <= out.size()) std::memcpy(out.data() + entry_at, &entry, sizeof entry);
+    entry_at += sizeof entry;
   }
+  if (end > out.size()) return end;
   Header header;
   header.rows = rows_of(tables);
   header.tables = static_cast<uint32_t>(tables.size());
-  std::memcpy(out, &header, sizeof header);
-  header.checksum = crc32c({out + kChecked, to});
-  std::memcpy(out, &header, sizeof header);
-  return static_cast<size_t>(to - out);
+  std::memcpy(out.data(), &header, sizeof header);
+  header.checksum = crc32c(out.first(end).subspan(kChecked));
+  std::memcpy(out.data(), &header, sizeof header);
+  return end;
 }
 
 void decode_frame(std::span<const std::byte> in, std::span<const FrameTable<float>> tables) {

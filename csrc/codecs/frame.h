@@ -20,13 +20,13 @@ struct FrameTable {
   Matrix<T> rows{};
 };
 
-/// The most that `encode_frame` writes.
-size_t max_frame_bytes(std::span<const FrameTable<const float>> tables);
+/// The least that `encode_frame` writes, see `usual_bytes`.
+size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables);
 
-/// Writes at most `max_frame_bytes` to `out` and returns how many.
+/// Returns how many bytes the frame takes, and writes it to `out` if it has so many.
 ///
 /// Throws std::invalid_argument for a table of 4 GiB or more when encoded.
-size_t encode_frame(std::span<const FrameTable<const float>> tables, std::byte* out);
+size_t encode_frame(std::span<const FrameTable<const float>> tables, std::span<std::byte> out);
 
 /// Reads what `encode_frame` wrote of tables of the same codecs and shapes.
 ///

@@ -15,8 +15,11 @@ struct Kernels {
   const char* name;
   bool (*run_here)();
 
-  /// As `rowwise::encode`.
-  size_t (*encode_rowwise)(int bits, const Matrix<const float>& rows, std::byte* out);
+  /// As `rowwise::encode` where everything but the escaped values fits before `end`.
+  size_t (*encode_rowwise)(int bits, const Matrix<const float>& rows, std::byte* out,
+                           const std::byte* end);
+  /// Rows that `encode_rowwise` escapes.
+  size_t (*count_escaped)(const Matrix<const float>& rows);
   /// As `rowwise::decode`; returns the end of the escaped values that it used, or nullptr if they
   /// go beyond `end`.
   const std::byte* (*decode_rowwise)(int bits, const std::byte* in, const std::byte* end,

@@ -13,7 +13,8 @@ bool run_here() {
 
 }  // namespace
 
-const Kernels kAvx512Kernels{"avx512",     run_here,    encode_rowwise, decode_rowwise, to_float16,
-                             from_float16, to_bfloat16, from_bfloat16,  crc32c_of};
+const Kernels kAvx512Kernels{"avx512",       run_here,   encode_rowwise, count_escaped,
+                             decode_rowwise, to_float16, from_float16,   to_bfloat16,
+                             from_bfloat16,  crc32c_of};
 
 }  // namespace bls

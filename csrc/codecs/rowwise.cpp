@@ -30,10 +30,13 @@ size_t max_bytes(int bits, size_t rows, size_t columns) {
   return bytes_without_escapes(bits, rows, columns) + rows * columns * sizeof(float);
 }
 
-size_t encode(int bits, const Matrix<const float>& rows, std::byte* out) {
-  check_bits(bits);
-  if (rows.columns == 0) return 0;
-  return kernels().encode_rowwise(bits, rows, out);
+size_t encode(int bits, const Matrix<const float>& rows, std::span<std::byte> out) {
+  const size_t needed = bytes_without_escapes(bits, rows.rows, rows.columns);
+  if (needed == 0) return 0;
+  if (needed <= out.size()) {
+    return kernels().encode_rowwise(bits, rows, out.data(), out.data() + out.size());
+  }
+  return needed + kernels().count_escaped(rows) * rows.columns * sizeof(float);
 }
 
 void decode(int bits, std::span<const std::byte> in, const Matrix<float>& rows) {

@@ -33,10 +33,10 @@ size_t bytes_without_escapes(int bits, size_t rows, size_t columns);
 /// The most that `encode` writes.
 size_t max_bytes(int bits, size_t rows, size_t columns);
 
-/// Writes at most `max_bytes` to `out` and returns how many.
+/// Returns how many bytes the rows take, encoded, and writes them to `out` if it has so many.
 ///
 /// Throws std::invalid_argument if `bits` are not 8, 4 or 2.
-size_t encode(int bits, const Matrix<const float>& rows, std::byte* out);
+size_t encode(int bits, const Matrix<const float>& rows, std::span<std::byte> out);
 
 /// Reads what `encode` wrote for as many rows and columns.
 ///

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -41,10 +42,10 @@ Floats random_rows(size_t count, unsigned seed) {
   return values;
 }
 
-/// Encoded in memory of just the size that is promised to be enough.
+/// Encoded in memory of just the size that was announced.
 Bytes encoded(Codec codec, const Matrix<const float>& rows) {
-  Bytes out(max_bytes(codec, rows.rows, rows.columns));
-  out.resize(encode(codec, rows, out.data()));
+  Bytes out(encode(codec, rows, {}));
+  CHECK(encode(codec, rows, out) == out.size());
   return out;
 }
 
@@ -53,8 +54,8 @@ Bytes golden_frame() {
   const float second[] = {1, std::numeric_limits<float>::infinity(), 0.5};
   const FrameTable<const float> tables[] = {{Codec::kUint2, {first, 2, 4, 4}},
                                             {Codec::kUint8, {second, 3, 1, 1}}};
-  Bytes out(max_frame_bytes(tables));
-  out.resize(encode_frame(tables, out.data()));
+  Bytes out(encode_frame(tables, {}));
+  CHECK(encode_frame(tables, out) == out.size());
   return out;
 }
 
@@ -123,6 +124,32 @@ TEST_CASE("any shape comes back, within the bytes that are promised and no other
             CHECK(back[row * (columns + 3) + i] == 7.0f);
           }
         }
+      }
+    }
+  });
+}
+
+TEST_CASE("the size is told, and nothing written beyond, where memory is too short") {
+  on_each_instruction_set([] {
+    Floats values = random_rows(4 * 33, 5);
+    values[33] = std::numeric_limits<float>::infinity();
+    values[2 * 33 + 32] = std::numeric_limits<float>::quiet_NaN();
+    const Matrix<const float> rows{values.data(), 4, 33, 33};
+    for (const Codec codec : kAll) {
+      CAPTURE(static_cast<int>(codec));
+      const size_t bytes = encoded(codec, rows).size();
+      CHECK(bytes >= usual_bytes(codec, 4, 33));
+      CHECK(bytes <= max_bytes(codec, 4, 33));
+      const FrameTable<const float> tables[] = {{codec, rows}, {codec, rows}};
+      const size_t frame = encode_frame(tables, {});
+      CHECK(frame == kFrameHeaderBytes + 2 * (kFrameTableBytes + bytes));
+      for (size_t room = 0; room < frame; room += room < bytes ? 1 : 7) {
+        Bytes memory(frame, std::byte{0xa5});
+        const std::span<std::byte> out = std::span(memory).first(room);
+        if (room < bytes) CHECK(encode(codec, rows, out) == bytes);
+        CHECK(encode_frame(tables, out) == frame);
+        CHECK(std::count(memory.begin() + static_cast<ptrdiff_t>(room), memory.end(),
+                         std::byte{0xa5}) == static_cast<ptrdiff_t>(frame - room));
       }
     }
   });

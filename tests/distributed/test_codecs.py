@@ -29,7 +29,7 @@ from tests.distributed.test_exactness import batches_of, forward, piped_outputs
 from tests.distributed.test_training import state_of
 from tests.processes import run
 from torchrec_bls import BLSConfig, CodecConfig, _native
-from torchrec_bls.errors import PoisonedError, ProtocolError
+from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError, ProtocolError
 
 KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
 CODECS = {"t0": "uint4", "t1": "uint2", "t2": "uint8", "t3": "uint4", "t4": "bf16"}
@@ -64,14 +64,14 @@ def rounding(kind: Kind, shards: list[tuple[str, int]]) -> Callable[..., torch.T
     def rounded(_: Any, inputs: tuple[Any], rows: torch.Tensor) -> torch.Tensor:
         if not shards:
             return rows
-        if kind is EC:
-            parts = rows.split(inputs[0].length_per_key())
+        if kind.name == "ec":  # flat
+            parts = rows.view(-1, shards[0][1]).split(inputs[0].length_per_key())
         else:
             parts = rows.split([columns for _, columns in shards], dim=1)
-        return torch.cat(
-            [expected_of(part, codec) for part, (codec, _) in zip(parts, shards, strict=True)],
-            dim=0 if kind is EC else 1,
-        )
+        arriving = [
+            expected_of(part, codec) for part, (codec, _) in zip(parts, shards, strict=True)
+        ]
+        return torch.cat(arriving).view(-1) if kind.name == "ec" else torch.cat(arriving, dim=1)
 
     return rounded
 
@@ -83,7 +83,7 @@ def compare_forward(rank: int, world_size: int, kind: Kind) -> None:
     round_lookups(plain, kind)
     batches = batches_of(kind, rank)
     # TorchRec cannot look up batches without samples, unlike the exchange.
-    batches = [ids for ids in batches if ids.stride() > 0 or kind is EC]
+    batches = [ids for ids in batches if ids.stride() > 0 or kind.name == "ec"]
     batches = batches[:3] + batches[-1:]
     expected = [forward(plain, ids) for ids in batches]
     for transport in ("shm", "c10d"):
@@ -125,7 +125,7 @@ def test_embeddings_are_what_the_reference_makes_of_the_unsharded_rows() -> None
 def gradients(kind: Kind, output: Any, step: int) -> Iterator[tuple[str, Any, torch.Tensor]]:
     """Yields name, embeddings and a gradient for each feature of the output."""
     generator = torch.Generator().manual_seed(step)
-    if kind is EC:
+    if kind.name == "ec":
         values = {name: jagged.values() for name, jagged in output.items()}
     else:
         columns = output.values().split(output.length_per_key(), dim=1)
@@ -181,8 +181,8 @@ def forward_with_nan(rank: int, transport: str) -> None:
                     local.tensor[:, 3] = torch.nan
     ids = make_ids(EC, rank, 60)
     output, wanted = forward(model, ids), forward(plain, ids)
-    assert torch.isnan(output["f0 values"][:, 3]).all() if "f0 values" in output else True
     name = next(name for name in output if name.startswith("f0") and name.endswith("t0 values"))
+    assert torch.isnan(output[name][:, 3]).all()
     assert_same_bits({name: output[name]}, {name: wanted[name]})
     (embeddings,) = model.module.children()
     (channel,) = (c for n, c in embeddings.channels().items() if n.endswith(".embeddings"))
@@ -242,8 +242,9 @@ def forward_damaged(rank: int, at: int, said: str) -> None:
         with pytest.raises(ProtocolError, match=rf"from rank 2, the frame of encoded .*{said}"):
             forward(model, make_ids(EBC, rank, 4))
         return
-    with pytest.raises(PoisonedError, match=rf"rank 0 failed: .* from rank 2, .*{said}"):
-        for _ in range(2):  # this rank may have had all that it waits for
+    # These may have had all that they wait for before rank 0 failed, and then miss its ids.
+    with pytest.raises((PoisonedError, PeerClosedError, PeerDiedError), match="rank 0"):
+        for _ in range(2):
             forward(model, make_ids(EBC, rank, 4))
 
 

@@ -6,7 +6,9 @@ See README.md in this folder for what is compared and how.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,13 +27,22 @@ BITS = {Codec.UINT8: 8, Codec.UINT4: 4, Codec.UINT2: 2}
 # All columns of a sample as one row, or one row for each table.
 COLUMNS = [TABLES * DIM, DIM]
 PEERS = ("ours", "FBGEMM")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 Call = Callable[[], object]
 
 
+def keep_memory() -> None:
+    """Has glibc keep freed memory of any size, so that no call pays for new pages."""
+    libc = ctypes.CDLL(None)
+    for option, value in ((_M_MMAP_THRESHOLD, 1 << 25), (_M_TRIM_THRESHOLD, 1 << 30)):
+        if libc.mallopt(option, value) != 1:
+            raise RuntimeError(f"mallopt({option}, {value}) failed")
+
+
 def fbgemm_calls(rows: torch.Tensor, out: torch.Tensor, bits: int) -> tuple[Call, Call]:
     """Returns FBGEMM's encoder and decoder. Those of 8 bits write to given memory, as ours do;
-    those of 4 and 2 bits allocate, which glibc serves from what was freed before."""
+    those of 4 and 2 bits have no such variant and allocate, see `keep_memory`."""
     ops = torch.ops.fbgemm
     if bits == 8:
         encoded = ops.FloatToFused8BitRowwiseQuantized(rows)
@@ -75,24 +86,32 @@ def cells(values: torch.Tensor, out: torch.Tensor) -> Iterator[tuple[dict[str, A
 
 def measure(turns: int) -> list[dict[str, Any]]:
     """Returns each cell with its speed: GB of float32 a second, all cells in random order."""
+    keep_memory()
     torch.set_num_threads(1)
     pin_to_core(0)
     values = torch.randn(BATCH, TABLES * DIM, generator=torch.Generator().manual_seed(0))
     measured = list(cells(values, torch.empty_like(values)))
     samples: list[list[float]] = [[] for _ in measured]
+    faults = [0] * len(measured)
     order = list(range(len(measured)))
     for _ in tqdm(range(turns), desc="turns"):
         random.shuffle(order)
         for index in order:
             call = measured[index][1]
             call()  # whatever ran before has filled the caches
+            faults_before = _page_faults()
             begin = time.perf_counter()
             call()
             samples[index].append(values.nbytes / 1e9 / (time.perf_counter() - begin))
+            faults[index] += _page_faults() - faults_before
     return [
-        cell | {"gb_per_s": spread(speeds)}
-        for (cell, _), speeds in zip(measured, samples, strict=True)
+        cell | {"gb_per_s": spread(speeds), "page_faults_per_call": count / turns}
+        for (cell, _), speeds, count in zip(measured, samples, faults, strict=True)
     ]
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def table(started_in: dict[str, Any], results: list[dict[str, Any]]) -> str:
@@ -105,6 +124,7 @@ def table(started_in: dict[str, Any], results: list[dict[str, Any]]) -> str:
         "",
         f"[{BATCH}, {TABLES} x {DIM}], GB of float32 a second, median; "
         f"memcpy {memcpy['gb_per_s']['median']:.1f}",
+        f"at most {max(cell['page_faults_per_call'] for cell in results):.2f} page faults a call",
         f"{'bits':>4} {'row':>5} {'':7} {'ours':>6} {'FBGEMM':>7} {'times':>6}",
     ]
     speed = {

@@ -104,7 +104,11 @@ void decode_frame(std::span<const std::byte> in, std::span<const FrameTable<floa
   std::memcpy(&header, in.data(), sizeof header);
   expect<int>("magic number", header.magic, kMagic);
   expect<int>("version", header.version, kVersion);
-  if (header.checksum != crc32c(in.subspan(kChecked))) refuse("is damaged: the checksum differs");
+  if (header.checksum != crc32c(in.subspan(kChecked))) {
+    refuse(
+        "is damaged: the checksum differs. A network that changes bytes, or a write out of bounds "
+        "in one of the two processes, causes this");
+  }
   expect<int>("flags", header.flags, 0);
   expect<uint64_t>("tables", header.tables, tables.size());
   expect<uint64_t>("rows", header.rows, rows_of(tables));

@@ -16,6 +16,7 @@ from common import ROOT
 
 BEGIN = "<!-- results: written by benchmarks/readme.py -->"
 END = "<!-- end of results -->"
+RECORDS = ("delays", "embedding", "backend", "alltoall", "codecs", "codec_exchange")
 _DELAY_PARTS = ("sleep", "forward", "heterogeneous", "dlrm")
 _SIZES = {8: "8 B", 4096: "4 KiB", 32768: "32 KiB", 262144: "256 KiB", 4194304: "4 MiB"}
 
@@ -52,7 +53,8 @@ def load(folder: Path, benchmark: str) -> Record:
 def section(records: dict[str, Record]) -> str:
     """The text between the markers."""
     parts = [_delays(records["delays"]), _embedding(records["embedding"])]
-    parts += [_backend(records["backend"]), _alltoall(records["alltoall"]), _losses(records)]
+    parts += [_backend(records["backend"]), _alltoall(records["alltoall"])]
+    parts += [_codecs(records["codecs"], records["codec_exchange"]), _losses(records)]
     return "\n\n".join(parts)
 
 
@@ -209,8 +211,73 @@ def _alltoall(record: Record) -> str:
     return "\n".join(lines)
 
 
+def _codecs(speeds: Record, exchange: Record) -> str:
+    cells = {(c["network"], c["dim"], c["codec"]): c for c in exchange["results"]}
+    rows = []
+    for (network, dim, codec), cell in cells.items():
+        plain, median = cells[network, dim, "fp32"], cell["ms"]["median"]
+        rows.append(
+            [
+                network,
+                str(dim),
+                codec,
+                f"{cell['bytes'] / 1e6:.2f}",
+                f"{plain['bytes'] / cell['bytes']:.2f}",
+                f"{median:.2f}",
+                f"{plain['ms']['median'] / median:.2f}",
+            ]
+        )
+    lines = [
+        "### Encoded rows",
+        "",
+        "GB of float32 a second, one thread, [2048, 26 x 64] as rows of 64 or 1664; in parentheses "
+        "how many times FBGEMM's row-wise operators, which keep less of small rows. memcpy: "
+        f"{_memcpy(speeds):.1f}.",
+        "",
+        *_table(["bits", "row", "encode", "decode"], _codec_speeds(speeds)),
+        "",
+        _origin(speeds),
+        "",
+        "The output dist of 26 tables among 4 ranks, 512 samples each, over shared memory and over "
+        'a network that passes 1 Gbit/s in all (`transport="c10d"`):',
+        "",
+        *_table(["network", "dim", "codec", "MB", "times fewer", "ms", "times faster"], rows),
+        "",
+        _origin(exchange),
+    ]
+    return "\n".join(lines)
+
+
+def _memcpy(record: Record) -> float:
+    median: float = next(
+        cell["gb_per_s"]["median"] for cell in record["results"] if cell["peer"] == "memcpy"
+    )
+    return median
+
+
+def _speeds(record: Record) -> dict[tuple[int, int, str, str], float]:
+    return {
+        (cell["bits"], cell["columns"], cell["direction"], cell["peer"]): cell["gb_per_s"]["median"]
+        for cell in record["results"]
+        if cell["peer"] != "memcpy"
+    }
+
+
+def _codec_speeds(record: Record) -> list[list[str]]:
+    speed = _speeds(record)
+    rows = []
+    for bits, columns in dict.fromkeys(key[:2] for key in speed):
+        row = [str(bits), str(columns)]
+        for direction in ("encode", "decode"):
+            ours, theirs = (speed[bits, columns, direction, peer] for peer in ("ours", "FBGEMM"))
+            row.append(f"{ours:.1f} ({ours / theirs:.2f})")
+        rows.append(row)
+    return rows
+
+
 def _losses(records: dict[str, Record]) -> str:
-    lost = [line for losses in (_lost_delays, _lost_cells, _lost_calls) for line in losses(records)]
+    found = (_lost_delays, _lost_cells, _lost_calls, _lost_codecs)
+    lost = [line for losses in found for line in losses(records)]
     lines = ["### Where a peer was faster", ""]
     return "\n".join(lines + ([f"- {line}" for line in lost] or ["In none of these cells."]))
 
@@ -265,6 +332,20 @@ def _lost_cells(records: dict[str, Record]) -> Iterator[str]:
                 yield f"all-to-all, {mode}, {result['ranks']} ranks, {size}: {name}"
 
 
+def _lost_codecs(records: dict[str, Record]) -> Iterator[str]:
+    cells = _speeds(records["codecs"])
+    for (bits, columns, direction, peer), speed in cells.items():
+        if peer == "FBGEMM" and speed > cells[bits, columns, direction, "ours"]:
+            yield f"{direction} {bits} bits, rows of {columns}: FBGEMM"
+    times = {
+        (c["network"], c["dim"], c["codec"]): c["ms"]["median"]
+        for c in records["codec_exchange"]["results"]
+    }
+    for (network, dim, codec), median in times.items():
+        if median > times[network, dim, "fp32"]:
+            yield f"output dist, {network}, dimension {dim}, {codec}: float32"
+
+
 def _median(peer: dict[str, Any]) -> float:
     median: float = peer["us_per_call"]["median"]
     return median
@@ -303,10 +384,7 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures")
     options = parser.parse_args()
     try:
-        records = {
-            name: load(options.results, name)
-            for name in ("delays", "embedding", "backend", "alltoall")
-        }
+        records = {name: load(options.results, name) for name in RECORDS}
         text = fill(options.readme.read_text(), section(records))
     except ResultsError as error:
         print(f"readme: {error}", file=sys.stderr)

@@ -114,6 +114,24 @@ RESULTS: dict[str, Any] = {
             "peers": {"raw": {"us_per_call": spread(0.2)}, "channel": {"us_per_call": spread(0.3)}},
         }
     ],
+    "codecs": [
+        {"peer": "memcpy", "gb_per_s": spread(9.0)},
+        *(
+            {
+                "peer": peer,
+                "bits": 4,
+                "columns": 64,
+                "direction": direction,
+                "gb_per_s": spread(speed),
+            }
+            for peer, speeds in (("ours", (8.0, 6.0)), ("FBGEMM", (4.0, 12.0)))
+            for direction, speed in zip(("encode", "decode"), speeds, strict=True)
+        ),
+    ],
+    "codec_exchange": [
+        {"network": "1 Gbit/s", "dim": 64, "codec": codec, "bytes": size, "ms": spread(ms)}
+        for codec, size, ms in (("fp32", 6_400_000, 60.0), ("uint4", 1_000_000, 15.0))
+    ],
 }
 
 
@@ -141,7 +159,10 @@ def test_results_are_filled_in(readme: Any, tmp_path: Path) -> None:
     assert "| EBC table-wise | 4 | 18.00 | 20.00 | 0.9 | 1.2 |" in text
     assert "up to 32 KiB per pair: 6 to 6 times faster" in text
     assert "- unmodified TorchRec, EBC table-wise, 4 ranks: gloo" in text
+    assert "| 4 | 64 | 8.0 (2.00) | 6.0 (0.50) |" in text
+    assert "| 1 Gbit/s | 64 | uint4 | 1.00 | 6.40 | 15.00 | 4.00 |" in text
     assert "- DLRM (dlrm), bound 1: TorchRec on gloo" in text
+    assert "- decode 4 bits, rows of 64: FBGEMM" in text
     assert readme.fill(text, readme.section(records)) == text
 
 

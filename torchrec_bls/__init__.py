@@ -11,6 +11,7 @@ from torchrec_bls.collective import backend
 from torchrec_bls.collective.backend_options import BLSOptions
 from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
 from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.distributed.codecs import CodecConfig
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embedding import BLSEmbeddingCollectionSharder
 from torchrec_bls.distributed.embeddingbag import BLSEmbeddingBagCollectionSharder
@@ -29,6 +30,7 @@ __all__ = [
     "BoundedLagChannel",
     "BoundedLagPipeline",
     "ChannelStats",
+    "CodecConfig",
     "VerbsConfig",
     "bounded_lag_channels",
     "bounded_lag_modules",

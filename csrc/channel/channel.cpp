@@ -37,16 +37,50 @@ WaitPolicy policy_for(int world_size) {
   return policy;
 }
 
-void copy_parts(std::byte* base, const Message& message, const PartLayout& layout) {
-  for (size_t i = 0; i < layout.count; ++i) copy_blocks(base + layout.offset[i], message[i]);
+/// Writes a part between `at` and `end`. Returns its bytes and moves `at` to its first one, or
+/// returns SIZE_MAX if it does not fit.
+[[gnu::noinline]] size_t put_blocks(std::byte* base, size_t& at, size_t end, const Part& part) {
+  const size_t first = align_part(at, bytes_of(part));
+  if (first > end) return SIZE_MAX;
+  const size_t bytes = copy_blocks(base + first, end - first, part);
+  if (bytes > end - first) return SIZE_MAX;
+  const size_t start = align_part(at, bytes);
+  if (start != first) [[unlikely]] {  // its writer has made a cache line of it
+    if (start + bytes > end) return SIZE_MAX;
+    std::memmove(base + start, base + first, bytes);
+  }
+  at = start;
+  return bytes;
+}
+
+/// Writes all parts from 0 to `end`. Returns whether they fit; what stands in `layout` then is
+/// where they are.
+bool put_parts(std::byte* base, size_t end, const Message& message, PartLayout& layout) {
+  layout.count = message.size();
+  size_t at = 0;
+  for (size_t i = 0; i < layout.count; ++i) {
+    layout.bytes[i] = put_blocks(base, at, end, message[i]);
+    if (layout.bytes[i] == SIZE_MAX) return false;
+    layout.offset[i] = at;
+    at += layout.bytes[i];
+  }
+  layout.end = at;
+  return true;
 }
 
 PartLayout layout_of(const Message& message, uint64_t start) {
   PartLayout layout;
   layout.count = message.size();
-  for (size_t i = 0; i < layout.count; ++i) layout.bytes[i] = bytes_of(message[i]);
+  for (size_t i = 0; i < layout.count; ++i) layout.bytes[i] = measure(message[i]);
   layout.place(start);
   return layout;
+}
+
+/// Writes all parts to `bytes`, which they were measured to take.
+void put_measured(std::byte* base, size_t bytes, const Message& message, PartLayout& layout) {
+  if (!put_parts(base, bytes, message, layout)) {
+    throw std::logic_error("a part takes more bytes than it was measured to");
+  }
 }
 
 }  // namespace
@@ -124,8 +158,8 @@ uint64_t Channel::post(std::span<const Message> messages) {
   Arrival& arrival = next_post_->arrival;
   arrival.sequence_ = posted_;
   arrival.counts_[config_.rank] = messages[config_.rank].size();
-  if (!messages[config_.rank].empty()) keep_own(messages[config_.rank], arrival);
   try {
+    if (!messages[config_.rank].empty()) keep_own(messages[config_.rank], arrival);
     for (int step = 1; step < config_.world_size; ++step) {
       // Each rank starts with its successor, so that nobody is everybody's first.
       int destination = config_.rank + step;
@@ -161,21 +195,24 @@ void Channel::refuse_post(std::span<const Message> messages) const {
 }
 
 void Channel::keep_own(const Message& message, Arrival& arrival) {
-  const PartLayout layout = layout_of(message, 0);
   View* views = arrival.views_.data() + static_cast<size_t>(config_.rank) * kMaxParts;
   const bool in_place = std::all_of(message.begin(), message.end(), [](const Part& part) {
     return part.empty() || only_run(part) != nullptr;
   });
-  if (!in_place) {
-    if (arrival.own_.size() < layout.end) arrival.own_.resize(layout.end);
-    copy_parts(arrival.own_.data(), message, layout);
+  if (in_place) {
+    for (const Part& part : message) {
+      *views++ = {part.empty() ? nullptr : part[0].data, bytes_of(part)};
+    }
+    return;
+  }
+  PartLayout layout;
+  std::vector<std::byte>& own = arrival.own_;
+  if (!put_parts(own.data(), own.size(), message, layout)) {
+    own.resize(layout_of(message, 0).end);
+    put_measured(own.data(), own.size(), message, layout);
   }
   for (size_t i = 0; i < layout.count; ++i) {
-    if (!in_place) {
-      views[i] = {arrival.own_.data() + layout.offset[i], layout.bytes[i]};
-    } else {
-      views[i] = {message[i].empty() ? nullptr : message[i][0].data, layout.bytes[i]};
-    }
+    views[i] = {own.data() + layout.offset[i], layout.bytes[i]};
   }
 }
 
@@ -205,14 +242,19 @@ size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
   size_t payload = 0;
   for (const Part& part : message) {
     const Block* const run = only_run(part);
-    const size_t bytes = run != nullptr ? run->bytes() : bytes_of(part);
-    at = align_part(at, bytes);
-    if (bytes > slot_bytes_ || at + bytes > slot_bytes_) [[unlikely]]
-      return SIZE_MAX;
+    size_t bytes;
     if (run == nullptr) {
-      copy_blocks(slot + at, part);
-    } else if (bytes != 0) {
-      copy_bytes(slot + at, run->data, bytes);
+      size_t start = at;  // so that `at` itself may stay in a register
+      bytes = put_blocks(slot, start, slot_bytes_, part);
+      if (bytes == SIZE_MAX) [[unlikely]]
+        return SIZE_MAX;
+      at = start;
+    } else {
+      bytes = run->bytes();
+      at = align_part(at, bytes);
+      if (bytes > slot_bytes_ || at + bytes > slot_bytes_) [[unlikely]]
+        return SIZE_MAX;
+      if (bytes != 0) copy_bytes(slot + at, run->data, bytes);
     }
     at += bytes;
     payload += bytes;
@@ -231,7 +273,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   stats_.largest_message = std::max(stats_.largest_message, layout.end);
   layout.place(0);
   MemoryAddress address;
-  copy_parts(expose(destination, layout.end, address), message, layout);
+  put_measured(expose(destination, layout.end, address), layout.end, message, layout);
   std::memcpy(slot + header_bytes(layout.count), &address, sizeof(address));
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
   write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),

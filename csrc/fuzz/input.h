@@ -38,6 +38,7 @@ class Input {
     bytes_ = bytes_.subspan(there);
     return bytes;
   }
+  size_t left() const { return bytes_.size(); }
   bool empty() const { return bytes_.empty(); }
 
  private:

@@ -14,7 +14,7 @@ namespace bls {
 namespace {
 
 /// The sums of some samples.
-class Sums final : public RowWriter {
+class Sums final : public BlockWriter {
  public:
   /// `starts` is [features x samples + 1]: where the ids of each bag begin.
   Sums(const PooledRows& rows, std::span<const size_t> starts, size_t samples, size_t first,
@@ -26,8 +26,10 @@ class Sums final : public RowWriter {
         count_(count),
         row_bytes_(row_bytes) {}
 
-  void write(std::byte* to) const override {
-    rows_.id_bytes == 4 ? write_all<int32_t>(to) : write_all<int64_t>(to);
+  size_t write(std::byte* to, size_t room) const override {
+    const size_t bytes = count_ * row_bytes_;
+    if (bytes <= room) rows_.id_bytes == 4 ? write_all<int32_t>(to) : write_all<int64_t>(to);
+    return bytes;
   }
 
  private:

@@ -18,13 +18,15 @@ void copy_row(std::byte* to, const std::byte* from, size_t bytes) {
 }
 
 /// The rows of one feature for one rank.
-class GatheredRows final : public RowWriter {
+class GatheredRows final : public BlockWriter {
  public:
   GatheredRows(const Table& table, const std::byte* ids, size_t id_bytes, size_t count)
       : table_(table), ids_(ids), id_bytes_(id_bytes), count_(count) {}
 
-  void write(std::byte* to) const override {
-    id_bytes_ == 4 ? write_any<int32_t>(to) : write_any<int64_t>(to);
+  size_t write(std::byte* to, size_t room) const override {
+    const size_t bytes = count_ * table_.row_bytes;
+    if (bytes <= room) id_bytes_ == 4 ? write_any<int32_t>(to) : write_any<int64_t>(to);
+    return bytes;
   }
 
  private:
@@ -120,7 +122,7 @@ void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own) {
   messages[self] = {};
   channel.post(messages);
   // The other ranks wait for theirs.
-  copy_blocks(own, parts[self]);
+  copy_blocks(own, bytes_of(parts[self]), parts[self]);
 }
 
 }  // namespace bls

@@ -1,6 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "payload.h"
 #include "random_exchange.h"
@@ -22,6 +25,46 @@ void exchange_at_random(const Setup& setup, const Sizes& sizes) {
   REQUIRE_NOTHROW(ranks.run(
       [&](int rank, Channel& channel) { random_exchange(rank, channel, sizes, iterations); }));
 }
+
+/// Writes bytes of which nobody else knows how many they are.
+class Made final : public BlockWriter {
+ public:
+  explicit Made(Bytes bytes) : bytes_(std::move(bytes)) {}
+
+  size_t write(std::byte* to, size_t room) const override {
+    if (bytes_.size() <= room) std::copy(bytes_.begin(), bytes_.end(), to);
+    return bytes_.size();
+  }
+  std::string text() const { return text_of({bytes_.data(), bytes_.size()}); }
+
+ private:
+  Bytes bytes_;
+};
+
+/// A part of `bytes` bytes, of which `least` are known before, and one that has it among others.
+struct MadeMessage {
+  MadeMessage(size_t bytes, size_t least)
+      : made(stamped(bytes, bytes)),
+        blocks{{tail.data(), tail.size()}, {nullptr, least, 1, 0, &made}, {tail.data(), 1, 3, 2}},
+        parts{Part(&blocks[1], 1), Part(blocks)} {}
+
+  void check(const Arrival& arrival, int source) const {
+    REQUIRE(arrival.parts(source).size() == 2);
+    CHECK(text_of(arrival.part(source, 0)) == made.text());
+    CHECK(text_of(arrival.part(source, 1)) == "abcdef" + made.text() + "ace");
+  }
+
+  const Bytes tail = bytes_of("abcdef");
+  const Made made;
+  const Block blocks[3];
+  const Part parts[2];
+};
+
+/// Cannot write what it should.
+class Broken final : public BlockWriter {
+ public:
+  size_t write(std::byte*, size_t) const override { throw std::runtime_error("no such row"); }
+};
 
 }  // namespace
 
@@ -144,6 +187,76 @@ TEST_CASE("a part is its blocks one after the other") {
   const Message messages[] = {Message(parts), Message(parts)};
   for (int rank = 0; rank < 2; ++rank) ranks[rank].post(messages);
   CHECK(text_of(ranks[1].wait().part(0, 0)) == "abcdef..");
+}
+
+TEST_CASE("parts may be made in the slot, of sizes that only their writer knows") {
+  Ranks ranks({.slot_bytes = 1024});
+  uint64_t pulled = 0;
+  // Parts from 64 bytes on start elsewhere; from about 450 on, two of them do not fit the slot.
+  for (const size_t bytes : {0, 1, 15, 57, 63, 64, 65, 300, 440, 900, 20000, 2000, 16, 500}) {
+    for (const size_t least : {size_t{0}, bytes / 2, bytes}) {
+      CAPTURE(bytes);
+      CAPTURE(least);
+      const MadeMessage made(bytes, least);
+      const Message messages[] = {made.parts, made.parts};
+      for (int rank = 0; rank < 2; ++rank) ranks[rank].post(messages);
+      for (int rank = 0; rank < 2; ++rank) {
+        const Arrival& arrival = ranks[rank].wait();
+        for (int source = 0; source < 2; ++source) made.check(arrival, source);
+        ranks[rank].release();
+      }
+      if (bytes >= 500) ++pulled;
+      CHECK(ranks[0].stats().pulled_messages == pulled);
+    }
+  }
+}
+
+TEST_CASE("a part that is made counts with the bytes that it has") {
+  for (const size_t over : {0, 1}) {
+    Ranks ranks({.slot_bytes = 1024});
+    const size_t room = ranks[0].transport().slot_bytes() - 64;  // the part starts at a cache line
+    const Made made(Bytes(room + over));
+    const Block block{nullptr, 0, 1, 0, &made};
+    const Part part(&block, 1);
+    const Message messages[] = {{}, {&part, 1}};
+    const Message nothing[2];
+    ranks[0].post(messages);
+    ranks[1].post(nothing);
+    CHECK(ranks[0].stats().bytes == room + over);
+    CHECK(ranks[0].stats().largest_message == 64 + room + over);
+    CHECK(ranks[0].stats().pulled_messages == over);
+    CHECK(ranks[1].wait().part(0, 0).bytes == room + over);
+    ranks[1].release();
+  }
+}
+
+TEST_CASE("all ranks learn of a part that could not be made, also of one to its own rank") {
+  for (const size_t broken_for : {size_t{0}, size_t{1}, size_t{2}}) {
+    CAPTURE(broken_for);
+    Ranks ranks({.world_size = 3});
+    const auto failures = ranks.outcomes([&](int rank, Channel& channel) {
+      const Broken broken;
+      const Block block{nullptr, 0, 1, 0, &broken};
+      const Part part(&block, 1);
+      Message messages[3];
+      if (rank == 0) messages[broken_for] = {&part, 1};
+      for (int i = 0; i < 2; ++i) {  // who had its message before may only see it the next time
+        channel.post(messages);
+        channel.wait();
+        channel.release();
+      }
+    });
+    REQUIRE(failures[0]);
+    CHECK(failures[0]->message == "no such row");
+    for (const size_t rank : {size_t{1}, size_t{2}}) {
+      REQUIRE(failures[rank]);
+      CHECK(failures[rank]->kind == ErrorKind::kPoisoned);
+      CHECK_MESSAGE(failures[rank]->message.find("rank 0 failed: ") != std::string::npos,
+                    failures[rank]->message);
+      CHECK_MESSAGE(failures[rank]->message.find("no such row") != std::string::npos,
+                    failures[rank]->message);
+    }
+  }
 }
 
 TEST_CASE("up to bound + 1 posts run ahead of a peer that has not begun") {

@@ -1,6 +1,7 @@
 """What the routes past TorchRec's input_dist count on."""
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,19 @@ def names_on_rank(rank: int, name: str) -> None:
     else:
         shardings = module._embedding_shardings
         assert len(shardings) == len(module._sharding_types)
-    for sharding in shardings:
+    for sharding, lookup in zip(shardings, module._lookups, strict=True):
         assert all(isinstance(feature, str) for feature in sharding.feature_names())
+        # What each rank looks up, in order, of which codecs are made a plan.
+        assert len(sharding._grouped_embedding_configs_per_rank) == NODES
+        planned = [
+            group.embedding_tables for group in sharding._grouped_embedding_configs_per_rank[rank]
+        ]
+        kernels = [kernel.config.embedding_tables for kernel in lookup._emb_modules]
+        assert [_shards(tables) for tables in planned] == [_shards(tables) for tables in kernels]
+
+
+def _shards(tables: list[Any]) -> list[tuple[str, int, list[str]]]:
+    return [(table.name, table.local_cols, table.feature_names) for table in tables]
 
 
 @pytest.mark.parametrize("name", [EC.name, WEIGHTED.name])

@@ -287,6 +287,18 @@ CREATION = [
         ),
         play=pipeline,
     ),
+    replace(
+        _differs(
+            "codec plan differs",
+            Mismatch("codec", "uint2"),
+            "codecs of table 0 differs between ranks",
+            "ranks [0, 2]: UINT4 for embeddings, FP32 for gradients",
+            "ranks [1]: UINT2",
+            "Shard the same model by the same plan and configuration",
+        ),
+        play=pipeline,
+        arguments=(("codec", "uint4"),),
+    ),
     _differs(
         "package version differs",
         Patch(f"{_SET_UP}._PACKAGE_VERSION", "0.0.9"),

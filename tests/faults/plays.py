@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.distributed.models import EBC, Batch, flatten, make_ids, shard
 from tests.faults.row import LeaveError, Row, Scene
-from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline
+from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline, CodecConfig
 
 ITERATIONS = 8
 SLOT_BYTES = 4096
@@ -91,7 +91,13 @@ def pipeline(scene: Scene) -> None:
     """A sharded model in a pipeline. The fault finds the channel of the ids."""
     scene.reach("create")
     transport = scene.arguments.get("transport", "auto")
-    config = BLSConfig(bound=scene.row.bound, deadline=scene.row.deadline, transport=transport)
+    codec = scene.arguments.get("codec")
+    config = BLSConfig(
+        bound=scene.row.bound,
+        deadline=scene.row.deadline,
+        transport=transport,
+        codecs=None if codec is None else CodecConfig(forward=codec),
+    )
     model = shard(EBC, scene.arguments.get("plan", "table_wise"), EBC.bls_sharder(config))
     finished = 0
     model.register_forward_pre_hook(lambda *_: scene.reach("forward", finished))

@@ -99,4 +99,9 @@ def terms_of(
             f"{table.data_type.name} for features {table.feature_names}, "
             f"{planned.sharding_type} on ranks {planned.ranks} as {sizes}"
         )
+        if config.codecs is not None:
+            terms[f"codecs of table {number}"] = (
+                f"{config.codecs.forward_of(table.name).name} for embeddings, "
+                f"{config.codecs.backward_of(table.name).name} for gradients"
+            )
     return terms

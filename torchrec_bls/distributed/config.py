@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import check_bound, check_deadline, check_transport
 from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.distributed.codecs import CodecConfig
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class BLSConfig:
             room for messages half as large again.
         expected_batch: largest batch per rank, for that derivation, when the first is not typical.
         deadline: seconds after which waiting for a peer is an error.
+        codecs: how embeddings and their gradients are encoded; None: they travel as they are.
         verbs: how RDMA devices are used; None: as the environment variables TORCHREC_BLS_IB_* say.
     """
 
@@ -29,6 +31,7 @@ class BLSConfig:
     slot_bytes: int | None = None
     expected_batch: int | None = None
     deadline: float = 60.0
+    codecs: CodecConfig | None = None
     verbs: VerbsConfig | None = None
 
     def __post_init__(self) -> None:

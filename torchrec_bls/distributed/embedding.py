@@ -16,6 +16,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from torchrec_bls.distributed.codecs import plan_codecs
+from torchrec_bls.distributed.coded import CodedSequenceOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
 from torchrec_bls.distributed.module import BoundedLagModule
@@ -46,13 +48,19 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         self._swap_ids_dists(self._sharding_type_to_sharding, self._input_dists)
 
     def _create_output_dist(self) -> None:
-        for sharding_type in self._sharding_type_to_sharding:
+        codecs = self._bls_config.codecs
+        for sharding_type, sharding in self._sharding_type_to_sharding.items():
+            arguments = (
+                self._env.rank,
+                self._exchange(sharding_type, "embeddings"),
+                self._exchange(sharding_type, "gradients"),
+                [self._env.world_size],
+            )
             self._output_dists.append(
-                SequenceOutputDist(
-                    self._env.rank,
-                    self._exchange(sharding_type, "embeddings"),
-                    self._exchange(sharding_type, "gradients"),
-                    [self._env.world_size],
+                SequenceOutputDist(*arguments)
+                if codecs is None
+                else CodedSequenceOutputDist(
+                    plan_codecs(codecs, sharding), codecs.non_finite, *arguments
                 )
             )
 

@@ -19,6 +19,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torchrec_bls.distributed.codecs import plan_codecs
+from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.module import BoundedLagModule
@@ -74,9 +76,10 @@ class BLSEmbeddingBagCollection(
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
         world_size = self._env.world_size
+        codecs = self._bls_config.codecs
         for index, sharding_type in enumerate(self._sharding_types):
             theirs = self._output_dists[index]
-            self._output_dists[index] = PooledOutputDist(
+            arguments = (
                 _column_groups(sharding_type, theirs, world_size),
                 self._env.rank,
                 self._exchange(sharding_type, "embeddings"),
@@ -85,6 +88,13 @@ class BLSEmbeddingBagCollection(
                 # Column-wise, TorchRec puts the columns of a table together again.
                 getattr(theirs, "_callbacks", None) or [],
             )
+            if codecs is None:
+                self._output_dists[index] = PooledOutputDist(*arguments)
+            else:
+                plan = plan_codecs(codecs, self._embedding_shardings[index])
+                self._output_dists[index] = CodedPooledOutputDist(
+                    plan, codecs.non_finite, *arguments
+                )
 
     def _plan_routes(self, keys: list[str]) -> list[Route] | None:
         if self._has_mean_pooling_callback or self._enabled_feature_score_auto_collection:

@@ -67,7 +67,7 @@ class OutputDist(nn.Module):
             local_embs: rows of the lookup, for the samples of all ranks.
             sharding_ctx: TorchRec's context, which the input dist left its layout in.
         """
-        request = _Request(self, sharding_ctx, local_embs)
+        request = Request(self, sharding_ctx, local_embs)
         if torch.is_grad_enabled() and local_embs.requires_grad:
             request.dummy = _Send.apply(request, local_embs)  # type: ignore[no-untyped-call]
         else:
@@ -77,11 +77,11 @@ class OutputDist(nn.Module):
         return awaitable
 
     @abstractmethod
-    def post(self, request: "_Request", rows: torch.Tensor) -> Pending[torch.Tensor]:
+    def post(self, request: "Request", rows: torch.Tensor) -> Pending[torch.Tensor]:
         """Posts `rows`, contiguous, to the ranks that asked for them."""
 
     @abstractmethod
-    def post_gradient(self, request: "_Request", gradient: torch.Tensor) -> Pending[torch.Tensor]:
+    def post_gradient(self, request: "Request", gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """Posts the gradient of this rank's output to the ranks that looked the rows up."""
 
     def divide_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ class OutputDist(nn.Module):
         return gradient
 
 
-class _Request:
+class Request:
     """One forward through an output dist, and its backward."""
 
     def __init__(self, output_dist: OutputDist, sharding_ctx: Any, local: torch.Tensor) -> None:
@@ -105,9 +105,11 @@ class _Request:
         self.dummy: torch.Tensor | None = None
 
     def send(self, rows: torch.Tensor) -> None:
+        """Posts the rows."""
         self.pending = self.dist.post(self, rows.contiguous())
 
     def finish(self) -> torch.Tensor:
+        """Returns this rank's embeddings."""
         if self.dummy is None:
             return self.pending.wait()
         output: torch.Tensor = _Receive.apply(self, self.dummy)  # type: ignore[no-untyped-call]
@@ -119,32 +121,32 @@ class _Request:
 # work fits in between. The dummy tensor joins them.
 class _Send(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, request: _Request, rows: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, request: Request, rows: torch.Tensor) -> torch.Tensor:
         ctx.request = request
         request.send(rows)
         return rows.new_zeros(1)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[None, torch.Tensor]:
-        request: _Request = ctx.request
+        request: Request = ctx.request
         return None, request.dist.divide_gradient(request.pending.wait())
 
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, request: _Request, dummy: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, request: Request, dummy: torch.Tensor) -> torch.Tensor:
         ctx.request = request
         ctx.dummy = dummy
         return request.pending.wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-        request: _Request = ctx.request
+        request: Request = ctx.request
         request.pending = request.dist.post_gradient(request, gradient.contiguous())
         return None, torch.zeros_like(ctx.dummy)
 
 
-def _order_of(sharding_ctx: Any) -> torch.Tensor | None:
+def order_of(sharding_ctx: Any) -> torch.Tensor | None:
     """Returns what undoes row-wise bucketizing, as int64."""
     permutation: torch.Tensor | None = sharding_ctx.unbucketize_permute_tensor
     return None if permutation is None else permutation.to(torch.int64).contiguous()
@@ -157,13 +159,13 @@ class SequenceOutputDist(OutputDist):
     ids of this rank.
     """
 
-    def post(self, request: _Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
+    def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
         layout = request.layout
         dim = request.shape[1]
         row_bytes = dim * rows.element_size()
         self._exchange.open(max(layout.values_received) * row_bytes, max(layout.strides))
-        order = _order_of(request.sharding_ctx)
+        order = order_of(request.sharding_ctx)
 
         def send(channel: _native.Channel) -> None:
             _native.post_grouped_rows(
@@ -194,7 +196,7 @@ class SequenceOutputDist(OutputDist):
         layout = layout_of(sharding_ctx)
         row_bytes = dim * tables.dtype.itemsize
         self._exchange.open(max(layout.values_received) * row_bytes, max(layout.strides))
-        order = _order_of(sharding_ctx)
+        order = order_of(sharding_ctx)
         values = ids.values()
         out = torch.empty(sum(layout.values_sent), dim, dtype=tables.dtype)
         own_rows = layout.values_sent[self._rank]
@@ -244,7 +246,7 @@ class SequenceOutputDist(OutputDist):
         )
         return out
 
-    def post_gradient(self, request: _Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
+    def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
         layout = request.layout
         dim = request.shape[1]
@@ -318,7 +320,7 @@ class PooledOutputDist(OutputDist):
             index for index, group in enumerate(groups) for _ in range(group.count)
         ]
 
-    def post(self, request: _Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
+    def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
         layout = request.layout
         row_bytes = request.shape[1] * rows.element_size()
@@ -399,7 +401,7 @@ class PooledOutputDist(OutputDist):
                     columns.add_(part)
         return out
 
-    def post_gradient(self, request: _Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
+    def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
         layout = request.layout
         item = gradient.element_size()

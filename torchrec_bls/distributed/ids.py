@@ -27,6 +27,8 @@ class IdsLayout:
         counts: ids by feature and, within a feature, by rank in `order`, flattened.
         values_sent: ids that this rank sent to each rank.
         values_received: ids that each rank sent to this one.
+        counts_sent: ids that this rank sent to each rank of each of its features, flattened; only
+            where rows are encoded.
     """
 
     order: list[int]
@@ -34,6 +36,7 @@ class IdsLayout:
     counts: list[int]
     values_sent: list[int]
     values_received: list[int]
+    counts_sent: list[int]
 
 
 def layout_of(sharding_context: Any) -> IdsLayout:
@@ -92,10 +95,16 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         stagger: number of nodes for table-row-wise sharding, whose batches TorchRec orders by
             local rank first; else 1.
         exchange: the module's channel for ids.
+        count_keys: whether the way back asks for `IdsLayout.counts_sent`.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, splits: list[int], stagger: int, exchange: Exchange
+        self,
+        group: dist.ProcessGroup,
+        splits: list[int],
+        stagger: int,
+        exchange: Exchange,
+        count_keys: bool,
     ) -> None:
         super().__init__(group, splits, stagger)
         rank, world_size = group.rank(), group.size()
@@ -105,6 +114,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         local_size = world_size // stagger
         self._order = [x + local_size * y for x in range(local_size) for y in range(stagger)]
         self._exchange = exchange
+        self._count_keys = count_keys
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what TorchRec's own pipelines do to KJTAllToAll: replace its forward."""
@@ -132,6 +142,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         tensors = [lengths, values] if weights is None else [lengths, values, weights]
         dtypes = [t.dtype for t in tensors]
         sent: list[int] = []
+        counts_sent = _values_per_key(ids, order) if self._count_keys else []
 
         def send(channel: _native.Channel) -> None:
             sent.extend(
@@ -149,7 +160,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             )
 
         def collect(arrival: _native.Arrival) -> tuple[KeyedJaggedTensor, IdsLayout]:
-            return self._assemble(arrival, local_keys, dtypes, sent)
+            return self._assemble(arrival, local_keys, dtypes, sent, counts_sent)
 
         return IdsAwaitable(IdsTensorsAwaitable(self._exchange.post(send, collect, tensors)))
 
@@ -159,6 +170,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         keys: list[str],
         dtypes: list[torch.dtype],
         sent: list[int],
+        counts_sent: list[int],
     ) -> tuple[KeyedJaggedTensor, IdsLayout]:
         world_size = len(self._order)
         arrived = _native.ArrivedIds(arrival, len(keys), self._order)
@@ -181,7 +193,9 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             length_per_key=length_per_key,
             offset_per_key=[0, *accumulate(length_per_key)],
         )
-        layout = IdsLayout(self._order, arrived.strides, counts, sent, arrived.values_per_source)
+        layout = IdsLayout(
+            self._order, arrived.strides, counts, sent, arrived.values_per_source, counts_sent
+        )
         return ids, layout
 
     def _largest_message(self, ids: KeyedJaggedTensor, order: list[int]) -> int:
@@ -189,11 +203,15 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         weights = ids.weights_or_none()
         if weights is not None:
             item += weights.element_size()
-        per_key: list[int] = ids.length_per_key()
-        if order:
-            per_key = [per_key[i] for i in order]
+        per_key = _values_per_key(ids, order)
         lengths_of_key: int = ids.stride() * ids.lengths().element_size()
         return max(
             sum(per_key[first : first + count]) * item + count * lengths_of_key
             for first, count in zip(self._first_key, self._splits, strict=False)
         )
+
+
+def _values_per_key(ids: KeyedJaggedTensor, order: list[int]) -> list[int]:
+    """Returns the values of the keys that `order` names; empty means all."""
+    per_key: list[int] = ids.length_per_key()
+    return [per_key[i] for i in order] if order else per_key

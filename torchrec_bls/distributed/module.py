@@ -36,6 +36,8 @@ class BoundedLagModule:
         tables: Sequence[Any],
         params: Mapping[str, ParameterSharding],
     ) -> None:
+        if config.codecs is not None:
+            config.codecs.check(tables)
         self._bls_config = config
         self._bls_group = group
         self._bls_name = module_fqn or type(self).__name__
@@ -90,6 +92,7 @@ class BoundedLagModule:
                 theirs._splits,
                 theirs._stagger,
                 self._exchange(sharding_type, "ids"),
+                self._bls_config.codecs is not None,
             )
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
@@ -137,6 +140,7 @@ class BoundedLagModule:
         module: Any = self  # TorchRec's attributes
         return (
             not torch.is_grad_enabled()
+            and self._bls_config.codecs is None
             and module.post_lookup_tracker_fn is None
             and module.post_odist_tracker_fn is None
         )

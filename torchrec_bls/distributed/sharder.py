@@ -17,7 +17,7 @@ class BoundedLagSharder:
     Args:
         config: of the exchanges.
         fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...).
-        qcomm_codecs_registry: must be empty: bounded-lag messages carry rows as they are.
+        qcomm_codecs_registry: must be empty: codecs of bounded-lag messages stand in `config`.
 
     Raises:
         ValueError: codecs are given.
@@ -34,7 +34,9 @@ class BoundedLagSharder:
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         if qcomm_codecs_registry:
-            raise ValueError("bounded-lag sharders take no qcomm_codecs_registry")
+            raise ValueError(
+                "bounded-lag sharders take no qcomm_codecs_registry: use BLSConfig(codecs=...)"
+            )
         # FBGEMM's own check of ids is off unless named: every id is checked before it is sent.
         super().__init__(  # type: ignore[call-arg]
             {"bounds_check_mode": BoundsCheckMode.NONE, **(fused_params or {})}

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace bls {
+
+/// CRC-32C (Castagnoli), as of iSCSI and RFC 3720: 0xe3069283 for "123456789".
+uint32_t crc32c(std::span<const std::byte> bytes);
+
+}  // namespace bls

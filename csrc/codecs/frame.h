@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "codecs/codec.h"
+
+namespace bls {
+
+/// A frame holds the encoded rows of several tables for one rank: a header with a checksum, eight
+/// bytes for each table, and what `encode` wrote for it (docs/wire-format.md). Which tables, codecs
+/// and shapes those are, both ends know; what the frame says of them is only compared.
+constexpr size_t kFrameHeaderBytes = 24;
+constexpr size_t kFrameTableBytes = 8;
+
+template <typename T>
+struct FrameTable {
+  Codec codec = Codec::kFloat32;
+  Matrix<T> rows{};
+};
+
+/// The least that `encode_frame` writes, see `usual_bytes`.
+size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables);
+
+/// Returns how many bytes the frame takes, and writes it to `out` if it has so many.
+///
+/// Throws std::invalid_argument for a table of 4 GiB or more when encoded.
+size_t encode_frame(std::span<const FrameTable<const float>> tables, std::span<std::byte> out);
+
+/// Reads what `encode_frame` wrote of tables of the same codecs and shapes.
+///
+/// Throws ChannelError (kProtocol) if `in` cannot be that; some rows may be written then.
+void decode_frame(std::span<const std::byte> in, std::span<const FrameTable<float>> tables);
+
+}  // namespace bls

@@ -1,0 +1,20 @@
+#include "codecs/checksum_kernels.inc"
+#include "codecs/half_kernels.inc"
+#include "codecs/kernels.h"
+#include "codecs/rowwise_kernels.inc"
+
+namespace bls {
+namespace {
+
+bool run_here() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+}  // namespace
+
+const Kernels kAvx512Kernels{"avx512",       run_here,   encode_rowwise, count_escaped,
+                             decode_rowwise, to_float16, from_float16,   to_bfloat16,
+                             from_bfloat16,  crc32c_of};
+
+}  // namespace bls

@@ -1,0 +1,56 @@
+#include "codecs/rowwise.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "codecs/kernels.h"
+#include "errors.h"
+
+namespace bls::rowwise {
+namespace {
+
+void check_bits(int bits) {
+  if (bits == 8 || bits == 4 || bits == 2) return;
+  throw std::invalid_argument("rows can be quantized to 8, 4 or 2 bits, not to " +
+                              std::to_string(bits));
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw ChannelError(ErrorKind::kProtocol, "quantized rows " + what);
+}
+
+}  // namespace
+
+size_t bytes_without_escapes(int bits, size_t rows, size_t columns) {
+  check_bits(bits);
+  return columns == 0 ? 0 : rows * (kHeadBytes + code_bytes(bits, columns));
+}
+
+size_t max_bytes(int bits, size_t rows, size_t columns) {
+  return bytes_without_escapes(bits, rows, columns) + rows * columns * sizeof(float);
+}
+
+size_t encode(int bits, const Matrix<const float>& rows, std::span<std::byte> out) {
+  const size_t needed = bytes_without_escapes(bits, rows.rows, rows.columns);
+  if (needed == 0) return 0;
+  if (needed <= out.size()) {
+    return kernels().encode_rowwise(bits, rows, out.data(), out.data() + out.size());
+  }
+  return needed + kernels().count_escaped(rows) * rows.columns * sizeof(float);
+}
+
+void decode(int bits, std::span<const std::byte> in, const Matrix<float>& rows) {
+  const size_t needed = bytes_without_escapes(bits, rows.rows, rows.columns);
+  if (in.size() < needed) {
+    refuse("have " + std::to_string(in.size()) + " bytes and need " + std::to_string(needed));
+  }
+  const std::byte* const end = in.data() + in.size();
+  const std::byte* used = in.data();
+  if (needed > 0) {
+    used = kernels().decode_rowwise(bits, in.data(), end, rows);
+    if (used == nullptr) refuse("lack the values of an escaped row");
+  }
+  if (used != end) refuse("have " + std::to_string(end - used) + " bytes too many");
+}
+
+}  // namespace bls::rowwise

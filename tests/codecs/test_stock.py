@@ -1,0 +1,82 @@
+"""The codecs in TorchRec's own sharded modules, over gloo."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.models import EBC, EC, Batch, Kind, arrived, flatten, make_ids, shard
+from tests.processes import run
+from torchrec_bls.codecs.rows import Codec, round_trip
+from torchrec_bls.codecs.stock import RowCodec, codecs_registry
+
+ROW = 4  # divides the columns of all shards
+
+
+def sharder_with(kind: Kind, forward: Codec, backward: Codec) -> Any:
+    plain = kind.torchrec_sharder()
+    return type(plain)(
+        fused_params=plain.fused_params,
+        qcomm_codecs_registry=codecs_registry(forward, backward, ROW),
+    )
+
+
+def values_of(output: Any) -> torch.Tensor:
+    """All embeddings of an output, flat."""
+    return torch.cat(
+        [values.reshape(-1) for name, values in flatten(output).items() if "lengths" not in name]
+    )
+
+
+def forward_is_rounded(rank: int, kind: Kind, sharding: str) -> None:
+    batch = Batch(make_ids(kind, rank, samples=5))
+    with torch.no_grad():
+        exact = values_of(shard(kind, sharding, kind.torchrec_sharder())(batch))
+        for codec in (Codec.UINT8, Codec.UINT4, Codec.UINT2, Codec.BF16, Codec.FP32):
+            model = shard(kind, sharding, sharder_with(kind, codec, Codec.FP32))
+            found = values_of(model(batch))
+            expected = round_trip(exact.reshape(-1, ROW), codec).view(exact.shape)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sharding"), [(EBC, "table_wise"), (EBC, "column_wise"), (EC, "table_wise")]
+)
+def test_embeddings_arrive_rounded_by_row(kind: Kind, sharding: str) -> None:
+    run(2, forward_is_rounded, kind, sharding)
+
+
+def train_with(rank: int, forward: Codec, backward: Codec) -> list[torch.Tensor]:
+    model = shard(EBC, "table_wise", sharder_with(EBC, forward, backward))
+    for step in range(3):
+        ids = make_ids(EBC, 10 * step + rank, samples=5)
+        arrived(model(Batch(ids))).values().square().sum().backward()
+    with torch.no_grad():
+        return [values_of(model(Batch(make_ids(EBC, rank, samples=5))))]
+
+
+def test_gradients_travel_encoded() -> None:
+    exact = torch.cat([out for (out,) in run(2, train_with, Codec.FP32, Codec.FP32)])
+    close = torch.cat([out for (out,) in run(2, train_with, Codec.FP32, Codec.UINT8)])
+    coarse = torch.cat([out for (out,) in run(2, train_with, Codec.FP32, Codec.UINT2)])
+    near, far = (close - exact).norm() / exact.norm(), (coarse - exact).norm() / exact.norm()
+    assert 0 < near < 0.01 < far
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_sizes_are_known_before(codec: Codec) -> None:
+    adapter = RowCodec(codec, 12)
+    values = torch.randn(7, 24)
+    values[2, 3] = torch.nan
+    data = adapter.encode(values)
+    assert data.numel() == adapter.calc_quantized_size(values.numel())
+    back = adapter.decode(data).view(14, 12)
+    assert back[4].isnan().any()
+    assert back[[row for row in range(14) if row != 4]].isfinite().all()
+
+
+def test_row_dims_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="row_dim is 0"):
+        RowCodec(Codec.UINT8, 0)
+    with pytest.raises(ValueError, match="12 values are no whole rows of 8"):
+        RowCodec(Codec.UINT8, 8).calc_quantized_size(12)

@@ -1,0 +1,1 @@
+"""Codecs for rows of embeddings and gradients."""

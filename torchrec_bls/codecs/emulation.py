@@ -1,0 +1,160 @@
+"""Quantized collectives of many nodes in one process, bit for bit as they would be.
+
+For studies of what quantization costs in accuracy (Quantized Collectives, section 3): the values of
+all N nodes are in one tensor, and what nodes send is encoded and decoded by the codecs that send it
+in earnest. `torchrec_bls.collective.quantized` has the same collectives with messages.
+"""
+
+import torch
+
+from torchrec_bls.codecs.rows import Codec, round_trip
+
+
+def all_to_all(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """Returns what arrives of rows [rows, columns] that are sent (section 3.3)."""
+    return round_trip(rows, codec)
+
+
+def ring_all_reduce(
+    values: torch.Tensor, codec: Codec, error: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Sums over nodes that pass parts of their rows around a ring (algorithm 2).
+
+    What has been summed travels as it was encoded: the paper encodes it anew at each step, which
+    changes it by a rounding at most.
+
+    Args:
+        values: [nodes, rows, columns], float32.
+        codec: of the messages.
+        error: of the same shape, zero at first: what rounding took away, by node, which is added
+            the next time. Updated in place. None: no compensation.
+
+    Returns:
+        [rows, columns], the same on all nodes.
+    """
+    nodes = values.shape[0]
+    if nodes == 1:
+        return values[0].clone()
+    result = torch.empty_like(values[0])
+    for part in _parts_of_equal_size(values.shape[1], nodes):
+        _ring_of_parts(values, codec, error, part, result)
+    return result
+
+
+def _parts_of_equal_size(rows: int, parts: int) -> list[list[tuple[int, slice]]]:
+    """Returns parts with their numbers, those of one size together."""
+    sizes = [len(part) for part in torch.arange(rows).tensor_split(parts)]
+    by_size: dict[int, list[tuple[int, slice]]] = {}
+    first = 0
+    for number, size in enumerate(sizes):
+        by_size.setdefault(size, []).append((number, slice(first, first + size)))
+        first += size
+    return [parts_of_size for size, parts_of_size in by_size.items() if size > 0]
+
+
+def _ring_of_parts(
+    values: torch.Tensor,
+    codec: Codec,
+    error: torch.Tensor | None,
+    parts: list[tuple[int, slice]],
+    result: torch.Tensor,
+) -> None:
+    nodes = values.shape[0]
+    # Part k starts at node k - 1 and is summed at nodes k, k + 1, ...
+    total = _round_trip(torch.stack([values[k - 1, rows] for k, rows in parts]), codec)
+    for step in range(nodes - 1):
+        at = [((k + step) % nodes, rows) for k, rows in parts]
+        exact = torch.stack([values[node, rows] for node, rows in at]) + total
+        if error is not None:
+            exact += torch.stack([error[node, rows] for node, rows in at])
+        total = _round_trip(exact, codec)
+        if error is not None:
+            for (node, rows), lost in zip(at, exact - total, strict=True):
+                error[node, rows] = lost
+    for (_, rows), summed in zip(parts, total, strict=True):
+        result[rows] = summed
+
+
+def recursive_doubling_all_reduce(
+    values: torch.Tensor,
+    codec: Codec,
+    error: torch.Tensor | None = None,
+    group_size: int = 8,
+) -> torch.Tensor:
+    """Sums within groups of nodes, then over pairs of groups, pairs of pairs, ... (algorithms 3 to
+    5; there groups have 8 nodes).
+
+    Args:
+        values, codec, error: see `ring_all_reduce`.
+        group_size: nodes that are connected with each other; fewer if there are fewer nodes.
+
+    Returns:
+        [rows, columns], the same on all nodes.
+
+    Raises:
+        ValueError: the number of groups is not a power of two.
+    """
+    nodes = values.shape[0]
+    group_size = check_groups(nodes, group_size)
+    if nodes == 1:
+        return values[0].clone()
+    of_members = values.tensor_split(group_size, dim=1)
+    errors = [None] * group_size if error is None else error.tensor_split(group_size, dim=1)
+    results = []
+    for member, (mine, lost) in enumerate(zip(of_members, errors, strict=True)):
+        in_groups = mine.view(-1, group_size, *mine.shape[1:])
+        sums = in_groups[:, member].clone()
+        for other in range(group_size):
+            if other != member:
+                sums += _round_trip(in_groups[:, other], codec)
+        own_lost = (
+            lost.view(-1, group_size, *lost.shape[1:])[:, member] if lost is not None else None
+        )
+        results.append(_reduce_pairs(sums, codec, own_lost))
+    return torch.cat(results)
+
+
+def check_groups(nodes: int, group_size: int) -> int:
+    """Returns how many nodes a group of recursive doubling has.
+
+    Raises:
+        ValueError: the number of groups is not a power of two.
+    """
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}, but must be positive")
+    group_size = min(group_size, nodes)
+    groups, left = divmod(nodes, group_size)
+    if left or groups & (groups - 1):
+        raise ValueError(
+            f"recursive doubling needs a power of two of groups of {group_size} ranks, but there "
+            f"are {nodes} ranks: choose another group_size, or the ring, which takes any number"
+        )
+    return group_size
+
+
+def _reduce_pairs(sums: torch.Tensor, codec: Codec, error: torch.Tensor | None) -> torch.Tensor:
+    """Reduces [nodes, rows, columns]; see `recursive_doubling_all_reduce`."""
+    if len(sums) == 1:
+        return _round_trip(sums, codec)[0]
+    half = len(torch.arange(sums.shape[1]).tensor_split(2)[0])
+    halves = (slice(0, half), slice(half, None))
+    positions = torch.arange(len(sums))
+    while len(sums) > 1:
+        reduced = []
+        for own, rows in enumerate(halves):
+            exact = sums[own::2, rows] + _round_trip(sums[1 - own :: 2, rows], codec)
+            keepers = positions[own::2]
+            if error is not None:
+                exact += error[keepers, rows]
+            total = _round_trip(exact, codec)
+            if error is not None:
+                error[keepers, rows] = exact - total
+            reduced.append(total)
+        sums = torch.cat(reduced, dim=1)
+        positions = positions[1::2]
+    return sums[0]
+
+
+def _round_trip(values: torch.Tensor, codec: Codec) -> torch.Tensor:
+    flat = values.reshape(-1, values.shape[-1])
+    return round_trip(flat, codec).view(values.shape)

@@ -1,0 +1,1 @@
+"""Reducing gradients while the backward pass goes on."""

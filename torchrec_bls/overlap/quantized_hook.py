@@ -1,0 +1,152 @@
+"""Quantized all-reduce of gradients as a communication hook of DistributedDataParallel."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from torchrec_bls.codecs.rows import Codec
+from torchrec_bls.collective.quantized import quantized_all_reduce
+
+# Values that share a scale: at 4 bits, scales are 6 % of a message.
+_COLUMNS = 256
+
+
+class QuantizedAllReduceState:
+    """How `quantized_all_reduce_hook` reduces, and what rounding has taken away so far.
+
+    ```python
+    state = QuantizedAllReduceState(ddp, codec=Codec.UINT4)
+    ddp.register_comm_hook(state, quantized_all_reduce_hook)
+    ```
+
+    Gradients are reduced in buckets of DDP's choice by a thread, while the backward pass goes on.
+    If the training sends or receives from rank to rank itself, give this a group of its own.
+
+    The errors of compensation are this rank's own: save `state_dict()` with the checkpoint of each
+    rank, or training goes on as if nothing had been lost before.
+
+    Args:
+        module: the DDP module, or the one in it.
+        codec: of the messages. Four bits need compensation (Quantized Collectives, tables 3 and 4).
+        algorithm, group_size: see `quantized_all_reduce`.
+        error_compensation: whether what rounding takes away is added to the next gradient.
+        group: ranks; None: the default group. Its backend has to send and receive (gloo).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        codec: Codec = Codec.UINT8,
+        algorithm: str = "ring",
+        group_size: int = 8,
+        error_compensation: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        module = (
+            module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+        )
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._codec = codec
+        self._algorithm = algorithm
+        self._group_size = group_size
+        self._group = group
+        # By parameter, since DDP arranges its buckets anew after the first iteration.
+        self._errors: dict[str, torch.Tensor] | None = {} if error_compensation else None
+        self._thread = ThreadPoolExecutor(1, "torchrec_bls quantized all-reduce")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns this rank's errors, to be saved with its checkpoint."""
+        errors = self._errors or {}
+        return {"errors": {name: error.clone() for name, error in errors.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with the errors of `state_dict`.
+
+        Raises:
+            ValueError: they are of another model, or there is no compensation.
+        """
+        errors: dict[str, torch.Tensor] = state["errors"]
+        if errors and self._errors is None:
+            raise ValueError("the state has errors, but error_compensation is off")
+        shapes = {name: parameter.shape for parameter, name in self._names.items()}
+        for name, error in errors.items():
+            if shapes.get(name) != error.shape:
+                raise ValueError(
+                    f"the state has an error of shape {tuple(error.shape)} for parameter '{name}', "
+                    f"but the model has {tuple(shapes[name]) if name in shapes else 'none'}"
+                )
+        if self._errors is not None:
+            self._errors = {name: error.clone() for name, error in errors.items()}
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Returns the future of a bucket's averages."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+
+        def average() -> None:
+            try:
+                self._average(buffer, parameters)
+            except BaseException as error:
+                future.set_exception(error)  # type: ignore[arg-type]
+            else:
+                future.set_result(buffer)
+
+        self._thread.submit(average)
+        return future
+
+    def _average(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> None:
+        group = self._group or dist.group.WORLD
+        assert group is not None
+        rows = _rows_of(buffer / group.size())
+        error = None if self._errors is None else _rows_of(self._gather_errors(parameters))
+        quantized_all_reduce(
+            rows,
+            group,
+            codec=self._codec,
+            algorithm=self._algorithm,
+            error=error,
+            group_size=self._group_size,
+        )
+        buffer.copy_(rows.view(-1)[: buffer.numel()])
+        if error is not None:
+            self._keep_errors(parameters, error.view(-1))
+
+    def _gather_errors(self, parameters: list[torch.Tensor]) -> torch.Tensor:
+        assert self._errors is not None
+        errors = self._errors
+        return torch.cat(
+            [
+                errors.get(self._names[parameter], torch.zeros_like(parameter)).reshape(-1)
+                for parameter in parameters
+            ]
+        )
+
+    def _keep_errors(self, parameters: list[torch.Tensor], flat: torch.Tensor) -> None:
+        assert self._errors is not None
+        first = 0
+        for parameter in parameters:
+            last = first + parameter.numel()
+            self._errors[self._names[parameter]] = flat[first:last].view(parameter.shape).clone()
+            first = last
+
+
+def quantized_all_reduce_hook(
+    state: QuantizedAllReduceState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """For `DistributedDataParallel.register_comm_hook`: averages gradients with quantized messages
+    (Quantized Collectives, section 3.4)."""
+    return state.reduce(bucket)
+
+
+def _rows_of(flat: torch.Tensor) -> torch.Tensor:
+    """Returns `flat` as rows, filled up with its last value, which widens no row's range."""
+    rows = -(-flat.numel() // _COLUMNS)
+    padded = flat.new_empty(rows * _COLUMNS)
+    padded[: flat.numel()] = flat
+    padded[flat.numel() :] = flat[-1]
+    return padded.view(rows, _COLUMNS)

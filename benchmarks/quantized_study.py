@@ -21,7 +21,7 @@ from quantized.training import Source, train
 from tqdm import tqdm
 
 # At scale 1 about 35 minutes on 2 cores, nine tenths of it for the planted clicks.
-ITERATIONS = 128
+ITERATIONS = 112
 SEEDS = 4
 BATCH_SIZE = 1024
 TEST_ROWS = 1 << 16

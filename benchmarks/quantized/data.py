@@ -26,17 +26,13 @@ class Split:
     test: Clicks
 
 
-def planted(
-    rows_per_table: Sequence[int], *, train_rows: int, test_rows: int, seed: int
-) -> Split:
+def planted(rows_per_table: Sequence[int], *, train_rows: int, test_rows: int, seed: int) -> Split:
     """Draws from one planted model: the test is the same for all seeds, the training is not."""
     model = PlantedClicks(rows_per_table, seed=_MODEL_SEED)
     return Split(model.draw(train_rows, seed=seed), model.draw(test_rows, seed=_TEST_SEED))
 
 
-def criteo(
-    path: Path, rows_per_table: Sequence[int], *, train_rows: int, batch_size: int
-) -> Split:
+def criteo(path: Path, rows_per_table: Sequence[int], *, train_rows: int, batch_size: int) -> Split:
     """Reads the start of a Criteo file: whole batches of training rows, as far as the file has
     them, and behind them a sixth as many to test on, as the last of the challenge's seven days."""
     wanted = train_rows + train_rows // 6
@@ -79,7 +75,8 @@ def movielens(folder: Path, *, train_rows: int, batch_size: int, seed: int) -> S
         lambda row: int(row[1]) // 10,
     ):
         columns.append(_numbered([str(value(of_users[u])) for u in user]))
-    years = np.array([int(of_movies[m][2] or 0) for m in movie])
+    # Of one movie the year is unknown.
+    years = np.array([int(of_movies[m][2]) if of_movies[m][2].isdigit() else 0 for m in movie])
     columns.append(_numbered(years))
     genres = [set(of_movies[m][3].split()) for m in movie]
     names = sorted(set().union(*genres))[:_GENRES]

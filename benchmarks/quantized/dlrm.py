@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class DLRM(nn.Module):
         self.layers = nn.ModuleList(
             _linear(inputs, outputs, generator)
             for sizes in (BOTTOM_MLP, (features, *TOP_MLP))
-            for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True)
+            for inputs, outputs in pairwise(sizes)
         )
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
@@ -141,7 +142,7 @@ class Training:
     model: DLRM
     collectives: Collectives
     _errors: dict[int, torch.Tensor] = field(default_factory=dict)
-    # Each layer's gradients by node: hundreds of MB, which would cost more to allocate than to fill.
+    # Each layer's gradients by node: hundreds of MB, which cost more to allocate than to fill.
     _of_nodes: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def step(self, dense: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> float:
@@ -165,7 +166,7 @@ class Training:
         return loss.item()
 
     def _update_tables(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
-        rows = (ids + self.model.first_rows).view(-1)
+        rows = (ids + self.model.first_rows).flatten()
         self.model.tables.index_add_(0, rows, gradients.flatten(0, 1), alpha=-LEARNING_RATE)
 
     def _weight_gradient(

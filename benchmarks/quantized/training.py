@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
+
 from quantized import data
 from quantized.cells import Cell
 from quantized.dlrm import DLRM, Training
-from torch import nn
-
 from torchrec_bls.datasets import capped_cardinalities
 from torchrec_bls.datasets.planted import Clicks, bayes_loss
 
@@ -51,9 +51,7 @@ class Source:
         train_rows = self.iterations * self.batch_size
         hashed = capped_cardinalities(self.table_rows)
         if self.path is None:
-            split = data.planted(
-                hashed, train_rows=train_rows, test_rows=self.test_rows, seed=seed
-            )
+            split = data.planted(hashed, train_rows=train_rows, test_rows=self.test_rows, seed=seed)
             return split, hashed
         path = Path(self.path)
         if path.is_dir():
@@ -150,7 +148,7 @@ def unpack(text: str, count: int) -> npt.NDArray[np.bool_]:
 
 
 def _right(clicks: npt.NDArray[np.bool_], test: Clicks) -> npt.NDArray[np.float64]:
-    """Returns how probable it is that each decision is right; 0 or 1 where only labels are known."""
+    """Returns how probably each decision is right: 0 or 1 where only labels are known."""
     if test.probability is None:
         return (clicks == test.labels).astype(np.float64)
     return np.where(clicks, test.probability, 1 - test.probability).astype(np.float64)

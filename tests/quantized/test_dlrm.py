@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from quantized.dlrm import LEARNING_RATE, Collectives, DLRM, Training
+from quantized.dlrm import DLRM, LEARNING_RATE, Collectives, Training
 from torch import nn
 
 from tests.codecs import reference
@@ -83,7 +83,7 @@ def test_the_full_precision_ring_is_plain_training_but_for_the_order_of_sums() -
 def quantized(rows: np.ndarray, bits: int) -> np.ndarray:
     """What numpy makes of rows that travel."""
     flat = np.ascontiguousarray(rows, dtype=np.float32).reshape(-1, rows.shape[-1])
-    return reference.rowwise_round_trip(flat, bits).reshape(rows.shape)
+    return reference.decode(reference.encode(flat, bits), flat.shape, bits).reshape(rows.shape)
 
 
 def ring_of_numpy(of_nodes: list[np.ndarray], bits: int, errors: list[np.ndarray]) -> np.ndarray:

@@ -108,9 +108,7 @@ def train(rank: int, world: int, how: Collectives, with_hook: bool) -> list[floa
         loss.backward()
         with torch.no_grad():
             where = (ids + model.first_rows)[:, mine].reshape(-1)
-            model.tables.index_add_(
-                0, where, looked_up.grad.flatten(0, 1) / world, alpha=-1.0
-            )
+            model.tables.index_add_(0, where, looked_up.grad.flatten(0, 1) / world, alpha=-1.0)
             for parameter in model.layers.parameters():
                 if not with_hook and parameter.dim() == 1:
                     dist.all_reduce(parameter.grad)

@@ -7,6 +7,7 @@ DEVICE ?=
 SHORT ?=
 FUZZ_SECONDS ?= 600
 SOAK_ARGS ?=
+STUDY_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +24,7 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build demo test test-cpp test-model test-sanitizers test-verbs test-next faults model \
-  fuzz soak lint format wheel benchmarks-build clean
+  fuzz soak study-quantized lint format wheel benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -70,6 +71,9 @@ fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [
 
 soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/soak.py --json out/soak.json $(SOAK_ARGS)
+
+study-quantized: build  ## What quantized collectives cost in accuracy, 35 minutes: make study-quantized [STUDY_ARGS="..."]
+	$(WITH_VENV) $(BIN)/python benchmarks/quantized_study.py $(STUDY_ARGS)
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec

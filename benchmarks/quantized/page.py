@@ -59,7 +59,7 @@ def _source(deltas: Deltas, source: dict[str, Any]) -> list[str]:
         if found:
             several = {cell.collectives.nodes for cell in cells} == set(NODES)
             lines += [f"{caption}.", "", *_table(deltas, name, cells, several), ""]
-    return lines + [*_verdict(deltas, name), ""]
+    return [*lines, *_verdict(deltas, name), ""]
 
 
 def _table(deltas: Deltas, source: str, cells: list[Cell], several: bool) -> list[str]:

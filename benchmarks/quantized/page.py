@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from quantized.cells import NODES, Cell, all_cells
+from quantized.compensation import ITERATIONS, relative_errors
 from quantized.deltas import CRITERION, Delta, Deltas
+from torchrec_bls.codecs.rows import Codec
 
 Record = dict[str, Any]
 
@@ -25,6 +27,7 @@ def section(record: Record) -> str:
     for source in record["settings"]["sources"]:
         if deltas.baselines(source["name"]):
             lines += _source(deltas, source)
+    lines += ["### Sums of gradients that do not change", "", *_compensation(), ""]
     where = record["environment"]
     lines += [
         f"*{where['cpu']}, {where['cores']} cores, torch {where['versions']['torch']}, commit "
@@ -154,6 +157,24 @@ def plot(path: Path, record: Record) -> None:
     axes[-1].set_xlabel(f"change of the accuracy, % ({source})")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def _compensation() -> list[str]:
+    header = ["", "error of the 1st sum", "5th", f"{ITERATIONS}th", f"of the mean of {ITERATIONS}"]
+    lines = [
+        "32 nodes, normal values, RMS relative to the exact sum's:",
+        "",
+        _line(header),
+        _line(["---"] * len(header)),
+    ]
+    for algorithm, name in (("ring", "ring"), ("recursive_doubling", "RD")):
+        for codec in (Codec.UINT8, Codec.UINT4, Codec.UINT2):
+            for compensated in (False, True):
+                errors, of_mean = relative_errors(32, algorithm, codec, compensated)
+                row = f"{codec.name.lower()} {name}{' EC' if compensated else ''}"
+                shown = [errors[0], errors[4], errors[-1], of_mean]
+                lines.append(_line([row, *(f"{error:.3f}" for error in shown)]))
+    return lines
 
 
 def _change(delta: Delta | None) -> str:

@@ -35,7 +35,7 @@ def planted(rows_per_table: Sequence[int], *, train_rows: int, test_rows: int, s
 def criteo(path: Path, rows_per_table: Sequence[int], *, train_rows: int, batch_size: int) -> Split:
     """Reads the start of a Criteo file: whole batches of training rows, as far as the file has
     them, and behind them a sixth as many to test on, as the last of the challenge's seven days."""
-    wanted = train_rows + train_rows // 6
+    wanted = -(-train_rows * 7 // 6)
     parts: list[Clicks] = []
     held = 0
     for batch in CriteoDataset(path, rows_per_table=rows_per_table, batch_size=_READ_ROWS):

@@ -153,7 +153,7 @@ def test_a_criteo_file_is_split_as_by_days(tmp_path: Path) -> None:
     assert (len(whole.train), len(whole.test)) == (576, 124)
     assert whole.train.ids[5].tolist() == [(35 + place) % rows for place, rows in enumerate(hashed)]
     start = data.criteo(path, hashed, train_rows=64, batch_size=32)
-    assert (len(start.train), len(start.test)) == (64, 10)
+    assert (len(start.train), len(start.test)) == (64, 11)
     assert start.test.ids[0].tolist() == whole.train.ids[64].tolist()
 
 

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -119,7 +120,7 @@ def run(record: Record, tasks: list[Task], workers: int) -> None:
     # One BLAS thread a worker from the start: they share the cores among themselves.
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool, progress:
+    with ProcessPoolExecutor(workers, context, _end_with_parent) as pool, progress:
         for wave in (
             [task for task in left if task[1].row == BASELINE],
             [task for task in left if task[1].row != BASELINE],
@@ -132,6 +133,18 @@ def run(record: Record, tasks: list[Task], workers: int) -> None:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def _end_with_parent() -> None:
+    """Makes a worker end when the study is killed, instead of training on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _decisions(record: Record, task: Task) -> str | None:

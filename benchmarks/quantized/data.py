@@ -88,6 +88,8 @@ def movielens(folder: Path, *, train_rows: int, batch_size: int, seed: int) -> S
     for place, of_rating in ((2, columns[0]), (3, columns[1])):
         counts = np.bincount(of_rating[test_rows:], minlength=of_rating.max() + 1)
         dense[:, place] = np.log1p(counts[of_rating])
+    # As large as Criteo's, with which the learning rate goes together.
+    dense[:, :4] /= dense[:, :4].mean(axis=0) * 2
     clicks = Clicks(dense, ids, (ratings[:, 2] >= _LIKED).astype(np.float32))
     order = np.random.default_rng(seed).permutation(np.arange(test_rows, len(clicks)))
     order = np.resize(order, train_rows // batch_size * batch_size)

@@ -24,7 +24,7 @@ class Delta:
         spread: standard deviation over the seeds, 0 with one.
         seed_error: standard error of the mean because of the seeds.
         test_error: standard error because of the finite test set, the same for all seeds.
-        loss: mean change of the loss; None if one was not finite.
+        loss: mean change of the loss; None if one was not finite, the baseline's included.
         flipped: percent of the decisions that differ from the baseline's.
         seeds: how many.
     """
@@ -79,7 +79,7 @@ class Deltas:
             accuracy = base[f"accuracy{suffix}"]
             changes.append(100 * result[f"difference{suffix}"] / accuracy)
             errors.append(100 * result[f"test_error{suffix}"] / accuracy)
-            if result["loss"] is not None:
+            if result["loss"] is not None and base["loss"] is not None:
                 losses.append(100 * (result["loss"] / base["loss"] - 1))
         spread = statistics.stdev(changes) if len(changes) > 1 else 0.0
         return Delta(

@@ -185,8 +185,11 @@ def _loss(delta: Delta) -> str:
     return "diverged" if delta.loss is None else f"{delta.loss:+.2f}"
 
 
-def _range(values: list[float], digits: int) -> str:
-    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+def _range(values: list[float | None], digits: int) -> str:
+    finite = [value for value in values if value is not None]
+    if len(finite) < len(values):
+        return "not finite for some seeds"
+    return f"{min(finite):.{digits}f} to {max(finite):.{digits}f}"
 
 
 def _median(values: list[float]) -> float:

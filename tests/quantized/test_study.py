@@ -44,9 +44,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return train(source, cell, seed, baseline)
 
     monkeypatch.setattr(quantized_study, "train", note)
-    monkeypatch.setattr(
-        quantized_study, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1)
-    )
+    monkeypatch.setattr(quantized_study, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     return keys
 
 

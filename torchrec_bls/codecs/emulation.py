@@ -44,9 +44,9 @@ def ring_all_reduce(
         (larger, nodes - larger, slice(boundary, None)),
     ):
         if count and result[rows].numel():
-            parts = values[:, rows].unflatten(1, (count, -1))
-            lost = None if error is None else error[:, rows].unflatten(1, (count, -1))
-            _ring_of_parts(parts, first, codec, lost, result[rows].unflatten(0, (count, -1)))
+            parts = torch.unflatten(values[:, rows], 1, (count, -1))
+            lost = None if error is None else torch.unflatten(error[:, rows], 1, (count, -1))
+            _ring_of_parts(parts, first, codec, lost, torch.unflatten(result[rows], 0, (count, -1)))
     return result
 
 
@@ -64,14 +64,16 @@ def _ring_of_parts(
         for held in (values, error):
             if held is not None:
                 at = _at(held, first, step)
-                pieces = total.split([len(own) for own in at])
+                pieces = torch.split(total, [len(own) for own in at])
                 for piece, own in zip(pieces, at, strict=True):
                     piece += own
         exact, total = total, _round_trip(total, codec)
         if error is not None:
             at = _at(error, first, step)
             sizes = [len(own) for own in at]
-            for lost, was, is_now in zip(at, exact.split(sizes), total.split(sizes), strict=True):
+            for lost, was, is_now in zip(
+                at, torch.split(exact, sizes), torch.split(total, sizes), strict=True
+            ):
                 torch.sub(was, is_now, out=lost)
     result.copy_(total)
 
@@ -114,13 +116,13 @@ def recursive_doubling_all_reduce(
     errors = [None] * group_size if error is None else error.tensor_split(group_size, dim=1)
     results = []
     for member, (mine, lost) in enumerate(zip(of_members, errors, strict=True)):
-        in_groups = mine.unflatten(0, (nodes // group_size, group_size))
+        in_groups = torch.unflatten(mine, 0, (nodes // group_size, group_size))
         sums = in_groups[:, member].clone()
         for other in range(group_size):
             if other != member:
                 sums += _round_trip(in_groups[:, other], codec)
         own_lost = (
-            lost.unflatten(0, (nodes // group_size, group_size))[:, member]
+            torch.unflatten(lost, 0, (nodes // group_size, group_size))[:, member]
             if lost is not None
             else None
         )

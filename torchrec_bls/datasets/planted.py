@@ -18,10 +18,10 @@ from torchrec_bls.datasets.synthetic import zipf_ids
 #: Share of clicks in the training rows of Criteo's challenge.
 CLICK_RATE = 0.256
 
-# Standard deviations of the three parts of the logit. A model that knows the probabilities is
+# Standard deviations of the logit's parts: dense, effects, pairs. A model that knows the probabilities is
 # right in 80 % of the cases then, a little more than DLRM reaches on Criteo's rows, and what dense
 # features tell can be learnt from some ten thousand samples.
-_DENSE_SCALE, _EFFECT_SCALE, _PAIR_SCALE = 1.3, 0.7, 0.3
+_SCALES = (1.3, 0.7, 0.3)
 _FACTORS = 4
 _CALIBRATION_ROWS = 1 << 15
 
@@ -100,7 +100,7 @@ class PlantedClicks:
     def _calibrate(self, random: np.random.Generator) -> None:
         parts = self._parts(*self._draw_features(_CALIBRATION_ROWS, random))
         self._means = parts.mean(axis=0)
-        self._scales = np.float32([_DENSE_SCALE, _EFFECT_SCALE, _PAIR_SCALE]) / parts.std(axis=0)
+        self._scales = np.array(_SCALES, dtype=np.float32) / parts.std(axis=0)
         logits = ((parts - self._means) * self._scales).sum(axis=1)
         low, high = -20.0, 20.0
         for _ in range(40):

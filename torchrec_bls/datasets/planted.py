@@ -18,9 +18,9 @@ from torchrec_bls.datasets.synthetic import zipf_ids
 #: Share of clicks in the training rows of Criteo's challenge.
 CLICK_RATE = 0.256
 
-# Standard deviations of the logit's parts: dense, effects, pairs. A model that knows the probabilities is
-# right in 80 % of the cases then, a little more than DLRM reaches on Criteo's rows, and what dense
-# features tell can be learnt from some ten thousand samples.
+# Standard deviations of the logit's parts: dense, effects, pairs. A model that knows the
+# probabilities is right in 80 % of the cases then, a little more than DLRM reaches on Criteo's
+# rows, and what dense features tell can be learnt from some ten thousand samples.
 _SCALES = (1.3, 0.7, 0.3)
 _FACTORS = 4
 _CALIBRATION_ROWS = 1 << 15

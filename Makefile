@@ -8,6 +8,7 @@ SHORT ?=
 FUZZ_SECONDS ?= 600
 PAPER_ARGS ?=
 SOAK_ARGS ?=
+STUDY_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +26,7 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build demo test test-cpp test-model test-sanitizers test-verbs test-next faults model \
-  fuzz soak paper-bls lint format wheel benchmarks-build clean
+  fuzz soak paper-bls study-quantized lint format wheel benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -75,6 +76,9 @@ soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK
 
 paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make paper-bls [DATA=path] [PAPER_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/paper_bls.py $(if $(DATA),--data "$(DATA)") $(PAPER_ARGS)
+
+study-quantized: build  ## What quantized collectives cost in accuracy, 35 minutes: make study-quantized [STUDY_ARGS="..."]
+	$(WITH_VENV) $(BIN)/python benchmarks/quantized_study.py $(STUDY_ARGS)
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec

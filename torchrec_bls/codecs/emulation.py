@@ -36,43 +36,57 @@ def ring_all_reduce(
     if nodes == 1:
         return values[0].clone()
     result = torch.empty_like(values[0])
-    for part in _parts_of_equal_size(values.shape[1], nodes):
-        _ring_of_parts(values, codec, error, part, result)
+    # Parts of one size go around together; tensor_split makes two sizes at most.
+    size, larger = divmod(values.shape[1], nodes)
+    boundary = larger * (size + 1)
+    for first, count, rows in (
+        (0, larger, slice(0, boundary)),
+        (larger, nodes - larger, slice(boundary, None)),
+    ):
+        if count and result[rows].numel():
+            parts = torch.unflatten(values[:, rows], 1, (count, -1))
+            lost = None if error is None else torch.unflatten(error[:, rows], 1, (count, -1))
+            _ring_of_parts(parts, first, codec, lost, torch.unflatten(result[rows], 0, (count, -1)))
     return result
-
-
-def _parts_of_equal_size(rows: int, parts: int) -> list[list[tuple[int, slice]]]:
-    """Returns parts with their numbers, those of one size together."""
-    sizes = [len(part) for part in torch.arange(rows).tensor_split(parts)]
-    by_size: dict[int, list[tuple[int, slice]]] = {}
-    first = 0
-    for number, size in enumerate(sizes):
-        by_size.setdefault(size, []).append((number, slice(first, first + size)))
-        first += size
-    return [parts_of_size for size, parts_of_size in by_size.items() if size > 0]
 
 
 def _ring_of_parts(
     values: torch.Tensor,
+    first: int,
     codec: Codec,
     error: torch.Tensor | None,
-    parts: list[tuple[int, slice]],
     result: torch.Tensor,
 ) -> None:
-    nodes = values.shape[0]
+    """Sums parts [nodes, parts, rows, columns] with the numbers from `first` on into `result`."""
     # Part k starts at node k - 1 and is summed at nodes k, k + 1, ...
-    total = _round_trip(torch.stack([values[k - 1, rows] for k, rows in parts]), codec)
-    for step in range(nodes - 1):
-        at = [((k + step) % nodes, rows) for k, rows in parts]
-        exact = torch.stack([values[node, rows] for node, rows in at]) + total
+    total = _round_trip(torch.cat(_at(values, first, -1)), codec)
+    for step in range(values.shape[0] - 1):
+        for held in (values, error):
+            if held is not None:
+                at = _at(held, first, step)
+                pieces = torch.split(total, [len(own) for own in at])
+                for piece, own in zip(pieces, at, strict=True):
+                    piece += own
+        exact, total = total, _round_trip(total, codec)
         if error is not None:
-            exact += torch.stack([error[node, rows] for node, rows in at])
-        total = _round_trip(exact, codec)
-        if error is not None:
-            for (node, rows), lost in zip(at, exact - total, strict=True):
-                error[node, rows] = lost
-    for (_, rows), summed in zip(parts, total, strict=True):
-        result[rows] = summed
+            at = _at(error, first, step)
+            sizes = [len(own) for own in at]
+            for lost, was, is_now in zip(
+                at, torch.split(exact, sizes), torch.split(total, sizes), strict=True
+            ):
+                torch.sub(was, is_now, out=lost)
+    result.copy_(total)
+
+
+def _at(held: torch.Tensor, first: int, step: int) -> list[torch.Tensor]:
+    """Returns what node k + step holds of part k, as views [parts, rows, columns] in order."""
+    nodes, parts = held.shape[:2]
+    begin = (first + step) % nodes
+    unwrapped = min(parts, nodes - begin)
+    views = [held[begin : begin + unwrapped, :unwrapped]]
+    if unwrapped < parts:
+        views.append(held[: parts - unwrapped, unwrapped:])
+    return [view.diagonal(dim1=0, dim2=1).movedim(-1, 0) for view in views]
 
 
 def recursive_doubling_all_reduce(
@@ -102,13 +116,15 @@ def recursive_doubling_all_reduce(
     errors = [None] * group_size if error is None else error.tensor_split(group_size, dim=1)
     results = []
     for member, (mine, lost) in enumerate(zip(of_members, errors, strict=True)):
-        in_groups = mine.view(-1, group_size, *mine.shape[1:])
+        in_groups = torch.unflatten(mine, 0, (nodes // group_size, group_size))
         sums = in_groups[:, member].clone()
         for other in range(group_size):
             if other != member:
                 sums += _round_trip(in_groups[:, other], codec)
         own_lost = (
-            lost.view(-1, group_size, *lost.shape[1:])[:, member] if lost is not None else None
+            torch.unflatten(lost, 0, (nodes // group_size, group_size))[:, member]
+            if lost is not None
+            else None
         )
         results.append(_reduce_pairs(sums, codec, own_lost))
     return torch.cat(results)

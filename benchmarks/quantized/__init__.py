@@ -1,0 +1,1 @@
+"""The study of quantized collectives: what they cost a DLRM in accuracy."""

@@ -1,0 +1,1 @@
+"""The study of quantized collectives: its trainer, its data and its records."""

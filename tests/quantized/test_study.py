@@ -1,0 +1,187 @@
+"""The study goes on where it was stopped, and its page says what its record holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import quantized_page
+import quantized_study
+from quantized import data
+from quantized.cells import Cell, all_cells
+from quantized.deltas import Deltas
+from quantized.page import plot, section
+from quantized.training import Source, pack, train, unpack
+
+from torchrec_bls.datasets import capped_cardinalities
+
+SOURCE = Source("planted", iterations=2, batch_size=32, test_rows=256, table_rows=20)
+SETTINGS = {"seeds": 2, "sources": [{"name": "planted", "batch_size": 32}]}
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def some_cells() -> list[Cell]:
+    cells = all_cells()
+    wanted = ("fp32", "fp32 ring", "uint2, uint2", "uint2 ring")
+    return [cell for cell in cells if cell.row in wanted and cell.collectives.nodes <= 32]
+
+
+TASKS = [(SOURCE, cell, seed) for seed in range(2) for cell in some_cells()]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is trained, in threads instead of processes."""
+    keys: list[tuple[str, int]] = []
+
+    def note(source: Source, cell: Cell, seed: int, baseline: str | None) -> dict[str, Any]:
+        keys.append((cell.key, seed))
+        return train(source, cell, seed, baseline)
+
+    monkeypatch.setattr(quantized_study, "train", note)
+    monkeypatch.setattr(quantized_study, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    return keys
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    results = json.loads(path.read_text())["results"]
+    for result in results:
+        del result["cpu_seconds"]
+    return sorted(results, key=lambda result: (result["cell"], result["seed"]))
+
+
+def test_a_stopped_study_goes_on(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+    at_once, in_parts = tmp_path / "at-once.json", tmp_path / "in-parts.json"
+    quantized_study.run(quantized_study.Record(at_once, SETTINGS), TASKS, 1)
+    assert sorted(trained) == sorted((cell.key, seed) for _, cell, seed in TASKS)
+    trained.clear()
+    quantized_study.run(quantized_study.Record(in_parts, SETTINGS), TASKS[:3], 1)
+    done = list(trained)
+    quantized_study.run(quantized_study.Record(in_parts, SETTINGS), TASKS, 1)
+    assert len(trained) == len(TASKS) and len(set(trained)) == len(TASKS) and len(done) == 3
+    assert without_times(in_parts) == without_times(at_once)
+    quantized_study.run(quantized_study.Record(in_parts, SETTINGS), TASKS, 1)
+    assert len(trained) == len(TASKS)
+    with pytest.raises(quantized_study.StudyError, match="write to another file"):
+        quantized_study.Record(in_parts, SETTINGS | {"seeds": 4})
+
+
+def test_the_page_says_what_the_record_holds(
+    tmp_path: Path, trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, page, figure = tmp_path / "record.json", tmp_path / "page.md", tmp_path / "figure.png"
+    quantized_study.run(quantized_study.Record(path, SETTINGS), TASKS, 1)
+    page.write_text(f"# Title\n{quantized_page.BEGIN}\n{quantized_page.END}\nThe end\n")
+    arguments = ["--json", str(path), "--page", str(page), "--plot", str(figure)]
+    monkeypatch.setattr(sys, "argv", ["quantized_page.py", *arguments])
+    assert quantized_page.main() == 0
+    text = page.read_text()
+    cell = next(cell for cell in some_cells() if cell.row == "uint2 ring")
+    results = json.loads(path.read_text())["results"]
+    changes = [
+        100 * (one["accuracy"] / base["accuracy"] - 1)
+        for one in results
+        for base in results
+        if one["cell"] == cell.key
+        and base["cell"] == all_cells()[0].key
+        and one["seed"] == base["seed"]
+    ]
+    assert len(changes) == 2
+    spread = abs(changes[0] - changes[1]) / np.sqrt(2)
+    change = f"{np.mean(changes):+.3f} ± {spread:.3f}"
+    assert f"| uint2 ring | {change} | -0.936 | - | -1.378 | - | -4.916 |" in text
+    assert text.startswith("# Title\n") and text.endswith("\nThe end\n")
+    assert figure.stat().st_size > 1000
+    page.write_text("no markers")
+    assert quantized_page.main() == 1
+
+
+def test_the_test_sets_error_is_that_of_paired_decisions() -> None:
+    """The record has it as a share of the samples, the page in percent of the accuracy."""
+    base = {"source": "s", "cell": all_cells()[0].key, "seed": 0, "accuracy": 0.75, "loss": 0.5}
+    cell = all_cells()[3]
+    result = {"source": "s", "cell": cell.key, "seed": 0, "loss": None, "flipped": 0.01}
+    record = {"results": [base, result | {"difference": -0.003, "test_error": 0.0015}]}
+    delta = Deltas(record).of("s", cell)
+    assert delta is not None
+    assert delta.accuracy == pytest.approx(-0.4) and delta.error == pytest.approx(0.2)
+    assert delta.loss is None and delta.seeds == 1 and delta.spread == 0
+
+
+def test_expected_accuracy_is_near_the_one_on_labels() -> None:
+    source = Source("planted", 1, 32, 20_000, 20)
+    result = train(source, all_cells()[0], 0, None)
+    assert result["accuracy"] == pytest.approx(result["accuracy_on_labels"], abs=0.015)
+    assert result["accuracy"] <= result["bayes_accuracy"]
+    control = train(source, all_cells()[1], 0, result["decisions"])
+    assert control["difference"] == pytest.approx(control["accuracy"] - result["accuracy"])
+
+
+def test_decisions_survive_as_text() -> None:
+    decisions = np.random.default_rng(0).random(1001) < 0.3
+    assert (unpack(pack(decisions), 1001) == decisions).all()
+
+
+def test_cells_are_the_rows_of_the_paper() -> None:
+    cells = all_cells()
+    assert [sum(cell.table == table for cell in cells) for table in (2, 3, 4)] == [7, 24, 18]
+    assert len({cell.key for cell in cells}) == len(cells)
+    worst = min(cells, key=lambda cell: cell.paper or 0)
+    assert (worst.row, worst.paper, worst.collectives.compensated) == (
+        "uint2 ring EC",
+        -6.32555,
+        True,
+    )
+
+
+def test_a_criteo_file_is_split_as_by_days(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    rows = (
+        "\t".join([str(row % 2), *["3"] * 13, *[f"{row * 7 + place:x}" for place in range(26)]])
+        for row in range(700)
+    )
+    path.write_text("".join(row + "\n" for row in rows))
+    hashed = capped_cardinalities(50)
+    whole = data.criteo(path, hashed, train_rows=10_000, batch_size=32)
+    assert (len(whole.train), len(whole.test)) == (576, 124)
+    assert whole.train.ids[5].tolist() == [(35 + place) % rows for place, rows in enumerate(hashed)]
+    start = data.criteo(path, hashed, train_rows=64, batch_size=32)
+    assert (len(start.train), len(start.test)) == (64, 11)
+    assert start.test.ids[0].tolist() == whole.train.ids[64].tolist()
+
+
+def test_movielens_has_the_shape() -> None:
+    folder = DATA / "ml-100k"
+    if not folder.is_dir():
+        pytest.skip("needs MovieLens 100K in ../shared/data/ml-100k")
+    one, other = (
+        data.movielens(folder, train_rows=4096, batch_size=1024, seed=seed) for seed in (0, 1)
+    )
+    assert one.train.ids.shape == (4096, 26) and len(one.test) == 20_000
+    assert 0.5 < one.train.labels.mean() < 0.6
+    assert one.test.ids.tobytes() == other.test.ids.tobytes()
+    assert one.train.ids.tobytes() != other.train.ids.tobytes()
+    assert data.rows_of(one.test)[:2] <= [943, 1682] and one.train.ids.min() == 0
+
+
+def test_section_and_plot_of_an_unfinished_record(tmp_path: Path) -> None:
+    record = {
+        "environment": {
+            "cpu": "Some CPU",
+            "cores": 2,
+            "commit": "abc",
+            "date": "2026-01-02",
+            "command": "python x",
+            "versions": {"torch": "2"},
+        },
+        "settings": SETTINGS,
+        "results": [train(SOURCE, all_cells()[0], 0, None)],
+    }
+    text = section(record)
+    assert "### planted" in text and "Table 2" not in text
+    plot(tmp_path / "figure.png", record)

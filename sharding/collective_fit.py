@@ -30,7 +30,7 @@ def fit_alpha_beta(message_bytes: Floats, measured_us: Floats) -> AlphaBeta:
 
 
 def fit_sigmoid(message_bytes: Floats, measured_us: Floats) -> Sigmoid:
-    """Least squares of the logarithm, by a grid of boundaries and shapes and a descent from the best.
+    """Least squares of the logarithm: a grid of boundaries and shapes, a descent from the best.
 
     Args:
         message_bytes: (n,) float64, n >= 4 sizes that differ.

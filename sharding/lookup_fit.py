@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .calibration.labels import lookup_us
 from .estimates import LookupWork
 from .intervals import interval_log
 from .least_squares import nonnegative_relative
@@ -25,6 +26,9 @@ _MOST_TREES = 200
 _TREES_STEP = 20
 _RATE = 0.1
 _FOLDS = 5
+
+#: A model of fewer ops is not fitted.
+LEAST_OPS = 2 * _FOLDS
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,6 @@ class LookupSamples:
 def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) -> LookupSamples:
     """Collects what `LookupTimer.measure` returned.
 
-    The label of an op is the least time of its repeats: what slows one down is not its own doing.
-
     Args:
         records: of the calibration.
         direction: "forward" or "backward".
@@ -103,7 +105,7 @@ def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) 
             )
             op_of.append(len(measured))
             factors.append(reuse)
-        measured.append(min(record[f"{direction}_us"]))
+        measured.append(lookup_us(record, direction))
     return LookupSamples(
         tuple(works),
         np.asarray(op_of, dtype=np.int64),
@@ -119,15 +121,15 @@ def fit_lookup(samples: LookupSamples, *, reuse_factors: bool = False) -> Lookup
     give the interval.
 
     Args:
-        samples: at least 10 ops.
+        samples: at least `LEAST_OPS` ops.
         reuse_factors: whether the trees see the reuse factors.
 
     Raises:
         ValueError: too few ops.
     """
     ops = len(samples.measured_us)
-    if ops < 2 * _FOLDS:
-        raise ValueError(f"{ops} measured lookups; at least {2 * _FOLDS} are needed")
+    if ops < LEAST_OPS:
+        raise ValueError(f"{ops} measured lookups; at least {LEAST_OPS} are needed")
     shuffled = np.random.default_rng(0).permutation(ops)
     errors = np.zeros((_MOST_TREES // _TREES_STEP + 1, ops))
     for fold in range(_FOLDS):

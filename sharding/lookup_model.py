@@ -62,9 +62,7 @@ class LookupModel:
         """
         seen = residual_columns(columns, reuse_factors if self.uses_reuse_factors else None)
         if self.uses_reuse_factors and reuse_factors is None:
-            raise ValueError(
-                "this model was fitted with reuse factors and needs those of each shard"
-            )
+            raise ValueError("this model was fitted with reuse factors and needs each shard's")
         residual = np.clip(self.trees.predict(seen), -_LARGEST_RESIDUAL, _LARGEST_RESIDUAL)
         microseconds: Floats = analytic_terms(columns) @ self.coefficients_us * np.exp(residual)
         return microseconds

@@ -147,8 +147,8 @@ def profile_from_json(record: Any, source: str, *, kind: str = "cpu") -> Profile
         raise ProfileError(f"profile {source} is damaged: {error}") from error
     if profile.machine.kind != kind:
         raise ProfileError(
-            f"profile {source} is of a machine of kind {profile.machine.kind!r}, and the plan is for"
-            f" {kind!r}: calibrate on such a machine"
+            f"profile {source} is of a machine of kind {profile.machine.kind!r}, and the plan is"
+            f" for {kind!r}: calibrate on such a machine"
         )
     return profile
 

@@ -19,6 +19,13 @@ Integers = npt.NDArray[np.int64]
 REUSE_BINS = 17
 
 
+def bin_edges() -> tuple[Floats, Floats]:
+    """Ends of the bins, (17,) float64 each: counts are in (low, high], the last high is infinite."""
+    high = np.append(2.0 ** np.arange(REUSE_BINS - 1), np.inf)
+    low = np.concatenate([[0.0], high[:-1]])
+    return low, high
+
+
 def row_counts(ids: Integers) -> Integers:
     """How often each row that occurs in `ids` occurs, (unique rows,) int64."""
     return np.unique(ids, return_counts=True)[1].astype(np.int64)

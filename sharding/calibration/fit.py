@@ -77,9 +77,20 @@ def fit_profile(
     )
 
 
-def lookups_of(entries: Entries) -> list[dict[str, Any]]:
-    """The measurements of lookups, without those that were made to see how repeatable they are."""
-    return [entry for entry in entries if entry["kind"] == "lookup"]
+def lookups_of(entries: Entries, kind: str = "lookup") -> list[dict[str, Any]]:
+    """The measured configurations, each with the repeats of all its visits.
+
+    Args:
+        entries: of `Records`.
+        kind: "lookup", or "retest" for those that were measured again to see how repeatable it is.
+    """
+    together: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry["kind"] == kind:
+            first = together.setdefault(_key(entry), {**entry, "forward_us": [], "backward_us": []})
+            for direction in ("forward_us", "backward_us"):
+                first[direction] = [*first[direction], *entry[direction]]
+    return list(together.values())
 
 
 def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSamples]:
@@ -96,8 +107,8 @@ def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSam
 
 def retest_percent(entries: Entries) -> dict[str, float]:
     """How much two measurements of the same differ, GMAE in per cent, by what was measured."""
-    first = {_key(entry): entry for entry in entries if entry["kind"] == "lookup"}
-    again = [entry for entry in entries if entry["kind"] == "retest"]
+    first = {_key(entry): entry for entry in lookups_of(entries)}
+    again = lookups_of(entries, "retest")
     floors = {}
     for direction in ("forward", "backward"):
         pairs = [(lookup_us(first[_key(e)], direction), lookup_us(e, direction)) for e in again]

@@ -20,11 +20,15 @@ from .memory import measure_memory
 from .messages import messages
 from .records import Records
 
-#: Shares of the time; the rest is for starting processes, memory and fitting.
-_LOOKUPS, _RETESTS, _COLLECTIVES = 0.52, 0.09, 0.24
+#: Shares of the time; the rest is for starting processes.
+_LOOKUPS, _RETESTS, _COLLECTIVES = 0.60, 0.10, 0.19
 _MOST_LOOKUPS = 600
-_SECONDS_PER_LOOKUP = 0.5
-_VISITS = 2
+_SECONDS_PER_LOOKUP = 0.15
+_RETEST_EVERY = 7
+
+#: How often everything is measured, far apart: a machine that others share has slow minutes.
+LOOKUP_VISITS = 3
+_COLLECTIVE_VISITS = (0, 2)
 _BACKENDS = ("gloo", "bls")
 
 
@@ -77,12 +81,17 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
     records = Records(measurements_of(out), _as_lists(asdict(settings)), machine)
     total = 60 * settings.minutes
     done = sum(records.seconds(kind) for kind in ("memory", "lookup", "retest", "collectives"))
-    with tqdm(total=round(total), initial=min(round(done), round(total)), unit="s") as bar:
+    with tqdm(
+        total=total,
+        initial=min(done, total),
+        bar_format="{desc}{percentage:3.0f} %|{bar}| {elapsed}<{remaining}",
+    ) as bar:
         _memory(records, settings, bar)
-        _lookups(records, settings, bar)
-        _collectives(records, settings, 0, bar)
-        _retests(records, settings, bar)
-        _collectives(records, settings, 1, bar)
+        for visit in range(LOOKUP_VISITS):
+            _lookups(records, settings, visit, bar)
+            if visit in _COLLECTIVE_VISITS:
+                _collectives(records, settings, visit, bar)
+            _retests(records, settings, visit, bar)
     profile = fit_profile(
         records.entries,
         name=name,
@@ -102,54 +111,62 @@ def _memory(records: Records, settings: Settings, bar: Any) -> None:
         _add(records, "memory", start, entry, bar)
 
 
-def _lookups(records: Records, settings: Settings, bar: Any) -> None:
-    bar.set_description("lookups")
-    drawn = draw_lookups(_MOST_LOOKUPS, seed=settings.seed, memory_bytes=settings.memory_bytes)
-    first = len(records.of("lookup"))
-    _measure_lookups(
-        records, "lookup", drawn[first:], _LOOKUPS * 60 * settings.minutes, bar, settings
-    )
+def _lookups(records: Records, settings: Settings, visit: int, bar: Any) -> None:
+    bar.set_description(f"lookups, visit {visit + 1} of {LOOKUP_VISITS}")
+    if visit == 0:
+        todo = draw_lookups(_MOST_LOOKUPS, seed=settings.seed, memory_bytes=settings.memory_bytes)
+    else:
+        todo = _first_visits(records)
+    _measure_lookups(records, "lookup", visit, todo, _LOOKUPS, settings, bar)
 
 
-def _retests(records: Records, settings: Settings, bar: Any) -> None:
-    bar.set_description("lookups again")
-    measured = [entry["configuration"] for entry in records.of("lookup")]
-    again = [LookupConfiguration.from_json(each) for each in measured[::5]]
-    first = len(records.of("retest"))
-    _measure_lookups(
-        records, "retest", again[first:], _RETESTS * 60 * settings.minutes, bar, settings
-    )
+def _retests(records: Records, settings: Settings, visit: int, bar: Any) -> None:
+    bar.set_description(f"lookups again, visit {visit + 1} of {LOOKUP_VISITS}")
+    todo = _first_visits(records)[::_RETEST_EVERY]
+    _measure_lookups(records, "retest", visit, todo, _RETESTS, settings, bar)
+
+
+def _first_visits(records: Records) -> list[LookupConfiguration]:
+    entries = [entry for entry in records.of("lookup") if entry["visit"] == 0]
+    return [LookupConfiguration.from_json(entry["configuration"]) for entry in entries]
 
 
 def _measure_lookups(
     records: Records,
     kind: str,
+    visit: int,
     todo: list[LookupConfiguration],
-    seconds: float,
-    bar: Any,
+    share: float,
     settings: Settings,
+    bar: Any,
 ) -> None:
     # FBGEMM is imported only by those who measure.
-    from .lookups import LookupTimer
+    from .lookups import LookupTimer, on_one_core
 
+    done = [entry for entry in records.of(kind) if entry["visit"] == visit]
+    seconds = sum(entry["seconds"] for entry in done)
+    # Later visits do all that the first had the time for.
+    limit = share * 60 * settings.minutes / LOOKUP_VISITS * (1 if visit == 0 else 1.3)
     timer = LookupTimer(settings.optimizer)
-    for configuration in todo:
-        if records.seconds(kind) >= seconds:
-            break
-        start = time.monotonic()
-        entry = timer.measure(configuration, _SECONDS_PER_LOOKUP)
-        _add(records, kind, start, entry, bar)
+    with on_one_core():
+        for index in range(len(done), len(todo)):
+            if seconds >= limit:
+                break
+            start = time.monotonic()
+            entry = timer.measure(todo[index], _SECONDS_PER_LOOKUP)
+            seconds += time.monotonic() - start
+            _add(records, kind, start, {"visit": visit, "index": index, **entry}, bar)
 
 
 def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> None:
-    bar.set_description("collectives")
+    bar.set_description(f"collectives, visit {_COLLECTIVE_VISITS.index(visit) + 1}")
     done = {
         (entry["backend"], entry["world_size"])
         for entry in records.of("collectives")
         if entry["visit"] == visit
     }
     combinations = list(product(_BACKENDS, settings.world_sizes))
-    seconds = _COLLECTIVES * 60 * settings.minutes / len(combinations) / _VISITS
+    seconds = _COLLECTIVES * 60 * settings.minutes / len(combinations) / len(_COLLECTIVE_VISITS)
     tasks = [
         CollectiveTask(
             backend,

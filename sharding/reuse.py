@@ -20,7 +20,7 @@ REUSE_BINS = 17
 
 
 def bin_edges() -> tuple[Floats, Floats]:
-    """Ends of the bins, (17,) float64 each: counts are in (low, high], the last of them infinite."""
+    """Ends of the bins, (17,) float64 each: counts are in (low, high], the last high infinite."""
     high = np.append(2.0 ** np.arange(REUSE_BINS - 1), np.inf)
     low = np.concatenate([[0.0], high[:-1]])
     return low, high

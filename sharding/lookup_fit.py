@@ -16,6 +16,7 @@ from .intervals import interval_log
 from .least_squares import nonnegative_relative
 from .lookup_features import analytic_terms, as_columns, tree_columns
 from .lookup_model import LookupModel, residual_columns
+from .reuse import REUSE_BINS
 from .trees import Bins, Trees, empty, grow
 
 Floats = npt.NDArray[np.float64]
@@ -71,10 +72,10 @@ class LookupSamples:
 
 
 def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) -> LookupSamples:
-    """Collects what `LookupTimer.measure` returned.
+    """Collects measured workloads.
 
     Args:
-        records: of the calibration.
+        records: workloads with their times, as `LookupTimer.measure` returns them.
         direction: "forward" or "backward".
         pooled: which of the records.
     """
@@ -104,13 +105,13 @@ def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) 
                 )
             )
             op_of.append(len(measured))
-            factors.append(reuse)
+            factors.append([*reuse, *[0.0] * (REUSE_BINS - len(reuse))])
         measured.append(lookup_us(record, direction))
     return LookupSamples(
         tuple(works),
         np.asarray(op_of, dtype=np.int64),
         np.asarray(measured, dtype=np.float64),
-        np.asarray(factors, dtype=np.float64).reshape(len(works), -1),
+        np.asarray(factors, dtype=np.float64).reshape(len(works), REUSE_BINS),
     )
 
 

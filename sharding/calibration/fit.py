@@ -77,20 +77,26 @@ def fit_profile(
     )
 
 
-def lookups_of(entries: Entries, kind: str = "lookup") -> list[dict[str, Any]]:
-    """The measured configurations, each with the repeats of all its visits.
+def lookups_of(entries: Entries, kind: str = "lookup") -> dict[int, dict[str, Any]]:
+    """The measured workloads, each with the repeats of all its visits.
 
     Args:
         entries: of `Records`.
         kind: "lookup", or "retest" for those that were measured again to see how repeatable it is.
+
+    Returns:
+        By index.
     """
-    together: dict[str, dict[str, Any]] = {}
+    workloads = {entry["index"]: entry for entry in entries if entry["kind"] == "workload"}
+    together: dict[int, dict[str, Any]] = {}
     for entry in entries:
         if entry["kind"] == kind:
-            first = together.setdefault(_key(entry), {**entry, "forward_us": [], "backward_us": []})
+            index = entry["index"]
+            empty = {**workloads[index], "forward_us": [], "backward_us": []}
+            measured = together.setdefault(index, empty)
             for direction in ("forward_us", "backward_us"):
-                first[direction] = [*first[direction], *entry[direction]]
-    return list(together.values())
+                measured[direction] = [*measured[direction], *entry[direction]]
+    return together
 
 
 def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSamples]:
@@ -107,11 +113,13 @@ def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSam
 
 def retest_percent(entries: Entries) -> dict[str, float]:
     """How much two measurements of the same differ, GMAE in per cent, by what was measured."""
-    first = {_key(entry): entry for entry in lookups_of(entries)}
-    again = lookups_of(entries, "retest")
+    first, again = lookups_of(entries), lookups_of(entries, "retest")
     floors = {}
     for direction in ("forward", "backward"):
-        pairs = [(lookup_us(first[_key(e)], direction), lookup_us(e, direction)) for e in again]
+        pairs = [
+            (lookup_us(first[index], direction), lookup_us(entry, direction))
+            for index, entry in again.items()
+        ]
         if pairs:
             before, after = np.asarray(pairs).T
             floors[f"lookup_{direction}"] = round(gmae_percent(after, before), 2)
@@ -126,7 +134,7 @@ def _lookup_models(entries: Entries) -> dict[tuple[bool, str], LookupModel]:
     models = {}
     for pooled in (True, False):
         for direction in ("forward", "backward"):
-            samples = samples_of(lookups_of(entries), direction, pooled)
+            samples = samples_of(list(lookups_of(entries).values()), direction, pooled)
             if len(samples.measured_us) >= LEAST_OPS:
                 models[pooled, direction] = fit_lookup(samples)
     if (True, "forward") not in models:
@@ -164,7 +172,3 @@ def _collective_samples(visits: list[list[dict[str, Any]]]) -> CollectiveSamples
         measured_us=np.asarray([collective_us(each) for each in together]),
         visits_us=np.asarray([[collective_us(each) for each in visit] for visit in samples]),
     )
-
-
-def _key(entry: dict[str, Any]) -> str:
-    return str(entry["configuration"])

@@ -54,7 +54,9 @@ class LookupTimer:
         self._other = torch.zeros(EVICTION_BYTES // 8, dtype=torch.float64)
         self._tiny: dict[tuple[int, bool], _Lookup] = {}
 
-    def measure(self, configuration: LookupConfiguration, seconds: float) -> dict[str, Any]:
+    def measure(
+        self, configuration: LookupConfiguration, seconds: float
+    ) -> tuple[dict[str, Any], dict[str, list[float]]]:
         """Times one configuration.
 
         Args:
@@ -62,8 +64,9 @@ class LookupTimer:
             seconds: repeats end after this time, but at least `LEAST_REPEATS` are made.
 
         Returns:
-            The configuration, each table's lookups, unique rows and reuse factors by rows, and
-            `forward_us` and `backward_us`, the microseconds of each repeat.
+            What was looked up: the configuration, and each table's lookups, unique rows and reuse
+            factors by rows, without the empty bins at their end. And the times: `forward_us` and
+            `backward_us`, the microseconds of each repeat.
         """
         kind = (configuration.weight_bytes, configuration.pooled)
         if kind not in self._tiny:
@@ -85,14 +88,17 @@ class LookupTimer:
             forward.append(self._timed(tiny, lookup.forward))
             backward.append(self._timed(tiny, lookup.backward))
         counts = [row_counts(ids) for _, ids in batches]
-        return {
+        workload = {
             "configuration": configuration.as_json(),
             "lookups": [int(lengths.sum()) for lengths, _ in batches],
             "unique_rows": [len(each) for each in counts],
-            "reuse_factors": [[round(share, 5) for share in reuse_factors(c)] for c in counts],
+            "reuse_factors": [_without_end(reuse_factors(each)) for each in counts],
+        }
+        times = {
             "forward_us": [round(each, 1) for each in forward],
             "backward_us": [round(each, 1) for each in backward],
         }
+        return workload, times
 
     def _timed(self, tiny: _Lookup, work: Callable[[], None]) -> float:
         self._other.sum()
@@ -142,3 +148,7 @@ class _Lookup:
     def backward(self) -> None:
         """Updates the tables by the gradient of the last output."""
         self._output.backward(self._gradient)
+
+
+def _without_end(shares: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    return [round(share, 4) for share in np.trim_zeros(shares, "b").tolist()]

@@ -114,28 +114,31 @@ def _memory(records: Records, settings: Settings, bar: Any) -> None:
 def _lookups(records: Records, settings: Settings, visit: int, bar: Any) -> None:
     bar.set_description(f"lookups, visit {visit + 1} of {LOOKUP_VISITS}")
     if visit == 0:
-        todo = draw_lookups(_MOST_LOOKUPS, seed=settings.seed, memory_bytes=settings.memory_bytes)
+        drawn = draw_lookups(_MOST_LOOKUPS, seed=settings.seed, memory_bytes=settings.memory_bytes)
+        todo = dict(enumerate(drawn))
     else:
-        todo = _first_visits(records)
+        todo = _drawn(records)
     _measure_lookups(records, "lookup", visit, todo, _LOOKUPS, settings, bar)
 
 
 def _retests(records: Records, settings: Settings, visit: int, bar: Any) -> None:
     bar.set_description(f"lookups again, visit {visit + 1} of {LOOKUP_VISITS}")
-    todo = _first_visits(records)[::_RETEST_EVERY]
+    todo = dict(list(_drawn(records).items())[::_RETEST_EVERY])
     _measure_lookups(records, "retest", visit, todo, _RETESTS, settings, bar)
 
 
-def _first_visits(records: Records) -> list[LookupConfiguration]:
-    entries = [entry for entry in records.of("lookup") if entry["visit"] == 0]
-    return [LookupConfiguration.from_json(entry["configuration"]) for entry in entries]
+def _drawn(records: Records) -> dict[int, LookupConfiguration]:
+    return {
+        entry["index"]: LookupConfiguration.from_json(entry["configuration"])
+        for entry in records.of("workload")
+    }
 
 
 def _measure_lookups(
     records: Records,
     kind: str,
     visit: int,
-    todo: list[LookupConfiguration],
+    todo: dict[int, LookupConfiguration],
     share: float,
     settings: Settings,
     bar: Any,
@@ -148,14 +151,17 @@ def _measure_lookups(
     # Later visits do all that the first had the time for.
     limit = share * 60 * settings.minutes / LOOKUP_VISITS * (1 if visit == 0 else 1.3)
     timer = LookupTimer(settings.optimizer)
+    described = set(_drawn(records))
     with on_one_core():
-        for index in range(len(done), len(todo)):
+        for index in sorted(set(todo) - {entry["index"] for entry in done}):
             if seconds >= limit:
                 break
             start = time.monotonic()
-            entry = timer.measure(todo[index], _SECONDS_PER_LOOKUP)
+            workload, times = timer.measure(todo[index], _SECONDS_PER_LOOKUP)
+            if index not in described:
+                records.add("workload", 0.0, {"index": index, **workload})
             seconds += time.monotonic() - start
-            _add(records, kind, start, {"visit": visit, "index": index, **entry}, bar)
+            _add(records, kind, start, {"visit": visit, "index": index, **times}, bar)
 
 
 def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> None:

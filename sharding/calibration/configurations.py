@@ -74,7 +74,7 @@ class LookupConfiguration:
 
 
 def draw_lookups(
-    count: int, *, seed: int, memory_bytes: int, unpooled_share: float = 0.2
+    count: int, *, seed: int, memory_bytes: int, unpooled_share: float = 0.25
 ) -> list[LookupConfiguration]:
     """Draws configurations, the first ones of which don't depend on how many follow.
 

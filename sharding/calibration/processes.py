@@ -31,7 +31,9 @@ def run_ranks(
     Raises:
         RankError: a rank raised, died or took too long.
     """
-    context = multiprocessing.get_context("spawn")
+    # Forked from a process that has done the imports once, and nothing else.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torchrec_bls"])
     pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
         context.Process(

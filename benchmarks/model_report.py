@@ -63,15 +63,14 @@ def _collectives(results: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for name, each in results["collectives"].items():
-        kept = next(model for model in each["models"] if model.startswith("kept"))
         cells = [
             name.replace("between", "even"),
             str(each["messages"]),
-            kept.removeprefix("kept (").removesuffix(")"),
-            _score(each["models"][kept]),
+            each["curve"],
+            _score(each["models"]["kept"]),
             _score(each["models"]["alpha-beta, relative"]),
             _score(each["models"]["alpha-beta, ordinary"]),
-            f"{each['retest_gmae_percent']:.1f}",
+            _percent(each["retest_gmae_percent"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return ["\n".join(lines)]
@@ -92,3 +91,7 @@ def _score(scores: dict[str, Any]) -> str:
         f"{scores['gmae_percent']:.1f} / {scores['mape_percent']:.1f} /"
         f" {scores['bias_percent']:+.1f}"
     )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -69,10 +69,9 @@ class LookupTimer:
         """
         workloads, lookups = [], []
         for configuration in configurations:
+            seed, samples = configuration.seed, configuration.samples
             batches = [
-                draw_ids(
-                    table, configuration.samples, np.random.default_rng([configuration.seed, i])
-                )
+                draw_ids(table, samples, np.random.default_rng([seed, i]))
                 for i, table in enumerate(configuration.tables)
             ]
             workloads.append(_describe(configuration, batches))

@@ -59,15 +59,17 @@ def _collectives(results: dict[str, Any]) -> list[str]:
         "**Collectives** at sizes that nothing was fitted to; GMAE / MAPE / signed bias in"
         " per cent.",
         "",
-        "| operation | messages | curve kept | error | alpha-beta, relative | ordinary | retest |",
-        "|---|---|---|---|---|---|---|",
+        "| operation | messages | curve | fitted imbalance | largest rank | alpha-beta, relative |"
+        " ordinary | retest |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, each in results["collectives"].items():
         cells = [
             name.replace("between", "even"),
             str(each["messages"]),
             each["curve"],
-            _score(each["models"]["kept"]),
+            _score(each["models"]["kept"]) if "kept" in each["models"] else "",
+            _score(each["models"]["kept, largest rank"]),
             _score(each["models"]["alpha-beta, relative"]),
             _score(each["models"]["alpha-beta, ordinary"]),
             _percent(each["retest_gmae_percent"]),

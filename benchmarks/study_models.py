@@ -2,8 +2,8 @@
 
 Lookups: the configurations of a calibration are split six times into 80 % that models are fitted to
 and 20 % that nothing is fitted to or chosen on. Collectives: curves are fitted to, and chosen on,
-sizes that double, and predict sizes that were drawn, even and uneven. Every figure stands beside the retest floor, the difference between
-two measurements of the same.
+sizes that double, and predict sizes that were drawn, even and uneven. Every figure stands beside
+the retest floor, the difference between two measurements of the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from torchrec_bls.sharding.calibration.fit import (
     retest_percent,
 )
 from torchrec_bls.sharding.calibration.records import read_records
-from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta
+from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta, fit_imbalance
+from torchrec_bls.sharding.collective_model import AlphaBeta, Sigmoid
 from torchrec_bls.sharding.lookup_features import as_columns
 from torchrec_bls.sharding.lookup_fit import LookupSamples, fit_lookup, samples_of
 from torchrec_bls.sharding.lookup_model import LookupModel
@@ -131,24 +132,32 @@ def score(predicted: list[Floats], measured: list[Floats]) -> dict[str, Any]:
 
 
 def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Scores of curves that are fitted to the sizes that double, on the other sizes."""
+    """Scores of curves that are fitted to the sizes that double, on the other sizes.
+
+    How unevenness counts is fitted to half of the uneven messages and tested on the other half,
+    both ways.
+    """
     results: dict[str, Any] = {}
     for key, samples in collectives_of(entries).items():
-        fitted = samples.role == "grid"
-        sizes, times = samples.message_bytes[fitted], samples.measured_us[fitted]
+        grid = samples.role == "grid"
+        sizes, times = samples.largest_bytes[grid], samples.measured_us[grid]
         kept, _ = choose_curve(sizes, times)
+        relative = fit_alpha_beta(sizes, times)
         matrix = np.stack([np.ones_like(sizes), sizes], axis=1)
         ordinary = np.linalg.lstsq(matrix, times, rcond=None)[0]
         for kind in ("between", "uneven"):
             tested = samples.role == kind
             if not tested.any():
                 continue
-            at, measured = samples.message_bytes[tested], samples.measured_us[tested]
+            mean, largest = samples.mean_bytes[tested], samples.largest_bytes[tested]
+            measured = samples.measured_us[tested]
             predicted = {
-                "kept": kept.microseconds(at),
-                "alpha-beta, relative": fit_alpha_beta(sizes, times).microseconds(at),
-                "alpha-beta, ordinary": np.maximum(ordinary[0] + ordinary[1] * at, 1.0),
+                "kept, largest rank": kept.microseconds(largest),
+                "alpha-beta, relative": relative.microseconds(largest),
+                "alpha-beta, ordinary": np.maximum(ordinary[0] + ordinary[1] * largest, 1.0),
             }
+            if kind == "uneven":
+                predicted = {"kept": _by_halves(kept, mean, largest, measured), **predicted}
             before, *after = samples.visits_us[:, tested]
             results[f"{' '.join(map(str, key))} ranks, {kind}"] = {
                 "messages": int(tested.sum()),
@@ -157,6 +166,18 @@ def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
                 "models": {name: score([each], [measured]) for name, each in predicted.items()},
             }
     return results
+
+
+def _by_halves(
+    curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, measured: Floats
+) -> Floats:
+    predicted = np.zeros_like(measured)
+    for half in range(2):
+        tested = np.arange(len(measured)) // 2 % 2 == half
+        exponent = fit_imbalance(curve, mean[~tested], largest[~tested], measured[~tested])
+        size = mean[tested] * (largest[tested] / mean[tested]) ** exponent
+        predicted[tested] = curve.microseconds(size)
+    return predicted
 
 
 def _models(direction: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from .messages import messages
 from .records import Records
 
 #: Shares of the time; the rest is for starting processes.
-_LOOKUPS, _RETESTS, _COLLECTIVES = 0.60, 0.10, 0.19
-_MOST_LOOKUPS = 600
+_LOOKUPS, _RETESTS, _COLLECTIVES = 0.52, 0.10, 0.27
+_LEAST_LOOKUPS, _MOST_LOOKUPS = 24, 600
 
 #: So many configurations are timed in turn, so often. The machine's slow moments last tenths of a
 #: second.
@@ -157,7 +157,7 @@ def _measure_lookups(
     described = set(_drawn(records))
     missing = sorted(set(todo) - {entry["index"] for entry in done})
     with on_one_core():
-        while missing and seconds < limit:
+        while missing and (seconds < limit or len(described) < _LEAST_LOOKUPS):
             start = time.monotonic()
             group = _together(missing, todo, settings.memory_bytes)
             missing = missing[len(group) :]
@@ -166,6 +166,7 @@ def _measure_lookups(
             seconds += share_of_time * len(group)
             for index, (workload, times) in zip(group, measured, strict=True):
                 if index not in described:
+                    described.add(index)
                     records.add("workload", 0.0, {"index": index, **workload})
                 entry = {"visit": visit, "index": index, **times}
                 _add(records, kind, share_of_time, entry, bar)

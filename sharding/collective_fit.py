@@ -80,9 +80,10 @@ def fit_sigmoid(message_bytes: Floats, measured_us: Floats) -> Sigmoid:
 
 
 def choose_curve(message_bytes: Floats, measured_us: Floats) -> tuple[AlphaBeta | Sigmoid, Floats]:
-    """Fits both and keeps the one that predicts sizes it has not seen better.
+    """Fits both and keeps the sigmoid if it predicts sizes it has not seen better.
 
-    Sizes are held out in turn, each fifth one at a time. A tie goes to alpha-beta.
+    Sizes are held out in turn, each fifth one at a time. Alpha-beta stays unless the difference of
+    the errors is larger than its standard error.
 
     Args:
         message_bytes: (n,) float64.
@@ -92,21 +93,29 @@ def choose_curve(message_bytes: Floats, measured_us: Floats) -> tuple[AlphaBeta 
         The curve, fitted to everything, and (n,) log(measured / predicted) of held-out sizes.
     """
     order = np.argsort(message_bytes, kind="stable")
-    candidates: list[tuple[float, Floats, Callable[[Floats, Floats], AlphaBeta | Sigmoid]]] = []
-    fits: list[Callable[[Floats, Floats], AlphaBeta | Sigmoid]] = [fit_alpha_beta]
+    straight = _held_out_errors(fit_alpha_beta, order, message_bytes, measured_us)
     if len(np.unique(message_bytes)) >= 2 * _LEAST_POINTS:
-        fits.append(fit_sigmoid)
-    for fit in fits:
-        errors = np.zeros(len(message_bytes))
-        for fold in range(5):
-            held_out = order[fold::5]
-            others = np.setdiff1d(order, held_out)
-            curve = fit(message_bytes[others], measured_us[others])
-            predicted = curve.microseconds(message_bytes[held_out])
-            errors[held_out] = np.log(measured_us[held_out] / predicted)
-        candidates.append((float(np.abs(errors).mean()), errors, fit))
-    _, errors, fit = min(candidates, key=lambda candidate: candidate[0])
-    return fit(message_bytes, measured_us), errors
+        bent = _held_out_errors(fit_sigmoid, order, message_bytes, measured_us)
+        gain = np.abs(straight) - np.abs(bent)
+        if gain.mean() > gain.std() / np.sqrt(len(gain)):
+            return fit_sigmoid(message_bytes, measured_us), bent
+    return fit_alpha_beta(message_bytes, measured_us), straight
+
+
+def _held_out_errors(
+    fit: Callable[[Floats, Floats], AlphaBeta | Sigmoid],
+    order: npt.NDArray[np.int64],
+    message_bytes: Floats,
+    measured_us: Floats,
+) -> Floats:
+    errors = np.zeros(len(message_bytes))
+    for fold in range(5):
+        held_out = order[fold::5]
+        others = np.setdiff1d(order, held_out)
+        curve = fit(message_bytes[others], measured_us[others])
+        predicted = curve.microseconds(message_bytes[held_out])
+        errors[held_out] = np.log(measured_us[held_out] / predicted)
+    return errors
 
 
 def fit_imbalance(curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us: Floats) -> float:

@@ -202,7 +202,10 @@ def _boost(
         values.append(value)
     if not features:
         return empty()
-    return Trees(np.stack(features), np.stack(thresholds), np.stack(values))
+    # What a profile stores reads better with six digits, and predicts the same.
+    return Trees(
+        np.stack(features), np.round(np.stack(thresholds), 6), np.round(np.stack(values), 6)
+    )
 
 
 def _prefixes(model: LookupModel) -> list[LookupModel]:

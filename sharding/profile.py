@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -68,8 +69,9 @@ class Profile:
     retest_percent: dict[str, float]
 
     def save(self, path: Path) -> None:
-        """Writes the JSON file."""
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        """Writes the JSON file, lists of numbers on one line."""
+        text = json.dumps(self.as_json(), indent=1, allow_nan=False)
+        path.write_text(re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m[0].split()), text) + "\n")
 
     def as_json(self) -> dict[str, Any]:
         """The file's content."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,41 +27,42 @@ Baseline = Callable[[LookupSamples, LookupSamples], Floats]
 _DATA_TYPES = {4: DataType.FP32, 2: DataType.FP16}
 #: Widths and learning rates that the perceptron chooses among, on a part of what it is fitted to.
 _CHOICES = ((32, 3e-3), (64, 3e-3), (128, 1e-3))
-_EPOCHS = 600
-_PATIENCE = 80
+_EPOCHS = 400
+_PATIENCE = 60
 
 
-def torchrec_us(works: list[LookupWork], direction: str) -> Floats:
-    """What `EmbeddingPerfEstimator` says of each table on a CPU topology, in its own unit (ms)."""
-    times = []
-    for work in works:
-        table = EmbeddingBagConfig(
-            name="t",
-            embedding_dim=work.dim,
-            num_embeddings=work.rows,
-            feature_names=["f"],
-            data_type=_DATA_TYPES[work.weight_bytes],
-        )
-        model = EmbeddingBagCollection(tables=[table], device=torch.device("meta"))
-        enumerator = EmbeddingEnumerator(
-            topology=Topology(world_size=1, compute_device="cpu"),
-            batch_size=int(work.samples),
-            constraints={
-                "t": ParameterConstraints(
-                    sharding_types=["table_wise"],
-                    compute_kernels=["fused"],
-                    pooling_factors=[work.pooling],
-                )
-            },
-        )
-        (option,) = enumerator.enumerate(
-            model,
-            [EmbeddingBagCollectionSharder()],  # type: ignore[list-item]
-        )
-        perf = option.shards[0].perf
-        assert perf is not None
-        times.append(perf.fwd_compute if direction == "forward" else perf.bwd_compute)
-    return np.asarray(times)
+def torchrec_ms(works: Sequence[LookupWork], direction: str) -> Floats:
+    """What `EmbeddingPerfEstimator` says of each table on a CPU topology, (len(works),)."""
+    return np.asarray([_torchrec_ms(work, direction) for work in works])
+
+
+@functools.cache
+def _torchrec_ms(work: LookupWork, direction: str) -> float:
+    table = EmbeddingBagConfig(
+        name="t",
+        embedding_dim=work.dim,
+        num_embeddings=work.rows,
+        feature_names=["f"],
+        data_type=_DATA_TYPES[work.weight_bytes],
+    )
+    enumerator = EmbeddingEnumerator(
+        topology=Topology(world_size=1, compute_device="cpu"),
+        batch_size=int(work.samples),
+        constraints={
+            "t": ParameterConstraints(
+                sharding_types=["table_wise"],
+                compute_kernels=["fused"],
+                pooling_factors=[work.pooling],
+            )
+        },
+    )
+    (option,) = enumerator.enumerate(
+        EmbeddingBagCollection(tables=[table], device=torch.device("meta")),
+        [EmbeddingBagCollectionSharder()],  # type: ignore[list-item]
+    )
+    perf = option.shards[0].perf
+    assert perf is not None
+    return float(perf.fwd_compute if direction == "forward" else perf.bwd_compute)
 
 
 def torchrec_estimator(direction: str, *, constant: bool) -> Baseline:
@@ -68,7 +70,7 @@ def torchrec_estimator(direction: str, *, constant: bool) -> Baseline:
 
     def predict(fitted: LookupSamples, tested: LookupSamples) -> Floats:
         def terms(samples: LookupSamples) -> Floats:
-            of_ops = samples.sums(torchrec_us(list(samples.works), direction))
+            of_ops = samples.sums(torchrec_ms(samples.works, direction))
             return np.stack([of_ops, np.full(len(of_ops), float(constant))], axis=1)
 
         return terms(tested) @ nonnegative_relative(terms(fitted), fitted.measured_us)

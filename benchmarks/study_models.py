@@ -52,9 +52,6 @@ def main() -> None:
         required=True,
         help=".measurements.jsonl of `torchrec-bls calibrate`",
     )
-    parser.add_argument(
-        "--tests", type=Path, required=True, help="measured messages, made if absent"
-    )
     parser.add_argument("--json", type=Path, default=ROOT / "out/study/models.json")
     parser.add_argument("--report", type=Path, help="a page to write the tables into")
     options = parser.parse_args()

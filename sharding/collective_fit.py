@@ -175,4 +175,5 @@ def _descend(loss: Callable[[Floats], float], start: Floats, rounds: int = 60) -
                 steps[i] *= 0.5
         if steps.max() < 1e-4:
             break
-    return here
+    result: Floats = here
+    return result

@@ -124,7 +124,7 @@ class ProfiledCosts:
             places = np.flatnonzero(pooled_works == pooled)
             if len(places):
                 self._check(pooled, direction)
-                columns = as_columns([works[i] for i in places])
+                columns = as_columns([works[int(i)] for i in places])
                 times[places] = self._profile.lookups[pooled, direction].shards_us(columns)
         return times
 

@@ -104,7 +104,8 @@ def _row_counts(
         """Counts where positions within the bins are bent by `tilt`; rises with it."""
         bent = position ** np.exp(-tilt)
         spread = np.exp(np.log(least) + bent * np.log(most / least))
-        return np.clip(np.rint(spread).astype(np.int64), least, most)
+        counts: Integers = np.clip(np.rint(spread).astype(np.int64), least, most)
+        return counts
 
     bottom, top = -8.0, 8.0
     for _ in range(50):

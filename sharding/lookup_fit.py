@@ -68,7 +68,8 @@ class LookupSamples:
 
     def sums(self, of_shards: Floats) -> Floats:
         """Adds up the shards of each op."""
-        return np.bincount(self.op_of, of_shards, len(self.measured_us))
+        total: Floats = np.bincount(self.op_of, of_shards, len(self.measured_us)).astype(np.float64)
+        return total
 
 
 def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) -> LookupSamples:
@@ -80,7 +81,9 @@ def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) 
         pooled: which of the records.
     """
     works: list[LookupWork] = []
-    op_of, measured, factors = [], [], []
+    op_of: list[int] = []
+    measured: list[float] = []
+    factors: list[list[float]] = []
     for record in records:
         configuration = record["configuration"]
         if configuration["pooled"] != pooled:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,12 @@ def _prepare(
     for message in task.messages:
         if message.operation == "all_reduce":
             part = source[: message.bytes[0][0] // WORD_BYTES]
-            works.append(lambda t=part: dist.all_reduce(t, group=group))
+            works.append(partial(dist.all_reduce, part, group=group))
         else:
             sent = [size // WORD_BYTES for size in message.bytes[rank]]
             received = [row[rank] // WORD_BYTES for row in message.bytes]
-            arguments = (target[: sum(received)], source[: sum(sent)], received, sent)
-            works.append(lambda a=arguments: dist.all_to_all_single(*a, group=group))
+            to, what = target[: sum(received)], source[: sum(sent)]
+            works.append(partial(dist.all_to_all_single, to, what, received, sent, group=group))
     return works
 
 

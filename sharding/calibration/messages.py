@@ -71,8 +71,8 @@ def messages(
         pair = random.uniform(0.9, 1.1, size=(world_size, world_size))
         words = np.maximum(size / world_size * rank * pair / WORD_BYTES, 1).astype(int)
         words = words.T if i % 2 else words
-        sizes = tuple(tuple(int(word) * WORD_BYTES for word in row) for row in words)
-        result.append(Message("all_to_all", "uneven", sizes))
+        pairs = tuple(tuple(int(word) * WORD_BYTES for word in row) for row in words)
+        result.append(Message("all_to_all", "uneven", pairs))
     return result
 
 

@@ -26,7 +26,8 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build demo test test-cpp test-model test-sanitizers test-verbs test-next faults model \
-  fuzz soak paper-bls study-quantized lint format wheel benchmarks-build clean
+  fuzz soak paper-bls study-quantized study-planner lint format wheel \
+  benchmarks-build clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -80,6 +81,12 @@ paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make pape
 study-quantized: build  ## What quantized collectives cost in accuracy, 35 minutes: make study-quantized [STUDY_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/quantized_study.py $(STUDY_ARGS)
 
+study-planner: build  ## Calibrate this machine and compare the cost models with others (20 minutes)
+	mkdir -p out/study
+	$(WITH_VENV) $(BIN)/torchrec-bls calibrate --out out/study/profile.json
+	$(WITH_VENV) $(BIN)/python benchmarks/study_models.py \
+	  --measurements out/study/profile.measurements.jsonl --json out/study/models.json
+
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec
 	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -c \
@@ -105,7 +112,8 @@ wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it hol
 	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir build/dist .
 	@contents="$$($(BIN)/python -m zipfile --list build/dist/*.whl)"; \
 	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/pins.txt \
-	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py torchrec_bls_command.py; do \
+	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py \
+	    torchrec_bls/sharding/profiles/epyc-milan-2-cores.json torchrec_bls_command.py; do \
 	  echo "$$contents" | grep --quiet --fixed-strings "$$wanted" \
 	    || { echo "The wheel lacks $$wanted" >&2; exit 1; }; \
 	done

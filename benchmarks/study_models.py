@@ -1,0 +1,192 @@
+"""How well the cost models predict what they have not seen, beside other models.
+
+Lookups: the configurations of a calibration are split six times into 80 % that models are fitted to
+and 20 % that nothing is fitted to or chosen on. Collectives: curves are fitted to, and chosen on,
+sizes that double, and predict sizes that were drawn, even and uneven. Every figure stands beside
+the retest floor, the difference between two measurements of the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import numpy.typing as npt
+from common import ROOT, environment, write_json
+from model_baselines import linear, perceptron, roofline, torchrec_estimator
+from model_report import write_report
+from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent, mape_percent
+from torchrec_bls.sharding.calibration.fit import (
+    collectives_of,
+    lookups_of,
+    retest_percent,
+)
+from torchrec_bls.sharding.calibration.records import read_records
+from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta, fit_imbalance
+from torchrec_bls.sharding.collective_model import AlphaBeta, Sigmoid
+from torchrec_bls.sharding.lookup_features import as_columns
+from torchrec_bls.sharding.lookup_fit import LookupSamples, fit_lookup, samples_of
+from torchrec_bls.sharding.lookup_model import LookupModel
+from tqdm import tqdm
+
+Floats = npt.NDArray[np.float64]
+
+SPLITS = 6
+HELD_OUT = 0.2
+OURS = "analytic x trees, unique rows (ours)"
+OURS_WITH_FACTORS = "analytic x trees, reuse factors (ours)"
+
+
+def main() -> None:
+    """Runs the study."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--measurements",
+        type=Path,
+        required=True,
+        help=".measurements.jsonl of `torchrec-bls calibrate`",
+    )
+    parser.add_argument("--json", type=Path, default=ROOT / "out/study/models.json")
+    parser.add_argument("--report", type=Path, help="a page to write the tables into")
+    options = parser.parse_args()
+    started_in = environment()
+    head, entries = read_records(options.measurements)
+    results = {
+        "retest_percent": retest_percent(entries),
+        "lookups": lookup_results(entries),
+        "collectives": collective_results(entries),
+    }
+    write_json(options.json, "performance-models", started_in, head["settings"], results)
+    write_report(results, head, options.report)
+
+
+def splits(samples: LookupSamples) -> Iterator[tuple[LookupSamples, LookupSamples]]:
+    """Fitted and held-out ops of each split."""
+    ops = len(samples.measured_us)
+    for split in range(SPLITS):
+        shuffled = np.random.default_rng(split).permutation(ops)
+        held_out = round(HELD_OUT * ops)
+        yield samples.take(np.sort(shuffled[held_out:])), samples.take(np.sort(shuffled[:held_out]))
+
+
+def lookup_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Scores of each model by pooled/unpooled and direction."""
+    results: dict[str, Any] = {}
+    measured = list(lookups_of(entries).values())
+    for pooled in (True, False):
+        for direction in ("forward", "backward"):
+            samples = samples_of(measured, direction, pooled)
+            models = _models(direction) if pooled else {}
+            predicted: dict[str, list[Floats]] = {
+                name: [] for name in [*models, OURS, OURS_WITH_FACTORS]
+            }
+            labels, covered = [], []
+            what = f"{'pooled' if pooled else 'unpooled'} {direction}"
+            for fitted, tested in tqdm(splits(samples), total=SPLITS, desc=what):
+                labels.append(tested.measured_us)
+                for name, model in models.items():
+                    predicted[name].append(model(fitted, tested))
+                ours = fit_lookup(fitted)
+                predicted[OURS].append(tested.predicted_us(ours))
+                covered.append(coverage(ours, tested))
+                with_factors = fit_lookup(fitted, reuse_factors=True)
+                predicted[OURS_WITH_FACTORS].append(tested.predicted_us(with_factors))
+            results[what] = {
+                "ops": len(samples.measured_us),
+                "models": {name: score(each, labels) for name, each in predicted.items()},
+                "interval_coverage": float(np.mean(covered)),
+            }
+    return results
+
+
+def coverage(model: LookupModel, tested: LookupSamples) -> float:
+    """The share of held-out ops within the model's interval."""
+    inside = []
+    for op, measured in enumerate(tested.measured_us):
+        works = [w for w, of in zip(tested.works, tested.op_of, strict=True) if of == op]
+        estimate = model.estimate(as_columns(works))
+        inside.append(estimate.low <= measured <= estimate.high)
+    return float(np.mean(inside))
+
+
+def score(predicted: list[Floats], measured: list[Floats]) -> dict[str, Any]:
+    """Means over the splits, and each split's GMAE."""
+    gmae = [gmae_percent(p, m) for p, m in zip(predicted, measured, strict=True)]
+    mape = [mape_percent(p, m) for p, m in zip(predicted, measured, strict=True)]
+    bias = [bias_percent(p, m) for p, m in zip(predicted, measured, strict=True)]
+    return {
+        "gmae_percent": float(np.mean(gmae)),
+        "mape_percent": float(np.mean(mape)),
+        "bias_percent": float(np.mean(bias)),
+        "gmae_percent_by_split": gmae,
+    }
+
+
+def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Scores of curves that are fitted to the sizes that double, on the other sizes.
+
+    How unevenness counts is fitted to half of the uneven messages and tested on the other half,
+    both ways.
+    """
+    results: dict[str, Any] = {}
+    for key, samples in collectives_of(entries).items():
+        grid = samples.role == "grid"
+        sizes, times = samples.largest_bytes[grid], samples.measured_us[grid]
+        kept, _ = choose_curve(sizes, times)
+        relative = fit_alpha_beta(sizes, times)
+        matrix = np.stack([np.ones_like(sizes), sizes], axis=1)
+        ordinary = np.linalg.lstsq(matrix, times, rcond=None)[0]
+        for kind in ("between", "uneven"):
+            tested = samples.role == kind
+            if not tested.any():
+                continue
+            mean, largest = samples.mean_bytes[tested], samples.largest_bytes[tested]
+            measured = samples.measured_us[tested]
+            predicted = {
+                "kept, largest rank": kept.microseconds(largest),
+                "alpha-beta, relative": relative.microseconds(largest),
+                "alpha-beta, ordinary": np.maximum(ordinary[0] + ordinary[1] * largest, 1.0),
+            }
+            if kind == "uneven":
+                predicted = {"kept": _by_halves(kept, mean, largest, measured), **predicted}
+            before, *after = samples.visits_us[:, tested]
+            results[f"{' '.join(map(str, key))} ranks, {kind}"] = {
+                "messages": int(tested.sum()),
+                "curve": type(kept).__name__,
+                "retest_gmae_percent": gmae_percent(after[-1], before) if after else None,
+                "models": {name: score([each], [measured]) for name, each in predicted.items()},
+            }
+    return results
+
+
+def _by_halves(
+    curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, measured: Floats
+) -> Floats:
+    predicted = np.zeros_like(measured)
+    for half in range(2):
+        tested = np.arange(len(measured)) // 2 % 2 == half
+        exponent = fit_imbalance(curve, mean[~tested], largest[~tested], measured[~tested])
+        size = mean[tested] * (largest[tested] / mean[tested]) ** exponent
+        predicted[tested] = curve.microseconds(size)
+    return predicted
+
+
+def _models(direction: str) -> dict[str, Any]:
+    return {
+        "TorchRec's estimator, scale": torchrec_estimator(direction, constant=False),
+        "TorchRec's estimator, scale and constant": torchrec_estimator(direction, constant=True),
+        "linear, no reuse": linear,
+        "roofline, unique rows": roofline,
+        "MLP, reuse factors (the paper's)": perceptron(reuse_factors=True),
+        "MLP, unique rows": perceptron(reuse_factors=False),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Which of several repeats counts as the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def lookup_us(entry: dict[str, Any], direction: str) -> float:
+    """The time of a measured lookup: the least, since nothing makes a computation faster by chance.
+
+    Args:
+        entry: of `LookupTimer.measure`.
+        direction: "forward" or "backward".
+    """
+    return float(min(entry[f"{direction}_us"]))
+
+
+def collective_us(samples: Sequence[float]) -> float:
+    """The time of a collective that nothing disturbs: a tenth of the samples are faster.
+
+    On shared cores the scheduler sometimes wakes ranks late, and a sample then takes up to three
+    times as long. How many of them do changes from minute to minute, which no model can predict.
+    """
+    return float(np.quantile(samples, 0.1))

@@ -1,0 +1,159 @@
+"""Times fused lookups of FBGEMM on the CPU, forward and backward."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from ..reuse import reuse_factors, row_counts
+from .configurations import Integers, LookupConfiguration, draw_ids
+
+#: Fills any cache of the machines that are calibrated twice over.
+EVICTION_BYTES = 64 * 2**20
+_PRECISIONS = {4: SparseType.FP32, 2: SparseType.FP16}
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keeps this process on one core, whose own caches then stay the ones that are measured."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+class LookupTimer:
+    """Times configurations in this process, on one thread.
+
+    A training step does other work between two lookups, which leaves little of the tables in the
+    caches but the lookup's code: before each timed call the caches are read full of something else,
+    and a lookup of one row is made. Time is that of the thread, without what other processes take.
+
+    Args:
+        optimizer: FBGEMM's name of the optimizer that is fused into the backward.
+    """
+
+    def __init__(self, optimizer: str) -> None:
+        torch.set_num_threads(1)
+        self._optimizer = EmbOptimType(optimizer)
+        self._other = torch.zeros(EVICTION_BYTES // 8, dtype=torch.float64)
+        self._tiny: dict[tuple[int, bool], _Lookup] = {}
+
+    def measure(
+        self, configurations: Sequence[LookupConfiguration], rounds: int
+    ) -> list[tuple[dict[str, Any], dict[str, list[float]]]]:
+        """Times configurations in turn, so that a slow moment of the machine meets each only once.
+
+        Args:
+            configurations: what to look up; all of them are in memory together.
+            rounds: how often each one is timed.
+
+        Returns:
+            For each one what was looked up: the configuration, and each table's lookups, unique
+            rows and reuse factors by rows, without the empty bins at their end. And the times:
+            `forward_us` and `backward_us`, the microseconds of each round.
+        """
+        workloads, lookups = [], []
+        for configuration in configurations:
+            seed, samples = configuration.seed, configuration.samples
+            batches = [
+                draw_ids(table, samples, np.random.default_rng([seed, i]))
+                for i, table in enumerate(configuration.tables)
+            ]
+            workloads.append(_describe(configuration, batches))
+            lookups.append(
+                _Lookup(
+                    [(table.rows, table.dim) for table in configuration.tables],
+                    np.concatenate([ids for _, ids in batches]),
+                    np.concatenate([lengths for lengths, _ in batches]),
+                    configuration.weight_bytes,
+                    configuration.pooled,
+                    self._optimizer,
+                )
+            )
+        times: list[dict[str, list[float]]] = [
+            {"forward_us": [], "backward_us": []} for _ in lookups
+        ]
+        for _ in range(rounds):
+            for lookup, its_times in zip(lookups, times, strict=True):
+                tiny = self._tiny_like(lookup)
+                its_times["forward_us"].append(self._timed(tiny, lookup.forward))
+                its_times["backward_us"].append(self._timed(tiny, lookup.backward))
+        return list(zip(workloads, times, strict=True))
+
+    def _tiny_like(self, lookup: _Lookup) -> _Lookup:
+        if lookup.kind not in self._tiny:
+            one = np.ones(1, dtype=np.int64)
+            self._tiny[lookup.kind] = _Lookup([(8, 4)], one, one, *lookup.kind, self._optimizer)
+        return self._tiny[lookup.kind]
+
+    def _timed(self, tiny: _Lookup, work: Callable[[], None]) -> float:
+        self._other.sum()
+        tiny.forward()
+        tiny.backward()
+        start = time.thread_time_ns()
+        work()
+        return round((time.thread_time_ns() - start) / 1e3, 1)
+
+
+class _Lookup:
+    """One fused op with its batch."""
+
+    def __init__(
+        self,
+        shapes: list[tuple[int, int]],
+        ids: Integers,
+        lengths: Integers,
+        weight_bytes: int,
+        pooled: bool,
+        optimizer: EmbOptimType,
+    ) -> None:
+        self.kind = (weight_bytes, pooled)
+        self._op = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in shapes],
+            weights_precision=_PRECISIONS[weight_bytes],
+            optimizer=optimizer,
+            pooling_mode=PoolingMode.SUM if pooled else PoolingMode.NONE,
+            learning_rate=1e-3,
+        )
+        for weights in self._op.split_embedding_weights():
+            # Memory that was never written is one page of zeros, which is always in the cache.
+            weights.fill_(0.01)
+        self._ids = torch.from_numpy(ids)
+        self._offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+        self._gradient = torch.full_like(self._op(self._ids, self._offsets), 1e-3)
+
+    def forward(self) -> None:
+        """Looks the batch up."""
+        self._output = self._op(self._ids, self._offsets)
+
+    def backward(self) -> None:
+        """Updates the tables by the gradient of the last output."""
+        self._output.backward(self._gradient)
+
+
+def _describe(
+    configuration: LookupConfiguration, batches: list[tuple[Integers, Integers]]
+) -> dict[str, Any]:
+    counts = [row_counts(ids) for _, ids in batches]
+    factors = [np.trim_zeros(reuse_factors(each), "b").tolist() for each in counts]
+    return {
+        "configuration": configuration.as_json(),
+        "lookups": [int(lengths.sum()) for lengths, _ in batches],
+        "unique_rows": [len(each) for each in counts],
+        "reuse_factors": [[round(share, 4) for share in each] for each in factors],
+    }

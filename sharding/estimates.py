@@ -1,0 +1,94 @@
+"""What the planner asks of a cost model, and the times with intervals it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted time with the interval in which 9 of 10 measurements are expected, in microseconds.
+
+    Attributes:
+        microseconds: the prediction.
+        low: lower end of the interval.
+        high: upper end of the interval.
+    """
+
+    microseconds: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LookupWork:
+    """One table shard's lookup on one rank in one step.
+
+    Attributes:
+        rows: rows of the shard held by the rank.
+        dim: columns of the shard held by the rank.
+        weight_bytes: bytes of one weight: 4, 2, 1.
+        samples: samples looked up on this rank (world size x local batch where the shard serves
+            the whole batch: table-, column- and row-wise).
+        pooling: mean ids per sample that reach this shard.
+        unique_rows: distinct rows of this shard read in the step.
+        pooled: EmbeddingBag (True) or Embedding (False).
+    """
+
+    rows: int
+    dim: int
+    weight_bytes: int
+    samples: float
+    pooling: float
+    unique_rows: float
+    pooled: bool
+
+
+class CostModel(Protocol):
+    """Times of what one step does, on one machine."""
+
+    def lookup_forward(self, works: Sequence[LookupWork]) -> Estimate:
+        """One rank's forward lookup of all its shards in one fused op."""
+
+    def lookup_backward(self, works: Sequence[LookupWork]) -> Estimate:
+        """One rank's backward and optimizer step of all its shards in one fused op."""
+
+    def all_to_all(
+        self, sent_bytes: Sequence[float], received_bytes: Sequence[float], backend: str
+    ) -> Estimate:
+        """One all-to-all among `len(sent_bytes)` ranks.
+
+        Args:
+            sent_bytes: (world_size,), each rank's total over all destinations, itself included.
+            received_bytes: (world_size,), each rank's total over all sources, itself included.
+            backend: "gloo" or "bls".
+        """
+
+    def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
+        """One all-reduce of `bytes` on each of `world_size` ranks."""
+
+
+class AdditiveCosts(CostModel, Protocol):
+    """A cost model whose fused lookups are a constant plus a sum over shards."""
+
+    def marginal_forward(self, works: Sequence[LookupWork]) -> npt.NDArray[np.float64]:
+        """What each shard adds to a fused forward, (len(works),) float64 microseconds."""
+
+    def marginal_backward(self, works: Sequence[LookupWork]) -> npt.NDArray[np.float64]:
+        """What each shard adds to a fused backward, (len(works),) float64 microseconds."""
+
+
+class TableReuse(Protocol):
+    """What the planner reads of a table's reuse statistics."""
+
+    @property
+    def pooling_factor(self) -> float:
+        """Mean ids per sample."""
+
+    def unique_rows(self, samples: float) -> float:
+        """Distinct rows that a batch of `samples` reads."""

@@ -1,0 +1,175 @@
+"""Improves a plan step by step: exchanges of shards between ranks, other options for tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .options import ANY_RANKS
+from .placement import Placement
+
+# Of so many shards and more only exchanges with the ranks that have least to do are looked at.
+_MANY_SHARDS = 1000
+_PARTNERS = 16
+# Ranks that are tried, the slowest first, before the search gives up.
+_PATIENCE = 6
+
+
+def improve(
+    placement: Placement, allowed: NDArray[np.bool_], goal: float, most_steps: int
+) -> Placement:
+    """Returns the best plan met on a way of steps that each lower the penalty.
+
+    Args:
+        placement: a whole plan; changed.
+        allowed: (options), those that may be used.
+        goal: objective at which to stop, microseconds.
+        most_steps: after which the search ends in any case.
+    """
+    best = placement.copy()
+    for _ in range(most_steps):
+        if best.objective <= goal or not _step(placement, allowed):
+            break
+        if placement.objective < best.objective:
+            best = placement.copy()
+    best.settle()
+    return best
+
+
+def _step(placement: Placement, allowed: NDArray[np.bool_]) -> bool:
+    """Makes the best change that takes load off one of the slowest ranks; False if none does."""
+    penalties = placement.penalty(placement.loads)
+    enough = -1e-9 * float(penalties.sum())
+    shards = _Shards.of(placement)
+    for rank in np.argsort(-penalties, kind="stable")[:_PATIENCE]:
+        exchange = _best_exchange(placement, shards, int(rank), penalties)
+        other = _best_option(placement, allowed, int(rank))
+        if min(exchange.gain, other.gain) >= enough:
+            continue
+        if other.gain < exchange.gain:
+            placement.take(other.table)
+            placement.put(other.option, other.ranks)
+        else:
+            _exchange(placement, shards, exchange)
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """All shards of a placement, table after table."""
+
+    table: NDArray[np.intp]
+    rank: NDArray[np.intp]
+    option: NDArray[np.intp]
+    index: NDArray[np.intp]  # of the shard within its table
+    movable: NDArray[np.bool_]
+    holds: NDArray[np.bool_]  # (tables, ranks)
+
+    @staticmethod
+    def of(placement: Placement) -> _Shards:
+        counts = np.array([len(ranks) for ranks in placement.ranks])
+        table = np.repeat(np.arange(len(counts)), counts)
+        rank = np.concatenate(placement.ranks)
+        option = placement.option[table]
+        spreads = np.array([option.spread for option in placement.problem.options])
+        holds = np.zeros((len(counts), placement.problem.job.ranks), bool)
+        holds[table, rank] = True
+        index = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return _Shards(table, rank, option, index, spreads[option] == ANY_RANKS, holds)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Shard `mine` goes to `rank`, and shard `theirs`, unless it is -1, comes back for it."""
+
+    gain: float
+    mine: int = -1
+    theirs: int = -1
+    rank: int = -1
+
+
+def _best_exchange(
+    placement: Placement, shards: _Shards, rank: int, penalties: NDArray[np.float64]
+) -> _Exchange:
+    problem = placement.problem
+    mine = np.flatnonzero(shards.movable & (shards.rank == rank))
+    if not mine.size:
+        return _Exchange(np.inf)
+    partners = np.argsort(penalties, kind="stable")
+    if len(shards.table) > _MANY_SHARDS:
+        partners = partners[:_PARTNERS]
+    partners = partners[partners != rank]
+    is_partner = np.zeros(problem.job.ranks, bool)
+    is_partner[partners] = True
+    theirs = np.flatnonzero(shards.movable & is_partner[shards.rank])
+
+    # One column for every partner, for a shard that goes there alone, then one for every exchange.
+    to = np.concatenate([partners, shards.rank[theirs]])
+    back_cost = np.zeros((len(problem.phases), len(to)))
+    back_cost[:, len(partners) :] = problem.costs[shards.option[theirs]].T
+    back_memory = np.zeros(len(to))
+    back_memory[len(partners) :] = problem.memory[shards.option[theirs]]
+    moved_cost = problem.costs[shards.option[mine]].T[:, :, None]
+    moved_memory = problem.memory[shards.option[mine]][:, None]
+
+    change = moved_cost - back_cost[:, None, :]
+    gain = placement.penalty(placement.loads[:, rank, None, None] - change)
+    gain += placement.penalty(placement.loads[:, to][:, None, :] + change)
+    gain -= penalties[rank] + penalties[to]
+    more = moved_memory - back_memory
+    impossible = placement.memory[to] + more > placement.capacity[to]
+    impossible |= placement.memory[rank] - more > placement.capacity[rank]
+    impossible |= shards.holds[shards.table[mine]][:, to]
+    impossible[:, len(partners) :] |= shards.holds[shards.table[theirs], rank]
+    gain[impossible] = np.inf
+    row, column = np.unravel_index(int(gain.argmin()), gain.shape)
+    back = int(column) - len(partners)
+    return _Exchange(
+        float(gain[row, column]),
+        int(mine[row]),
+        int(theirs[back]) if back >= 0 else -1,
+        int(to[column]),
+    )
+
+
+def _exchange(placement: Placement, shards: _Shards, exchange: _Exchange) -> None:
+    rank = int(shards.rank[exchange.mine])
+    for shard, to in ((exchange.mine, exchange.rank), (exchange.theirs, rank)):
+        if shard < 0:
+            continue
+        option, ranks = placement.take(int(shards.table[shard]))
+        ranks = ranks.copy()
+        ranks[shards.index[shard]] = to
+        placement.put(option, ranks)
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """A table gets `option`, with its shards on `ranks`."""
+
+    gain: float
+    table: int = -1
+    option: int = -1
+    ranks: NDArray[np.intp] | None = None
+
+
+def _best_option(placement: Placement, allowed: NDArray[np.bool_], rank: int) -> _Replacement:
+    """Returns the best new option, or place, of a table that has a shard on `rank`."""
+    problem = placement.problem
+    first = np.append(problem.first_options, len(problem.options))
+    best = _Replacement(np.inf)
+    for table in [t for t, ranks in enumerate(placement.ranks) if rank in ranks]:
+        before, ranks = placement.take(table)
+        present = placement.penalty(placement.loads)
+        cost = problem.costs[before][:, None]
+        lost = placement.penalty(placement.loads[:, ranks] + cost) - present[ranks]
+        for option in range(first[table], first[table + 1]):
+            if allowed[option]:
+                there, added = placement.best_ranks(option)
+                if there is not None and added - lost.sum() < best.gain:
+                    best = _Replacement(added - float(lost.sum()), table, option, there)
+        placement.put(before, ranks)
+    return best

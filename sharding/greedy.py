@@ -21,7 +21,7 @@ def choose_options(
         price: microseconds that a byte of memory counts for.
     """
     first = problem.first_options
-    shards = np.array([option.shards for option in problem.options])
+    shards = problem.option_shards
     shard = problem.costs.sum(axis=1) + price * problem.memory
     # Too large shards by far behind all others, the least large of them first.
     too_large = np.maximum(shard - most, 0.0)
@@ -37,10 +37,10 @@ def place(
     price: float,
 ) -> tuple[Placement, list[int]]:
     """Places the chosen options, and returns the tables for which there was no memory as well."""
-    shards = np.array([problem.options[option].shards for option in chosen])
+    shards = problem.option_shards[chosen]
     total = (problem.costs[chosen] * shards[:, None]).sum(axis=0)
     placement = Placement(problem, capacity, total / problem.job.ranks)
-    spread = np.array([problem.options[option].spread for option in chosen])
+    spread = problem.option_spread[chosen]
     size = problem.costs[chosen].sum(axis=1) + price * problem.memory[chosen]
     left_over = []
     # What has no choice of ranks goes first.

@@ -43,7 +43,7 @@ def fits_somewhere(problem: Problem, capacity: NDArray[np.float64]) -> NDArray[n
         ONE_HOST: capacity.reshape(-1, problem.job.host_ranks).min(axis=1).max(),
         ALL_RANKS: capacity.min(),
     }
-    most = np.array([room[option.spread] for option in problem.options])
+    most = np.array([room[spread] for spread in problem.option_spread.tolist()])
     result: NDArray[np.bool_] = problem.memory <= most
     return result
 
@@ -82,7 +82,7 @@ def explain(
             float(capacity.max()),
             "Allow sharding types or column widths that split it further, or use more ranks",
         )
-    shards = np.array([option.shards for option in problem.options])
+    shards = problem.option_shards
     least = np.minimum.reduceat(np.where(fits, shards * problem.memory, np.inf), first)
     if least.sum() > capacity.sum():
         return InfeasiblePlanError(

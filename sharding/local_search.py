@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import ANY_RANKS
-from .placement import Placement
+from .options import ANY_RANKS, ONE_HOST
+from .placement import Placement, choose_ranks
 
 # Of so many shards and more only exchanges with the ranks that have least to do are looked at.
 _MANY_SHARDS = 1000
@@ -45,7 +45,8 @@ def _step(placement: Placement, allowed: NDArray[np.bool_]) -> bool:
     shards = _Shards.of(placement)
     for rank in np.argsort(-penalties, kind="stable")[:_PATIENCE]:
         exchange = _best_exchange(placement, shards, int(rank), penalties)
-        other = _best_option(placement, allowed, int(rank))
+        tables = np.unique(shards.table[shards.rank == rank])
+        other = _best_option(placement, allowed, tables, penalties)
         if min(exchange.gain, other.gain) >= enough:
             continue
         if other.gain < exchange.gain:
@@ -74,7 +75,7 @@ class _Shards:
         table = np.repeat(np.arange(len(counts)), counts)
         rank = np.concatenate(placement.ranks)
         option = placement.option[table]
-        spreads = np.array([option.spread for option in placement.problem.options])
+        spreads = placement.problem.option_spread
         holds = np.zeros((len(counts), placement.problem.job.ranks), bool)
         holds[table, rank] = True
         index = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -151,25 +152,54 @@ class _Replacement:
     """A table gets `option`, with its shards on `ranks`."""
 
     gain: float
-    table: int = -1
-    option: int = -1
-    ranks: NDArray[np.intp] | None = None
+    table: int
+    option: int
+    ranks: NDArray[np.intp]
 
 
-def _best_option(placement: Placement, allowed: NDArray[np.bool_], rank: int) -> _Replacement:
-    """Returns the best new option, or place, of a table that has a shard on `rank`."""
+def _best_option(
+    placement: Placement,
+    allowed: NDArray[np.bool_],
+    tables: NDArray[np.intp],
+    penalties: NDArray[np.float64],
+) -> _Replacement:
+    """Returns the best new option, or new ranks, of one of `tables`."""
     problem = placement.problem
-    first = np.append(problem.first_options, len(problem.options))
-    best = _Replacement(np.inf)
-    for table in [t for t, ranks in enumerate(placement.ranks) if rank in ranks]:
-        before, ranks = placement.take(table)
-        present = placement.penalty(placement.loads)
-        cost = problem.costs[before][:, None]
-        lost = placement.penalty(placement.loads[:, ranks] + cost) - present[ranks]
-        for option in range(first[table], first[table + 1]):
-            if allowed[option]:
-                there, added = placement.best_ranks(option)
-                if there is not None and added - lost.sum() < best.gain:
-                    best = _Replacement(added - float(lost.sum()), table, option, there)
-        placement.put(before, ranks)
-    return best
+    # What the ranks have without the table, one row a table.
+    loads = np.repeat(placement.loads[:, None, :], len(tables), axis=1)
+    memory = np.repeat(placement.memory[None, :], len(tables), axis=0)
+    for row, table in enumerate(tables):
+        ranks, option = placement.ranks[table], placement.option[table]
+        loads[:, row, ranks] -= problem.costs[option][:, None]
+        memory[row, ranks] -= problem.memory[option]
+    without = placement.penalty(loads)
+    lost = penalties.sum() - without.sum(axis=1)
+
+    is_of = allowed & np.isin(problem.option_table, tables)
+    options = np.flatnonzero(is_of)
+    row_of = np.searchsorted(tables, problem.option_table[options])
+    added = placement.penalty(loads[:, row_of] + problem.costs[options].T[:, :, None])
+    added -= without[row_of]
+    added[memory[row_of] + problem.memory[options][:, None] > placement.capacity] = np.inf
+    gains = _least_added(placement, options, added) - lost[row_of]
+    best = int(gains.argmin())
+    option = int(options[best])
+    ranks = choose_ranks(problem, option, added[best])
+    return _Replacement(float(gains[best]), int(tables[row_of[best]]), option, ranks)
+
+
+def _least_added(
+    placement: Placement, options: NDArray[np.intp], added: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns what each option adds to the penalty on its best ranks; `added` is per rank."""
+    problem = placement.problem
+    spread = problem.option_spread[options]
+    on_cheapest = np.cumsum(np.sort(added, axis=1), axis=1)
+    any_ranks = on_cheapest[np.arange(len(options)), problem.option_shards[options] - 1]
+    per_host = added.reshape(len(options), -1, problem.job.host_ranks).sum(axis=2)
+    result: NDArray[np.float64] = np.select(
+        [spread == ANY_RANKS, spread == ONE_HOST],
+        [any_ranks, per_host.min(axis=1)],
+        added.sum(axis=1),
+    )
+    return result

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import ALL_RANKS, ANY_RANKS, ONE_HOST, Problem
+from .infeasible import fits_somewhere
+from .options import Problem
 
 
 def lower_bound(
@@ -24,14 +25,8 @@ def lower_bound(
         The bound; infinity where no plan fits into the memory.
     """
     ranks = problem.job.ranks
-    shards = np.array([option.shards for option in problem.options])
-    room = {
-        ANY_RANKS: capacity.max(),
-        ONE_HOST: capacity.reshape(-1, problem.job.host_ranks).min(axis=1).max(),
-        ALL_RANKS: capacity.min(),
-    }
-    most = np.array([room[option.spread] for option in problem.options])
-    usable = allowed & (problem.memory <= most)
+    shards = problem.option_shards
+    usable = allowed & fits_somewhere(problem, capacity)
     shard_cost = problem.costs.sum(axis=1)
     average = shards * shard_cost / ranks
     memory = shards * problem.memory

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,11 +78,25 @@ class Problem:
     charge: float
     fixed_bytes: float
 
-    @property
+    @cached_property
+    def option_table(self) -> NDArray[np.intp]:
+        """Table of each option."""
+        return np.array([option.table for option in self.options])
+
+    @cached_property
+    def option_shards(self) -> NDArray[np.intp]:
+        """Number of shards of each option."""
+        return np.array([option.shards for option in self.options])
+
+    @cached_property
+    def option_spread(self) -> NDArray[np.intp]:
+        """ANY_RANKS, ONE_HOST or ALL_RANKS of each option."""
+        return np.array([option.spread for option in self.options])
+
+    @cached_property
     def first_options(self) -> NDArray[np.intp]:
         """Index of each table's first option."""
-        tables = np.array([option.table for option in self.options])
-        return np.searchsorted(tables, np.arange(len(self.tables)))
+        return np.searchsorted(self.option_table, np.arange(len(self.tables)))
 
     def placed(self, option: int, ranks: Sequence[int]) -> PlacedTable:
         """Returns a table sharded by `option`, with a rank for each shard."""

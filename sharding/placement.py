@@ -5,11 +5,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import ALL_RANKS, ANY_RANKS, Problem
+from .options import ALL_RANKS, ONE_HOST, Problem
 
-# How much a rank's load above the mean counts against it: a stand-in for "the slowest rank" that
-# also prefers the second slowest to be fast.
-POWER = 8
+# A load counts by its 8th power, a stand-in for "the slowest rank" by which the second slowest
+# matters, too.
+_SQUARINGS = 3
+
+
+def choose_ranks(problem: Problem, option: int, added: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Returns the ranks for the shards of `option` that add least, from what each rank adds."""
+    chosen, host_ranks = problem.options[option], problem.job.host_ranks
+    if chosen.spread == ALL_RANKS:
+        return np.arange(problem.job.ranks)
+    if chosen.spread == ONE_HOST:
+        host = int(added.reshape(-1, host_ranks).sum(axis=1).argmin())
+        return np.arange(host * host_ranks, (host + 1) * host_ranks)
+    if chosen.shards == 1:
+        return added.argmin(keepdims=True)
+    return np.argsort(added, kind="stable")[: chosen.shards]
 
 
 class Placement:
@@ -64,11 +77,10 @@ class Placement:
 
     def penalty(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns what each rank's loads, (phases, ...), count for in the search."""
-        relative = loads / self.scale.reshape(-1, *([1] * (loads.ndim - 1)))
-        power = relative * relative
-        power *= power
-        power *= power
-        result: NDArray[np.float64] = np.tensordot(self.scale[:, 0], power, axes=1)
+        power = loads.reshape(len(self.scale), -1) / self.scale
+        for _ in range(_SQUARINGS):
+            power *= power
+        result: NDArray[np.float64] = (self.scale[:, 0] @ power).reshape(loads.shape[1:])
         return result
 
     def best_ranks(self, option: int) -> tuple[NDArray[np.intp] | None, float]:
@@ -76,20 +88,10 @@ class Placement:
 
         None and infinity where the memory has no room for them.
         """
-        chosen, job = self.problem.options[option], self.problem.job
         cost, memory = self.problem.costs[option], self.problem.memory[option]
         added = self.penalty(self.loads + cost[:, None]) - self.penalty(self.loads)
         added[self.memory + memory > self.capacity] = np.inf
-        if chosen.spread == ANY_RANKS:
-            if chosen.shards == 1:
-                ranks = added.argmin(keepdims=True)
-            else:
-                ranks = np.argsort(added, kind="stable")[: chosen.shards]
-        elif chosen.spread == ALL_RANKS:
-            ranks = np.arange(job.ranks)
-        else:
-            host = added.reshape(-1, job.host_ranks).sum(axis=1).argmin()
-            ranks = np.arange(host * job.host_ranks, (host + 1) * job.host_ranks)
+        ranks = choose_ranks(self.problem, option, added)
         total = float(added[ranks].sum())
         return (ranks, total) if np.isfinite(total) else (None, np.inf)
 

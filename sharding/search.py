@@ -24,7 +24,7 @@ _SHARES = (1.0, 0.5, 0.25, 0.125)
 _PRICES = (0.0, 0.3, 3.0, 1e6)
 # A plan this near to the lower bound is not improved further.
 _NEAR = 1.002
-_STEPS = 30
+_STEPS = 400
 # Sets of groups that are searched, the most promising first.
 _SETS = 4
 # Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.

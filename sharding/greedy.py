@@ -39,7 +39,9 @@ def place(
     """Places the chosen options, and returns the tables for which there was no memory as well."""
     shards = problem.option_shards[chosen]
     total = (problem.costs[chosen] * shards[:, None]).sum(axis=0)
-    placement = Placement(problem, capacity, total / problem.job.ranks)
+    # No phase can be faster than its largest shard, whatever the mean.
+    scale = np.maximum(total / problem.job.ranks, problem.costs[chosen].max(axis=0))
+    placement = Placement(problem, capacity, scale)
     spread = problem.option_spread[chosen]
     size = problem.costs[chosen].sum(axis=1) + price * problem.memory[chosen]
     left_over = []

@@ -13,27 +13,30 @@ from .placement import Placement, choose_ranks
 # Of so many shards and more only exchanges with the ranks that have least to do are looked at.
 _MANY_SHARDS = 1000
 _PARTNERS = 16
+# First many ranks near the slowest one count, then ever more it alone.
+_SQUARINGS = (3, 4, 5, 6)
+_STEPS = 500
 # Ranks that are tried, the slowest first, before the search gives up.
 _PATIENCE = 6
 
 
-def improve(
-    placement: Placement, allowed: NDArray[np.bool_], goal: float, most_steps: int
-) -> Placement:
+def improve(placement: Placement, allowed: NDArray[np.bool_], goal: float) -> Placement:
     """Returns the best plan met on a way of steps that each lower the penalty.
 
     Args:
         placement: a whole plan; changed.
         allowed: (options), those that may be used.
         goal: objective at which to stop, microseconds.
-        most_steps: after which the search ends in any case.
     """
     best = placement.copy()
-    for _ in range(most_steps):
-        if best.objective <= goal or not _step(placement, allowed):
-            break
-        if placement.objective < best.objective:
-            best = placement.copy()
+    for squarings in _SQUARINGS:
+        placement = best.copy()
+        placement.squarings = squarings
+        for _ in range(_STEPS):
+            if best.objective <= goal or not _step(placement, allowed):
+                break
+            if placement.objective < best.objective:
+                best = placement.copy()
     best.settle()
     return best
 
@@ -43,18 +46,18 @@ def _step(placement: Placement, allowed: NDArray[np.bool_]) -> bool:
     penalties = placement.penalty(placement.loads)
     enough = -1e-9 * float(penalties.sum())
     shards = _Shards.of(placement)
-    for rank in np.argsort(-penalties, kind="stable")[:_PATIENCE]:
+    slowest = np.argsort(-penalties, kind="stable")[:_PATIENCE]
+    for rank in slowest:
         exchange = _best_exchange(placement, shards, int(rank), penalties)
+        if exchange.gain < enough:
+            _exchange(placement, shards, exchange)
+            return True
         tables = np.unique(shards.table[shards.rank == rank])
         other = _best_option(placement, allowed, tables, penalties)
-        if min(exchange.gain, other.gain) >= enough:
-            continue
-        if other.gain < exchange.gain:
+        if other.gain < enough:
             placement.take(other.table)
             placement.put(other.option, other.ranks)
-        else:
-            _exchange(placement, shards, exchange)
-        return True
+            return True
     return False
 
 

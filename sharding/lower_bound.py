@@ -12,9 +12,10 @@ def lower_bound(
 ) -> float:
     """Returns a bound on the sum over phases of the largest load, in microseconds, charges apart.
 
-    It is the least T for which the tables, each sharded by an option whose single shard costs at most
-    T, can have costs of T x ranks in all and memory within the sum of `capacity`, where both may mix
-    options (a Lagrangian relaxation).
+    An option can be part of a plan that takes T only if one of its shards, on top of ranks that have
+    in each phase no less than the mean of the least there is to do, takes at most T. The bound is the
+    least T for which such options can have costs of T x ranks in all, within the sum of `capacity`
+    (a Lagrangian relaxation).
 
     Args:
         problem: what is planned.
@@ -27,16 +28,18 @@ def lower_bound(
     ranks = problem.job.ranks
     shards = problem.option_shards
     usable = allowed & fits_somewhere(problem, capacity)
-    shard_cost = problem.costs.sum(axis=1)
-    average = shards * shard_cost / ranks
-    memory = shards * problem.memory
     first = problem.first_options
+    memory = shards * problem.memory
+    averages = np.where(usable[:, None], problem.costs * shards[:, None] / ranks, np.inf)
+    least = np.minimum.reduceat(averages, first).sum(axis=0)
+    at_least = np.maximum(problem.costs, least).sum(axis=1)
+    average = averages.sum(axis=1)
 
     def relaxed(limit: float) -> float:
-        costs = np.where(usable & (shard_cost <= limit), average, np.inf)
+        costs = np.where(at_least <= limit, average, np.inf)
         return _cheapest_within(costs, memory, capacity.sum(), first)
 
-    low, high = 0.0, float(shard_cost.max(initial=0.0))
+    low, high = 0.0, float(at_least.max(initial=0.0))
     at_most = relaxed(high)
     if at_most >= high:
         return at_most

@@ -219,7 +219,8 @@ def _costs(
     charge += _op_constant(works, phases["forward"], model.lookup_forward)
     if job.training:
         backward = np.asarray(model.marginal_backward(works))
-        phases["gradients"] = phases["embeddings"]
+        # Gradients go the same way back, so that the slowest rank of both exchanges is the same.
+        phases["embeddings"] = 2 * phases["embeddings"]
         phases["backward"] = backward
         charge += rows_line.constant + _op_constant(works, backward, model.lookup_backward)
     if job.bound > 0:

@@ -7,9 +7,6 @@ from numpy.typing import NDArray
 
 from .options import ALL_RANKS, ONE_HOST, Problem
 
-# A load counts by its 8th power, a stand-in for "the slowest rank" by which the second slowest
-# matters, too.
-_SQUARINGS = 3
 
 
 def choose_ranks(problem: Problem, option: int, added: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -34,6 +31,8 @@ class Placement:
         scale: (phases), microseconds, what a rank's load would be if all were equal.
 
     Attributes:
+        squarings: a load counts by its power of 2**squarings, a stand-in for "the slowest rank" by
+            which the second slowest matters, too.
         loads: (phases, ranks), microseconds.
         memory: (ranks), bytes.
         option: (tables), index of the option of each table, -1 where it is not placed.
@@ -45,6 +44,7 @@ class Placement:
     ) -> None:
         self.problem = problem
         self.capacity = capacity
+        self.squarings = 3
         self.scale = np.maximum(scale, 1e-9)[:, None]
         ranks = problem.job.ranks
         self.loads = np.zeros((len(problem.phases), ranks))
@@ -55,6 +55,7 @@ class Placement:
     def copy(self) -> Placement:
         """Returns a placement that can be changed apart from this one."""
         other = Placement(self.problem, self.capacity, self.scale[:, 0])
+        other.squarings = self.squarings
         other.loads, other.memory = self.loads.copy(), self.memory.copy()
         other.option, other.ranks = self.option.copy(), list(self.ranks)
         return other
@@ -78,7 +79,7 @@ class Placement:
     def penalty(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns what each rank's loads, (phases, ...), count for in the search."""
         power = loads.reshape(len(self.scale), -1) / self.scale
-        for _ in range(_SQUARINGS):
+        for _ in range(self.squarings):
             power *= power
         result: NDArray[np.float64] = (self.scale[:, 0] @ power).reshape(loads.shape[1:])
         return result

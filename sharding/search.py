@@ -24,7 +24,8 @@ _SHARES = (1.0, 0.5, 0.25, 0.125)
 _PRICES = (0.0, 0.3, 3.0, 1e6)
 # A plan this near to the lower bound is not improved further.
 _NEAR = 1.002
-_STEPS = 400
+# First plans that are improved; of larger problems fewer.
+_STARTS, _STARTS_OF_LARGE, _LARGE = 8, 2, 2000
 # Sets of groups that are searched, the most promising first.
 _SETS = 4
 # Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
@@ -154,5 +155,6 @@ def _search_within(
     if not starts:
         return None, fewest_left[0]
     starts.sort(key=_with_charges)
-    improved = [improve(start, allowed, bound * _NEAR, _STEPS) for start in starts[:2]]
+    most = _STARTS if len(problem.options) < _LARGE else _STARTS_OF_LARGE
+    improved = [improve(start, allowed, bound * _NEAR) for start in starts[:most]]
     return min(improved, key=_with_charges), None

@@ -25,7 +25,7 @@ _PRICES = (0.0, 0.3, 3.0, 1e6)
 # A plan this near to the lower bound is not improved further.
 _NEAR = 1.002
 # First plans that are improved; of larger problems fewer.
-_STARTS, _STARTS_OF_LARGE, _LARGE = 8, 2, 2000
+_STARTS, _STARTS_OF_LARGE, _LARGE = 4, 2, 500
 # Sets of groups that are searched, the most promising first.
 _SETS = 4
 # Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
@@ -105,17 +105,17 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
         raise explain(problem, capacity, reserved, None)
     # A plan uses just one of the sets, so that the least of their bounds is one for all plans.
     lowest = min(promising, key=_first)[0]
-    best: Placement | None = None
+    starts = []
     left_over = None
-    for least, _, bound, allowed in sorted(promising, key=lambda entry: entry[:2])[:_SETS]:
-        if best is not None and least >= _with_charges(best) / _NEAR:
-            break
-        found, left_over = _search_within(problem, allowed, capacity, bound)
-        if found is not None and (best is None or _with_charges(found) < _with_charges(best)):
-            best = found
-    if best is None:
+    for _, _, bound, allowed in sorted(promising, key=lambda entry: entry[:2])[:_SETS]:
+        found, left_over = _starts(problem, allowed, capacity, bound)
+        starts.extend((_with_charges(start), start, bound, allowed) for start in found)
+    if not starts:
         raise explain(problem, capacity, reserved, left_over)
-    return best, lowest
+    starts.sort(key=lambda entry: entry[0])
+    many = _STARTS if len(problem.options) < _LARGE else _STARTS_OF_LARGE
+    improved = [improve(start, allowed, bound * _NEAR) for _, start, bound, allowed in starts[:many]]
+    return min(improved, key=_with_charges), lowest
 
 
 def _first(entry: tuple[float, int, float, NDArray[np.bool_]]) -> float:
@@ -132,13 +132,13 @@ def _sets_of_groups(problem: Problem) -> Iterator[frozenset[str]]:
                 yield frozenset(chosen)
 
 
-def _search_within(
+def _starts(
     problem: Problem,
     allowed: NDArray[np.bool_],
     capacity: NDArray[np.float64],
     bound: float,
-) -> tuple[Placement | None, int | None]:
-    """Returns the best plan of the allowed options, or a table that found no room."""
+) -> tuple[list[Placement], int | None]:
+    """Returns first plans of the allowed options, or none and a table that found no room."""
     starts: list[Placement] = []
     fewest_left: list[int] = []
     for price in _PRICES:
@@ -152,9 +152,4 @@ def _search_within(
                 fewest_left = left
         if starts:
             break
-    if not starts:
-        return None, fewest_left[0]
-    starts.sort(key=_with_charges)
-    most = _STARTS if len(problem.options) < _LARGE else _STARTS_OF_LARGE
-    improved = [improve(start, allowed, bound * _NEAR) for start in starts[:most]]
-    return min(improved, key=_with_charges), None
+    return starts, fewest_left[0] if fewest_left else None

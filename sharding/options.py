@@ -48,6 +48,23 @@ class Option:
     group: str
     spread: int
 
+    def placed(self, table: Table, ranks: Sequence[int]) -> PlacedTable:
+        """Returns `table` sharded this way, with a rank for each shard."""
+        by_column = self.sharding_type == COLUMN_WISE
+        shards = []
+        for index, rank in enumerate(ranks):
+            row_offset = 0 if by_column else index * self.rows
+            shards.append(
+                PlacedShard(
+                    rank=rank,
+                    rows=min(self.rows, table.rows - row_offset),
+                    columns=self.columns,
+                    row_offset=row_offset,
+                    column_offset=index * self.columns if by_column else 0,
+                )
+            )
+        return PlacedTable(table, self.sharding_type, tuple(shards))
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -97,25 +114,6 @@ class Problem:
     def first_options(self) -> NDArray[np.intp]:
         """Index of each table's first option."""
         return np.searchsorted(self.option_table, np.arange(len(self.tables)))
-
-    def placed(self, option: int, ranks: Sequence[int]) -> PlacedTable:
-        """Returns a table sharded by `option`, with a rank for each shard."""
-        chosen = self.options[option]
-        table = self.tables[chosen.table]
-        shards = []
-        for index, rank in enumerate(ranks):
-            by_column = chosen.sharding_type == COLUMN_WISE
-            row_offset = 0 if by_column else index * chosen.rows
-            shards.append(
-                PlacedShard(
-                    rank=int(rank),
-                    rows=min(chosen.rows, table.rows - row_offset),
-                    columns=chosen.columns,
-                    row_offset=row_offset,
-                    column_offset=index * chosen.columns if by_column else 0,
-                )
-            )
-        return PlacedTable(table, chosen.sharding_type, tuple(shards))
 
 
 def options_of(index: int, table: Table, job: Job) -> list[Option]:

@@ -78,8 +78,10 @@ def search(problem: Problem) -> Found:
             "Use a smaller batch or bound, or more memory",
         )
     plan = tuple(
-        problem.placed(int(option), ranks.tolist())
-        for option, ranks in zip(placement.option, placement.ranks, strict=True)
+        problem.options[option].placed(table, ranks.tolist())
+        for table, option, ranks in zip(
+            problem.tables, placement.option, placement.ranks, strict=True
+        )
     )
     return Found(plan, _with_charges(placement), bound, placement)
 

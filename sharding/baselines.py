@@ -24,8 +24,8 @@ def table_iii_plan(
     """Returns the plan of one of `TABLE_III`: whole tables, whatever memory and constraints say.
 
     Args:
-        sharder: its name. The greedy ones give the tables, the costliest first, to the rank with the
-            least sum of costs.
+        sharder: its name. The greedy ones give the tables, the costliest first, to the rank with
+            the least sum of costs.
         workload: the tables.
         job: the ranks.
         seed: of the random one.

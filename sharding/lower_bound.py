@@ -12,10 +12,10 @@ def lower_bound(
 ) -> float:
     """Returns a bound on the sum over phases of the largest load, in microseconds, charges apart.
 
-    An option can be part of a plan that takes T only if one of its shards, on top of ranks that have
-    in each phase no less than the mean of the least there is to do, takes at most T. The bound is the
-    least T for which such options can have costs of T x ranks in all, within the sum of `capacity`
-    (a Lagrangian relaxation).
+    An option can be part of a plan that takes T only if its shard and the mean of the least there
+    is to do, the larger one in each phase, sum to at most T. The bound is the least T for which
+    such options can have costs of T x ranks in all, within the sum of `capacity` (a Lagrangian
+    relaxation).
 
     Args:
         problem: what is planned.

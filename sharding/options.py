@@ -101,6 +101,13 @@ class Problem:
         return np.array([option.table for option in self.options])
 
     @cached_property
+    def module_groups(self) -> NDArray[np.intp]:
+        """Number of the pair of a module and a group of each option."""
+        pairs = [(self.tables[option.table].module, option.group) for option in self.options]
+        numbers = {pair: number for number, pair in enumerate(sorted(set(pairs)))}
+        return np.array([numbers[pair] for pair in pairs])
+
+    @cached_property
     def option_shards(self) -> NDArray[np.intp]:
         """Number of shards of each option."""
         return np.array([option.shards for option in self.options])
@@ -121,9 +128,7 @@ def options_of(index: int, table: Table, job: Job) -> list[Option]:
     options = []
     types = table.sharding_types
     if TABLE_WISE in types:
-        options.append(
-            Option(index, TABLE_WISE, table.rows, table.dim, 1, TABLE_WISE, ANY_RANKS)
-        )
+        options.append(Option(index, TABLE_WISE, table.rows, table.dim, 1, TABLE_WISE, ANY_RANKS))
     if COLUMN_WISE in types:
         for columns in _column_widths(table, job.ranks):
             shards = table.dim // columns

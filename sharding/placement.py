@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from .options import ALL_RANKS, ONE_HOST, Problem
 
 
-
 def choose_ranks(problem: Problem, option: int, added: NDArray[np.float64]) -> NDArray[np.intp]:
     """Returns the ranks for the shards of `option` that add least, from what each rank adds."""
     chosen, host_ranks = problem.options[option], problem.job.host_ranks
@@ -66,15 +65,11 @@ class Placement:
         return float(self.loads.max(axis=1).sum())
 
     @property
-    def pairs_in_use(self) -> int:
-        """Number of pairs of a module and a group, each of which costs a charge."""
+    def cost(self) -> float:
+        """The objective with the charges of all pairs of a module and a group in use."""
         problem = self.problem
-        return len(
-            {
-                (problem.tables[table].module, problem.options[option].group)
-                for table, option in enumerate(self.option)
-            }
-        )
+        used = problem.module_groups[self.option[self.option >= 0]]
+        return self.objective + problem.charge * len(np.unique(used))
 
     def penalty(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns what each rank's loads, (phases, ...), count for in the search."""

@@ -82,8 +82,8 @@ class Rating:
 
     Attributes:
         ranks: each one's.
-        step: from one step's start to the next one's. At bound 0 every phase takes as long as on its
-            slowest rank, above it the step as long as the slowest rank's sum.
+        step: from one step's start to the next one's. At bound 0 every phase takes as long as on
+            its slowest rank, above it the step as long as the slowest rank's sum.
         phases: the step's parts by name; at bound > 0 those of the slowest rank.
     """
 
@@ -92,13 +92,12 @@ class Rating:
     phases: dict[str, Estimate]
 
 
-def rate(
-    plan: Iterable[PlacedTable], workload: Workload, job: Job, model: CostModel
-) -> Rating:
+def rate(plan: Iterable[PlacedTable], workload: Workload, job: Job, model: CostModel) -> Rating:
     """Returns what `plan` is predicted to take.
 
-    The tables of a module that are sharded in the same way share lookup and exchanges. An all-to-all
-    takes as long as the rank that sends or receives most (performance modelling paper, sec. IV-A).
+    The tables of a module that are sharded in the same way share lookup and exchanges. An
+    all-to-all takes as long as the rank that sends or receives most (performance modelling paper,
+    sec. IV-A).
     """
     groups: dict[tuple[str, str], _Group] = {}
     for placed in plan:
@@ -121,9 +120,7 @@ def rate(
         ids, embeddings = _exchanges(each, job, model, rank)
         held = sum(float(group.held[rank]) for group in each)
         shards = sum(len(group.works[rank]) for group in each)
-        ranks.append(
-            RankRating(forward, backward, ids, embeddings, held, slots, results, shards)
-        )
+        ranks.append(RankRating(forward, backward, ids, embeddings, held, slots, results, shards))
     return _with_step(ranks, each, job, model)
 
 
@@ -170,7 +167,7 @@ class _Group:
 def _exchanges(
     groups: Sequence[_Group], job: Job, model: CostModel, rank: int | None
 ) -> tuple[Estimate, Estimate]:
-    """Returns the times of ids and of embeddings and gradients, as they are or of one rank alone."""
+    """Returns the times of ids, and of embeddings with gradients: as they are, or as on `rank`."""
 
     def time(by_holder: NDArray[np.float64]) -> Estimate:
         at_holder, at_others = by_holder * job.ranks, np.full(job.ranks, by_holder.sum())
@@ -184,4 +181,3 @@ def _exchanges(
         total(time(group.ids) for group in groups),
         total(time(group.rows) for group in groups for _ in range(ways_back)),
     )
-

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .greedy import choose_options, place
 from .infeasible import InfeasiblePlanError, explain, fits_somewhere
-from .local_search import improve
+from .local_search import improve, polish
 from .lower_bound import lower_bound
 from .options import Problem
 from .placement import Placement
@@ -83,11 +83,7 @@ def search(problem: Problem) -> Found:
             problem.tables, placement.option, placement.ranks, strict=True
         )
     )
-    return Found(plan, _with_charges(placement), bound, placement)
-
-
-def _with_charges(placement: Placement) -> float:
-    return placement.objective + placement.pairs_in_use * placement.problem.charge
+    return Found(plan, placement.cost, bound, placement)
 
 
 def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
@@ -111,13 +107,18 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     left_over = None
     for _, _, bound, allowed in sorted(promising, key=lambda entry: entry[:2])[:_SETS]:
         found, left_over = _starts(problem, allowed, capacity, bound)
-        starts.extend((_with_charges(start), start, bound, allowed) for start in found)
+        starts.extend((start.cost, start, bound, allowed) for start in found)
     if not starts:
         raise explain(problem, capacity, reserved, left_over)
     starts.sort(key=lambda entry: entry[0])
     many = _STARTS if len(problem.options) < _LARGE else _STARTS_OF_LARGE
-    improved = [improve(start, allowed, bound * _NEAR) for _, start, bound, allowed in starts[:many]]
-    return min(improved, key=_with_charges), lowest
+    improved = [
+        (improve(start, allowed, bound * _NEAR), allowed)
+        for _, start, bound, allowed in starts[:many]
+    ]
+    best, allowed = min(improved, key=lambda entry: entry[0].cost)
+    polish(best, allowed)
+    return best, lowest
 
 
 def _first(entry: tuple[float, int, float, NDArray[np.bool_]]) -> float:

@@ -17,8 +17,8 @@ class ExchangeCosts:
 def exchange_costs(model: CostModel, job: Job, bytes_per_rank: float) -> ExchangeCosts:
     """Returns the line through the model's times at `bytes_per_rank` and twice as much.
 
-    A rank alone exchanges nothing. Where the model falls with more bytes the line is flat, and where
-    it would be negative at no bytes it starts at 0.
+    A rank alone exchanges nothing. Where the model falls with more bytes the line is flat, where it
+    would be negative at no bytes it starts at 0.
     """
     if job.ranks == 1:
         return ExchangeCosts(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""A first plan: an option for every table, then the largest shards first to where they add least."""
+"""A first plan: options for all tables, then the largest shards first to where they add least."""
 
 import numpy as np
 from numpy.typing import NDArray

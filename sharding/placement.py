@@ -17,7 +17,7 @@ def choose_ranks(problem: Problem, option: int, added: NDArray[np.float64]) -> N
         host = int(added.reshape(-1, host_ranks).sum(axis=1).argmin())
         return np.arange(host * host_ranks, (host + 1) * host_ranks)
     if chosen.shards == 1:
-        return added.argmin(keepdims=True)
+        return np.array([added.argmin()])
     return np.argsort(added, kind="stable")[: chosen.shards]
 
 

@@ -103,7 +103,7 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
         raise explain(problem, capacity, reserved, None)
     # A plan uses just one of the sets, so that the least of their bounds is one for all plans.
     lowest = min(promising, key=_first)[0]
-    starts = []
+    starts: list[tuple[float, Placement, float, NDArray[np.bool_]]] = []
     left_over = None
     for _, _, bound, allowed in sorted(promising, key=lambda entry: entry[:2])[:_SETS]:
         found, left_over = _starts(problem, allowed, capacity, bound)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
 from torchrec_bls.sharding.estimates import AdditiveCosts, Estimate, LookupWork
 
 

@@ -1,9 +1,9 @@
 """Plans of random models executed at 4 ranks: ours, TorchRec's, Table III's and random ones.
 
 One training step of an EmbeddingBagCollection, forward and backward; the slowest rank counts. All
-plans of a model are in the same processes and take turns step by step, so that what the machine does
-meanwhile hits all alike. Every model is kept as soon as it is done: the same command goes on where
-it stopped.
+plans of a model are in the same processes and take turns step by step, so that what the machine
+does meanwhile hits all alike. Every model is kept as soon as it is done: the same command goes on
+where it stopped.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from sharding_models import TableSpec, ZipfReuse, batch_of, module_of, random_sp
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-
-from torchrec_bls import BLSEmbeddingBagCollectionSharder
 from torchrec_bls.sharding.baselines import TABLE_III, random_plan, table_iii_plan
 from torchrec_bls.sharding.job import Job
 from torchrec_bls.sharding.planner import BLSShardingPlanner
 from torchrec_bls.sharding.rating import rate
 from torchrec_bls.sharding.torchrec_plan import from_sharding_plan, to_sharding_plan
 from torchrec_bls.sharding.torchrec_tables import workload_of
+
+from torchrec_bls import BLSEmbeddingBagCollectionSharder
 
 BACKENDS = ("gloo", "bls")
 _TABLES, _ROWS = (8, 20), (1e3, 2e5)
@@ -121,13 +121,16 @@ def _measure(
     topology = Topology(world_size=ranks, compute_device="cpu", ddr_cap=_DDR)
     reuse = {f"t{index}": ZipfReuse(spec) for index, spec in enumerate(specs)}
     workload = workload_of(module, [sharder], "cpu", 1, reuse=reuse)
-    job = Job(ranks, batch, [_DDR] * ranks, backend=backend)
+    cores = len(os.sched_getaffinity(0))
+    job = Job(ranks, batch, [_DDR] * ranks, backend=backend, cores_per_host=cores)
     costs = costs_of(settings["profile"])
     constraints = {
         f"t{index}": ParameterConstraints(pooling_factors=[spec.pooling])
         for index, spec in enumerate(specs)
     }
-    ours = BLSShardingPlanner(topology, batch, costs=costs, reuse=reuse, backend=backend)
+    ours = BLSShardingPlanner(
+        topology, batch, costs=costs, reuse=reuse, backend=backend, cores_per_host=cores
+    )
     theirs = EmbeddingShardingPlanner(topology, batch, constraints=constraints, debug=False)
     plans = {
         "ours": ours.collective_plan(module, [sharder]),

@@ -40,7 +40,8 @@ def place(
     shards = problem.option_shards[chosen]
     total = (problem.costs[chosen] * shards[:, None]).sum(axis=0)
     # No phase can be faster than its largest shard, whatever the mean.
-    scale = np.maximum(total / problem.job.ranks, problem.costs[chosen].max(axis=0))
+    mean = total * problem.crowding / problem.job.ranks
+    scale = np.maximum(mean, problem.costs[chosen].max(axis=0))
     placement = Placement(problem, capacity, scale)
     spread = problem.option_spread[chosen]
     size = problem.costs[chosen].sum(axis=1) + price * problem.memory[chosen]

@@ -21,6 +21,7 @@ class Job:
         training: whether there is a backward.
         host_memory_bytes: of each rank, for the slots of bounded-lag channels where the weights are
             elsewhere; None: they take from `memory_bytes`.
+        cores_per_host: that the ranks of a host share, one each if there are enough; None: enough.
         memory_kind: how `memory_bytes` is called in messages: "HBM" or "DDR".
     """
 
@@ -32,6 +33,7 @@ class Job:
     bound: int = 0
     training: bool = True
     host_memory_bytes: Sequence[int] | None = None
+    cores_per_host: int | None = None
     memory_kind: str = "DDR"
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class Job:
         for memory in (self.memory_bytes, self.host_memory_bytes):
             if memory is not None and len(memory) != self.ranks:
                 raise ValueError(f"{len(memory)} capacities were given for {self.ranks} ranks")
+        if self.cores_per_host is not None and self.cores_per_host < 1:
+            raise ValueError(f"cores_per_host is {self.cores_per_host}")
         if self.ranks % self.host_ranks:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.host_ranks}")
 
@@ -55,6 +59,11 @@ class Job:
     def host_ranks(self) -> int:
         """Ranks that share a host."""
         return self.ranks_per_host or self.ranks
+
+    @property
+    def ranks_per_core(self) -> float:
+        """How many ranks share a core, at least 1."""
+        return max(1.0, self.host_ranks / (self.cores_per_host or self.host_ranks))
 
     @property
     def samples(self) -> int:

@@ -30,7 +30,8 @@ def lower_bound(
     usable = allowed & fits_somewhere(problem, capacity)
     first = problem.first_options
     memory = shards * problem.memory
-    averages = np.where(usable[:, None], problem.costs * shards[:, None] / ranks, np.inf)
+    crowded = problem.costs * problem.crowding / ranks
+    averages = np.where(usable[:, None], crowded * shards[:, None], np.inf)
     least = np.minimum.reduceat(averages, first).sum(axis=0)
     at_least = np.maximum(problem.costs, least).sum(axis=1)
     average = averages.sum(axis=1)

@@ -25,6 +25,9 @@ from .traffic import ShardTraffic, result_bytes, shard_traffic
 # Where the shards of an option go.
 ANY_RANKS, ONE_HOST, ALL_RANKS = range(3)
 
+# Phases in which ranks need a core of their own.
+COMPUTE = ("forward", "backward")
+
 
 @dataclass(frozen=True)
 class Option:
@@ -70,8 +73,9 @@ class Option:
 class Problem:
     """The search's problem: one option for each table and ranks for its shards.
 
-    The objective, in microseconds: the sum over phases of the largest rank's load, plus `charge`
-    for each pair of a module and a group in use.
+    The objective, in microseconds: the sum over phases of the largest rank's load, or of the mean
+    load times the phase's `crowding` where that is more, plus `charge` for each pair of a module
+    and a group in use.
 
     Attributes:
         job: what the plan is for.
@@ -80,6 +84,7 @@ class Problem:
         traffic: of a shard of each option.
         costs: (options, phases), microseconds that a shard adds to its rank.
         phases: names of the phases.
+        crowding: (phases), how many ranks share what the phase needs.
         memory: (options), bytes that a shard adds to its rank.
         charge: microseconds of a module's constant costs per group.
         fixed_bytes: what every rank keeps whatever the plan.
@@ -91,6 +96,7 @@ class Problem:
     traffic: Sequence[ShardTraffic]
     costs: NDArray[np.float64]
     phases: tuple[str, ...]
+    crowding: NDArray[np.float64]
     memory: NDArray[np.float64]
     charge: float
     fixed_bytes: float
@@ -196,6 +202,7 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         traffic=traffic,
         costs=costs,
         phases=phases,
+        crowding=np.array([job.ranks_per_core if name in COMPUTE else 1.0 for name in phases]),
         memory=np.array([shard.held_bytes for shard in traffic]),
         charge=charge,
         fixed_bytes=sum(

@@ -61,8 +61,9 @@ class Placement:
 
     @property
     def objective(self) -> float:
-        """Sum over phases of the largest load, microseconds, without charges."""
-        return float(self.loads.max(axis=1).sum())
+        """Sum of the phases (options.Problem), microseconds, without charges."""
+        crowded = self.loads.mean(axis=1) * self.problem.crowding
+        return float(np.maximum(self.loads.max(axis=1), crowded).sum())
 
     @property
     def cost(self) -> float:

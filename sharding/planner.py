@@ -52,6 +52,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         backend: of the exchanges: "bls" for the bounded-lag sharders, "gloo" for TorchRec's own.
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
+        cores_per_host: if the ranks of a host have to share so many; None: each has its own.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         backend: str = "bls",
         bound: int = 0,
         training: bool | None = None,
+        cores_per_host: int | None = None,
     ) -> None:
         self._topology = topology or Topology(
             local_world_size=get_local_size(),
@@ -82,6 +84,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._backend = backend
         self._bound = bound
         self._training = bound == 0 if training is None else training
+        self._cores_per_host = cores_per_host
         self._last: tuple[Workload, Found] | None = None
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
@@ -143,5 +146,6 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             bound=self._bound,
             training=self._training,
             host_memory_bytes=None if on_cpu else ddr,
+            cores_per_host=self._cores_per_host,
             memory_kind="DDR" if on_cpu else "HBM",
         )

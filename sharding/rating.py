@@ -26,9 +26,12 @@ def total(estimates: Iterable[Estimate]) -> Estimate:
     )
 
 
-def slowest(estimates: Iterable[Estimate]) -> Estimate:
-    """Returns the estimate of the rank that takes longest."""
-    return max(estimates, key=lambda one: one.microseconds)
+def crowded(estimates: Sequence[Estimate], job: Job) -> Estimate:
+    """Returns when all ranks are done: the slowest one, or all of them on the cores they share."""
+    share = job.ranks_per_core / len(estimates)
+    together = total(estimates)
+    on_cores = Estimate(*(share * time for time in vars(together).values()))
+    return max(*estimates, on_cores, key=lambda one: one.microseconds)
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class RankRating:
     Attributes:
         forward: its lookups.
         backward: their backward; nothing without training.
-        ids: the exchange of ids, if all ranks had as much to move as this one.
-        embeddings: that of embeddings, likewise, and of gradients when training.
+        ids: the exchange of the ids of its shards, if all ranks had as many.
+        embeddings: that of its shards' embeddings, likewise, and of gradients when training.
         shard_bytes: weights, optimizer state and what iterations in flight keep.
         slot_bytes: of its bounded-lag channels.
         result_bytes: of the embeddings of its own samples.
@@ -83,7 +86,7 @@ class Rating:
     Attributes:
         ranks: each one's.
         step: from one step's start to the next one's. At bound 0 every phase takes as long as on
-            its slowest rank, above it the step as long as the slowest rank's sum.
+            its slowest rank, or as all ranks on the cores they share; above it the step as long as the slowest rank's sum.
         phases: the step's parts by name; at bound > 0 those of the slowest rank.
     """
 
@@ -134,11 +137,11 @@ def _with_step(
         ids, embeddings = _exchanges(groups, job, model, None)
         phases = {
             "ids": ids,
-            "forward": slowest(rank.forward for rank in ranks),
+            "forward": crowded([rank.forward for rank in ranks], job),
             "embeddings": embeddings,
         }
         if job.training:
-            phases["backward"] = slowest(rank.backward for rank in ranks)
+            phases["backward"] = crowded([rank.backward for rank in ranks], job)
     return Rating(ranks, total(phases.values()), phases)
 
 
@@ -172,8 +175,7 @@ def _exchanges(
     def time(by_holder: NDArray[np.float64]) -> Estimate:
         at_holder, at_others = by_holder * job.ranks, np.full(job.ranks, by_holder.sum())
         if rank is not None:
-            mine = max(at_holder[rank], at_others[rank])
-            at_holder = at_others = np.full(job.ranks, mine)
+            at_holder = at_others = np.full(job.ranks, at_holder[rank])
         return model.all_to_all(at_others.tolist(), at_holder.tolist(), job.backend)
 
     ways_back = 2 if job.training else 1

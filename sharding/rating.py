@@ -86,7 +86,8 @@ class Rating:
     Attributes:
         ranks: each one's.
         step: from one step's start to the next one's. At bound 0 every phase takes as long as on
-            its slowest rank, or as all ranks on the cores they share; above it the step as long as the slowest rank's sum.
+            its slowest rank, or as all ranks on the cores they share; above it the step as long as
+            the slowest rank's sum.
         phases: the step's parts by name; at bound > 0 those of the slowest rank.
     """
 

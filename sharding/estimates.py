@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Estimate:
-    """A predicted time with the interval in which 9 of 10 measurements are expected, in microseconds.
+    """A predicted time with the interval in which 9 of 10 measurements are expected.
 
     Attributes:
         microseconds: the prediction.
-        low: lower end of the interval.
-        high: upper end of the interval.
+        low: lower end of the interval, microseconds.
+        high: upper end of the interval, microseconds.
     """
 
     microseconds: float

@@ -1,0 +1,1 @@
+"""Measures this machine: `torchrec-bls calibrate`."""

@@ -1,0 +1,149 @@
+"""Times collectives between processes of this machine."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from .messages import WORD_BYTES, Message
+from .processes import run_ranks
+
+#: One sample is the mean of calls back to back that take about this long.
+SAMPLE_SECONDS = 0.004
+MOST_CALLS = 20
+LEAST_ROUNDS = 5
+_START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class CollectiveTask:
+    """The messages of one backend among the first so many ranks.
+
+    Attributes:
+        backend: "gloo" or "bls".
+        world_size: ranks.
+        messages: for that many ranks.
+        seconds: rounds over all messages end after this time, but at least `LEAST_ROUNDS` are made.
+    """
+
+    backend: str
+    world_size: int
+    messages: tuple[Message, ...]
+    seconds: float
+
+
+def measure_collectives(tasks: Sequence[CollectiveTask]) -> Iterator[list[dict[str, Any]]]:
+    """Times messages between new processes.
+
+    Args:
+        tasks: one after the other, in the same processes.
+
+    Yields:
+        For each task its messages' fields, each with `backend`, `world_size` and `us`: one sample a
+        round, the microseconds of the slowest rank.
+
+    Raises:
+        RankError: a rank failed.
+    """
+    deadline = _START_SECONDS + sum(20 * task.seconds + len(task.messages) for task in tasks)
+    with tempfile.TemporaryDirectory() as folder:
+        yield from run_ranks(
+            _rank,
+            max(task.world_size for task in tasks),
+            (Path(folder) / "store").as_uri(),
+            tuple(tasks),
+            deadline,
+            deadline_seconds=deadline,
+        )
+
+
+def _rank(
+    rank: int, world_size: int, store: str, tasks: tuple[CollectiveTask, ...], deadline: float
+) -> Iterator[list[dict[str, Any]]]:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=deadline)
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=world_size, timeout=timeout
+    )
+    for task in tasks:
+        members = list(range(task.world_size))
+        group = dist.new_group(members, backend=task.backend, timeout=timeout)
+        if rank in members:
+            assert group is not None
+            yield _measure(task, rank, group)
+        # The others sleep here meanwhile.
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _measure(task: CollectiveTask, rank: int, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    works = _prepare(task, rank, group)
+    calls = [_calls(work, group) for work in works]
+    samples: list[list[float]] = [[] for _ in works]
+    end = time.monotonic() + task.seconds
+    rounds = 0
+    while rounds < LEAST_ROUNDS or _everybody_has_time(end, group):
+        # The same order for all ranks, another one each round.
+        for i in np.random.default_rng(rounds).permutation(len(works)):
+            samples[i].append(round(_slowest_us(works[i], calls[i], group), 2))
+        rounds += 1
+    return [
+        {
+            **message.as_json(),
+            "backend": task.backend,
+            "world_size": task.world_size,
+            "us": each,
+        }
+        for message, each in zip(task.messages, samples, strict=True)
+    ]
+
+
+def _prepare(
+    task: CollectiveTask, rank: int, group: dist.ProcessGroup
+) -> list[Callable[[], object]]:
+    """One function for each message; all of them use the same two buffers."""
+    words = max(message.largest_rank_bytes() for message in task.messages) // WORD_BYTES
+    source, target = torch.zeros(words), torch.ones(words)
+    works: list[Callable[[], object]] = []
+    for message in task.messages:
+        if message.operation == "all_reduce":
+            part = source[: message.bytes[0][0] // WORD_BYTES]
+            works.append(lambda t=part: dist.all_reduce(t, group=group))
+        else:
+            sent = [size // WORD_BYTES for size in message.bytes[rank]]
+            received = [row[rank] // WORD_BYTES for row in message.bytes]
+            arguments = (target[: sum(received)], source[: sum(sent)], received, sent)
+            works.append(lambda a=arguments: dist.all_to_all_single(*a, group=group))
+    return works
+
+
+def _calls(work: Callable[[], object], group: dist.ProcessGroup) -> int:
+    """How many calls make a sample; the slowest rank decides."""
+    work()
+    microseconds = _slowest_us(work, 1, group)
+    return max(1, min(MOST_CALLS, int(SAMPLE_SECONDS * 1e6 / microseconds)))
+
+
+def _slowest_us(work: Callable[[], object], calls: int, group: dist.ProcessGroup) -> float:
+    dist.barrier(group)
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    elapsed = torch.tensor((time.perf_counter() - start) / calls * 1e6, dtype=torch.float64)
+    dist.all_reduce(elapsed, dist.ReduceOp.MAX, group=group)
+    return elapsed.item()
+
+
+def _everybody_has_time(end: float, group: dist.ProcessGroup) -> bool:
+    late = torch.tensor(float(time.monotonic() >= end))
+    dist.all_reduce(late, dist.ReduceOp.MAX, group=group)
+    return not late.item()

@@ -1,0 +1,174 @@
+"""Fits a profile to the measurements of a calibration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accuracy import gmae_percent
+from ..collective_fit import choose_curve
+from ..collective_model import CollectiveModel, largest_rank_bytes
+from ..intervals import interval_log
+from ..lookup_fit import LEAST_OPS, fit_lookup, samples_of
+from ..lookup_model import LookupModel
+from ..machine import Machine
+from ..profile import MemoryCurve, Profile, ProfileError
+from .labels import collective_us, lookup_us
+
+Floats = npt.NDArray[np.float64]
+Entries = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CollectiveSamples:
+    """Measured messages of one operation on one backend among some ranks.
+
+    Attributes:
+        role: (n,) of each message: "grid", "between" or "uneven".
+        message_bytes: (n,) float64, by the largest-rank rule.
+        measured_us: (n,) float64.
+        visits_us: (visits, n) float64, by each of the visits alone.
+    """
+
+    role: npt.NDArray[np.str_]
+    message_bytes: Floats
+    measured_us: Floats
+    visits_us: Floats
+
+
+def fit_profile(
+    entries: Entries, *, name: str, machine: Machine, optimizer: str, measured_at: str
+) -> Profile:
+    """Fits everything.
+
+    Args:
+        entries: of `Records`.
+        name: of the machine, for people.
+        machine: that was measured.
+        optimizer: that the backward includes.
+        measured_at: date, ISO 8601.
+
+    Raises:
+        ProfileError: too little was measured.
+    """
+    memory = [entry for entry in entries if entry["kind"] == "memory"]
+    if not memory:
+        raise ProfileError("the calibration stopped before it had read any memory: run it again")
+    return Profile(
+        name=name,
+        measured_at=measured_at,
+        machine=machine,
+        optimizer=optimizer,
+        lookups=_lookup_models(entries),
+        collectives={key: _collective(key, each) for key, each in collectives_of(entries).items()},
+        memory=MemoryCurve(
+            *(
+                np.asarray(memory[0][field], dtype=np.float64)
+                for field in ("buffer_bytes", "bytes_per_us", "row_us")
+            )
+        ),
+        retest_percent=retest_percent(entries),
+    )
+
+
+def lookups_of(entries: Entries, kind: str = "lookup") -> dict[int, dict[str, Any]]:
+    """The measured workloads, each with the repeats of all its visits.
+
+    Args:
+        entries: of `Records`.
+        kind: "lookup", or "retest" for those that were measured again to see how repeatable it is.
+
+    Returns:
+        By index.
+    """
+    workloads = {entry["index"]: entry for entry in entries if entry["kind"] == "workload"}
+    together: dict[int, dict[str, Any]] = {}
+    for entry in entries:
+        if entry["kind"] == kind:
+            index = entry["index"]
+            empty = {**workloads[index], "forward_us": [], "backward_us": []}
+            measured = together.setdefault(index, empty)
+            for direction in ("forward_us", "backward_us"):
+                measured[direction] = [*measured[direction], *entry[direction]]
+    return together
+
+
+def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSamples]:
+    """Collects the messages of each operation, backend and world size, over all visits."""
+    visits: defaultdict[tuple[str, str, int], list[list[dict[str, Any]]]] = defaultdict(list)
+    for entry in entries:
+        if entry["kind"] != "collectives":
+            continue
+        for operation in ("all_to_all", "all_reduce"):
+            of_it = [each for each in entry["messages"] if each["operation"] == operation]
+            visits[operation, entry["backend"], entry["world_size"]].append(of_it)
+    return {key: _collective_samples(each) for key, each in visits.items()}
+
+
+def retest_percent(entries: Entries) -> dict[str, float]:
+    """How much two measurements of the same differ, GMAE in per cent, by what was measured."""
+    first, again = lookups_of(entries), lookups_of(entries, "retest")
+    floors = {}
+    for direction in ("forward", "backward"):
+        pairs = [
+            (lookup_us(first[index], direction), lookup_us(entry, direction))
+            for index, entry in again.items()
+        ]
+        if pairs:
+            before, after = np.asarray(pairs).T
+            floors[f"lookup_{direction}"] = round(gmae_percent(after, before), 2)
+    for (operation, backend, world_size), samples in collectives_of(entries).items():
+        if len(samples.visits_us) > 1:
+            floor = gmae_percent(samples.visits_us[1], samples.visits_us[0])
+            floors[f"{operation}_{backend}_{world_size}_ranks"] = round(floor, 2)
+    return floors
+
+
+def _lookup_models(entries: Entries) -> dict[tuple[bool, str], LookupModel]:
+    models = {}
+    for pooled in (True, False):
+        for direction in ("forward", "backward"):
+            samples = samples_of(list(lookups_of(entries).values()), direction, pooled)
+            if len(samples.measured_us) >= LEAST_OPS:
+                models[pooled, direction] = fit_lookup(samples)
+    if (True, "forward") not in models:
+        raise ProfileError(
+            f"the calibration measured fewer than {LEAST_OPS} pooled lookups: give it more minutes"
+        )
+    return models
+
+
+def _collective(key: tuple[str, str, int], samples: CollectiveSamples) -> CollectiveModel:
+    even = samples.role != "uneven"
+    curve, errors = choose_curve(samples.message_bytes[even], samples.measured_us[even])
+    interval = interval_log(errors)
+    uneven_interval = interval
+    if not even.all():
+        predicted = curve.microseconds(samples.message_bytes[~even])
+        uneven_interval = interval_log(np.log(samples.measured_us[~even] / predicted))
+    sizes = samples.message_bytes[even]
+    return CollectiveModel(
+        *key, curve, interval, uneven_interval, (float(sizes.min()), float(sizes.max()))
+    )
+
+
+def _collective_samples(visits: list[list[dict[str, Any]]]) -> CollectiveSamples:
+    messages = visits[0]
+    sizes = []
+    for message in messages:
+        matrix = np.asarray(message["bytes"])
+        sizes.append(largest_rank_bytes(matrix.sum(axis=1), matrix.sum(axis=0)))
+    samples = [[message["us"] for message in visit] for visit in visits]
+    together = [list(chain.from_iterable(each)) for each in zip(*samples, strict=True)]
+    return CollectiveSamples(
+        role=np.asarray([message["role"] for message in messages]),
+        message_bytes=np.asarray(sizes, dtype=np.float64),
+        measured_us=np.asarray([collective_us(each) for each in together]),
+        visits_us=np.asarray([[collective_us(each) for each in visit] for visit in samples]),
+    )

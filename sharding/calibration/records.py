@@ -1,0 +1,90 @@
+"""The measurements of a calibration, one JSON line each, so that it can go on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..machine import Machine
+from ..profile import ProfileError
+
+_FORMAT = "torchrec-bls measurements"
+_VERSION = 1
+
+
+class Records:
+    """A file of measurements that grows.
+
+    The first line says what is measured. A line that is not complete, of a run that was killed, is
+    dropped.
+
+    Args:
+        path: the file; made if it isn't there.
+        settings: of the calibration; those of the file have to be the same.
+        machine: that measures.
+
+    Raises:
+        ProfileError: the file is of other settings, of another machine, or not such a file.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], machine: Machine) -> None:
+        self._path = path
+        header = {"format": _FORMAT, "version": _VERSION, "settings": settings}
+        self.entries: list[dict[str, Any]] = []
+        if path.exists():
+            head, *self.entries = _read(path)
+            there = {name: head.get(name) for name in header}
+            if there != header or head["machine"]["cpu"] != machine.cpu:
+                raise ProfileError(
+                    f"{path} holds other measurements ({there['settings']} on"
+                    f" {head.get('machine', {}).get('cpu')}): remove it to start anew"
+                )
+            path.write_text("".join(_line(entry) for entry in [head, *self.entries]))
+        else:
+            path.write_text(_line({**header, "machine": machine.as_json()}))
+
+    def add(self, kind: str, seconds: float, entry: dict[str, Any]) -> None:
+        """Appends one measurement that took `seconds`."""
+        entry = {"kind": kind, "seconds": round(seconds, 3), **entry}
+        self.entries.append(entry)
+        with self._path.open("a") as file:
+            file.write(_line(entry))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The measurements of one kind."""
+        return [entry for entry in self.entries if entry["kind"] == kind]
+
+    def seconds(self, kind: str) -> float:
+        """What the measurements of one kind took."""
+        return float(sum(entry["seconds"] for entry in self.of(kind)))
+
+
+def read_records(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Reads a file of measurements: its first line, and the others.
+
+    Raises:
+        ProfileError: not such a file.
+    """
+    head, *entries = _read(path)
+    return head, entries
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    lines = path.read_text().splitlines(keepends=True)
+    entries = []
+    for number, line in enumerate(lines):
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines) - 1 and number:
+                break
+            raise ProfileError(f"{path}, line {number + 1}, is damaged: remove the file") from error
+    if not entries or entries[0].get("format") != _FORMAT:
+        raise ProfileError(f"{path} is no {_FORMAT}")
+    return iter(entries)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"

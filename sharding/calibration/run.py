@@ -1,0 +1,215 @@
+"""Measures everything within a time, and fits the profile."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ..machine import this_machine
+from ..profile import Profile
+from .collectives import CollectiveTask, measure_collectives
+from .configurations import LookupConfiguration, draw_lookups
+from .fit import fit_profile
+from .memory import measure_memory
+from .messages import messages
+from .records import Records
+
+#: Shares of the time; the rest is for starting processes.
+_LOOKUPS, _RETESTS, _COLLECTIVES = 0.60, 0.10, 0.19
+_MOST_LOOKUPS = 600
+_SECONDS_PER_LOOKUP = 0.15
+_RETEST_EVERY = 7
+
+#: How often everything is measured, far apart: a machine that others share has slow minutes.
+LOOKUP_VISITS = 3
+_COLLECTIVE_VISITS = (0, 2)
+_BACKENDS = ("gloo", "bls")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, and for how long.
+
+    Attributes:
+        minutes: of measuring, all starts together.
+        memory_bytes: what the tables of a lookup, and the buffers of a collective, may take.
+        optimizer: FBGEMM's name of the optimizer in the backward.
+        world_sizes: of the collectives.
+        between: drawn sizes of each collective besides those that double.
+        uneven: uneven all-to-alls for each world size.
+        seed: of everything that is drawn.
+    """
+
+    minutes: float = 9.0
+    memory_bytes: int = 2**30
+    optimizer: str = "exact_sgd"
+    world_sizes: tuple[int, ...] = (2, 4)
+    between: int = 8
+    uneven: int = 12
+    seed: int = 0
+
+
+def measurements_of(profile: Path) -> Path:
+    """The file that the measurements for a profile are kept in."""
+    return profile.with_suffix(".measurements.jsonl")
+
+
+def calibrate(out: Path, name: str, settings: Settings) -> Profile:
+    """Measures this machine and writes its profile.
+
+    What was measured already, by a run that was stopped, is not measured again.
+
+    Args:
+        out: the profile, a .json file. The measurements go into a file beside it.
+        name: of the machine, for people.
+        settings: what to measure.
+
+    Raises:
+        ValueError: `out` does not end in .json.
+        ProfileError: measurements of another machine or other settings lie beside it.
+        RankError: a process of a collective failed.
+    """
+    if out.suffix != ".json":
+        raise ValueError(f"a profile is a .json file, not {out}")
+    machine = this_machine()
+    records = Records(measurements_of(out), _as_lists(asdict(settings)), machine)
+    total = 60 * settings.minutes
+    done = sum(records.seconds(kind) for kind in ("memory", "lookup", "retest", "collectives"))
+    with tqdm(
+        total=total,
+        initial=min(done, total),
+        bar_format="{desc}{percentage:3.0f} %|{bar}| {elapsed}<{remaining}",
+    ) as bar:
+        _memory(records, settings, bar)
+        for visit in range(LOOKUP_VISITS):
+            _lookups(records, settings, visit, bar)
+            if visit in _COLLECTIVE_VISITS:
+                _collectives(records, settings, visit, bar)
+            _retests(records, settings, visit, bar)
+    profile = fit_profile(
+        records.entries,
+        name=name,
+        machine=machine,
+        optimizer=settings.optimizer,
+        measured_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    )
+    profile.save(out)
+    return profile
+
+
+def _memory(records: Records, settings: Settings, bar: Any) -> None:
+    if not records.of("memory"):
+        bar.set_description("memory")
+        start = time.monotonic()
+        entry = measure_memory(settings.memory_bytes)
+        _add(records, "memory", start, entry, bar)
+
+
+def _lookups(records: Records, settings: Settings, visit: int, bar: Any) -> None:
+    bar.set_description(f"lookups, visit {visit + 1} of {LOOKUP_VISITS}")
+    if visit == 0:
+        drawn = draw_lookups(_MOST_LOOKUPS, seed=settings.seed, memory_bytes=settings.memory_bytes)
+        todo = dict(enumerate(drawn))
+    else:
+        todo = _drawn(records)
+    _measure_lookups(records, "lookup", visit, todo, _LOOKUPS, settings, bar)
+
+
+def _retests(records: Records, settings: Settings, visit: int, bar: Any) -> None:
+    bar.set_description(f"lookups again, visit {visit + 1} of {LOOKUP_VISITS}")
+    todo = dict(list(_drawn(records).items())[::_RETEST_EVERY])
+    _measure_lookups(records, "retest", visit, todo, _RETESTS, settings, bar)
+
+
+def _drawn(records: Records) -> dict[int, LookupConfiguration]:
+    return {
+        entry["index"]: LookupConfiguration.from_json(entry["configuration"])
+        for entry in records.of("workload")
+    }
+
+
+def _measure_lookups(
+    records: Records,
+    kind: str,
+    visit: int,
+    todo: dict[int, LookupConfiguration],
+    share: float,
+    settings: Settings,
+    bar: Any,
+) -> None:
+    # FBGEMM is imported only by those who measure.
+    from .lookups import LookupTimer, on_one_core
+
+    done = [entry for entry in records.of(kind) if entry["visit"] == visit]
+    seconds = sum(entry["seconds"] for entry in done)
+    # Later visits do all that the first had the time for.
+    limit = share * 60 * settings.minutes / LOOKUP_VISITS * (1 if visit == 0 else 1.3)
+    timer = LookupTimer(settings.optimizer)
+    described = set(_drawn(records))
+    with on_one_core():
+        for index in sorted(set(todo) - {entry["index"] for entry in done}):
+            if seconds >= limit:
+                break
+            start = time.monotonic()
+            workload, times = timer.measure(todo[index], _SECONDS_PER_LOOKUP)
+            if index not in described:
+                records.add("workload", 0.0, {"index": index, **workload})
+            seconds += time.monotonic() - start
+            _add(records, kind, start, {"visit": visit, "index": index, **times}, bar)
+
+
+def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> None:
+    bar.set_description(f"collectives, visit {_COLLECTIVE_VISITS.index(visit) + 1}")
+    done = {
+        (entry["backend"], entry["world_size"])
+        for entry in records.of("collectives")
+        if entry["visit"] == visit
+    }
+    combinations = list(product(_BACKENDS, settings.world_sizes))
+    seconds = _COLLECTIVES * 60 * settings.minutes / len(combinations) / len(_COLLECTIVE_VISITS)
+    tasks = [
+        CollectiveTask(
+            backend,
+            world_size,
+            tuple(
+                messages(
+                    world_size,
+                    seed=settings.seed,
+                    memory_bytes=settings.memory_bytes,
+                    between=settings.between,
+                    uneven=settings.uneven,
+                )
+            ),
+            seconds,
+        )
+        for backend, world_size in combinations
+        if (backend, world_size) not in done
+    ]
+    start = time.monotonic()
+    if tasks:
+        for task, measured in zip(tasks, measure_collectives(tasks), strict=True):
+            entry = {
+                "backend": task.backend,
+                "world_size": task.world_size,
+                "visit": visit,
+                "messages": measured,
+            }
+            _add(records, "collectives", start, entry, bar)
+            start = time.monotonic()
+
+
+def _add(records: Records, kind: str, start: float, entry: dict[str, Any], bar: Any) -> None:
+    seconds = time.monotonic() - start
+    records.add(kind, seconds, entry)
+    bar.update(min(seconds, max(bar.total - bar.n, 0)))
+
+
+def _as_lists(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()}

@@ -1,0 +1,141 @@
+"""The time of a fused lookup: a constant and a sum over shards.
+
+    time(op) = op_us + sum over shards s of analytic(s) * exp(residual(s))
+
+`analytic` is linear in what the shard makes the machine do, with coefficients that are microseconds
+and not negative; `residual` is learned by boosted trees. Between two lookups of a training step the
+caches are swept, so shards hardly help or hinder each other: the sum is exact by construction, and
+the planner may add shards up one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .estimates import Estimate
+from .lookup_features import REUSE_COLUMNS, TERMS, TREE_COLUMNS, analytic_terms, tree_columns
+from .trees import Trees
+
+Floats = npt.NDArray[np.float64]
+
+# The residual of a shard that is like none that was measured is no better than a factor of this.
+_LARGEST_RESIDUAL = float(np.log(3.0))
+
+
+@dataclass(frozen=True)
+class LookupModel:
+    """Predicts one direction of pooled or of unpooled lookups.
+
+    Attributes:
+        op_us: of an op, whatever it looks up.
+        coefficients_us: (len(TERMS),) float64, microseconds for one of each term.
+        trees: the residual, a logarithm.
+        uses_reuse_factors: whether the trees look at the 17 reuse factors as well.
+        interval_log: a measurement lies between the prediction times exp of these, 9 times of 10.
+        lowest, highest: (len(TREE_COLUMNS),) float64, what the trees' columns were in calibration.
+    """
+
+    op_us: float
+    coefficients_us: Floats
+    trees: Trees
+    uses_reuse_factors: bool
+    interval_log: tuple[float, float]
+    lowest: Floats
+    highest: Floats
+
+    def shards_us(self, columns: dict[str, Floats], reuse_factors: Floats | None = None) -> Floats:
+        """What each shard adds to an op.
+
+        Args:
+            columns: `as_columns` of the shards.
+            reuse_factors: (n, 17) by rows, where the model uses them.
+
+        Returns:
+            (n,) float64 microseconds.
+
+        Raises:
+            ValueError: a model with reuse factors gets none.
+        """
+        seen = residual_columns(columns, reuse_factors if self.uses_reuse_factors else None)
+        if self.uses_reuse_factors and reuse_factors is None:
+            raise ValueError("this model was fitted with reuse factors and needs each shard's")
+        residual = np.clip(self.trees.predict(seen), -_LARGEST_RESIDUAL, _LARGEST_RESIDUAL)
+        microseconds: Floats = analytic_terms(columns) @ self.coefficients_us * np.exp(residual)
+        return microseconds
+
+    def estimate(self, columns: dict[str, Floats], reuse_factors: Floats | None = None) -> Estimate:
+        """The time of one op with these shards.
+
+        The interval is that of calibration, and wider by the factor 1 + d for shards outside of
+        what was calibrated: d is how many doublings they are outside, weighted by their time.
+        """
+        shards = self.shards_us(columns, reuse_factors)
+        total = self.op_us + float(shards.sum())
+        seen = tree_columns(columns)
+        outside = np.maximum(self.lowest - seen, seen - self.highest).clip(0).max(axis=1)
+        wider = 1.0 + float((outside * shards).sum()) / total
+        low, high = (total * float(np.exp(log * wider)) for log in self.interval_log)
+        return Estimate(total, min(low, total), max(high, total))
+
+    def as_json(self) -> dict[str, Any]:
+        """An object for the profile."""
+        return {
+            "op_us": self.op_us,
+            "coefficients_us": dict(zip(TERMS, self.coefficients_us.tolist(), strict=True)),
+            "residual_log": self.trees.as_json(),
+            "uses_reuse_factors": self.uses_reuse_factors,
+            "interval_log": list(self.interval_log),
+            "calibrated_log2": {
+                name: [low, high]
+                for name, low, high in zip(
+                    TREE_COLUMNS, self.lowest.tolist(), self.highest.tolist(), strict=True
+                )
+            },
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> LookupModel:
+        """Reads what `as_json` wrote.
+
+        Raises:
+            ValueError: a name or a number that can't be right.
+            KeyError, TypeError: something is missing or of another type.
+        """
+        coefficients = _in_order(record["coefficients_us"], TERMS)
+        ranges = np.asarray(_in_order(record["calibrated_log2"], TREE_COLUMNS), dtype=np.float64)
+        uses_reuse_factors = bool(record["uses_reuse_factors"])
+        width = len(TREE_COLUMNS) + (len(REUSE_COLUMNS) if uses_reuse_factors else 0)
+        low, high = (float(log) for log in record["interval_log"])
+        model = cls(
+            op_us=float(record["op_us"]),
+            coefficients_us=np.asarray(coefficients, dtype=np.float64),
+            trees=Trees.from_json(record["residual_log"], width),
+            uses_reuse_factors=uses_reuse_factors,
+            interval_log=(low, high),
+            lowest=ranges[:, 0],
+            highest=ranges[:, 1],
+        )
+        times = np.append(model.coefficients_us, model.op_us)
+        if not (np.isfinite(times).all() and (times >= 0).all()):
+            raise ValueError("a lookup has a negative or infinite time")
+        if not -10 < low <= 0 <= high < 10:
+            raise ValueError(f"interval_log of a lookup is {[low, high]}")
+        if not (model.lowest <= model.highest).all():
+            raise ValueError("calibrated_log2 of a lookup has a range that is empty")
+        return model
+
+
+def residual_columns(columns: dict[str, Floats], reuse_factors: Floats | None) -> Floats:
+    """What the trees look at, (n, columns) float64."""
+    seen = tree_columns(columns)
+    return seen if reuse_factors is None else np.concatenate([seen, reuse_factors], axis=1)
+
+
+def _in_order(record: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
+    if set(record) != set(names):
+        raise ValueError(f"has {sorted(record)}, expected {sorted(names)}")
+    return [record[name] for name in names]

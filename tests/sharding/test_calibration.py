@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchrec_bls.sharding.calibration import lookups
+from torchrec_bls.sharding.calibration import run as calibration
+from torchrec_bls.sharding.calibration.records import Records, read_records
+from torchrec_bls.sharding.costs import ProfiledCosts
+from torchrec_bls.sharding.estimates import LookupWork
+from torchrec_bls.sharding.machine import Machine, this_machine
+from torchrec_bls.sharding.profile import ProfileError, load_profile
+
+from torchrec_bls.cli.main import run
+
+SETTINGS = calibration.Settings(
+    minutes=0.12, memory_bytes=2**22, world_sizes=(2,), between=2, uneven=2
+)
+WORK = LookupWork(
+    rows=1000, dim=16, weight_bytes=4, samples=100, pooling=5.0, unique_rows=200, pooled=True
+)
+
+
+def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "EVICTION_BYTES", 2**16)
+    monkeypatch.setattr(calibration, "_SECONDS_PER_LOOKUP", 0.0)
+    out = tmp_path / "profile.json"
+    made = calibration.calibrate(out, "this machine", SETTINGS)
+    profile = load_profile(out)
+    assert profile.as_json() == made.as_json()
+    assert profile.machine == this_machine()
+    assert {"lookup_forward", "all_to_all_bls_2_ranks"} <= set(profile.retest_percent)
+    costs = ProfiledCosts(profile)
+    for estimate in (
+        costs.lookup_forward([WORK]),
+        costs.lookup_backward([WORK]),
+        costs.all_to_all([4096.0, 4096.0], [4096.0, 4096.0], "bls"),
+        costs.all_reduce(4096.0, 2, "gloo"),
+    ):
+        assert 0 < estimate.low <= estimate.microseconds <= estimate.high < 1e7
+
+    # A run that was killed in the middle of a line goes on with what is missing, and only that.
+    file = calibration.measurements_of(out)
+    lines = file.read_text().splitlines(keepends=True)
+    dropped = json.loads(lines[-1])
+    file.write_text("".join(lines[:-1]) + lines[-1][:20])
+    measured: list[int] = []
+    measure = lookups.LookupTimer.measure
+
+    def counted(self: lookups.LookupTimer, *arguments: Any) -> Any:
+        measured.append(1)
+        return measure(self, *arguments)
+
+    monkeypatch.setattr(lookups.LookupTimer, "measure", counted)
+    calibration.calibrate(out, "this machine", SETTINGS)
+    assert len(measured) == 1
+    _, entries = read_records(file)
+    assert (entries[-1]["kind"], entries[-1]["index"]) == (dropped["kind"], dropped["index"])
+
+
+def test_measurements_of_another_machine_or_other_settings(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    machine = Machine("cpu", "a processor", 2, 2**30)
+    Records(path, {"seed": 1}, machine).add("lookup", 0.5, {"index": 3})
+    again = Records(path, {"seed": 1}, machine)
+    assert again.of("lookup")[0]["index"] == 3
+    assert again.seconds("lookup") == 0.5
+    for settings, cpu in (({"seed": 2}, "a processor"), ({"seed": 1}, "another")):
+        with pytest.raises(ProfileError, match="remove it to start anew"):
+            Records(path, settings, Machine("cpu", cpu, 2, 2**30))
+
+
+def test_measurements_that_are_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    Records(path, {}, Machine("cpu", "a processor", 2, 2**30)).add("lookup", 0.5, {})
+    whole = path.read_text()
+    path.write_text(whole.replace('{"kind', "{kind") + whole)
+    with pytest.raises(ProfileError, match="line 2, is damaged"):
+        read_records(path)
+    path.write_text("{}\n")
+    with pytest.raises(ProfileError, match="is no torchrec-bls measurements"):
+        read_records(path)
+
+
+def test_the_command_refuses_another_kind_of_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["calibrate", "--out", str(tmp_path / "profile.txt")]) == 1
+    assert "a profile is a .json file" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrec_bls.sharding.accuracy import gmae_percent, mape_percent
+from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta, fit_sigmoid
+from torchrec_bls.sharding.collective_model import (
+    AlphaBeta,
+    CollectiveModel,
+    Sigmoid,
+    largest_rank_bytes,
+)
+
+SIZES = 2.0 ** np.arange(6, 26)
+SIGMOID = Sigmoid(
+    start_us=80.0,
+    us_per_byte=5e-4,
+    constant_below_bytes=2.0**12,
+    linear_above_bytes=2.0**21,
+    centre_log2=15.0,
+    steepness=0.8,
+)
+
+
+@given(
+    start=st.floats(1, 1e4),
+    per_byte=st.floats(1e-6, 1e-2),
+    low=st.floats(4, 18),
+    width=st.floats(0.5, 14),
+    centre=st.floats(0, 1),
+    steepness=st.floats(0.06, 4),
+)
+def test_the_sigmoid_has_no_steps(
+    start: float, per_byte: float, low: float, width: float, centre: float, steepness: float
+) -> None:
+    curve = Sigmoid(start, per_byte, 2**low, 2 ** (low + width), low + centre * width, steepness)
+    for boundary in (curve.constant_below_bytes, curve.linear_above_bytes):
+        around = boundary * np.asarray([1 - 1e-9, 1.0, 1 + 1e-9])
+        times = curve.microseconds(around)
+        assert times == pytest.approx(times[1], rel=1e-6)
+    assert curve.microseconds(np.asarray([0.0, 2**low / 2])) == pytest.approx(start)
+    large = 2 ** (low + width + 3)
+    assert curve.microseconds(np.asarray([large])) == pytest.approx(start + large * per_byte)
+
+
+def test_the_middle_piece_by_hand() -> None:
+    """Between the boundaries the logarithm of the bandwidth is a sigmoid, L and b by the ends."""
+    m1, m2, m = 2.0**12, 2.0**21, 2.0**16
+    s = [1 / (1 + np.exp(-0.8 * (x - 15))) for x in (12, 21, 16)]
+    bandwidth = [np.log10(m1 / 80), np.log10(m2 / (80 + m2 * 5e-4))]
+    scale = (bandwidth[1] - bandwidth[0]) / (s[1] - s[0])
+    expected = m / 10 ** (scale * s[2] + bandwidth[0] - scale * s[0])
+    assert SIGMOID.microseconds(np.asarray([m])) == pytest.approx(expected)
+
+
+def test_alpha_beta_recovers_planted_parameters() -> None:
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.05, len(SIZES)))
+    curve = fit_alpha_beta(SIZES, (120.0 + 4e-4 * SIZES) * noise)
+    assert (curve.start_us, curve.us_per_byte) == pytest.approx((120.0, 4e-4), rel=0.1)
+
+
+def test_a_fitted_sigmoid_follows_a_planted_one() -> None:
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.03, len(SIZES)))
+    curve = fit_sigmoid(SIZES, SIGMOID.microseconds(SIZES) * noise)
+    between = SIZES * 1.4
+    assert mape_percent(curve.microseconds(between), SIGMOID.microseconds(between)) < 6
+
+
+@pytest.mark.parametrize("truth", [AlphaBeta(120.0, 4e-4), SIGMOID])
+def test_the_kept_curve_never_loses_to_alpha_beta(truth: AlphaBeta | Sigmoid) -> None:
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.05, len(SIZES)))
+    measured = truth.microseconds(SIZES) * noise
+    curve, errors = choose_curve(SIZES, measured)
+    assert isinstance(curve, Sigmoid) or isinstance(truth, AlphaBeta)
+    between = SIZES * 1.4
+    of = [
+        gmae_percent(c.microseconds(between), truth.microseconds(between))
+        for c in (curve, fit_alpha_beta(SIZES, measured))
+    ]
+    assert of[0] <= of[1] + 1.0
+    assert np.abs(errors).mean() < 0.15
+
+
+def test_the_rank_that_moves_most_decides() -> None:
+    assert largest_rank_bytes([10, 20, 30], [25, 5, 30]) == 30
+    assert largest_rank_bytes([10, 20, 10], [5, 5, 45]) == 45
+
+
+def test_beyond_the_largest_message_the_interval_widens() -> None:
+    model = CollectiveModel(
+        "all_to_all", "gloo", 4, AlphaBeta(100.0, 1e-3), (-0.1, 0.1), (-0.3, 0.3), (64.0, 2.0**20)
+    )
+    inside, outside = model.estimate(2.0**20), model.estimate(2.0**22)
+    assert inside.high / inside.microseconds == pytest.approx(np.exp(0.1))
+    assert outside.high / outside.microseconds == pytest.approx(np.exp(0.3))
+    uneven = model.estimate(2.0**20, even=False)
+    assert uneven.low / uneven.microseconds == pytest.approx(np.exp(-0.3))
+
+
+@pytest.mark.parametrize("curve", [AlphaBeta(1.5, 2e-3), SIGMOID])
+def test_json_gives_the_same_collective_back(curve: AlphaBeta | Sigmoid) -> None:
+    model = CollectiveModel("all_reduce", "bls", 2, curve, (-0.1, 0.2), (-0.3, 0.4), (64.0, 1e6))
+    assert CollectiveModel.from_json(json.loads(json.dumps(model.as_json()))) == model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start_us": -1.0},
+        {"us_per_byte": float("inf")},
+        {"centre_log2": 99.0},
+        {"linear_above_bytes": 2.0**12},
+    ],
+)
+def test_curves_that_cannot_be_are_refused(change: dict[str, float]) -> None:
+    bad = dataclasses.replace(SIGMOID, **change)
+    model = CollectiveModel("all_reduce", "bls", 2, bad, (0.0, 0.0), (0.0, 0.0), (64.0, 1e6))
+    with pytest.raises(ValueError, match="a curve"):
+        CollectiveModel.from_json(model.as_json())

@@ -1,0 +1,79 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from torchrec_bls.sharding.costs import ProfiledCosts
+from torchrec_bls.sharding.estimates import AdditiveCosts, Estimate, LookupWork
+from torchrec_bls.sharding.profile import ProfileError
+
+from tests.sharding.synthetic import random_works, small_profile
+
+WORK = LookupWork(
+    rows=1000, dim=16, weight_bytes=4, samples=100, pooling=5.0, unique_rows=200, pooled=True
+)
+COSTS: AdditiveCosts = ProfiledCosts(small_profile())
+
+
+def test_lookups_by_hand() -> None:
+    assert COSTS.lookup_forward([WORK, WORK]).microseconds == pytest.approx(100 + 2 * 5.0)
+    assert COSTS.lookup_backward([WORK]).microseconds == pytest.approx(50 + 10.0)
+    assert COSTS.lookup_forward([]) == Estimate(0.0, 0.0, 0.0)
+
+
+def test_what_fbgemm_cannot_fuse_are_several_ops() -> None:
+    half = dataclasses.replace(WORK, weight_bytes=2)
+    row = dataclasses.replace(WORK, pooled=False)
+    wide = dataclasses.replace(row, dim=32)
+    narrow = dataclasses.replace(WORK, dim=8)
+    assert COSTS.lookup_forward([WORK, half, narrow]).microseconds == pytest.approx(200 + 15.0)
+    assert COSTS.lookup_forward([row, wide]).microseconds == pytest.approx(160 + 30.0)
+
+
+def test_marginals_add_up_to_the_op() -> None:
+    works = random_works(np.random.default_rng(3), 30)
+    for marginal, whole, op in (
+        (COSTS.marginal_forward, COSTS.lookup_forward, 100.0),
+        (COSTS.marginal_backward, COSTS.lookup_backward, 50.0),
+    ):
+        shards = marginal(works)
+        assert shards.shape == (30,)
+        assert shards.sum() + op == pytest.approx(whole(works).microseconds)
+    assert not len(COSTS.marginal_forward([]))
+
+
+def test_a_profile_without_such_lookups() -> None:
+    with pytest.raises(ProfileError, match="no unpooled lookup backward"):
+        COSTS.lookup_backward([dataclasses.replace(WORK, pooled=False)])
+
+
+def test_collectives_by_hand() -> None:
+    estimate = COSTS.all_to_all([1000.0] * 4, [1000.0] * 4, "gloo")
+    assert estimate.microseconds == pytest.approx(401.0)
+    assert estimate.high == pytest.approx(401.0 * np.exp(0.1))
+    uneven = COSTS.all_to_all([1000.0, 9000.0], [6000.0, 4000.0], "bls")
+    assert uneven.microseconds == pytest.approx(209.0)
+    assert uneven.low == pytest.approx(209.0 * np.exp(-0.2))
+    assert COSTS.all_reduce(5000.0, 2, "gloo").microseconds == pytest.approx(205.0)
+    assert COSTS.all_reduce(5000.0, 1, "gloo") == Estimate(0.0, 0.0, 0.0)
+    assert COSTS.all_to_all([7.0], [7.0], "gloo") == Estimate(0.0, 0.0, 0.0)
+
+
+def test_more_ranks_than_were_calibrated() -> None:
+    measured = COSTS.all_to_all([0.0] * 4, [0.0] * 4, "gloo")
+    more = COSTS.all_to_all([0.0] * 16, [0.0] * 16, "gloo")
+    # 15 peers instead of 3, and two doublings of what the interval doesn't know.
+    assert more.microseconds == pytest.approx(measured.microseconds * 5)
+    assert np.log(more.high / more.microseconds) == pytest.approx(0.1 * 4)
+    between = COSTS.all_to_all([0.0] * 3, [0.0] * 3, "gloo")
+    assert measured.microseconds * 0.5 < between.microseconds < measured.microseconds
+
+
+def test_what_collectives_refuse() -> None:
+    with pytest.raises(ValueError, match="2 senders and 1 receivers"):
+        COSTS.all_to_all([1.0, 1.0], [2.0], "gloo")
+    with pytest.raises(ValueError, match="bytes of an all-to-all"):
+        COSTS.all_to_all([1.0, float("nan")], [1.0, 1.0], "gloo")
+    with pytest.raises(ValueError, match="-1"):
+        COSTS.all_reduce(-1.0, 2, "gloo")
+    with pytest.raises(ProfileError, match="'nccl'"):
+        COSTS.all_reduce(1.0, 2, "nccl")

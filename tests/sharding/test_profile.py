@@ -1,0 +1,85 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchrec_bls.sharding.profile import (
+    DEFAULT_PROFILE,
+    ProfileError,
+    load_profile,
+    shipped_profiles,
+)
+
+from tests.sharding.synthetic import small_profile
+
+
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    record = json.loads(json.dumps(small_profile().as_json()))
+    place = record
+    for name in path[:-1]:
+        place = place[name]
+    if value is KeyError:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return record
+
+
+def test_a_saved_profile_comes_back(tmp_path: Path) -> None:
+    profile = small_profile()
+    profile.save(tmp_path / "profile.json")
+    assert load_profile(tmp_path / "profile.json").as_json() == profile.as_json()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["format"], "something", "make one with"),
+        (["version"], 2, "version 2 and this package reads 1: calibrate again"),
+        (["version"], KeyError, "version None"),
+        (["machine", "kind"], "cuda", "kind 'cuda', and the plan is for 'cpu'"),
+        (["machine", "colour"], "red", "damaged"),
+        (["lookups", "pooled"], KeyError, "lacks 'pooled'"),
+        (["lookups", "pooled", "forward", "op_us"], -1.0, "negative"),
+        (["lookups", "pooled", "forward", "op_us"], "soon", "damaged"),
+        (["lookups", "pooled", "forward", "interval_log"], [0.1, 0.2], "interval_log"),
+        (["lookups", "pooled", "forward", "coefficients_us", "lookup"], KeyError, "expected"),
+        (["lookups", "pooled", "forward", "calibrated_log2", "rows"], [9, 3], "empty"),
+        (["lookups", "pooled", "sideways"], {}, "sideways"),
+        (["collectives", 1, "world_size"], 2, "two models"),
+        (["collectives", 0, "world_size"], 1, "among 1 ranks"),
+        (["collectives", 0, "operation"], "broadcast", "broadcast"),
+        (["collectives", 0, "curve", "kind"], "spline", "spline"),
+        (["memory", "row_us"], [0.0, 1.0], "positive"),
+        (["memory", "buffer_bytes"], [2.0, 1.0], "ascending"),
+    ],
+)
+def test_profiles_that_cannot_be_used(
+    tmp_path: Path, path: list[Any], value: Any, message: str
+) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(changed(path, value)))
+    with pytest.raises(ProfileError, match=message):
+        load_profile(file)
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    for text, message in (("{", "no JSON"), ("[]", "not a torchrec-bls profile")):
+        file.write_text(text)
+        with pytest.raises(ProfileError, match=message):
+            load_profile(file)
+    with pytest.raises(FileNotFoundError):
+        load_profile(tmp_path / "none.json")
+
+
+def test_profiles_that_ship() -> None:
+    assert DEFAULT_PROFILE in shipped_profiles()
+    for name in shipped_profiles():
+        profile = load_profile(name)
+        assert profile.machine.kind == "cpu"
+        assert set(profile.lookups) == {
+            (p, d) for p in (True, False) for d in ("forward", "backward")
+        }
+    with pytest.raises(ProfileError, match=DEFAULT_PROFILE):
+        load_profile("another-machine")

@@ -1,0 +1,73 @@
+"""`torchrec-bls calibrate`: measures this machine for the planner."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
+
+
+def add_command(commands: Any) -> None:
+    """Adds the sub-command and its options."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure this machine for the planner",
+        description="Measures FBGEMM's lookups, the memory and the all-to-alls and all-reduces of"
+        " gloo and bls on this machine, and writes a profile that plans are made from. Let nothing"
+        " else run meanwhile. A calibration that was stopped goes on where it was: its measurements"
+        " lie in a .measurements.jsonl file beside the profile.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the profile, a .json file")
+    parser.add_argument("--name", help="of the machine, for people (default: its processor)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="how long to measure, all starts together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        default=1.0,
+        help="what tables and messages may take (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=OPTIMIZERS[0],
+        help="that the backward includes (default: %(default)s)",
+    )
+    parser.set_defaults(command=_calibrate)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    # Before anything is imported that starts threads: all is measured on one.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from torchrec_bls._versions import check_packages
+
+    check_packages()
+    from torchrec_bls.sharding.calibration.processes import RankError
+    from torchrec_bls.sharding.calibration.run import Settings, calibrate
+    from torchrec_bls.sharding.machine import this_machine
+    from torchrec_bls.sharding.profile import ProfileError
+
+    machine = this_machine()
+    name = options.name or f"{machine.cpu}, {machine.cores} cores"
+    try:
+        settings = Settings(
+            minutes=options.minutes,
+            memory_bytes=int(options.memory_gib * 2**30),
+            optimizer=options.optimizer,
+        )
+        profile = calibrate(options.out, name, settings)
+    except (ProfileError, RankError, ValueError) as error:
+        print(f"torchrec-bls calibrate: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.out}: {profile.name}")
+    for what, percent in profile.retest_percent.items():
+        print(f"  {what}: two measurements differ by {percent:.1f} % (geometric mean)")
+    return 0

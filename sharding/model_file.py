@@ -18,7 +18,7 @@ class ModelFileError(ValueError):
 
 
 def read_model(path: Path) -> Workload:
-    """Returns the tables that a file describes: {"tables": [{"name": "t", "rows": 1000, ...}, ...]}.
+    """Returns the tables that a file describes: {"tables": [{"name": "t", "rows": 9, ...}, ...]}.
 
     The keys are the fields of Table, of which "name", "rows" and "dim" must be there, and
     "pooling_factor": mean ids per sample, drawn uniformly. A table without it has one id a feature;
@@ -51,8 +51,8 @@ def read_model(path: Path) -> Workload:
         tables.append(table)
     if assumed:
         warnings.warn(
-            f"no {_STATISTICS} for {len(assumed)} of {len(tables)} tables, the first '{assumed[0]}': "
-            "taken is 1 id a feature",
+            f"no {_STATISTICS} for {len(assumed)} of {len(tables)} tables, the first "
+            f"'{assumed[0]}': taken is 1 id a feature",
             stacklevel=2,
         )
     try:
@@ -66,7 +66,7 @@ def _table(entry: Any) -> Table:
         raise ValueError(f"{entry!r} is not an object")
     types = {field.name: type(field.default) for field in fields(Table)}
     types |= {"name": str, "rows": int, "dim": int}
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in entry.items():
         if name == _STATISTICS:
             continue

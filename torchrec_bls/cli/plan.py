@@ -16,12 +16,14 @@ def add_command(commands: Any) -> None:
         help="plan the sharding of a model's embedding tables and report why",
         description="Plans the sharding of the tables that a JSON file describes "
         '({"tables": [{"name": "t", "rows": 1000, "dim": 64, "pooling_factor": 2.5}, ...]}) for a '
-        "machine with a calibrated profile, and prints prediction, ranks and decisions. Exit status "
-        "1: no plan fits, or a file is not what it should be.",
+        "machine with a calibrated profile, and prints prediction, ranks and decisions. Exit "
+        "status 1: no plan fits, or a file is not what it should be.",
     )
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="FILE", help="the tables, JSON")
-    add("--profile", required=True, help="file of `torchrec-bls calibrate`, or a shipped one's name")
+    add(
+        "--profile", required=True, help="file of `torchrec-bls calibrate`, or a shipped one's name"
+    )
     add("--ranks", type=int, required=True, help="world size")
     add("--ranks-per-host", type=int, help="ranks that share a host (default: all)")
     add("--cores-per-host", type=int, help="cores they share (default: one each)")

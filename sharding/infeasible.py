@@ -61,11 +61,11 @@ def explain(
     """
     kind = problem.job.memory_kind
     beside = f" beside {as_bytes(reserved)} for results and slots" if reserved else ""
-    if capacity.max() <= 0:
+    if capacity.min() < 0:
         return InfeasiblePlanError(
             f"what every rank holds whatever the plan (results and slots, in {kind})",
             reserved,
-            float(capacity.max()) + reserved,
+            float(capacity.min()) + reserved,
             "Use a smaller batch or bound, or more memory",
         )
     first = problem.first_options
@@ -88,7 +88,7 @@ def explain(
         return InfeasiblePlanError(
             f"{kind} of all ranks together: the {len(least)} tables{beside} a rank",
             float(least.sum()),
-            float(np.maximum(capacity, 0).sum()),
+            float(capacity.sum()),
             "Use more ranks or memory, or smaller tables",
         )
     name = problem.tables[left_over].name if left_over is not None else "?"

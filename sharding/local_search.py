@@ -75,6 +75,8 @@ def _step(placement: Placement, allowed: NDArray[np.bool_]) -> bool:
             _exchange(placement, shards, exchange)
             return True
         tables = np.unique(shards.table[shards.rank == rank])
+        if not tables.size:
+            break
         other = _best_option(placement, allowed, tables, penalties)
         if other.gain < enough:
             placement.take(other.table)

@@ -86,7 +86,8 @@ class Problem:
         phases: names of the phases.
         crowding: (phases), how many ranks share what the phase needs.
         memory: (options), bytes that a shard adds to its rank.
-        charge: microseconds of a module's constant costs per group.
+        charge: microseconds of a module's constant costs per group, where all ranks have shards.
+        least_charge: the same where one rank has all of them.
         fixed_bytes: what every rank keeps whatever the plan.
     """
 
@@ -99,6 +100,7 @@ class Problem:
     crowding: NDArray[np.float64]
     memory: NDArray[np.float64]
     charge: float
+    least_charge: float
     fixed_bytes: float
 
     @cached_property
@@ -194,7 +196,7 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         )
         for option in options
     ]
-    costs, phases, charge = _costs(options, traffic, job, model)
+    costs, phases, exchanges, ops = _costs(options, traffic, job, model)
     return Problem(
         job=job,
         tables=workload.tables,
@@ -204,7 +206,8 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         phases=phases,
         crowding=np.array([job.ranks_per_core if name in COMPUTE else 1.0 for name in phases]),
         memory=np.array([shard.held_bytes for shard in traffic]),
-        charge=charge,
+        charge=exchanges + ops * job.ranks_per_core,
+        least_charge=exchanges + ops,
         fixed_bytes=sum(
             result_bytes(table, workload.reuse_of(table), job) for table in workload.tables
         ),
@@ -213,7 +216,8 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
 
 def _costs(
     options: Sequence[Option], traffic: Sequence[ShardTraffic], job: Job, model: AdditiveCosts
-) -> tuple[NDArray[np.float64], tuple[str, ...], float]:
+) -> tuple[NDArray[np.float64], tuple[str, ...], float, float]:
+    """Returns costs and names of the phases, and the constants of exchanges and of ops."""
     works = [shard.lookup for shard in traffic]
     ids = np.array([shard.ids_per_rank for shard in traffic]) * job.ranks
     rows = np.array([shard.rows_per_rank for shard in traffic]) * job.ranks
@@ -225,19 +229,20 @@ def _costs(
         "forward": np.asarray(model.marginal_forward(works)),
         "embeddings": rows * rows_line.per_byte,
     }
-    charge = ids_line.constant + rows_line.constant
-    charge += _op_constant(works, phases["forward"], model.lookup_forward)
+    exchanges = ids_line.constant + rows_line.constant
+    ops = _op_constant(works, phases["forward"], model.lookup_forward)
     if job.training:
         backward = np.asarray(model.marginal_backward(works))
         # Gradients go the same way back, so that the slowest rank of both exchanges is the same.
         phases["embeddings"] = 2 * phases["embeddings"]
         phases["backward"] = backward
-        charge += rows_line.constant + _op_constant(works, backward, model.lookup_backward)
+        exchanges += rows_line.constant
+        ops += _op_constant(works, backward, model.lookup_backward)
     if job.bound > 0:
         # Nobody waits for the slowest of a phase any more, only for the slowest of all of them.
         phases = {"all": np.sum(list(phases.values()), axis=0)}
     costs = np.maximum(np.stack(list(phases.values()), axis=1), 0.0)
-    return costs, tuple(phases), charge
+    return costs, tuple(phases), exchanges, ops
 
 
 def _first_of_each_table(options: Sequence[Option]) -> list[int]:

@@ -89,6 +89,9 @@ def search(problem: Problem) -> Found:
 def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     """Returns the best plan found that leaves room for `slots`, and the lower bound."""
     capacity = memory_for_shards(problem, slots)
+    reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
+    if capacity.min() < 0:
+        raise explain(problem, capacity, reserved, None)
     fits = fits_somewhere(problem, capacity)
     modules = len({table.module for table in problem.tables})
     promising = []
@@ -96,9 +99,8 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
         allowed = fits & np.array([option.group in groups for option in problem.options])
         if np.maximum.reduceat(allowed, problem.first_options).all():
             bound = lower_bound(problem, allowed, capacity)
-            least = bound + max(modules, len(groups)) * problem.charge
+            least = bound + max(modules, len(groups)) * problem.least_charge
             promising.append((least, len(groups), bound, allowed))
-    reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
     if not promising or not np.isfinite(min(promising, key=_first)[0]):
         raise explain(problem, capacity, reserved, None)
     # A plan uses just one of the sets, so that the least of their bounds is one for all plans.

@@ -59,19 +59,20 @@ def _collectives(results: dict[str, Any]) -> list[str]:
         "**Collectives** at sizes that nothing was fitted to; GMAE / MAPE / signed bias in"
         " per cent.",
         "",
-        "| operation | messages | curve kept | error | alpha-beta, relative | ordinary | retest |",
-        "|---|---|---|---|---|---|---|",
+        "| operation | messages | curve | fitted imbalance | largest rank | alpha-beta, relative |"
+        " ordinary | retest |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, each in results["collectives"].items():
-        kept = next(model for model in each["models"] if model.startswith("kept"))
         cells = [
             name.replace("between", "even"),
             str(each["messages"]),
-            kept.removeprefix("kept (").removesuffix(")"),
-            _score(each["models"][kept]),
+            each["curve"],
+            _score(each["models"]["kept"]) if "kept" in each["models"] else "",
+            _score(each["models"]["kept, largest rank"]),
             _score(each["models"]["alpha-beta, relative"]),
             _score(each["models"]["alpha-beta, ordinary"]),
-            f"{each['retest_gmae_percent']:.1f}",
+            _percent(each["retest_gmae_percent"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return ["\n".join(lines)]
@@ -92,3 +93,7 @@ def _score(scores: dict[str, Any]) -> str:
         f"{scores['gmae_percent']:.1f} / {scores['mape_percent']:.1f} /"
         f" {scores['bias_percent']:+.1f}"
     )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,9 +1,9 @@
 """How well the cost models predict what they have not seen, beside other models.
 
 Lookups: the configurations of a calibration are split six times into 80 % that models are fitted to
-and 20 % that nothing is fitted to or chosen on. Collectives: the profile's curves against other
-sizes, measured by this script. Every figure stands beside the retest floor, the difference between
-two measurements of the same.
+and 20 % that nothing is fitted to or chosen on. Collectives: curves are fitted to, and chosen on,
+sizes that double, and predict sizes that were drawn, even and uneven. Every figure stands beside
+the retest floor, the difference between two measurements of the same.
 """
 
 from __future__ import annotations
@@ -22,27 +22,23 @@ from common import ROOT, environment, write_json
 from model_baselines import linear, perceptron, roofline, torchrec_estimator
 from model_report import write_report
 from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent, mape_percent
-from torchrec_bls.sharding.calibration.collectives import CollectiveTask, measure_collectives
 from torchrec_bls.sharding.calibration.fit import (
     collectives_of,
-    fit_profile,
     lookups_of,
     retest_percent,
 )
-from torchrec_bls.sharding.calibration.messages import messages
 from torchrec_bls.sharding.calibration.records import read_records
-from torchrec_bls.sharding.collective_fit import fit_alpha_beta
+from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta, fit_imbalance
+from torchrec_bls.sharding.collective_model import AlphaBeta, Sigmoid
 from torchrec_bls.sharding.lookup_features import as_columns
 from torchrec_bls.sharding.lookup_fit import LookupSamples, fit_lookup, samples_of
 from torchrec_bls.sharding.lookup_model import LookupModel
-from torchrec_bls.sharding.machine import Machine
 from tqdm import tqdm
 
 Floats = npt.NDArray[np.float64]
 
 SPLITS = 6
 HELD_OUT = 0.2
-TEST_SEED = 1
 OURS = "analytic x trees, unique rows (ours)"
 OURS_WITH_FACTORS = "analytic x trees, reuse factors (ours)"
 
@@ -59,63 +55,18 @@ def main() -> None:
     parser.add_argument(
         "--tests", type=Path, required=True, help="measured messages, made if absent"
     )
-    parser.add_argument("--test-seconds", type=float, default=20.0, help="for each group of ranks")
     parser.add_argument("--json", type=Path, default=ROOT / "out/study/models.json")
     parser.add_argument("--report", type=Path, help="a page to write the tables into")
     options = parser.parse_args()
     started_in = environment()
     head, entries = read_records(options.measurements)
-    if not options.tests.exists():
-        measure_tests(options.tests, entries, head["settings"], options.test_seconds)
-    tests = read_tests(options.tests)
     results = {
         "retest_percent": retest_percent(entries),
         "lookups": lookup_results(entries),
-        "collectives": collective_results(entries, tests, head),
+        "collectives": collective_results(entries),
     }
     write_json(options.json, "performance-models", started_in, head["settings"], results)
     write_report(results, head, options.report)
-
-
-def measure_tests(
-    path: Path, entries: list[dict[str, Any]], settings: dict[str, Any], seconds: float
-) -> None:
-    """Measures messages of other sizes than the calibration's, in two visits."""
-    import json
-
-    groups = [(backend, world) for _, backend, world in collectives_of(entries)]
-    tasks = []
-    for backend, world_size in sorted(set(groups)):
-        drawn = messages(
-            world_size,
-            seed=TEST_SEED,
-            memory_bytes=settings["memory_bytes"],
-            between=16,
-            uneven=16,
-        )
-        todo = tuple(each for each in drawn if each.role != "grid")
-        tasks.append(CollectiveTask(backend, world_size, todo, seconds / 2))
-    measured = []
-    for visit in range(2):
-        for task, each in zip(tasks, measure_collectives(tasks), strict=True):
-            measured.append(
-                {
-                    "kind": "collectives",
-                    "backend": task.backend,
-                    "world_size": task.world_size,
-                    "visit": visit,
-                    "messages": each,
-                }
-            )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(each) + "\n" for each in measured))
-
-
-def read_tests(path: Path) -> list[dict[str, Any]]:
-    """Reads what `measure_tests` wrote."""
-    import json
-
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def splits(samples: LookupSamples) -> Iterator[tuple[LookupSamples, LookupSamples]]:
@@ -180,43 +131,53 @@ def score(predicted: list[Floats], measured: list[Floats]) -> dict[str, Any]:
     }
 
 
-def collective_results(
-    entries: list[dict[str, Any]], tests: list[dict[str, Any]], head: dict[str, Any]
-) -> dict[str, Any]:
-    """Scores of the profile's curves and of alpha-beta on sizes that nothing was fitted to."""
-    profile = fit_profile(
-        entries,
-        name="study",
-        machine=Machine(**head["machine"]),
-        optimizer=head["settings"]["optimizer"],
-        measured_at="",
-    )
-    calibrated, measured = collectives_of(entries), collectives_of(tests)
+def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Scores of curves that are fitted to the sizes that double, on the other sizes.
+
+    How unevenness counts is fitted to half of the uneven messages and tested on the other half,
+    both ways.
+    """
     results: dict[str, Any] = {}
-    for key, samples in measured.items():
-        even = calibrated[key].role != "uneven"
-        sizes, times = calibrated[key].message_bytes[even], calibrated[key].measured_us[even]
+    for key, samples in collectives_of(entries).items():
+        grid = samples.role == "grid"
+        sizes, times = samples.largest_bytes[grid], samples.measured_us[grid]
+        kept, _ = choose_curve(sizes, times)
+        relative = fit_alpha_beta(sizes, times)
         matrix = np.stack([np.ones_like(sizes), sizes], axis=1)
-        start, per_byte = np.linalg.lstsq(matrix, times, rcond=None)[0]
-        model = profile.collectives[key]
-        curves = {
-            f"kept ({type(model.curve).__name__})": model.curve.microseconds(samples.message_bytes),
-            "alpha-beta, relative": fit_alpha_beta(sizes, times).microseconds(
-                samples.message_bytes
-            ),
-            "alpha-beta, ordinary": np.maximum(start + per_byte * samples.message_bytes, 1.0),
-        }
+        ordinary = np.linalg.lstsq(matrix, times, rcond=None)[0]
         for kind in ("between", "uneven"):
-            chosen = samples.role == kind
-            if chosen.any():
-                labels = samples.measured_us[chosen]
-                before, after = samples.visits_us[:2, chosen]
-                results[f"{' '.join(map(str, key))} {kind}"] = {
-                    "messages": int(chosen.sum()),
-                    "retest_gmae_percent": gmae_percent(after, before),
-                    "models": {n: score([c[chosen]], [labels]) for n, c in curves.items()},
-                }
+            tested = samples.role == kind
+            if not tested.any():
+                continue
+            mean, largest = samples.mean_bytes[tested], samples.largest_bytes[tested]
+            measured = samples.measured_us[tested]
+            predicted = {
+                "kept, largest rank": kept.microseconds(largest),
+                "alpha-beta, relative": relative.microseconds(largest),
+                "alpha-beta, ordinary": np.maximum(ordinary[0] + ordinary[1] * largest, 1.0),
+            }
+            if kind == "uneven":
+                predicted = {"kept": _by_halves(kept, mean, largest, measured), **predicted}
+            before, *after = samples.visits_us[:, tested]
+            results[f"{' '.join(map(str, key))} ranks, {kind}"] = {
+                "messages": int(tested.sum()),
+                "curve": type(kept).__name__,
+                "retest_gmae_percent": gmae_percent(after[-1], before) if after else None,
+                "models": {name: score([each], [measured]) for name, each in predicted.items()},
+            }
     return results
+
+
+def _by_halves(
+    curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, measured: Floats
+) -> Floats:
+    predicted = np.zeros_like(measured)
+    for half in range(2):
+        tested = np.arange(len(measured)) // 2 % 2 == half
+        exponent = fit_imbalance(curve, mean[~tested], largest[~tested], measured[~tested])
+        size = mean[tested] * (largest[tested] / mean[tested]) ** exponent
+        predicted[tested] = curve.microseconds(size)
+    return predicted
 
 
 def _models(direction: str) -> dict[str, Any]:

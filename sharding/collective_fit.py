@@ -109,6 +109,23 @@ def choose_curve(message_bytes: Floats, measured_us: Floats) -> tuple[AlphaBeta 
     return fit(message_bytes, measured_us), errors
 
 
+def fit_imbalance(curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us: Floats) -> float:
+    """The exponent of `message_bytes` that fits uneven all-to-alls best, in steps of a tenth.
+
+    Args:
+        curve: of even ones.
+        mean: (n,) bytes of a rank on average.
+        largest: (n,) bytes of the rank that moves most.
+        us: (n,) microseconds.
+    """
+    exponents = np.linspace(0.0, 1.0, 11)
+    errors = [
+        np.abs(np.log(curve.microseconds(mean * (largest / mean) ** e) / us)).mean()
+        for e in exponents
+    ]
+    return round(float(exponents[int(np.argmin(errors))]), 1)
+
+
 def _sigmoid(parameters: Floats) -> Sigmoid | None:
     start, slope, low, width, centre, steepness = parameters
     # A flatter sigmoid is a straight line already, a steeper one a step.

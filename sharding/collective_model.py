@@ -102,6 +102,7 @@ class CollectiveModel:
         backend: "gloo" or "bls".
         world_size: ranks.
         curve: message bytes to microseconds.
+        imbalance: how the ranks' different bytes count, 0 to 1 (`message_bytes`).
         interval_log: a measurement with equal sizes lies between the prediction times exp of these,
             9 times of 10.
         uneven_interval_log: the same where the ranks' sizes differ.
@@ -112,12 +113,13 @@ class CollectiveModel:
     backend: str
     world_size: int
     curve: AlphaBeta | Sigmoid
+    imbalance: float
     interval_log: tuple[float, float]
     uneven_interval_log: tuple[float, float]
     calibrated_bytes: tuple[float, float]
 
     def estimate(self, message_bytes: float, *, even: bool = True) -> Estimate:
-        """The time for a message size, which is the largest rank's (`largest_rank_bytes`).
+        """The time for a message size.
 
         Beyond the largest measured message the interval gets wider, by the factor 1 + d for d
         doublings.
@@ -156,6 +158,9 @@ class CollectiveModel:
         operation, backend = str(record["operation"]), str(record["backend"])
         if operation not in ("all_to_all", "all_reduce"):
             raise ValueError(f"a collective {operation!r}")
+        imbalance = float(record["imbalance"])
+        if not 0 <= imbalance <= 1:
+            raise ValueError(f"an imbalance of {imbalance}")
         world_size = int(record["world_size"])
         if world_size < 2:
             raise ValueError(f"a collective among {world_size} ranks")
@@ -164,23 +169,32 @@ class CollectiveModel:
             backend,
             world_size,
             curve,
+            imbalance,
             _interval(record["interval_log"]),
             _interval(record["uneven_interval_log"]),
             _interval(record["calibrated_bytes"]),
         )
 
 
-def largest_rank_bytes(sent_bytes: Any, received_bytes: Any) -> float:
-    """The paper's message size of an uneven all-to-all (sec. IV-A).
+def message_bytes(sent_bytes: Any, received_bytes: Any, imbalance: float) -> float:
+    """The size of an even all-to-all that takes as long as one in which ranks differ.
 
-    "the maximum of (the maximum of sent/received message size per device) across all devices": the
-    rank that moves most decides.
+    The paper's rule (sec. IV-A) is "the maximum of (the maximum of sent/received message size per
+    device) across all devices", which is right where each rank has a core and a link of its own.
+    Where ranks share them, all bytes count, whosever they are. Between the two:
+
+        mean * (largest / mean) ** imbalance
+
+    with the mean over ranks, so that 1 is the paper's rule; calibration finds the exponent.
 
     Args:
         sent_bytes: (world_size,) total of each rank.
         received_bytes: (world_size,) total of each rank.
+        imbalance: 0 to 1.
     """
-    return float(max(np.max(sent_bytes), np.max(received_bytes)))
+    mean = float(np.mean(sent_bytes))
+    largest = float(max(np.max(sent_bytes), np.max(received_bytes)))
+    return mean * (largest / mean) ** imbalance if mean > 0 else largest
 
 
 def _interval(pair: Any) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .collective_model import CollectiveModel, largest_rank_bytes
+from .collective_model import CollectiveModel, message_bytes
 from .estimates import Estimate, LookupWork
 from .lookup_features import as_columns
 from .profile import Profile, ProfileError
@@ -67,7 +67,7 @@ class ProfiledCosts:
     def all_to_all(
         self, sent_bytes: Sequence[float], received_bytes: Sequence[float], backend: str
     ) -> Estimate:
-        """One all-to-all, by the bytes of the rank that moves most.
+        """One all-to-all.
 
         Args:
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
@@ -85,9 +85,10 @@ class ProfiledCosts:
             raise ValueError(f"bytes of an all-to-all: {totals}")
         if len(sent_bytes) < 2:
             return _NOTHING
-        largest = largest_rank_bytes(sent_bytes, received_bytes)
         even = min(totals) == max(totals)
-        return self._collective("all_to_all", backend, len(sent_bytes), largest, even)
+        model = self._nearest("all_to_all", backend, len(sent_bytes))
+        size = message_bytes(sent_bytes, received_bytes, model.imbalance)
+        return _scaled(model, len(sent_bytes), model.estimate(size, even=even))
 
     def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
         """One all-reduce of `bytes` on each rank.
@@ -100,7 +101,8 @@ class ProfiledCosts:
             raise ValueError(f"an all-reduce of {bytes} bytes among {world_size} ranks")
         if world_size < 2:
             return _NOTHING
-        return self._collective("all_reduce", backend, world_size, bytes, True)
+        model = self._nearest("all_reduce", backend, world_size)
+        return _scaled(model, world_size, model.estimate(bytes))
 
     def _lookup(self, works: Sequence[LookupWork], direction: str) -> Estimate:
         ops: defaultdict[tuple[bool, int, int], list[LookupWork]] = defaultdict(list)
@@ -133,20 +135,6 @@ class ProfiledCosts:
                 f"profile {self._profile.name} has no {kind} lookup {direction}: calibrate again"
             )
 
-    def _collective(
-        self, operation: str, backend: str, world_size: int, message_bytes: float, even: bool
-    ) -> Estimate:
-        model = self._nearest(operation, backend, world_size)
-        estimate = model.estimate(message_bytes, even=even)
-        # Peers are served one after the other, so that what isn't bytes grows with their number.
-        # How far that holds nobody measured: the interval doubles with each doubling.
-        peers = (world_size - 1) / (model.world_size - 1)
-        start = min(model.curve.start_us, estimate.microseconds)
-        time = estimate.microseconds + (peers - 1) * start
-        unsure = 2 ** abs(math.log2(world_size / model.world_size))
-        low, high = estimate.low / estimate.microseconds, estimate.high / estimate.microseconds
-        return Estimate(time, time * low**unsure, time * high**unsure)
-
     def _nearest(self, operation: str, backend: str, world_size: int) -> CollectiveModel:
         known = {
             size: model
@@ -160,3 +148,17 @@ class ProfiledCosts:
             )
         nearest = min(known, key=lambda size: (abs(math.log2(size / world_size)), -size))
         return known[nearest]
+
+
+def _scaled(model: CollectiveModel, world_size: int, estimate: Estimate) -> Estimate:
+    """The same among another number of ranks than was calibrated.
+
+    Peers are served one after the other, so that what isn't bytes grows with their number. How far
+    that holds nobody measured: the interval doubles with each doubling.
+    """
+    peers = (world_size - 1) / (model.world_size - 1)
+    start = min(model.curve.start_us, estimate.microseconds)
+    time = estimate.microseconds + (peers - 1) * start
+    unsure = 2 ** abs(math.log2(world_size / model.world_size))
+    low, high = estimate.low / estimate.microseconds, estimate.high / estimate.microseconds
+    return Estimate(time, time * low**unsure, time * high**unsure)

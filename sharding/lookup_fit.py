@@ -23,9 +23,9 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 _DEPTH = 3
-_MOST_TREES = 200
+_MOST_TREES = 120
 _TREES_STEP = 20
-_RATE = 0.1
+_RATE = 0.15
 _FOLDS = 5
 
 #: A model of fewer ops is not fitted.

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accuracy import gmae_percent
-from ..collective_fit import choose_curve
-from ..collective_model import CollectiveModel, largest_rank_bytes
+from ..collective_fit import choose_curve, fit_imbalance
+from ..collective_model import CollectiveModel
 from ..intervals import interval_log
 from ..lookup_fit import LEAST_OPS, fit_lookup, samples_of
 from ..lookup_model import LookupModel
@@ -31,13 +31,15 @@ class CollectiveSamples:
 
     Attributes:
         role: (n,) of each message: "grid", "between" or "uneven".
-        message_bytes: (n,) float64, by the largest-rank rule.
+        mean_bytes: (n,) float64, of a rank on average.
+        largest_bytes: (n,) float64, of the rank that sends or receives most.
         measured_us: (n,) float64.
         visits_us: (visits, n) float64, by each of the visits alone.
     """
 
     role: npt.NDArray[np.str_]
-    message_bytes: Floats
+    mean_bytes: Floats
+    largest_bytes: Floats
     measured_us: Floats
     visits_us: Floats
 
@@ -146,29 +148,35 @@ def _lookup_models(entries: Entries) -> dict[tuple[bool, str], LookupModel]:
 
 def _collective(key: tuple[str, str, int], samples: CollectiveSamples) -> CollectiveModel:
     even = samples.role != "uneven"
-    curve, errors = choose_curve(samples.message_bytes[even], samples.measured_us[even])
-    interval = interval_log(errors)
-    uneven_interval = interval
+    sizes = samples.largest_bytes[even]
+    curve, errors = choose_curve(sizes, samples.measured_us[even])
+    interval = uneven_interval = interval_log(errors)
+    imbalance = 1.0
     if not even.all():
-        predicted = curve.microseconds(samples.message_bytes[~even])
-        uneven_interval = interval_log(np.log(samples.measured_us[~even] / predicted))
-    sizes = samples.message_bytes[even]
+        mean, largest = samples.mean_bytes[~even], samples.largest_bytes[~even]
+        measured = samples.measured_us[~even]
+        imbalance = fit_imbalance(curve, mean, largest, measured)
+        predicted = curve.microseconds(mean * (largest / mean) ** imbalance)
+        uneven_interval = interval_log(np.log(measured / predicted))
     return CollectiveModel(
-        *key, curve, interval, uneven_interval, (float(sizes.min()), float(sizes.max()))
+        *key,
+        curve,
+        imbalance,
+        interval,
+        uneven_interval,
+        (float(sizes.min()), float(sizes.max())),
     )
 
 
 def _collective_samples(visits: list[list[dict[str, Any]]]) -> CollectiveSamples:
     messages = visits[0]
-    sizes = []
-    for message in messages:
-        matrix = np.asarray(message["bytes"])
-        sizes.append(largest_rank_bytes(matrix.sum(axis=1), matrix.sum(axis=0)))
+    totals = [np.asarray(message["bytes"], dtype=np.float64) for message in messages]
     samples = [[message["us"] for message in visit] for visit in visits]
     together = [list(chain.from_iterable(each)) for each in zip(*samples, strict=True)]
     return CollectiveSamples(
         role=np.asarray([message["role"] for message in messages]),
-        message_bytes=np.asarray(sizes, dtype=np.float64),
+        mean_bytes=np.asarray([each.sum() / len(each) for each in totals]),
+        largest_bytes=np.asarray([max(each.sum(0).max(), each.sum(1).max()) for each in totals]),
         measured_us=np.asarray([collective_us(each) for each in together]),
         visits_us=np.asarray([[collective_us(each) for each in visit] for visit in samples]),
     )

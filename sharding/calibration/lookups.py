@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +18,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from ..reuse import reuse_factors, row_counts
-from .configurations import LookupConfiguration, draw_ids
+from .configurations import Integers, LookupConfiguration, draw_ids
 
 #: Fills any cache of the machines that are calibrated twice over.
 EVICTION_BYTES = 64 * 2**20
-LEAST_REPEATS, MOST_REPEATS = 4, 8
 _PRECISIONS = {4: SparseType.FP32, 2: SparseType.FP16}
 
 
@@ -55,50 +54,52 @@ class LookupTimer:
         self._tiny: dict[tuple[int, bool], _Lookup] = {}
 
     def measure(
-        self, configuration: LookupConfiguration, seconds: float
-    ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-        """Times one configuration.
+        self, configurations: Sequence[LookupConfiguration], rounds: int
+    ) -> list[tuple[dict[str, Any], dict[str, list[float]]]]:
+        """Times configurations in turn, so that a slow moment of the machine meets each only once.
 
         Args:
-            configuration: what to look up.
-            seconds: repeats end after this time, but at least `LEAST_REPEATS` are made.
+            configurations: what to look up; all of them are in memory together.
+            rounds: how often each one is timed.
 
         Returns:
-            What was looked up: the configuration, and each table's lookups, unique rows and reuse
-            factors by rows, without the empty bins at their end. And the times: `forward_us` and
-            `backward_us`, the microseconds of each repeat.
+            For each one what was looked up: the configuration, and each table's lookups, unique
+            rows and reuse factors by rows, without the empty bins at their end. And the times:
+            `forward_us` and `backward_us`, the microseconds of each round.
         """
-        kind = (configuration.weight_bytes, configuration.pooled)
-        if kind not in self._tiny:
-            self._tiny[kind] = _Lookup.tiny(*kind, self._optimizer)
-        tiny = self._tiny[kind]
-        batches = [
-            draw_ids(table, configuration.samples, np.random.default_rng([configuration.seed, i]))
-            for i, table in enumerate(configuration.tables)
+        workloads, lookups = [], []
+        for configuration in configurations:
+            seed, samples = configuration.seed, configuration.samples
+            batches = [
+                draw_ids(table, samples, np.random.default_rng([seed, i]))
+                for i, table in enumerate(configuration.tables)
+            ]
+            workloads.append(_describe(configuration, batches))
+            lookups.append(
+                _Lookup(
+                    [(table.rows, table.dim) for table in configuration.tables],
+                    np.concatenate([ids for _, ids in batches]),
+                    np.concatenate([lengths for lengths, _ in batches]),
+                    configuration.weight_bytes,
+                    configuration.pooled,
+                    self._optimizer,
+                )
+            )
+        times: list[dict[str, list[float]]] = [
+            {"forward_us": [], "backward_us": []} for _ in lookups
         ]
-        ids = np.concatenate([ids for _, ids in batches])
-        lengths = np.concatenate([lengths for lengths, _ in batches])
-        shapes = [(table.rows, table.dim) for table in configuration.tables]
-        lookup = _Lookup(shapes, ids, lengths, *kind, self._optimizer)
-        forward, backward = [], []
-        end = time.monotonic() + seconds
-        while len(forward) < MOST_REPEATS and (
-            len(forward) < LEAST_REPEATS or time.monotonic() < end
-        ):
-            forward.append(self._timed(tiny, lookup.forward))
-            backward.append(self._timed(tiny, lookup.backward))
-        counts = [row_counts(ids) for _, ids in batches]
-        workload = {
-            "configuration": configuration.as_json(),
-            "lookups": [int(lengths.sum()) for lengths, _ in batches],
-            "unique_rows": [len(each) for each in counts],
-            "reuse_factors": [_without_end(reuse_factors(each)) for each in counts],
-        }
-        times = {
-            "forward_us": [round(each, 1) for each in forward],
-            "backward_us": [round(each, 1) for each in backward],
-        }
-        return workload, times
+        for _ in range(rounds):
+            for lookup, its_times in zip(lookups, times, strict=True):
+                tiny = self._tiny_like(lookup)
+                its_times["forward_us"].append(self._timed(tiny, lookup.forward))
+                its_times["backward_us"].append(self._timed(tiny, lookup.backward))
+        return list(zip(workloads, times, strict=True))
+
+    def _tiny_like(self, lookup: _Lookup) -> _Lookup:
+        if lookup.kind not in self._tiny:
+            one = np.ones(1, dtype=np.int64)
+            self._tiny[lookup.kind] = _Lookup([(8, 4)], one, one, *lookup.kind, self._optimizer)
+        return self._tiny[lookup.kind]
 
     def _timed(self, tiny: _Lookup, work: Callable[[], None]) -> float:
         self._other.sum()
@@ -106,7 +107,7 @@ class LookupTimer:
         tiny.backward()
         start = time.thread_time_ns()
         work()
-        return (time.thread_time_ns() - start) / 1e3
+        return round((time.thread_time_ns() - start) / 1e3, 1)
 
 
 class _Lookup:
@@ -115,12 +116,13 @@ class _Lookup:
     def __init__(
         self,
         shapes: list[tuple[int, int]],
-        ids: np.ndarray[Any, np.dtype[np.int64]],
-        lengths: np.ndarray[Any, np.dtype[np.int64]],
+        ids: Integers,
+        lengths: Integers,
         weight_bytes: int,
         pooled: bool,
         optimizer: EmbOptimType,
     ) -> None:
+        self.kind = (weight_bytes, pooled)
         self._op = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in shapes],
             weights_precision=_PRECISIONS[weight_bytes],
@@ -135,12 +137,6 @@ class _Lookup:
         self._offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         self._gradient = torch.full_like(self._op(self._ids, self._offsets), 1e-3)
 
-    @classmethod
-    def tiny(cls, weight_bytes: int, pooled: bool, optimizer: EmbOptimType) -> _Lookup:
-        """One row of one small table."""
-        one = np.ones(1, dtype=np.int64)
-        return cls([(8, 4)], one, one, weight_bytes, pooled, optimizer)
-
     def forward(self) -> None:
         """Looks the batch up."""
         self._output = self._op(self._ids, self._offsets)
@@ -150,5 +146,14 @@ class _Lookup:
         self._output.backward(self._gradient)
 
 
-def _without_end(shares: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
-    return [round(share, 4) for share in np.trim_zeros(shares, "b").tolist()]
+def _describe(
+    configuration: LookupConfiguration, batches: list[tuple[Integers, Integers]]
+) -> dict[str, Any]:
+    counts = [row_counts(ids) for _, ids in batches]
+    factors = [np.trim_zeros(reuse_factors(each), "b").tolist() for each in counts]
+    return {
+        "configuration": configuration.as_json(),
+        "lookups": [int(lengths.sum()) for lengths, _ in batches],
+        "unique_rows": [len(each) for each in counts],
+        "reuse_factors": [[round(share, 4) for share in each] for each in factors],
+    }

@@ -65,11 +65,12 @@ def messages(
             even = tuple((part,) * world_size for _ in range(world_size))
             result.append(Message("all_to_all", role, even))
             result.append(Message("all_reduce", role, ((size // WORD_BYTES * WORD_BYTES,),)))
-    for size in _log_uniform(random, uneven, most / 2):
-        # Tables of different width on each rank: a rank's messages differ less than the ranks do.
+    for i, size in enumerate(_log_uniform(random, uneven, most / 2)):
+        # Ranks with more tables send more to everybody, and receive more ids from everybody.
         rank = random.uniform(0.1, 2.0, size=(world_size, 1))
-        pair = random.uniform(0.5, 1.5, size=(world_size, world_size))
+        pair = random.uniform(0.9, 1.1, size=(world_size, world_size))
         words = np.maximum(size / world_size * rank * pair / WORD_BYTES, 1).astype(int)
+        words = words.T if i % 2 else words
         sizes = tuple(tuple(int(word) * WORD_BYTES for word in row) for row in words)
         result.append(Message("all_to_all", "uneven", sizes))
     return result

@@ -89,6 +89,7 @@ def small_profile() -> Profile:
             backend,
             world_size,
             AlphaBeta(100.0 * world_size, 0.001),
+            1.0,
             (-0.1, 0.1),
             (-0.2, 0.2),
             (64.0, 2.0**20),

@@ -3,15 +3,20 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec_bls.sharding.accuracy import gmae_percent, mape_percent
-from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta, fit_sigmoid
+from torchrec_bls.sharding.collective_fit import (
+    choose_curve,
+    fit_alpha_beta,
+    fit_imbalance,
+    fit_sigmoid,
+)
 from torchrec_bls.sharding.collective_model import (
     AlphaBeta,
     CollectiveModel,
     Sigmoid,
-    largest_rank_bytes,
+    message_bytes,
 )
 
 SIZES = 2.0 ** np.arange(6, 26)
@@ -25,6 +30,7 @@ SIGMOID = Sigmoid(
 )
 
 
+@settings(deadline=None)
 @given(
     start=st.floats(1, 1e4),
     per_byte=st.floats(1e-6, 1e-2),
@@ -84,14 +90,36 @@ def test_the_kept_curve_never_loses_to_alpha_beta(truth: AlphaBeta | Sigmoid) ->
     assert np.abs(errors).mean() < 0.15
 
 
-def test_the_rank_that_moves_most_decides() -> None:
-    assert largest_rank_bytes([10, 20, 30], [25, 5, 30]) == 30
-    assert largest_rank_bytes([10, 20, 10], [5, 5, 45]) == 45
+def test_unevenness_by_hand() -> None:
+    # The paper's rule: the rank that sends or receives most decides.
+    assert message_bytes([10, 20, 30], [25, 5, 30], 1.0) == pytest.approx(30)
+    assert message_bytes([10, 20, 15], [0, 0, 45], 1.0) == pytest.approx(45)
+    # Shared cores: the bytes of all.
+    assert message_bytes([10, 20, 15], [0, 0, 45], 0.0) == 15
+    assert message_bytes([10, 20, 15], [0, 0, 45], 0.5) == pytest.approx(np.sqrt(15 * 45))
+    assert message_bytes([0, 0], [0, 0], 0.5) == 0
+
+
+@pytest.mark.parametrize("planted", [0.0, 0.4, 1.0])
+def test_the_imbalance_is_recovered(planted: float) -> None:
+    random = np.random.default_rng(0)
+    mean = 2.0 ** random.uniform(14, 24, 40)
+    largest = mean * random.uniform(1, 2, 40)
+    measured = SIGMOID.microseconds(mean * (largest / mean) ** planted)
+    noisy = measured * np.exp(random.normal(0, 0.03, 40))
+    assert fit_imbalance(SIGMOID, mean, largest, noisy) == pytest.approx(planted, abs=0.1)
 
 
 def test_beyond_the_largest_message_the_interval_widens() -> None:
     model = CollectiveModel(
-        "all_to_all", "gloo", 4, AlphaBeta(100.0, 1e-3), (-0.1, 0.1), (-0.3, 0.3), (64.0, 2.0**20)
+        "all_to_all",
+        "gloo",
+        4,
+        AlphaBeta(100.0, 1e-3),
+        1.0,
+        (-0.1, 0.1),
+        (-0.3, 0.3),
+        (64.0, 2.0**20),
     )
     inside, outside = model.estimate(2.0**20), model.estimate(2.0**22)
     assert inside.high / inside.microseconds == pytest.approx(np.exp(0.1))
@@ -102,7 +130,9 @@ def test_beyond_the_largest_message_the_interval_widens() -> None:
 
 @pytest.mark.parametrize("curve", [AlphaBeta(1.5, 2e-3), SIGMOID])
 def test_json_gives_the_same_collective_back(curve: AlphaBeta | Sigmoid) -> None:
-    model = CollectiveModel("all_reduce", "bls", 2, curve, (-0.1, 0.2), (-0.3, 0.4), (64.0, 1e6))
+    model = CollectiveModel(
+        "all_reduce", "bls", 2, curve, 0.3, (-0.1, 0.2), (-0.3, 0.4), (64.0, 1e6)
+    )
     assert CollectiveModel.from_json(json.loads(json.dumps(model.as_json()))) == model
 
 
@@ -117,6 +147,6 @@ def test_json_gives_the_same_collective_back(curve: AlphaBeta | Sigmoid) -> None
 )
 def test_curves_that_cannot_be_are_refused(change: dict[str, float]) -> None:
     bad = dataclasses.replace(SIGMOID, **change)
-    model = CollectiveModel("all_reduce", "bls", 2, bad, (0.0, 0.0), (0.0, 0.0), (64.0, 1e6))
+    model = CollectiveModel("all_reduce", "bls", 2, bad, 1.0, (0.0, 0.0), (0.0, 0.0), (64.0, 1e6))
     with pytest.raises(ValueError, match="a curve"):
         CollectiveModel.from_json(model.as_json())

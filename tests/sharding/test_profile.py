@@ -48,6 +48,7 @@ def test_a_saved_profile_comes_back(tmp_path: Path) -> None:
         (["lookups", "pooled", "sideways"], {}, "sideways"),
         (["collectives", 1, "world_size"], 2, "two models"),
         (["collectives", 0, "world_size"], 1, "among 1 ranks"),
+        (["collectives", 0, "imbalance"], 1.5, "an imbalance"),
         (["collectives", 0, "operation"], "broadcast", "broadcast"),
         (["collectives", 0, "curve", "kind"], "spline", "spline"),
         (["memory", "row_us"], [0.0, 1.0], "positive"),

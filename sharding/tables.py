@@ -35,7 +35,6 @@ class Table:
         optimizer_bytes_per_row: optimizer state of a row whatever its columns.
         optimizer_bytes_per_weight: optimizer state of one weight.
         sharding_types: that the sharder and the constraints leave.
-        kernel: TorchRec's compute kernel.
         min_columns: of a column-wise shard.
     """
 
@@ -50,7 +49,6 @@ class Table:
     optimizer_bytes_per_row: int = 0
     optimizer_bytes_per_weight: int = 0
     sharding_types: tuple[str, ...] = (TABLE_WISE, COLUMN_WISE, ROW_WISE)
-    kernel: str = "fused"
     min_columns: int = DEFAULT_MIN_COLUMNS
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from torchrec.distributed.types import (
 )
 
 from .tables import COLUMN_WISE, SHARDING_TYPES, PlacedShard, PlacedTable, Workload
+from .torchrec_tables import KERNEL
 
 # By columns within each host, which for the predicted time is column-wise.
 _AS_COLUMN_WISE = "table_column_wise"
@@ -41,7 +42,7 @@ def to_sharding_plan(
         module = modules.setdefault(placed.table.module, EmbeddingModuleShardingPlan())
         module[placed.table.name] = ParameterSharding(
             sharding_type=placed.sharding_type,
-            compute_kernel=placed.table.kernel,
+            compute_kernel=KERNEL,
             ranks=[shard.rank for shard in placed.shards],
             sharding_spec=EnumerableShardingSpec(shards),
             cache_params=asked.cache_params,

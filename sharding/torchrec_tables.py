@@ -37,7 +37,7 @@ _OPTIMIZER_BYTES = {
 }
 _UNKNOWN_OPTIMIZER_BYTES = (0, 8)
 
-_KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+KERNEL = EmbeddingComputeKernel.FUSED.value
 # What a user who sets no pooling factor gets from TorchRec.
 _UNSET_POOLING = [1.0]
 
@@ -127,7 +127,6 @@ def _table(
         raise _contradiction(
             f"table '{name}': min_partition is {asked.min_partition}, but it has {dim} columns"
         )
-    types, kernel = _types_and_kernel(name, sharder, asked, compute_device, hosts)
     per_row, per_weight = _optimizer_bytes(sharder)
     return Table(
         name=name,
@@ -140,39 +139,35 @@ def _table(
         weighted=bool(pooled and module.is_weighted()),
         optimizer_bytes_per_row=per_row,
         optimizer_bytes_per_weight=per_weight,
-        sharding_types=types,
-        kernel=kernel,
+        sharding_types=_types(name, sharder, asked, compute_device, hosts),
         min_columns=asked.min_partition or DEFAULT_MIN_COLUMNS,
     )
 
 
-def _types_and_kernel(
+def _types(
     name: str, sharder: Any, asked: ParameterConstraints, compute_device: str, hosts: int
-) -> tuple[tuple[str, ...], str]:
-    """Returns the sharding types, and the kernel for all of them, that a table can have."""
-    offered = [t for t in sharder.sharding_types(compute_device) if t in SHARDING_TYPES]
+) -> tuple[str, ...]:
+    """Returns the sharding types that a table can have, with the fused kernel."""
+    if asked.compute_kernels and KERNEL not in asked.compute_kernels:
+        raise _contradiction(
+            f"table '{name}': constraints ask for the kernels {asked.compute_kernels}, the planner "
+            f"has the costs of '{KERNEL}' only"
+        )
+    offered = [
+        sharding_type
+        for sharding_type in sharder.sharding_types(compute_device)
+        if sharding_type in SHARDING_TYPES
+        and KERNEL in sharder.compute_kernels(sharding_type, compute_device)
+    ]
     types = [t for t in offered if not asked.sharding_types or t in asked.sharding_types]
     if not types:
         raise _contradiction(
             f"table '{name}': constraints ask for {asked.sharding_types}, "
             f"{type(sharder).__name__} and the planner have {offered}"
         )
-    for kernel in _KERNELS:
-        possible = [
-            sharding_type
-            for sharding_type in types
-            if kernel in sharder.compute_kernels(sharding_type, compute_device)
-            and (not asked.compute_kernels or kernel in asked.compute_kernels)
-        ]
-        if possible:
-            if hosts == 1 and set(possible) != {TABLE_ROW_WISE}:
-                possible = [t for t in possible if t != TABLE_ROW_WISE]
-            return tuple(possible), kernel
-    raise _contradiction(
-        f"table '{name}': constraints ask for kernels {asked.compute_kernels} and sharding types "
-        f"{types}, but {type(sharder).__name__} and the planner have only "
-        f"{' and '.join(_KERNELS)} kernels for them"
-    )
+    if hosts == 1 and types != [TABLE_ROW_WISE]:
+        types = [t for t in types if t != TABLE_ROW_WISE]
+    return tuple(types)
 
 
 def _optimizer_bytes(sharder: Any) -> tuple[int, int]:

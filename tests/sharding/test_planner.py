@@ -64,7 +64,7 @@ class Model(nn.Module):
 
     def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
         parts = [self.bags(ids).values().sum()]
-        parts += [(row.values() ** 2).sum() for row in self.rows(ids).values()]
+        parts += [(row.values() ** 2).sum() for _, row in sorted(self.rows(ids).items())]
         return torch.stack(parts)
 
 

@@ -15,10 +15,10 @@ _MANY_SHARDS = 1000
 _PARTNERS = 16
 # First many ranks near the slowest one count, then ever more it alone.
 _SQUARINGS = (3, 4, 5, 6)
-_STEPS = 500
+_STEPS = 1500
 _POLISHES = 3
 # Ranks that are tried, the slowest first, before the search gives up.
-_PATIENCE = 6
+_PATIENCE = 20
 
 
 def improve(placement: Placement, allowed: NDArray[np.bool_], goal: float) -> Placement:

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from torchrec_bls.cli import calibrate
+from torchrec_bls.cli import calibrate, plan
 from torchrec_bls.doctor import report
 from torchrec_bls.doctor.examination import examine
 
@@ -27,6 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(command=_doctor)
     calibrate.add_command(commands)
+    plan.add_command(commands)
     options = parser.parse_args(arguments)
     status: int = options.command(options)
     return status

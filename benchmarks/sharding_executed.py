@@ -1,0 +1,197 @@
+"""Plans of random models executed at 4 ranks: ours, TorchRec's, Table III's and random ones.
+
+One training step of an EmbeddingBagCollection, forward and backward; the slowest rank counts. All
+plans of a model are in the same processes and take turns step by step, so that what the machine
+does meanwhile hits all alike. Every model is kept as soon as it is done: the same command goes on
+where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from common import environment
+from sharding_costs import costs_of
+from sharding_models import TableSpec, ZipfReuse, batch_of, module_of, random_specs
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec_bls.sharding.baselines import TABLE_III, random_plan, table_iii_plan
+from torchrec_bls.sharding.job import Job
+from torchrec_bls.sharding.planner import BLSShardingPlanner
+from torchrec_bls.sharding.rating import rate
+from torchrec_bls.sharding.torchrec_plan import from_sharding_plan, to_sharding_plan
+from torchrec_bls.sharding.torchrec_tables import workload_of
+
+from torchrec_bls import BLSEmbeddingBagCollectionSharder
+
+BACKENDS = ("gloo", "bls")
+_TABLES, _ROWS = (8, 20), (1e3, 2e5)
+_BATCHES, _WARM_UPS = 4, 3
+_DDR = 64 << 30
+
+
+def main() -> None:
+    """Runs what is missing in the file, for as long as it may."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, default=Path("out/sharding-executed.json"))
+    parser.add_argument("--models", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each plan")
+    parser.add_argument("--seconds", type=float, default=380, help="after which no model is begun")
+    parser.add_argument("--profile", help="of this machine; a crude one without")
+    options = parser.parse_args()
+    settings = {name: getattr(options, name) for name in ("ranks", "batch", "steps", "profile")}
+    record = {
+        "benchmark": "sharding_executed",
+        "environment": environment(),
+        "settings": settings,
+        "results": [],
+    }
+    if options.json.exists():
+        record = json.loads(options.json.read_text())
+        if record["settings"] != settings:
+            raise SystemExit(f"{options.json} has other settings: {record['settings']}")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + options.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(
+            _rank,
+            (options, settings, record, str(Path(folder) / "store"), end),
+            nprocs=options.ranks,
+        )
+
+
+def _rank(
+    rank: int,
+    options: argparse.Namespace,
+    settings: dict[str, Any],
+    record: dict[str, Any],
+    store: str,
+    end: float,
+) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks
+    )
+    done = {(result["model"], result["backend"]) for result in record["results"]}
+    for model in range(options.models):
+        for backend in BACKENDS:
+            if (model, backend) in done:
+                continue
+            go_on = torch.tensor(time.monotonic() < end)
+            dist.broadcast(go_on, 0)
+            if not go_on:
+                return
+            specs = random_specs(model, _TABLES, _ROWS)
+            result = _measure(specs, model, backend, settings)
+            if rank == 0:
+                record["results"].append({"model": model, "backend": backend, **result})
+                options.json.write_text(json.dumps(record, indent=1) + "\n")
+                print(model, backend, {k: v["median_ms"] for k, v in result["plans"].items()})
+
+
+def _measure(
+    specs: list[TableSpec], model: int, backend: str, settings: dict[str, Any]
+) -> dict[str, Any]:
+    ranks, batch = settings["ranks"], settings["batch"]
+    module = module_of(specs)
+    fused = {"learning_rate": 0.01}
+    sharder = (
+        BLSEmbeddingBagCollectionSharder(fused_params=fused)
+        if backend == "bls"
+        else EmbeddingBagCollectionSharder(fused_params=fused)
+    )
+    topology = Topology(world_size=ranks, compute_device="cpu", ddr_cap=_DDR)
+    reuse = {f"t{index}": ZipfReuse(spec) for index, spec in enumerate(specs)}
+    workload = workload_of(module, [sharder], "cpu", 1, reuse=reuse)
+    cores = len(os.sched_getaffinity(0))
+    job = Job(ranks, batch, [_DDR] * ranks, backend=backend, cores_per_host=cores)
+    costs = costs_of(settings["profile"])
+    constraints = {
+        f"t{index}": ParameterConstraints(pooling_factors=[spec.pooling])
+        for index, spec in enumerate(specs)
+    }
+    ours = BLSShardingPlanner(
+        topology, batch, costs=costs, reuse=reuse, backend=backend, cores_per_host=cores
+    )
+    theirs = EmbeddingShardingPlanner(topology, batch, constraints=constraints, debug=False)
+    plans = {
+        "ours": ours.collective_plan(module, [sharder]),
+        "torchrec": theirs.collective_plan(module, [sharder]),
+        "random options": to_sharding_plan(random_plan(workload, job, model), topology),
+    }
+    for name in TABLE_III:
+        plans[name] = to_sharding_plan(table_iii_plan(name, workload, job, model), topology)
+    predicted = {}
+    for name, plan in plans.items():
+        try:
+            predicted[name] = rate(from_sharding_plan(plan, workload), workload, job, costs).step
+        except ValueError:
+            predicted[name] = None  # data-parallel tables
+
+    batches = [
+        batch_of(specs, batch, 1000 * model + 10 * index + dist.get_rank())
+        for index in range(_BATCHES)
+    ]
+    models = {
+        name: DistributedModelParallel(
+            module_of(specs),
+            plan=plan,
+            sharders=[sharder],
+            device=torch.device("cpu"),
+            init_data_parallel=name == "torchrec",
+        )
+        for name, plan in plans.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in models}
+    order = np.random.default_rng(model)
+    for step in range(_WARM_UPS + settings["steps"]):
+        names = list(models)
+        order.shuffle(names)
+        for name in names:
+            elapsed = _step(models[name], batches[step % _BATCHES])
+            if step >= _WARM_UPS:
+                times[name].append(elapsed)
+    return {
+        "tables": len(specs),
+        "plans": {
+            name: {
+                "median_ms": round(float(np.median(samples)), 3),
+                "ms": [round(sample, 3) for sample in samples],
+                "predicted_us": vars(predicted[name]) if predicted[name] else None,
+                "sharding": sorted({p.sharding_type for p in dict(plans[name].plan[""]).values()}),
+            }
+            for name, samples in times.items()
+        },
+    }
+
+
+def _step(model: DistributedModelParallel, batch: Any) -> float:
+    """Returns the milliseconds of a step on the slowest rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    model(batch).values().sum().backward()
+    elapsed = torch.tensor((time.perf_counter() - start) * 1e3)
+    dist.all_reduce(elapsed, dist.ReduceOp.MAX)
+    return elapsed.item()
+
+
+if __name__ == "__main__":
+    main()

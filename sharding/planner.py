@@ -1,0 +1,151 @@
+"""BLSShardingPlanner, which stands where TorchRec's EmbeddingShardingPlanner does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.planner.constants import BATCH_SIZE
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PlannerError,
+    PlannerErrorType,
+    StorageReservation,
+    Topology,
+)
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
+from torchrec.distributed.utils import get_device_type
+
+from .estimates import AdditiveCosts, TableReuse
+from .infeasible import InfeasiblePlanError
+from .job import Job
+from .options import make_problem
+from .report import PlanReport, make_report
+from .search import Found, search
+from .tables import Workload
+from .torchrec_plan import to_sharding_plan
+from .torchrec_tables import workload_of
+
+# As in TorchRec: of HBM; DDR is the user's to say.
+_RESERVED_SHARE = 0.15
+
+
+class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
+    """Plans shardings by the costs of a calibrated profile.
+
+    Per table it chooses among whole, by columns in any width, by rows, and by the rows of one host,
+    as far as sharders and constraints allow, so that the slowest rank is fastest and no rank's
+    memory is exceeded (docs/design/planner.md).
+
+    Args:
+        topology: of the ranks; None makes TorchRec's default one.
+        batch_size: samples per rank and step.
+        storage_reservation: what is kept free. By default 15 % of HBM.
+        constraints: by name of the table.
+        costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")).
+        reuse: statistics by name of the table, e.g. ReuseStatistics.from_batches(...).
+        backend: of the exchanges: "bls" for the bounded-lag sharders, "gloo" for TorchRec's own.
+        bound: of the bounded-lag sharders.
+        training: whether there is a backward; None: at bound 0.
+        cores_per_host: if the ranks of a host have to share so many; None: each has its own.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        storage_reservation: StorageReservation | None = None,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        *,
+        costs: AdditiveCosts,
+        reuse: Mapping[str, TableReuse] | None = None,
+        backend: str = "bls",
+        bound: int = 0,
+        training: bool | None = None,
+        cores_per_host: int | None = None,
+    ) -> None:
+        self._topology = topology or Topology(
+            local_world_size=get_local_size(),
+            world_size=dist.get_world_size(),
+            compute_device=get_device_type(),
+        )
+        self._batch_size = batch_size or BATCH_SIZE
+        self._reservation = storage_reservation or FixedPercentageStorageReservation(
+            _RESERVED_SHARE
+        )
+        self._constraints = constraints
+        self._costs = costs
+        self._reuse = reuse
+        self._backend = backend
+        self._bound = bound
+        self._training = bound == 0 if training is None else training
+        self._cores_per_host = cores_per_host
+        self._last: tuple[Workload, Found] | None = None
+
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
+        """Returns the plan for `module`.
+
+        Raises:
+            PlannerError: constraints contradict each other, or nothing fits into the memory; the
+                text names what binds and by how much.
+            ValueError: there is nothing to plan.
+        """
+        device = self._topology.compute_device
+        hosts = -(-self._topology.world_size // self._topology.local_world_size)
+        workload = workload_of(module, sharders, device, hosts, self._constraints, self._reuse)
+        job = self._job(module, sharders)
+        try:
+            found = search(make_problem(workload, job, self._costs))
+        except InfeasiblePlanError as error:
+            raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+        self._last = workload, found
+        return to_sharding_plan(found.plan, self._topology, self._constraints)
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """Plans on rank 0 and returns that plan on all ranks of `pg`, the default group if None."""
+        group = pg or dist.group.WORLD
+        if group is None:
+            raise RuntimeError("collective_plan needs a process group; plan goes without")
+        return invoke_on_rank_and_broadcast_result(
+            group, 0, self.plan, module, sharders or get_default_sharders()
+        )
+
+    def report(self) -> PlanReport:
+        """Returns the report of the last plan made here; with `collective_plan` that is rank 0.
+
+        Raises:
+            RuntimeError: no plan was made yet.
+        """
+        if self._last is None:
+            raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
+        return make_report(*self._last, self._costs)
+
+    def _job(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> Job:
+        free = self._reservation.reserve(
+            self._topology, self._batch_size, module, sharders, self._constraints
+        )
+        ddr = [max(device.storage.ddr, 0) for device in free.devices]
+        on_cpu = self._topology.compute_device == "cpu"
+        hbm = [max(device.storage.hbm, 0) for device in free.devices]
+        return Job(
+            ranks=self._topology.world_size,
+            batch=self._batch_size,
+            memory_bytes=ddr if on_cpu else hbm,
+            ranks_per_host=min(self._topology.local_world_size, self._topology.world_size),
+            backend=self._backend,
+            bound=self._bound,
+            training=self._training,
+            host_memory_bytes=None if on_cpu else ddr,
+            cores_per_host=self._cores_per_host,
+            memory_kind="DDR" if on_cpu else "HBM",
+        )

@@ -1,0 +1,45 @@
+"""Memory that the bounded-lag channels of a plan take, and what is left for shards."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .options import Problem
+from .placement import Placement
+from .traffic import slots_bytes
+
+
+def slots_of(placement: Placement) -> float:
+    """Returns the bytes of slots on each rank: every channel's are as large as its largest message.
+
+    Each module has, per group of tables, a channel for ids, one for embeddings and, when training,
+    one for gradients.
+    """
+    problem, job = placement.problem, placement.problem.job
+    messages: dict[tuple[str, str], NDArray[np.float64]] = {}
+    for option, ranks in zip(placement.option, placement.ranks, strict=True):
+        chosen = problem.options[option]
+        pair = (problem.tables[chosen.table].module, chosen.group)
+        of_pair = messages.setdefault(pair, np.zeros((2, job.ranks)))
+        traffic = problem.traffic[option]
+        of_pair[:, ranks] += [[traffic.ids_per_rank], [traffic.rows_per_rank]]
+    return sum(_slots(problem, *largest.max(axis=1)) for largest in messages.values())
+
+
+def balanced_slots(problem: Problem) -> float:
+    """Returns the slots of a plan in which all ranks' messages are equal, each table unsplit."""
+    traffic = [problem.traffic[option] for option in problem.first_options]
+    ids = sum(shard.ids_per_rank for shard in traffic) / problem.job.ranks
+    rows = sum(shard.rows_per_rank for shard in traffic) / problem.job.ranks
+    return _slots(problem, ids, rows)
+
+
+def _slots(problem: Problem, ids: float, rows: float) -> float:
+    ways_back = 2 if problem.job.training else 1
+    return slots_bytes(problem.job, ids) + ways_back * slots_bytes(problem.job, rows)
+
+
+def memory_for_shards(problem: Problem, slots: float) -> NDArray[np.float64]:
+    """Returns what each rank has for shards beside results and slots, (ranks), bytes."""
+    apart = problem.job.host_memory_bytes is not None
+    beside = problem.fixed_bytes + (0.0 if apart else slots)
+    return np.array(problem.job.memory_bytes, float) - beside

@@ -1,0 +1,215 @@
+"""The tables of a TorchRec model, with what its sharders and the user's constraints leave open."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PlannerError,
+    PlannerErrorType,
+)
+from torchrec.distributed.types import ModuleSharder
+
+from .estimates import TableReuse
+from .tables import (
+    DEFAULT_MIN_COLUMNS,
+    SHARDING_TYPES,
+    TABLE_ROW_WISE,
+    Table,
+    UniformReuse,
+    Workload,
+)
+
+# Bytes of optimizer state per row and per weight, by FBGEMM's name of the optimizer.
+_OPTIMIZER_BYTES = {
+    "exact_sgd": (0, 0),
+    "sgd": (0, 0),
+    "exact_row_wise_adagrad": (4, 0),
+    "exact_adagrad": (0, 4),
+    "adam": (0, 8),
+    "lamb": (0, 8),
+    "partial_row_wise_adam": (4, 4),
+    "partial_row_wise_lamb": (4, 4),
+    "lars_sgd": (0, 4),
+}
+_UNKNOWN_OPTIMIZER_BYTES = (0, 8)
+
+KERNEL = EmbeddingComputeKernel.FUSED.value
+# What a user who sets no pooling factor gets from TorchRec.
+_UNSET_POOLING = [1.0]
+
+
+def workload_of(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    compute_device: str,
+    hosts: int,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    reuse: Mapping[str, TableReuse] | None = None,
+) -> Workload:
+    """Returns the tables of `module` that `sharders` shard, with their statistics.
+
+    Args:
+        module: with EmbeddingBagCollections and EmbeddingCollections somewhere inside.
+        sharders: TorchRec's or the bounded-lag ones.
+        compute_device: "cpu" or "cuda".
+        hosts: that the ranks are on; table-row-wise makes no difference on one.
+        constraints: by name of the table.
+        reuse: statistics by name of the table. A table without them has the pooling factors of its
+            constraints, or 1, and uniformly drawn ids; one warning names those tables.
+
+    Raises:
+        PlannerError: constraints contradict each other, the sharder or the tables.
+        ValueError: there are no tables.
+    """
+    constraints = constraints or {}
+    tables = []
+    for path, child, sharder in _sharded_modules(module, sharders):
+        for name, parameter in sharder.shardable_parameters(child).items():
+            asked = constraints.get(name) or ParameterConstraints()
+            tables.append(
+                _table(path, child, sharder, name, parameter, asked, compute_device, hosts)
+            )
+    known = {table.name for table in tables}
+    strange = sorted(set(constraints) - known)
+    if strange and tables:
+        raise _contradiction(f"constraints name tables that no sharder shards: {strange}")
+    return Workload(tables, _statistics(tables, constraints, reuse or {}))
+
+
+def _sharded_modules(
+    module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[nn.Module]]]:
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    waiting = [("", module)]
+    while waiting:
+        path, child = waiting.pop(0)
+        sharder = by_type.get(type(child))
+        if sharder is not None:
+            yield path, child, sharder
+        else:
+            dot = "." if path else ""
+            waiting.extend((f"{path}{dot}{name}", inner) for name, inner in child.named_children())
+
+
+def _table(
+    path: str,
+    module: Any,
+    sharder: Any,
+    name: str,
+    parameter: nn.Parameter,
+    asked: ParameterConstraints,
+    compute_device: str,
+    hosts: int,
+) -> Table:
+    if hasattr(module, "embedding_bag_configs"):
+        configs, pooled = module.embedding_bag_configs(), True
+    elif hasattr(module, "embedding_configs"):
+        configs, pooled = module.embedding_configs(), False
+    else:
+        raise _contradiction(
+            f"'{path}' is a {type(module).__name__}: the planner knows EmbeddingBagCollection and "
+            "EmbeddingCollection"
+        )
+    config = next(config for config in configs if config.name == name)
+    rows, dim = parameter.shape
+    if asked.batch_sizes:
+        raise _contradiction(f"table '{name}': batch sizes per feature can't be planned for")
+    if asked.device_group and asked.device_group != compute_device:
+        raise _contradiction(
+            f"table '{name}': device group '{asked.device_group}', but the topology is of "
+            f"{compute_device}"
+        )
+    if asked.min_partition is not None and not 0 < asked.min_partition <= dim:
+        raise _contradiction(
+            f"table '{name}': min_partition is {asked.min_partition}, but it has {dim} columns"
+        )
+    per_row, per_weight = _optimizer_bytes(sharder)
+    return Table(
+        name=name,
+        rows=rows,
+        dim=dim,
+        module=path,
+        weight_bytes=parameter.element_size(),
+        features=max(len(config.feature_names), 1),
+        pooled=pooled,
+        weighted=bool(pooled and module.is_weighted()),
+        optimizer_bytes_per_row=per_row,
+        optimizer_bytes_per_weight=per_weight,
+        sharding_types=_types(name, sharder, asked, compute_device, hosts),
+        min_columns=asked.min_partition or DEFAULT_MIN_COLUMNS,
+    )
+
+
+def _types(
+    name: str, sharder: Any, asked: ParameterConstraints, compute_device: str, hosts: int
+) -> tuple[str, ...]:
+    """Returns the sharding types that a table can have, with the fused kernel."""
+    if asked.compute_kernels and KERNEL not in asked.compute_kernels:
+        raise _contradiction(
+            f"table '{name}': constraints ask for the kernels {asked.compute_kernels}, the planner "
+            f"has the costs of '{KERNEL}' only"
+        )
+    offered = [
+        sharding_type
+        for sharding_type in sharder.sharding_types(compute_device)
+        if sharding_type in SHARDING_TYPES
+        and KERNEL in sharder.compute_kernels(sharding_type, compute_device)
+    ]
+    types = [t for t in offered if not asked.sharding_types or t in asked.sharding_types]
+    if not types:
+        raise _contradiction(
+            f"table '{name}': constraints ask for {asked.sharding_types}, "
+            f"{type(sharder).__name__} and the planner have {offered}"
+        )
+    if hosts == 1 and types != [TABLE_ROW_WISE]:
+        types = [t for t in types if t != TABLE_ROW_WISE]
+    return tuple(types)
+
+
+def _optimizer_bytes(sharder: Any) -> tuple[int, int]:
+    optimizer = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+    if optimizer is None:
+        return _OPTIMIZER_BYTES["exact_sgd"]
+    return _OPTIMIZER_BYTES.get(
+        str(getattr(optimizer, "value", optimizer)), _UNKNOWN_OPTIMIZER_BYTES
+    )
+
+
+def _statistics(
+    tables: Sequence[Table],
+    constraints: Mapping[str, ParameterConstraints],
+    reuse: Mapping[str, TableReuse],
+) -> dict[str, TableReuse]:
+    statistics: dict[str, TableReuse] = {}
+    assumed = []
+    for table in tables:
+        if table.name in reuse:
+            statistics[table.name] = reuse[table.name]
+            continue
+        asked = constraints.get(table.name)
+        pooling = asked.pooling_factors if asked else _UNSET_POOLING
+        if len(pooling) != table.features and pooling != _UNSET_POOLING:
+            raise _contradiction(
+                f"table '{table.name}' has {table.features} features, but its constraints "
+                f"{len(pooling)} pooling factors"
+            )
+        factor = sum(pooling) if len(pooling) == table.features else float(table.features)
+        statistics[table.name] = UniformReuse(table.rows, factor)
+        assumed.append(table.name)
+    if assumed:
+        some = ", ".join(assumed[:5]) + (", ..." if len(assumed) > 5 else "")
+        warnings.warn(
+            f"no reuse statistics for {len(assumed)} of {len(tables)} tables ({some}): taken are "
+            "the pooling factors of their constraints, or 1 id a feature, drawn uniformly. "
+            "ReuseStatistics.from_batches makes some",
+            stacklevel=5,
+        )
+    return statistics
+
+
+def _contradiction(message: str) -> PlannerError:
+    return PlannerError(message, PlannerErrorType.STRICT_CONSTRAINTS)

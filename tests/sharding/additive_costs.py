@@ -1,0 +1,60 @@
+"""A cost model small enough to be followed by hand, and random problems for it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torchrec_bls.sharding.estimates import Estimate, LookupWork
+from torchrec_bls.sharding.job import Job
+from torchrec_bls.sharding.tables import SHARDING_TYPES, Table, UniformReuse, Workload
+
+
+class AdditiveTestCosts:
+    """Microseconds: an op 20, a shard 1 and its ids x columns / 1,000; backward twice that.
+
+    All-to-alls: 30 and a thousandth of the bytes of the rank with most.
+    """
+
+    op_us = 20.0
+
+    def marginal_forward(self, works: Sequence[LookupWork]) -> NDArray[np.float64]:
+        return np.array([1 + work.samples * work.pooling * work.dim / 1000 for work in works])
+
+    def marginal_backward(self, works: Sequence[LookupWork]) -> NDArray[np.float64]:
+        return 2 * self.marginal_forward(works)
+
+    def lookup_forward(self, works: Sequence[LookupWork]) -> Estimate:
+        return self._estimate(self.op_us + self.marginal_forward(works).sum())
+
+    def lookup_backward(self, works: Sequence[LookupWork]) -> Estimate:
+        return self._estimate(self.op_us + self.marginal_backward(works).sum())
+
+    def all_to_all(
+        self, sent_bytes: Sequence[float], received_bytes: Sequence[float], backend: str
+    ) -> Estimate:
+        return self._estimate(30 + max(*sent_bytes, *received_bytes) / 1000)
+
+    def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
+        return self._estimate(30 + 2 * bytes / 1000)
+
+    @staticmethod
+    def _estimate(time: float) -> Estimate:
+        return Estimate(float(time), 0.8 * float(time), 1.25 * float(time))
+
+
+def random_workload(
+    seed: int, tables: int, types: Sequence[str] = SHARDING_TYPES[:3], largest: float = 1e5
+) -> Workload:
+    random = np.random.default_rng(seed)
+    made, reuse = [], {}
+    for index in range(tables):
+        rows = int(10 ** random.uniform(2, np.log10(largest)))
+        made.append(
+            Table(f"t{index}", rows, int(random.choice([32, 64, 128])), sharding_types=tuple(types))
+        )
+        reuse[f"t{index}"] = UniformReuse(rows, float(random.uniform(0.5, 20)))
+    return Workload(made, reuse)
+
+
+def roomy(ranks: int, **others: object) -> Job:
+    return Job(ranks, 64, [1 << 40] * ranks, **others)  # type: ignore[arg-type]

@@ -1,0 +1,65 @@
+"""Problems without a plan: the error names what binds, and by how much."""
+
+import pytest
+from torchrec_bls.sharding.infeasible import InfeasiblePlanError
+from torchrec_bls.sharding.job import Job
+from torchrec_bls.sharding.options import make_problem
+from torchrec_bls.sharding.search import search
+from torchrec_bls.sharding.tables import ROW_WISE, TABLE_WISE, Table, Workload
+
+from tests.sharding.additive_costs import AdditiveTestCosts
+
+COSTS = AdditiveTestCosts()
+MIB = 1 << 20
+
+
+def refused(tables: list[Table], job: Job) -> InfeasiblePlanError:
+    with pytest.raises(InfeasiblePlanError) as caught:
+        search(make_problem(Workload(tables), job, COSTS))
+    return caught.value
+
+
+def whole(name: str, mib: int) -> Table:
+    return Table(name, mib * MIB // 64, 16, sharding_types=(TABLE_WISE,))
+
+
+def test_table_larger_than_any_rank() -> None:
+    job = Job(2, 1, [10 * MIB, 12 * MIB], backend="gloo")
+    error = refused([whole("small", 1), whole("large", 15)], job)
+    assert "smallest shard of table 'large' (table_wise)" in str(error)
+    assert "short by 3.00 MiB" in str(error)
+    assert error.short_by == pytest.approx(3 * MIB, rel=1e-3)
+
+
+def test_all_ranks_together() -> None:
+    job = Job(2, 1, [10 * MIB] * 2, backend="gloo", memory_kind="HBM")
+    error = refused([whole(f"t{index}", 6) for index in range(4)], job)
+    assert "HBM of all ranks together: the 4 tables" in str(error)
+    assert error.short_by == pytest.approx(4 * MIB, rel=1e-3)
+
+
+def test_packing() -> None:
+    # In all there is room for 3 x 6 of 20, but one rank would need 12 of 10.
+    job = Job(2, 1, [10 * MIB] * 2, backend="gloo")
+    error = refused([whole(f"t{index}", 6) for index in range(3)], job)
+    assert "no packing was found" in str(error)
+    assert error.short_by > 0
+    # Split by rows they fit.
+    split = Table("t0", 6 * MIB // 64, 16, sharding_types=(ROW_WISE,))
+    found = search(make_problem(Workload([split, whole("t1", 6), whole("t2", 6)]), job, COSTS))
+    assert {placed.table.name for placed in found.plan} == {"t0", "t1", "t2"}
+
+
+def test_slots_of_the_channels() -> None:
+    # 3 channels x 8 ranks x 2 slots x at least 16 KiB are 768 KiB.
+    table = Table("t", 1000, 16)
+    assert search(make_problem(Workload([table]), Job(8, 1, [MIB] * 8), COSTS)).plan
+    error = refused([table], Job(8, 1, [MIB // 2] * 8))
+    assert "results and slots" in str(error)
+    search(make_problem(Workload([table]), Job(8, 1, [MIB // 2] * 8, backend="gloo"), COSTS))
+
+
+def test_slots_in_the_memory_of_the_host() -> None:
+    job = Job(8, 1, [MIB] * 8, host_memory_bytes=[MIB // 2] * 8, memory_kind="HBM")
+    error = refused([Table("t", 1000, 16)], job)
+    assert "DDR of one rank: the slots of the bounded-lag channels" in str(error)

@@ -1,0 +1,76 @@
+"""`torchrec-bls plan` on files good and bad."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sharding.synthetic import small_profile
+from torchrec_bls.cli.main import run
+
+TABLES = [
+    {"name": "users", "rows": 5000, "dim": 64, "pooling_factor": 2.5},
+    {"name": "items", "rows": 9000, "dim": 32, "pooling_factor": 8.0},
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "model.json").write_text(json.dumps({"tables": TABLES}))
+    small_profile().save(tmp_path / "profile.json")
+    return tmp_path
+
+
+def plan(files: Path, *others: str, ranks: int = 2) -> int:
+    model, profile = str(files / "model.json"), str(files / "profile.json")
+    arguments = ["--model", model, "--profile", profile, "--ranks", str(ranks), "--batch", "64"]
+    return run(["plan", *arguments, "--backend", "gloo", *others])
+
+
+def test_prints_and_writes(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = [f"--{kind}={files / f'plan.{kind}'}" for kind in ("json", "html", "png")]
+    (files / "measured.json").write_text('{"step": 5000}')
+    assert plan(files, *out, f"--measured={files / 'measured.json'}") == 0
+    text = capsys.readouterr().out
+    assert "Plan for 2 ranks" in text and "users" in text and "measured" in text
+    record = json.loads((files / "plan.json").read_text())
+    assert [decision["table"] for decision in record["decisions"]] == ["users", "items"]
+    assert (files / "plan.html").stat().st_size > 1000
+    assert (files / "plan.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([], "there are no tables"),
+        ([{"name": "t", "rows": 0, "dim": 4}], "table number 0: table 't': rows is 0"),
+        ([{"name": "t", "rows": 9}], "table number 0"),
+        ([{"name": "t", "rows": 9, "dim": "4"}], "'dim' is '4', not of type int"),
+        ([{"name": "t", "rows": 9, "dim": 4, "colour": 1}], "'colour' is none of name, rows"),
+        ([TABLES[0], TABLES[0]], "there twice"),
+        ([{**TABLES[0], "pooling_factor": -1}], "pooling factor is -1"),
+        ([{**TABLES[0], "sharding_types": ["diagonal"]}], "chooses among"),
+        ([{**TABLES[0], "rows": 10**9, "sharding_types": ["table_wise"]}], "short by"),
+    ],
+)
+def test_bad_models_are_named(
+    files: Path, tables: list[object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "model.json").write_text(json.dumps({"tables": tables}))
+    assert plan(files) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_bad_files(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "model.json").write_text("tables")
+    assert plan(files) == 1
+    assert "is not JSON" in capsys.readouterr().err
+    assert run(["plan", "--model", "none.json", "--profile", "none.json", "--ranks", "2"]) == 1
+    assert "none.json" in capsys.readouterr().err
+
+
+def test_missing_statistics_are_said(files: Path) -> None:
+    tables = [{key: TABLES[0][key] for key in ("name", "rows", "dim")}]
+    (files / "model.json").write_text(json.dumps({"tables": tables}))
+    with pytest.warns(UserWarning, match="no pooling_factor for 1 of 1 tables, the first 'users'"):
+        assert plan(files) == 0

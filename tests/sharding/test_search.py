@@ -1,0 +1,185 @@
+"""Plans against the best one of all, and against what no plan may do."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec_bls.sharding.infeasible import InfeasiblePlanError
+from torchrec_bls.sharding.job import Job
+from torchrec_bls.sharding.options import ALL_RANKS, ANY_RANKS, Problem, make_problem, options_of
+from torchrec_bls.sharding.rating import rate
+from torchrec_bls.sharding.search import search
+from torchrec_bls.sharding.tables import (
+    COLUMN_WISE,
+    ROW_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    PlacedTable,
+    Table,
+    UniformReuse,
+    Workload,
+)
+
+from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
+
+COSTS = AdditiveTestCosts()
+CASES = [
+    (2, 3, {}, (TABLE_WISE, COLUMN_WISE, ROW_WISE)),
+    (2, 3, {"training": False}, (TABLE_WISE, ROW_WISE)),
+    (2, 3, {"cores_per_host": 1}, (TABLE_WISE, COLUMN_WISE)),
+    (3, 4, {}, (TABLE_WISE,)),
+    (3, 3, {"training": False, "bound": 2}, (TABLE_WISE, ROW_WISE)),
+    (4, 3, {"ranks_per_host": 2}, (TABLE_WISE, TABLE_ROW_WISE, ROW_WISE)),
+]
+
+
+def all_plans(problem: Problem) -> list[tuple[PlacedTable, ...]]:
+    job = problem.job
+    per_table = []
+    for index, table in enumerate(problem.tables):
+        places = []
+        for option in options_of(index, table, job):
+            if option.spread == ANY_RANKS:
+                ranks = list(permutations(range(job.ranks), option.shards))
+            elif option.spread == ALL_RANKS:
+                ranks = [tuple(range(job.ranks))]
+            else:
+                size = job.host_ranks
+                ranks = [tuple(range(at, at + size)) for at in range(0, job.ranks, size)]
+            places += [option.placed(table, each) for each in ranks]
+        per_table.append(places)
+    return list(product(*per_table))
+
+
+def used(plan: tuple[PlacedTable, ...], job: Job, workload: Workload) -> float:
+    return max(rank.memory_bytes for rank in rate(plan, workload, job, COSTS).ranks)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("ranks", "tables", "job", "types"), CASES)
+def test_close_to_the_best_of_all_plans(
+    ranks: int, tables: int, job: dict[str, object], types: tuple[str, ...], seed: int
+) -> None:
+    workload = random_workload(seed, tables, types)
+    problem = make_problem(workload, roomy(ranks, **job), COSTS)
+    found = search(problem)
+    best = min(rate(p, workload, problem.job, COSTS).step.microseconds for p in all_plans(problem))
+    assert found.lower_bound <= best * (1 + 1e-9)
+    # Ranks that share a core save an op by having no shard, which the search does not count on.
+    near = 1.01 if problem.job.ranks_per_core == 1 else 1.03
+    assert best * (1 - 1e-9) <= found.objective <= near * best
+    # What the search adds up is what the rating of the plan says.
+    rating = rate(found.plan, workload, problem.job, COSTS)
+    if all(rank.shards for rank in rating.ranks):
+        assert rating.step.microseconds == pytest.approx(found.objective)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bound_holds_where_memory_is_scarce(seed: int) -> None:
+    workload = random_workload(seed, 3)
+    roomy_job = roomy(2, backend="gloo")
+    plans = all_plans(make_problem(workload, roomy_job, COSTS))
+    needs = np.array([used(plan, roomy_job, workload) for plan in plans])
+    memory = int(np.quantile(needs, 0.1))
+    job = Job(2, 64, [memory] * 2, backend="gloo")
+    fitting = [plan for plan, need in zip(plans, needs, strict=True) if need <= memory]
+    best = min(rate(plan, workload, job, COSTS).step.microseconds for plan in fitting)
+    found = search(make_problem(workload, job, COSTS))
+    assert used(found.plan, job, workload) <= memory
+    assert found.lower_bound <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= found.objective <= 1.1 * best
+
+
+def test_no_objective_is_below_the_bound_at_any_scale() -> None:
+    for seed in range(3):
+        problem = make_problem(random_workload(seed, 60), roomy(8), COSTS)
+        found = search(problem)
+        assert found.lower_bound <= found.objective <= 1.05 * found.lower_bound
+
+
+def test_same_problem_same_plan() -> None:
+    first, second = (
+        search(make_problem(random_workload(1, 30), roomy(4), COSTS)).plan for _ in range(2)
+    )
+    assert first == second
+
+
+def area(placed: PlacedTable) -> np.ndarray:
+    """How often each weight of a table is in a shard."""
+    times = np.zeros((placed.table.rows, placed.table.dim), int)
+    for shard in placed.shards:
+        rows = slice(shard.row_offset, shard.row_offset + shard.rows)
+        columns = slice(shard.column_offset, shard.column_offset + shard.columns)
+        assert times[rows, columns].shape == (shard.rows, shard.columns)
+        times[rows, columns] += 1
+    return times
+
+
+@st.composite
+def any_problem(draw: st.DrawFn) -> tuple[Workload, Job]:
+    hosts, per_host = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    ranks = hosts * per_host
+    tables, reuse = [], {}
+    for index in range(draw(st.integers(1, 6))):
+        types = draw(
+            st.sets(
+                st.sampled_from([TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE]), min_size=1
+            )
+        )
+        pooled = draw(st.booleans())
+        table = Table(
+            f"t{index}",
+            rows=draw(st.integers(60, 400)),
+            dim=draw(st.sampled_from([16, 48, 64, 96])) if pooled else 64,
+            module="pooled" if pooled else "unpooled",
+            pooled=pooled,
+            weighted=pooled and draw(st.booleans()),
+            features=draw(st.integers(1, 2)),
+            optimizer_bytes_per_row=draw(st.sampled_from([0, 4])),
+            sharding_types=tuple(sorted(types)),
+        )
+        tables.append(table)
+        reuse[table.name] = UniformReuse(table.rows, draw(st.floats(0, 8)))
+    training = draw(st.booleans())
+    job = Job(
+        ranks,
+        draw(st.integers(1, 16)),
+        [draw(st.integers(100_000, 2_000_000)) for _ in range(ranks)],
+        ranks_per_host=per_host,
+        backend=draw(st.sampled_from(["gloo", "bls"])),
+        bound=0 if training else draw(st.integers(0, 2)),
+        training=training,
+    )
+    return Workload(tables, reuse), job
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(any_problem())
+def test_every_table_once_and_no_memory_exceeded(case: tuple[Workload, Job]) -> None:
+    workload, job = case
+    try:
+        found = search(make_problem(workload, job, COSTS))
+    except InfeasiblePlanError as error:
+        assert error.short_by > 0
+        return
+    assert [placed.table for placed in found.plan] == list(workload.tables)
+    for placed in found.plan:
+        assert (area(placed) == 1).all()
+        assert placed.sharding_type in placed.table.sharding_types
+        ranks = [shard.rank for shard in placed.shards]
+        assert len(set(ranks)) == len(ranks)
+        if placed.sharding_type == TABLE_ROW_WISE:
+            assert len({rank // job.host_ranks for rank in ranks}) == 1
+    widths = {
+        shard.columns
+        for placed in found.plan
+        for shard in placed.shards
+        if placed.sharding_type == COLUMN_WISE and not placed.table.pooled
+    }
+    assert len(widths) <= 1  # of an EmbeddingCollection
+    rating = rate(found.plan, workload, job, COSTS)
+    for rank, capacity in zip(rating.ranks, job.memory_bytes, strict=True):
+        assert rank.memory_bytes <= capacity
+    assert found.lower_bound <= found.objective * (1 + 1e-9)

@@ -1,0 +1,82 @@
+"""The sub-command `torchrec-bls plan`: a sharding plan of a described model, and its report."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_GIB = 1 << 30
+
+
+def add_command(commands: Any) -> None:
+    """Adds the sub-command to a parser's."""
+    parser = commands.add_parser(
+        "plan",
+        help="plan the sharding of a model's embedding tables and report why",
+        description="Plans the sharding of the tables that a JSON file describes "
+        '({"tables": [{"name": "t", "rows": 1000, "dim": 64, "pooling_factor": 2.5}, ...]}) for a '
+        "machine with a calibrated profile, and prints prediction, ranks and decisions. Exit "
+        "status 1: no plan fits, or a file is not what it should be.",
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="FILE", help="the tables, JSON")
+    add(
+        "--profile", required=True, help="file of `torchrec-bls calibrate`, or a shipped one's name"
+    )
+    add("--ranks", type=int, required=True, help="world size")
+    add("--ranks-per-host", type=int, help="ranks that share a host (default: all)")
+    add("--cores-per-host", type=int, help="cores they share (default: one each)")
+    add("--batch", type=int, default=512, help="samples per rank and step (default: %(default)s)")
+    add("--memory-gib", type=float, default=16.0, help="of each rank (default: %(default)s)")
+    add("--backend", default="bls", choices=("bls", "gloo"), help="(default: %(default)s)")
+    add("--bound", type=int, default=0, help="iterations that ranks may be apart")
+    add("--inference", action="store_true", help="no backward; implied by a bound")
+    add("--measured", type=Path, metavar="FILE", help='measured microseconds: {"step": 1234}, JSON')
+    add("--json", type=Path, metavar="FILE", help="write the report for machines")
+    add("--html", type=Path, metavar="FILE", help="write the report as a page")
+    add("--png", type=Path, metavar="FILE", help="write a figure (needs the extra 'plot')")
+    parser.set_defaults(command=_plan)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    # Not before they are needed: the other commands start without them.
+    from torchrec_bls.sharding.costs import ProfiledCosts
+    from torchrec_bls.sharding.infeasible import InfeasiblePlanError
+    from torchrec_bls.sharding.job import Job
+    from torchrec_bls.sharding.model_file import read_model
+    from torchrec_bls.sharding.options import make_problem
+    from torchrec_bls.sharding.profile import load_profile
+    from torchrec_bls.sharding.report import make_report
+    from torchrec_bls.sharding.report_figure import save_figure
+    from torchrec_bls.sharding.report_html import as_html
+    from torchrec_bls.sharding.report_text import as_text
+    from torchrec_bls.sharding.search import search
+
+    try:
+        workload = read_model(options.model)
+        job = Job(
+            ranks=options.ranks,
+            batch=options.batch,
+            memory_bytes=[int(options.memory_gib * _GIB)] * options.ranks,
+            ranks_per_host=options.ranks_per_host,
+            cores_per_host=options.cores_per_host,
+            backend=options.backend,
+            bound=options.bound,
+            training=not options.inference and options.bound == 0,
+        )
+        costs = ProfiledCosts(load_profile(options.profile))
+        report = make_report(workload, search(make_problem(workload, job, costs)), costs)
+        if options.measured is not None:
+            report = report.with_measurement(json.loads(options.measured.read_text()))
+    except (ValueError, OSError, InfeasiblePlanError) as error:
+        print(f"torchrec-bls plan: {error}", file=sys.stderr)
+        return 1
+    print(as_text(report))
+    if options.json is not None:
+        options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    if options.html is not None:
+        options.html.write_text(as_html(report))
+    if options.png is not None:
+        save_figure(report, options.png)
+    return 0

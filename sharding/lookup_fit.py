@@ -206,9 +206,12 @@ def _boost(
     if not features:
         return empty()
     # What a profile stores reads better with six digits, and predicts the same.
-    return Trees(
-        np.stack(features), np.round(np.stack(thresholds), 6), np.round(np.stack(values), 6)
-    )
+    return Trees(np.stack(features), _rounded(thresholds), _rounded(values))
+
+
+def _rounded(rows: list[Floats]) -> Floats:
+    rounded: Floats = np.stack(rows).astype(np.float64).round(6)
+    return rounded
 
 
 def _prefixes(model: LookupModel) -> list[LookupModel]:

@@ -4,7 +4,6 @@ The ranks are forked from a server that has done the imports once, so that a ran
 milliseconds. Every rank is new: no test sees what another one left behind, and a rank may crash.
 """
 
-import atexit
 import faulthandler
 import os
 import pickle
@@ -20,6 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from torchrec_bls.collective import channel
 
 DEFAULT_DEADLINE = 60.0
 
@@ -102,9 +103,9 @@ def run_outcomes(
 ) -> list[Outcome]:
     """Like `run`, for ranks that are expected to fail: returns by rank how each one ended.
 
-    A rank that returns ends as a script does, so that what its peers have not read yet is kept for
-    them. One that raises leaves by os._exit, unless it is one of `fresh_interpreters`, which cost
-    the time of the imports.
+    A rank that returns closes its channels, as the end of a script does, so that what its peers
+    have not read yet is kept for them. Then ranks leave by os._exit unless they are
+    `fresh_interpreters`, which cost the time of the imports and end as a script does.
     """
     context = get_context("spawn") if fresh_interpreters else _context
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -197,5 +198,5 @@ def _rank_main(
     answer.send_bytes(outcome)
     answer.close()
     if exit_code == 0:
-        atexit._run_exitfuncs()  # multiprocessing's own children do not
+        channel._close_all()
     sys.exit(exit_code)

@@ -13,6 +13,9 @@ namespace bls {
 ///   scale = (greatest - least) / steps, code = round to even((x - least) * (steps / (greatest -
 ///   least))), x' = least + code * scale, each step rounded to float32.
 ///
+/// The scale is then rounded to 24 - bits significant bits, for which code * scale is exact. So a
+/// row that was decoded is encoded to itself, and x' is the same with a fused multiply-add.
+///
 /// A row takes scale, least (float32 each) and its codes, the first ones in the low bits of their
 /// byte, zero bits up to a whole byte. A row that holds NaN, an infinity, or a range from 2^126 on
 /// is escaped: its scale is NaN and its codes are zero; behind all rows stand the values of the

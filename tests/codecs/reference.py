@@ -30,7 +30,7 @@ def _encode_row(row: Floats, width: np.float32, bits: int) -> bytes:
     least = row.min() + np.float32(0)
     scale, inverse = np.float32(0), np.float32(0)
     if width > 0:
-        scale = width / steps
+        scale = _rounded(width / steps, 24 - bits)
         with np.errstate(over="ignore"):
             inverse = steps / width
         if scale < SMALLEST_SCALE:
@@ -39,6 +39,14 @@ def _encode_row(row: Floats, width: np.float32, bits: int) -> bytes:
     each = np.unpackbits(codes[:, None], axis=1, bitorder="little")[:, :bits]
     packed = np.packbits(each.reshape(-1), bitorder="little")
     return np.array([scale, least], np.float32).tobytes() + packed.tobytes()
+
+
+def _rounded(value: np.float32, significant: int) -> np.float32:
+    """Rounds to so many significant bits, halfway cases up."""
+    fraction, exponent = np.frexp(np.float64(value))
+    return np.float32(
+        np.ldexp(np.floor(np.ldexp(fraction, significant) + 0.5), exponent - significant)
+    )
 
 
 def decode(data: bytes, shape: tuple[int, int], bits: int) -> Floats:

@@ -81,11 +81,17 @@ paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make pape
 study-quantized: build  ## What quantized collectives cost in accuracy, 35 minutes: make study-quantized [STUDY_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/quantized_study.py $(STUDY_ARGS)
 
-study-planner: build  ## Calibrate this machine and compare the cost models with others (20 minutes)
+study-planner: build  ## Calibrate this machine, compare cost models and plans with others (50 minutes)
 	mkdir -p out/study
 	$(WITH_VENV) $(BIN)/torchrec-bls calibrate --out out/study/profile.json
 	$(WITH_VENV) $(BIN)/python benchmarks/study_models.py \
 	  --measurements out/study/profile.measurements.jsonl --json out/study/models.json
+	$(WITH_VENV) $(BIN)/python benchmarks/sharding_search.py \
+	  --profile out/study/profile.json --json out/study/sharding-search.json
+	$(WITH_VENV) $(BIN)/python benchmarks/sharding_executed.py --seconds 3600 \
+	  --profile out/study/profile.json --json out/study/sharding-executed.json
+	$(WITH_VENV) $(BIN)/python benchmarks/sharding_report.py \
+	  --search out/study/sharding-search.json --executed out/study/sharding-executed.json
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec

@@ -119,7 +119,7 @@ def _measure(
         else EmbeddingBagCollectionSharder(fused_params=fused)
     )
     topology = Topology(world_size=ranks, compute_device="cpu", ddr_cap=_DDR)
-    reuse = {f"t{index}": ZipfReuse(spec) for index, spec in enumerate(specs)}
+    reuse = {f"t{index}": ZipfReuse(spec, batch * ranks) for index, spec in enumerate(specs)}
     workload = workload_of(module, [sharder], "cpu", 1, reuse=reuse)
     cores = len(os.sched_getaffinity(0))
     job = Job(ranks, batch, [_DDR] * ranks, backend=backend, cores_per_host=cores)

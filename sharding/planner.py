@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import torch.distributed as dist
@@ -21,10 +22,12 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from torchrec.distributed.utils import get_device_type
 
+from .costs import ProfiledCosts
 from .estimates import AdditiveCosts, TableReuse
 from .infeasible import InfeasiblePlanError
 from .job import Job
 from .options import make_problem
+from .profile import load_profile, shipped_profiles
 from .report import PlanReport, make_report
 from .search import Found, search
 from .tables import Workload
@@ -47,7 +50,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         batch_size: samples per rank and step.
         storage_reservation: what is kept free. By default 15 % of HBM.
         constraints: by name of the table.
-        costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")).
+        costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")). None plans with a
+            profile that ships, of a machine that is hardly this one, and warns.
         reuse: statistics by name of the table, e.g. ReuseStatistics.from_batches(...).
         backend: of the exchanges: "bls" for the bounded-lag sharders, "gloo" for TorchRec's own.
         bound: of the bounded-lag sharders.
@@ -62,7 +66,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         storage_reservation: StorageReservation | None = None,
         constraints: dict[str, ParameterConstraints] | None = None,
         *,
-        costs: AdditiveCosts,
+        costs: AdditiveCosts | None = None,
         reuse: Mapping[str, TableReuse] | None = None,
         backend: str = "bls",
         bound: int = 0,
@@ -79,7 +83,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             _RESERVED_SHARE
         )
         self._constraints = constraints
-        self._costs = costs
+        self._costs = costs or _shipped_costs()
         self._reuse = reuse
         self._backend = backend
         self._bound = bound
@@ -149,3 +153,14 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             cores_per_host=self._cores_per_host,
             memory_kind="DDR" if on_cpu else "HBM",
         )
+
+
+def _shipped_costs() -> ProfiledCosts:
+    name = shipped_profiles()[0]
+    warnings.warn(
+        f"BLSShardingPlanner has no costs and plans with the profile {name!r} of another machine: "
+        "run `torchrec-bls calibrate --out profile.json` on this one and pass "
+        'costs=ProfiledCosts(load_profile("profile.json"))',
+        stacklevel=3,
+    )
+    return ProfiledCosts(load_profile(name))

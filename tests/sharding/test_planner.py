@@ -219,6 +219,13 @@ def test_statistics_are_used_and_nothing_is_said() -> None:
     assert ours.report().rating.step.microseconds > 0
 
 
+def test_without_costs_it_plans_as_another_machine_would_and_says_so() -> None:
+    with pytest.warns(UserWarning, match="profile '.+' of another machine: run `torchrec-bls"):
+        ours = BLSShardingPlanner(topology(2), 64, reuse={"t0": UniformReuse(100, 3.0)})
+    ours.plan(bags([100]), SHARDERS)
+    assert ours.report().rating.step.microseconds > 0
+
+
 def test_no_report_without_a_plan() -> None:
     with pytest.raises(RuntimeError, match="no report before a plan"):
         planner().report()

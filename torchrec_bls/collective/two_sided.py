@@ -43,6 +43,7 @@ _NOTE = struct.Struct("<qqq1000s")  # about, number, bytes of the text, text
 _NOTES, _NEVER_SENT, _FIRST_SLOT = 0, 1, 2
 
 _messengers: "weakref.WeakSet[TwoSidedMessenger]" = weakref.WeakSet()
+_threads: list[threading.Thread] = []
 
 
 @atexit.register
@@ -50,6 +51,10 @@ def _end_all() -> None:
     # Registered before the channel's own: all channels are closed by now.
     for messenger in list(_messengers):
         messenger.end()
+    # A thread that was the last to hold its messenger is still closing connections, in C++ that
+    # must come back to an interpreter.
+    for thread in _threads:
+        thread.join(_SETTLING)
 
 
 class TwoSidedMessenger:
@@ -217,6 +222,7 @@ class TwoSidedMessenger:
     def _start(self, target: Callable[[], None], of: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=f"torchrec_bls c10d {of}", daemon=True)
         thread.start()
+        _threads[:] = [*filter(threading.Thread.is_alive, _threads), thread]
         return thread
 
     def _complete_rounds(self) -> None:

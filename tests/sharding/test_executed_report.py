@@ -1,0 +1,53 @@
+"""The statistics of executed plans, by hand."""
+
+from typing import Any
+
+import pytest
+from sharding_report import executed_tables, regrets, search_table, wilson
+
+
+def model(**ms: list[float]) -> dict[str, Any]:
+    """Two steps of each plan; the prediction is the mean."""
+    plans = {
+        name: {"ms": steps, "predicted_us": {"microseconds": 1e3 * sum(steps) / len(steps)}}
+        for name, steps in ms.items()
+    }
+    return {"backend": "gloo", "plans": plans}
+
+
+def test_the_best_plan_is_chosen_by_steps_that_it_is_not_measured_by() -> None:
+    # By the first step b is best, and a takes 2/3 of its second one; by the second a is, and b 1/2.
+    shares = regrets(model(a=[2.0, 2.0], b=[1.0, 3.0]), ["a", "b"])
+    assert shares == pytest.approx([((2 / 3 - 1) + 0) / 2, (0 + (1 / 2 - 1)) / 2])
+
+
+def test_wilsons_interval() -> None:
+    # The performance-modelling paper's 17 of 20, and both ends.
+    assert wilson(17, 20) == pytest.approx((0.640, 0.948), abs=1e-3)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.161), abs=1e-3)
+    assert wilson(20, 20) == pytest.approx((0.839, 1.0), abs=1e-3)
+
+
+def test_tables_of_executed_plans() -> None:
+    models = [
+        model(ours=[1.0, 1.0], torchrec=[2.0, 2.0]),
+        model(ours=[1.0, 1.0], torchrec=[4.0] * 2),
+    ]
+    table, picked = executed_tables(models)
+    assert "| ours | 0.0 | 2 of 2 (34 to 100 %) |  |" in table
+    assert "| torchrec | 200.0 | 0 of 2 (0 to 66 %) | 2.828 (" in table
+    assert "within 10 % of the fastest in 2 of 2" in picked
+    assert "signed bias +0 %" in picked
+
+
+def test_table_of_planning() -> None:
+    problem = {"tables": 20, "ranks": 4}
+    ours = {"planner": "ours", "seconds": 0.5, "peak_mib": 300.4, "over_bound": 0.034}
+    (table,) = search_table(
+        [
+            problem | ours,
+            problem | {"planner": "torchrec", "seconds": 120.0, "failure": "no result"},
+        ]
+    )
+    assert "| 20 x 4 | ours | 0.50 | 300 | 3.4 |" in table
+    assert "| 20 x 4 | torchrec | 120: no result | | |" in table

@@ -62,7 +62,7 @@ size_t encode(Codec codec, const Matrix<const float>& rows, std::span<std::byte>
   if (const int bits = code_bits(codec)) return rowwise::encode(bits, rows, out);
   const size_t row_bytes = rows.columns * value_bytes(codec);
   const size_t bytes = rows.rows * row_bytes;
-  if (bytes > out.size()) return bytes;
+  if (bytes == 0 || bytes > out.size()) return bytes;
   for (size_t row = 0; row < rows.rows; ++row) {
     encode_row(codec, rows.row(row), rows.columns, out.data() + row * row_bytes);
   }
@@ -77,6 +77,7 @@ void decode(Codec codec, std::span<const std::byte> in, const Matrix<float>& row
                                                  " bytes and need " +
                                                  std::to_string(rows.rows * row_bytes));
   }
+  if (in.empty()) return;  // nowhere to be read from, perhaps
   for (size_t row = 0; row < rows.rows; ++row) {
     decode_row(codec, in.data() + row * row_bytes, rows.row(row), rows.columns);
   }

@@ -19,12 +19,12 @@ constexpr size_t kRows = 6;
 /// Rows of two tables, side by side, for one rank.
 using Values = std::vector<float>;
 
-/// What `source` has for `destination`. Grids of four steps, which every codec has without loss;
-/// `escaped` rows that have none.
+/// What `source` has for `destination`. Every 85th step of a grid of 255, which two and eight bits
+/// have without loss; `escaped` rows that have none.
 Values values_of(int source, int destination, size_t escaped) {
   Values values(kRows * kColumns);
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<float>(source * 3 + destination + static_cast<int>(i % 4));
+    values[i] = static_cast<float>(source * 3 + destination + 85 * static_cast<int>(i % 4));
   }
   for (size_t row = 0; row < escaped; ++row) {
     values[row * kColumns] = std::numeric_limits<float>::infinity();

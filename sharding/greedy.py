@@ -41,10 +41,12 @@ def place(
     total = (problem.costs[chosen] * shards[:, None]).sum(axis=0)
     # No phase can be faster than its largest shard, whatever the mean.
     mean = total * problem.crowding / problem.job.ranks
-    scale = np.maximum(mean, problem.costs[chosen].max(axis=0))
+    scale = np.maximum(np.maximum(mean, problem.costs[chosen].max(axis=0)), 1e-9)
     placement = Placement(problem, capacity, scale)
     spread = problem.option_spread[chosen]
-    size = problem.costs[chosen].sum(axis=1) + price * problem.memory[chosen]
+    # By what they take of a rank in each phase: a phase that is short is as hard to balance.
+    size = (problem.costs[chosen] / scale).sum(axis=1)
+    size += price * problem.memory[chosen] / scale.sum()
     left_over = []
     # What has no choice of ranks goes first.
     for table in np.lexsort((-size, spread == ANY_RANKS)):

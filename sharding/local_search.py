@@ -14,7 +14,7 @@ from .placement import Placement, choose_ranks
 _MANY_SHARDS = 1000
 _PARTNERS = 16
 # First many ranks near the slowest one count, then ever more it alone.
-_SQUARINGS = (3, 4, 5, 6)
+_SQUARINGS = (4, 5, 6)
 _STEPS = 1500
 _POLISHES = 3
 # Ranks that are tried, the slowest first, before the search gives up.

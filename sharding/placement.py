@@ -43,7 +43,7 @@ class Placement:
     ) -> None:
         self.problem = problem
         self.capacity = capacity
-        self.squarings = 3
+        self.squarings = 4
         self.scale = np.maximum(scale, 1e-9)[:, None]
         ranks = problem.job.ranks
         self.loads = np.zeros((len(problem.phases), ranks))

@@ -19,7 +19,7 @@ from .slots import balanced_slots, memory_for_shards, slots_of
 from .tables import COLUMN_WISE, PlacedTable
 
 # When options are chosen, shards of at most these shares of the lower bound are tried.
-_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09)
+_SHARES = (1.0, 0.7, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.18, 0.125, 0.09)
 # A full memory counts for this many times the lower bound, when options are chosen.
 _PRICES = (0.0, 0.3, 3.0, 1e6)
 # A plan this near to the lower bound is not improved further.

@@ -12,7 +12,7 @@ size_t measure(const Part& part) {
 
 size_t copy_rows(std::byte* to, size_t room, const Block& block) {
   if (block.writer != nullptr) return block.writer->write(to, room);
-  if (block.bytes() > room) return block.bytes();
+  if (block.bytes() == 0 || block.bytes() > room) return block.bytes();
   const std::byte* from = block.data;
   for (size_t row = 0; row < block.rows; ++row, from += block.stride, to += block.row_bytes) {
     std::memcpy(to, from, block.row_bytes);

@@ -562,7 +562,9 @@ void Channel::check_alive(int peer, uint64_t sequence, const char* doing) {
 }
 
 void Channel::fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing) {
-  // A peer that went because of another rank's failure has passed that on before.
+  // A peer that went because of a failure, its own or another rank's, has told of it before. Where
+  // poison comes by two ways it may not have been taken over yet.
+  transport_->progress();
   if (poisoned()) raise_poison();
   const std::string fault = transport_->peer_fault(peer);
   if (state == PeerState::kFailed || (state == PeerState::kDead && !fault.empty())) {

@@ -78,10 +78,10 @@ soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK
 paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make paper-bls [DATA=path] [PAPER_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/paper_bls.py $(if $(DATA),--data "$(DATA)") $(PAPER_ARGS)
 
-study-quantized: build  ## What quantized collectives cost in accuracy, 35 minutes: make study-quantized [STUDY_ARGS="..."]
+study-quantized: build  ## What quantized collectives cost in accuracy: make study-quantized [STUDY_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python benchmarks/quantized_study.py $(STUDY_ARGS)
 
-study-planner: build  ## Calibrate this machine, compare cost models and plans with others (50 minutes)
+study-planner: build  ## Calibrate this machine, compare cost models and plans with others
 	mkdir -p out/study
 	$(WITH_VENV) $(BIN)/torchrec-bls calibrate --out out/study/profile.json
 	$(WITH_VENV) $(BIN)/python benchmarks/study_models.py \

@@ -83,7 +83,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             _RESERVED_SHARE
         )
         self._constraints = constraints
-        self._costs = costs or _shipped_costs()
+        self._costs = _shipped_costs() if costs is None else costs
         self._reuse = reuse
         self._backend = backend
         self._bound = bound

@@ -505,7 +505,8 @@ void Channel::refuse(const char* what) const {
 }
 
 void Channel::poison(const std::string& reason) {
-  if (abandoned_) return;
+  // A channel that was closed meanwhile is left as it is: what it posted may still be on its way.
+  if (abandoned_ || closing_) return;
   transport_->poison_all(here(completed_) + ": " + reason);
 }
 

@@ -88,6 +88,7 @@ class Channel {
   uint64_t pulled_messages() const { return stats_.pulled_messages; }
 
   /// Fails the channel on all ranks: they raise kPoisoned naming this rank and `reason`.
+  /// Nothing once the channel is closed.
   void poison(const std::string& reason);
   /// Ends the channel for this rank: messages that peers may still pull are kept until they are
   /// read (at most the deadline). Peers that wait for more than was posted raise kPeerClosed.

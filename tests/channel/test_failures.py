@@ -172,11 +172,8 @@ def hold_memory_and_die(rank: int, folder: Path) -> None:
     kill_this_process()
 
 
-def test_nothing_is_left_in_dev_shm_after_all_ranks_are_killed(
-    tmp_path: Path, transport: str
-) -> None:
-    if transport != "shm":
-        pytest.skip("has nothing in /dev/shm")
+@pytest.mark.parametrize("transport", ["shm"], indirect=True)
+def test_nothing_is_left_in_dev_shm_after_all_ranks_are_killed(tmp_path: Path) -> None:
     outcomes = run_outcomes(2, hold_memory_and_die, tmp_path)
     assert [outcome.error for outcome in outcomes] == ["ProcessDied"] * 2, outcomes
     used = {inode for rank in range(2) for inode in (tmp_path / str(rank)).read_text().split()}

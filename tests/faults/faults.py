@@ -123,8 +123,8 @@ class CloseMeanwhile:
     def __call__(self, scene: Scene) -> None:
         def close() -> None:
             assert scene.channel is not None
-            scene.channel.close()
             scene.strike()
+            scene.channel.close()
 
         threading.Timer(self.after, close).start()
 

@@ -125,10 +125,11 @@ LEAVING = [
     Row(
         "close during wait from another thread",
         CloseMeanwhile(after=0.3),
-        errors=("PeerClosedError", "PoisonedError"),
-        words=("closed the channel",),
+        errors=("PeerClosedError",),
+        words=("rank 1 closed the channel",),
         bound=0,
         held="post",
+        hold_longer=0.3,
         end="ChannelClosedError",
         exit_code=1,
         words_of_struck=("another thread closed the channel during a wait",),

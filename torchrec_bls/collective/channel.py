@@ -319,7 +319,7 @@ class BoundedLagChannel:
         )
 
     def poison(self, reason: str) -> None:
-        """Makes all ranks raise PoisonedError naming this one and `reason`."""
+        """Makes all ranks raise PoisonedError naming this one and `reason`. Nothing once closed."""
         # A file name in the text of an exception need not be UTF-8.
         self.native.poison(reason.encode(errors="replace").decode())
 

@@ -1,7 +1,9 @@
 """What ranks that cannot or may not set up a channel together are told."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -9,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.processes import Outcome, run, run_outcomes
-from torchrec_bls import BoundedLagChannel
+from torchrec_bls import BoundedLagChannel, _native
 from torchrec_bls.errors import RendezvousError
 
 FITTING = {"bound": 1, "slot_bytes": 1024}
@@ -62,6 +64,43 @@ def test_a_failure_of_one_rank_is_told_to_the_others(target: str) -> None:
         "rank 1 could not set it up: ",
         "no space in /dev/shm for a test",
     )
+
+
+def connect_in_turn(rank: int) -> None:
+    """Rank 1 fails to connect, and is gone before the others try."""
+    assert dist.group.WORLD is not None
+    store = dist.group.WORLD.get_group_store()
+    connect = _native.ShmTransport.connect
+
+    def connect_late(transport: _native.ShmTransport, addresses: Any) -> None:
+        if rank == 1:
+            raise RendezvousError("no space in /dev/shm for a test")
+        store.wait(["rank 1 is gone"], timedelta(seconds=30))
+        connect(transport, addresses)
+
+    with mock.patch("torchrec_bls._native.ShmTransport.connect", connect_late):
+        try:
+            BoundedLagChannel(dist.group.WORLD, deadline=30, **FITTING)
+        except RendezvousError as error:
+            message = str(error)
+    gc.collect()
+    if rank == 1:
+        store.set("rank 1 is gone", "")
+    raise RendezvousError(message)
+
+
+@pytest.mark.parametrize("transport", ["shm"], indirect=True)
+@pytest.mark.usefixtures("transport")
+def test_a_failure_that_follows_from_another_names_that_one() -> None:
+    outcomes = run_outcomes(3, connect_in_turn)
+    for outcome in (outcomes[0], outcomes[2]):
+        check_all(
+            [outcome],
+            "RendezvousError",
+            "rank 1: cannot open shared memory",
+            "rank 1 could not set it up: ",
+            "no space in /dev/shm for a test",
+        )
 
 
 def create_many(rank: int) -> None:

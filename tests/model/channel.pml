@@ -55,9 +55,9 @@ byte credit;        /* what rank 0 has read there; 0 once it is used */
 
 #if PULLS
 bool flag_pulled; /* of the message in the slot */
-bool exposing;    /* the sender has memory for the slot */
+bool exposing;    /* the sender has memory for the slot; it may keep it past small messages */
 byte exposed;     /* stamp in that memory */
-bool pulling;     /* the receiver's note that it has mapped memory for the slot */
+bool pulling;     /* the receiver has mapped memory for the slot; it may keep it likewise */
 bool mapped;      /* that mapping shows the sender's present memory */
 #endif
 
@@ -66,7 +66,7 @@ byte i;
 byte oldest;
 
 mtype = { idle, sending, blocked, delivering, awaiting, returning };
-mtype = { in_slot, in_kept_memory, in_new_memory };
+mtype = { in_slot, in_slot_keeping_memory, in_kept_memory, in_new_memory };
 
 /*
  * All steps depend on differences of counters and on remainders by SLOTS. Once all counters have
@@ -146,7 +146,8 @@ inline write(place) {
   payload[SLOT(me, peer, posted[me])] = posted[me] + 1;
 #if PULLS
   if
-  :: IS_WATCHED(me, peer, posted[me]) ->
+  :: IS_WATCHED(me, peer, posted[me]) && place == in_slot_keeping_memory -> flag_pulled = false
+  :: IS_WATCHED(me, peer, posted[me]) && place != in_slot_keeping_memory ->
     check_free(exposed);
     flag_pulled = (place != in_slot);
     exposing = flag_pulled;
@@ -175,11 +176,12 @@ inline write(place) {
   phase = delivering
 }
 
-/* A message that has arrived: what its header says, and its memory if it is not in the slot. */
-inline take() {
+/* A message that has arrived: what its header says, and its memory if it is not in the slot.
+ * `keeping`: memory of an earlier one stays mapped. */
+inline take(keeping) {
 #if PULLS
   if
-  :: IS_WATCHED(peer, me, completed[me]) && (flag_pulled || pulling) ->
+  :: IS_WATCHED(peer, me, completed[me]) && !(keeping) ->
     mapped = flag_pulled;
     pulling = flag_pulled
   :: else
@@ -196,7 +198,15 @@ inline take() {
   :: else
   fi;
 #endif
-  check_readable(peer, completed[me])
+  check_readable(peer, completed[me]);
+  peer = (peer + RANKS - 1) % RANKS;
+  if
+  :: peer == me ->
+    printf("rank %d completes %d\n", me, completed[me]);
+    completed[me]++;
+    phase = idle
+  :: else
+  fi
 }
 
 proctype Rank(byte me) {
@@ -220,6 +230,11 @@ proctype Rank(byte me) {
     }
   :: d_step { (phase == sending || phase == blocked) && HAS_CREDIT -> write(in_slot) }
 #if PULLS
+  :: d_step {
+      (phase == sending || phase == blocked) && HAS_CREDIT && IS_WATCHED(me, peer, posted[me]) &&
+          exposing ->
+      write(in_slot_keeping_memory)
+    }
   :: d_step {
       (phase == sending || phase == blocked) && HAS_CREDIT && IS_WATCHED(me, peer, posted[me]) &&
           exposing ->
@@ -248,16 +263,15 @@ proctype Rank(byte me) {
     }
   :: d_step {
       phase == awaiting && arrival[SLOT(peer, me, completed[me])] > completed[me] ->
-      take();
-      peer = (peer + RANKS - 1) % RANKS;
-      if
-      :: peer == me ->
-        printf("rank %d completes %d\n", me, completed[me]);
-        completed[me]++;
-        phase = idle
-      :: else
-      fi
+      take(false)
     }
+#if PULLS
+  :: d_step {
+      phase == awaiting && arrival[SLOT(peer, me, completed[me])] > completed[me] &&
+          IS_WATCHED(peer, me, completed[me]) && pulling && !flag_pulled ->
+      take(true)
+    }
+#endif
   :: d_step {
       phase == idle && released[me] < completed[me] ->
       printf("rank %d releases %d\n", me, released[me]);

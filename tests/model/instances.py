@@ -138,7 +138,7 @@ def instances() -> Iterator[Instance]:
     for ranks, bound in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]:
         yield from enough_slots(ranks, bound)
         yield from fewer_slots(ranks, bound)
-    for ranks, buffers, under_way in [(2, 1, 1), (2, 2, 2), (2, 2, 3), (3, 1, 1)]:
+    for ranks, buffers, under_way in [(2, 1, 1), (2, 2, 2), (2, 2, 3), (3, 1, 1), (3, 2, 2)]:
         yield from paper(ranks, buffers, under_way)
     for bound in range(3):
         yield from failures(2, bound, faults=0)

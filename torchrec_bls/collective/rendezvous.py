@@ -87,6 +87,7 @@ class Rendezvous:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 cure = ". Raise the limit of open files (ulimit -n)"
             reason = f"channel '{self._name}' on rank {self._rank}: {error}{cure}"
+            reason += self._earlier_failure(phase)
             self.fail(phase, reason)
             raise RendezvousError(reason) from error
 
@@ -101,6 +102,23 @@ class Rendezvous:
         with suppress(RuntimeError, TimeoutError):
             telling = min(self._deadline, _TELLING)
             _within(telling, lambda: self._store.set(self._key(phase, self._rank), record))
+
+    def _earlier_failure(self, phase: str) -> str:
+        """Says which other rank has failed already: what it set up is gone, and that may be all
+        that failed here."""
+
+        def look() -> str:
+            for rank in range(self._world_size):
+                key = self._key(phase, rank)
+                if rank != self._rank and self._store.check([key]):
+                    record = json.loads(self._store.get(key))
+                    if isinstance(record, dict) and "error" in record:
+                        return f". Before, rank {rank} could not set it up: {record['error']}"
+            return ""
+
+        with suppress(RuntimeError, TimeoutError, ValueError, RecursionError):
+            return _within(min(self._deadline, _TELLING), look)
+        return ""
 
     def _key(self, phase: str, rank: int | str) -> str:
         if not self._prefix:

@@ -112,6 +112,28 @@ def test_channels_can_be_made_one_after_the_other() -> None:
     run(2, create_many)
 
 
+def count_keys(rank: int) -> int:
+    assert dist.group.WORLD is not None
+    store = dist.group.WORLD.get_group_store()
+
+    def keys_after(channels: int) -> int:
+        for _ in range(channels):
+            BoundedLagChannel(dist.group.WORLD, **FITTING).close()
+        dist.barrier()
+        keys = store.num_keys()
+        dist.barrier()
+        return keys
+
+    first = keys_after(1)
+    return keys_after(10) - first
+
+
+@pytest.mark.parametrize("transport", ["shm"], indirect=True)
+@pytest.mark.usefixtures("transport")
+def test_a_channel_leaves_one_small_record_of_each_rank_in_the_store() -> None:
+    assert run(2, count_keys) == [20, 20]
+
+
 def test_slots_that_no_memory_holds_are_refused() -> None:
     outcomes = run_outcomes(2, create, [{"slot_bytes": 1 << 50}] * 2)
     check_all(outcomes, "RendezvousError", "no ")

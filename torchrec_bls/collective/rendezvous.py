@@ -43,6 +43,7 @@ class Rendezvous:
         self.group = group
         self._store = group.get_group_store()
         self._prefix = ""
+        self._last_key = ""
 
     def exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
         """Gives `record` to all ranks and returns theirs, by rank.
@@ -134,9 +135,18 @@ class Rendezvous:
             keys = [self._key(phase, rank) for rank in range(self._world_size)]
             self._store.set(keys[self._rank], json.dumps(record))
             self._store.wait(keys, timedelta(seconds=self._deadline))
-            return [self._store.get(key) for key in keys]
+            texts = [self._store.get(key) for key in keys]
+            self._forget_last(keys[self._rank])
+            return texts
         except (RuntimeError, dist.DistError) as error:
             raise RendezvousError(self._explain(phase, keys)) from error
+
+    def _forget_last(self, key: str) -> None:
+        """Frees this rank's record of the phase before: who is in this phase has read it."""
+        if self._last_key:
+            with suppress(RuntimeError):  # a store that keeps everything
+                self._store.delete_key(self._last_key)
+        self._last_key = key
 
     def _explain(self, phase: str, keys: list[str]) -> str:
         try:

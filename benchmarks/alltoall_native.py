@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from common import ROOT
 
 _BUILD = ROOT / "build" / "bench"
-_PROGRAMS = _BUILD / "benchmarks" / "native"
+_NATIVE = Path("benchmarks/native")
+_PROGRAMS = _BUILD / _NATIVE
 _LIMIT_SECONDS = 120
 _BUILD_LIMIT_SECONDS = 900
 
@@ -30,10 +32,19 @@ _MPI_TRANSFERS = {
 
 def build() -> None:
     """Compiles the programs into build/bench."""
+    _build(ROOT, _BUILD, "alltoall_benchmarks")
+
+
+def build_program(source: Path, folder: Path) -> Path:
+    """Compiles channel_alltoall of a source tree into a folder and returns the program."""
+    _build(source, folder, "channel_alltoall")
+    return folder / _NATIVE / "channel_alltoall"
+
+
+def _build(source: Path, folder: Path, target: str) -> None:
     options = ["-DBLS_BUILD_BENCHMARKS=ON", "-DBLS_BUILD_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Release"]
-    _checked(["cmake", "-S", str(ROOT), "-B", str(_BUILD), *options])
-    build = ["cmake", "--build", str(_BUILD), "--target", "alltoall_benchmarks"]
-    _checked(build, _BUILD_LIMIT_SECONDS)
+    _checked(["cmake", "-S", str(source), "-B", str(folder), *options])
+    _checked(["cmake", "--build", str(folder), "--target", target], _BUILD_LIMIT_SECONDS)
 
 
 def mpi_version() -> str | None:

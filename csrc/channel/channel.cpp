@@ -158,13 +158,14 @@ uint64_t Channel::post(std::span<const Message> messages) {
   Arrival& arrival = next_post_->arrival;
   arrival.sequence_ = posted_;
   arrival.counts_[config_.rank] = messages[config_.rank].size();
+  End end;
   try {
     if (!messages[config_.rank].empty()) keep_own(messages[config_.rank], arrival);
     for (int step = 1; step < config_.world_size; ++step) {
       // Each rank starts with its successor, so that nobody is everybody's first.
       int destination = config_.rank + step;
       if (destination >= config_.world_size) destination -= config_.world_size;
-      send(destination, messages[destination]);
+      send(destination, messages[destination], end);
     }
   } catch (const std::exception& error) {
     // Some peers have their message and some never will.
@@ -216,9 +217,9 @@ void Channel::keep_own(const Message& message, Arrival& arrival) {
   }
 }
 
-void Channel::send(int destination, const Message& message) {
+void Channel::send(int destination, const Message& message, End& end) {
   if (posted_ >= credit_[destination] + config_.slots) [[unlikely]]
-    await_credit(destination);
+    await_credit(destination, end);
   PairSlot& pair = next_post_->pairs[destination];
   if (polled_) [[unlikely]]
     pair.outbox = transport_->outbox(destination, slot_of(*next_post_));
@@ -298,7 +299,7 @@ std::byte* Channel::expose(int destination, size_t bytes, MemoryAddress& address
   }
 }
 
-void Channel::await_credit(int destination) {
+void Channel::await_credit(int destination, End& end) {
   Clock::duration elapsed{};
   const auto have_credit = [&] {
     if (polled_) transport_->progress();
@@ -306,8 +307,8 @@ void Channel::await_credit(int destination) {
     return posted_ < credit_[destination] + config_.slots;
   };
   if (have_credit() || spin_until(policy_, have_credit)) return;
-  const bool done = wait_until(*transport_, policy_, config_.deadline, kCreditSlice, elapsed,
-                               have_credit, [&](bool slow) {
+  const bool done = wait_until(*transport_, policy_, begun(end), kCreditSlice, elapsed, have_credit,
+                               [&](bool slow) {
                                  check_running();
                                  if (slow) check_alive(destination, posted_, "to free a slot");
                                });
@@ -324,10 +325,11 @@ const Arrival& Channel::wait() {
   if (completed_ == posted_) refuse("has no post to wait for: call post first");
   if (polled_) transport_->progress();
   Arrival& arrival = next_wait_->arrival;
+  End end;
   for (int step = 1; step < config_.world_size; ++step) {
     // In the order in which the peers send to this rank.
     const int source = config_.rank - step;
-    receive(source < 0 ? source + config_.world_size : source, arrival);
+    receive(source < 0 ? source + config_.world_size : source, arrival, end);
   }
   advance(next_wait_);
   ++completed_;
@@ -348,14 +350,14 @@ bool Channel::ready() {
   return complete;
 }
 
-void Channel::receive(int source, Arrival& arrival) {
+void Channel::receive(int source, Arrival& arrival, End& end) {
   record_lag(source);
   const auto has_arrived = [&] {
     if (polled_) transport_->progress();
     return arrived(source, *next_wait_, completed_);
   };
   if (!arrived(source, *next_wait_, completed_) && !spin_until(policy_, has_arrived)) [[unlikely]]
-    await_message(source);
+    await_message(source, end);
   const PairSlot& pair = next_wait_->pairs[source];
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
   size_t& parts = arrival.counts_[source];
@@ -437,11 +439,16 @@ const std::byte* Channel::pull(int source, const MemoryAddress& address) {
   }
 }
 
-void Channel::await_message(int source) {
+Clock::time_point Channel::begun(End& end) const {
+  if (!end) end = Clock::now() + config_.deadline;
+  return *end;
+}
+
+void Channel::await_message(int source, End& end) {
   const uint64_t sequence = completed_;
   Clock::duration elapsed{};
   const bool done = wait_until(
-      *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
+      *transport_, policy_, begun(end), kLivenessSlice, elapsed,
       [&] {
         if (polled_) transport_->progress();
         return arrived(source, *next_wait_, sequence);
@@ -523,13 +530,13 @@ void Channel::close() {
   }
   transport_->wake_self();
   while (in_call_.load()) sched_yield();
+  const Clock::time_point end = Clock::now() + config_.deadline;
   // First, so that peers which close as well do not wait for this rank to read what they sent.
   transport_->announce_close();
   // Messages that peers may still have to pull live in this rank's memory.
   for (int peer = 0; peer < config_.world_size; ++peer) {
     const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing(); };
     if (std::none_of(rounds_.begin(), rounds_.end(), exposing)) continue;
-    const Clock::time_point end = Clock::now() + config_.deadline;
     while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < end &&
            transport_->peer_state(peer) == PeerState::kOpen) {
       std::this_thread::sleep_for(kCreditSlice);

@@ -20,6 +20,7 @@ constexpr std::chrono::microseconds kCreditSlice{200};
 // A process that ends loses its memory a moment before it counts as dead.
 constexpr std::chrono::milliseconds kDying{500};
 
+constexpr const char* kCausesDelay = " causes this; raise the deadline if it is only slow";
 constexpr const char* kCauseOfDamage =
     ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
     "this";
@@ -375,31 +376,25 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
   ParsedMessage message;
   try {
     parse_message(pair.inbox, {config_.rank, source, completed_, slot_bytes_}, message);
-    const std::byte* base = pair.inbox;
+  } catch (const ChannelError& error) {
+    fail_damaged(source, error);
+  }
+  const PartLayout& layout = message.layout;
+  const std::byte* base = pair.inbox;
+  try {
     if (message.pulled) {
-      base = pull(source, message.address);
+      base = transport_->pull(source, slot_of(*next_wait_), message.address, layout.end);
       pair.pulled_for = kKeepPulled;
       // From here on: a sender that closes keeps its memory until it knows of the release.
       credit_word_needed_ = true;
     } else if (pair.pulled_for != 0 && --pair.pulled_for == 0) {
       transport_->drop(source, slot_of(*next_wait_));
     }
-    for (size_t i = 0; i < message.layout.count; ++i) {
-      views[i] = {base + message.layout.offset[i], message.layout.bytes[i]};
-    }
-  } catch (const ChannelError& error) {
-    // These two come from below this class, which knows neither the channel nor the lag.
-    if (error.kind() == ErrorKind::kProtocol) {
-      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be right: " +
-                             error.what() + kCauseOfDamage);
-    }
-    if (error.kind() == ErrorKind::kRendezvous) {
-      fail(error.kind(),
-           describe(source, completed_) + "sent a message that cannot be read: " + error.what());
-    }
-    throw;
+  } catch (const std::exception& error) {
+    fail_unread(source, layout, error);
   }
-  parts = message.layout.count;
+  for (size_t i = 0; i < layout.count; ++i) views[i] = {base + layout.offset[i], layout.bytes[i]};
+  parts = layout.count;
   return message.credit;
 }
 
@@ -418,25 +413,37 @@ void Channel::fail_credit(int source, uint64_t credit) {
                                  " messages" + kCauseOfDamage);
 }
 
-const std::byte* Channel::pull(int source, const MemoryAddress& address) {
-  try {
-    return transport_->pull(source, slot_of(*next_wait_), address);
-  } catch (const ChannelError& error) {
-    // The memory goes with the process.
-    const Clock::time_point end = Clock::now() + kDying;
-    PeerState state = transport_->peer_state(source);
-    while (state == PeerState::kOpen && error.kind() == ErrorKind::kRendezvous &&
-           Clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      state = transport_->peer_state(source);
-    }
-    if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
-    if (error.kind() == ErrorKind::kTimeout) {
-      fail(error.kind(),
-           describe(source, completed_) + "sent a message that could not be read: " + error.what());
-    }
-    throw;
+/// What comes from below this class knows neither the channel nor the lag.
+void Channel::fail_damaged(int source, const std::exception& error) {
+  fail(ErrorKind::kProtocol, describe(source, completed_) +
+                                 "sent a message that cannot be right: " + error.what() +
+                                 kCauseOfDamage);
+}
+
+/// A message of `source` that stands outside its slot could not be had.
+void Channel::fail_unread(int source, const PartLayout& layout, const std::exception& error) {
+  const auto* const known = dynamic_cast<const ChannelError*>(&error);
+  const ErrorKind kind = known != nullptr ? known->kind() : ErrorKind::kTransport;
+  // The memory goes with the process.
+  const Clock::time_point end = Clock::now() + kDying;
+  PeerState state = transport_->peer_state(source);
+  while (state == PeerState::kOpen && kind == ErrorKind::kRendezvous && Clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    state = transport_->peer_state(source);
   }
+  if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
+  if (poisoned()) raise_poison();
+  if (kind == ErrorKind::kProtocol) fail_damaged(source, error);
+  std::string cure;
+  if (kind == ErrorKind::kTimeout) {
+    cure = std::string(". A rank that is stuck or stopped") + kCausesDelay;
+  } else if (kind == ErrorKind::kTransport) {
+    cure = ". Look at that rank's own output, then at the network";
+  }
+  const uint64_t slot_bytes = align_part(header_bytes(layout.count), 64) + layout.end;
+  fail(kind, describe(source, completed_) + "sent a message that cannot be read: " + error.what() +
+                 cure + ". With slot_bytes=" + std::to_string(slot_bytes) +
+                 " it would stand in its slot");
 }
 
 Clock::time_point Channel::begun(End& end) const {
@@ -465,8 +472,7 @@ void Channel::await_message(int source, End& end) {
   const std::string message =
       describe(blamed ? source : missing.front(), sequence) + "did not send within " +
       std::to_string(seconds) + " s. Missing: " + list(missing) +
-      ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the deadline if "
-      "it is only slow";
+      ". A rank that is stuck, stopped or ran fewer iterations" + kCausesDelay;
   if (poisoned()) raise_poison();  // another rank was first, perhaps while this one asked
   fail(ErrorKind::kTimeout, message);
 }

@@ -134,7 +134,8 @@ class Channel {
   [[gnu::noinline]] void await_credit(int destination, End& end);
   void receive(int source, Arrival& arrival, End& end);
   [[gnu::noinline]] uint32_t receive_any(int source, View* views, size_t& parts);
-  const std::byte* pull(int source, const MemoryAddress& address);
+  [[noreturn]] void fail_damaged(int source, const std::exception& error);
+  [[noreturn]] void fail_unread(int source, const PartLayout& layout, const std::exception& error);
   void take_credit(int source, uint32_t low_bits);
   [[gnu::noinline]] void return_credits();
   /// True once the message `sequence` of `source` stands in the slot of `round`. A later one there,

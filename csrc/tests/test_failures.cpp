@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -39,13 +41,26 @@ void check_failure(const std::optional<Failure>& failure, std::optional<ErrorKin
 class PeerDying final : public HeapTransport {
  public:
   using HeapTransport::HeapTransport;
-  const std::byte* pull(int, uint32_t, const MemoryAddress&) override {
+  const std::byte* pull(int, uint32_t, const MemoryAddress&, size_t) override {
     throw ChannelError(ErrorKind::kRendezvous, "no memory");
   }
   PeerState peer_state(int) override { return ++asked_ < 5 ? PeerState::kOpen : PeerState::kDead; }
 
  private:
   int asked_ = 0;
+};
+
+/// Of a rank that fails to read large messages, though its peers are well.
+class Unreadable final : public HeapTransport {
+ public:
+  Unreadable(std::shared_ptr<HeapMesh> mesh, int rank, std::exception_ptr error)
+      : HeapTransport(std::move(mesh), rank), error_(std::move(error)) {}
+  const std::byte* pull(int, uint32_t, const MemoryAddress&, size_t) override {
+    std::rethrow_exception(error_);
+  }
+
+ private:
+  std::exception_ptr error_;
 };
 
 /// Of a rank that notes until when it sleeps. Something happens at its first sleep.
@@ -234,6 +249,45 @@ TEST_CASE("a peer that dies before a large message is read is named, though it d
   for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], std::string(10000, 'x'));
   check_failure(failure_of([&] { ranks[1].wait(); }), ErrorKind::kPeerDied,
                 "rank 0 died while this rank waited for it to be read");
+}
+
+TEST_CASE(
+    "a large message that cannot be read fails the channel on all ranks, whatever the cause") {
+  ErrorKind kind = ErrorKind::kTransport;
+  std::exception_ptr error;
+  std::string text;
+  SUBCASE("the network") {
+    error = std::make_exception_ptr(ChannelError(kind, "connection reset"));
+    text = "connection reset. Look at that rank's own output, then at the network";
+  }
+  SUBCASE("the deadline") {
+    kind = ErrorKind::kTimeout;
+    error = std::make_exception_ptr(ChannelError(kind, "it did not come"));
+    text = "it did not come. A rank that is stuck or stopped causes this; raise the deadline";
+  }
+  SUBCASE("memory") {
+    kind = ErrorKind::kRendezvous;
+    error = std::make_exception_ptr(ChannelError(kind, "no memory"));
+    text = "no memory";
+  }
+  SUBCASE("nothing that is known") {
+    error = std::make_exception_ptr(std::runtime_error("out of luck"));
+    text = "out of luck";
+  }
+  const Setup setup{.slot_bytes = kMinSlotBytes};
+  const auto mesh = std::make_shared<HeapMesh>(2, setup.slot_count(), setup.slot_bytes);
+  Transports transports;
+  transports.push_back(std::make_unique<HeapTransport>(mesh, 0));
+  transports.push_back(std::make_unique<Unreadable>(mesh, 1, error));
+  Ranks ranks(setup, std::move(transports));
+  for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], std::string(10000, 'x'));
+  const auto failure = failure_of([&] { ranks[1].wait(); });
+  check_failure(failure, kind,
+                "channel 'tested' on rank 1, sequence 0, lag 0: rank 0 sent a message that cannot "
+                "be read: " +
+                    text);
+  check_failure(failure, kind, "With slot_bytes=10064 it would stand in its slot");
+  check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kPoisoned, text);
 }
 
 TEST_CASE("the deadline names the ranks that are missing") {

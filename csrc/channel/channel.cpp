@@ -38,6 +38,10 @@ WaitPolicy policy_for(int world_size) {
   return policy;
 }
 
+std::string seconds(Clock::duration duration) {
+  return std::to_string(std::chrono::duration<double>(duration).count()) + " s";
+}
+
 /// Writes a part between `at` and `end`. Returns its bytes and moves `at` to its first one, or
 /// returns SIZE_MAX if it does not fit.
 [[gnu::noinline]] size_t put_blocks(std::byte* base, size_t& at, size_t end, const Part& part) {
@@ -317,7 +321,9 @@ void Channel::await_credit(int destination, End& end) {
   if (!done) {
     fail(ErrorKind::kTimeout, describe(destination, posted_) + "did not read " +
                                   std::to_string(posted_ - credit_[destination]) +
-                                  " earlier messages within the deadline");
+                                  " earlier messages within " + seconds(config_.deadline) +
+                                  ". A rank that is stuck, stopped or releases nothing" +
+                                  kCausesDelay);
   }
 }
 
@@ -466,12 +472,11 @@ void Channel::await_message(int source, End& end) {
       });
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
   if (done) return;
-  const double seconds = std::chrono::duration<double>(config_.deadline).count();
   const std::vector<int> missing = missing_peers(sequence);
   const bool blamed = missing.empty() || std::ranges::count(missing, source) > 0;
   const std::string message =
       describe(blamed ? source : missing.front(), sequence) + "did not send within " +
-      std::to_string(seconds) + " s. Missing: " + list(missing) +
+      seconds(config_.deadline) + ". Missing: " + list(missing) +
       ". A rank that is stuck, stopped or ran fewer iterations" + kCausesDelay;
   if (poisoned()) raise_poison();  // another rank was first, perhaps while this one asked
   fail(ErrorKind::kTimeout, message);

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
@@ -56,12 +57,16 @@ struct DeleteWithoutGil {
 };
 using ChannelHolder = std::unique_ptr<Channel, DeleteWithoutGil>;
 
-py::memoryview view_of(const Arrival& arrival, int source, size_t index) {
+std::span<const View> parts_from(const Arrival& arrival, int source) {
   if (source < 0 || source >= arrival.world_size()) {
     throw py::index_error("rank " + std::to_string(source) + " of " +
                           std::to_string(arrival.world_size()));
   }
-  const auto parts = arrival.parts(source);
+  return arrival.parts(source);
+}
+
+py::memoryview view_of(const Arrival& arrival, int source, size_t index) {
+  const auto parts = parts_from(arrival, source);
   if (index >= parts.size()) {
     throw py::index_error("part " + std::to_string(index) + " of " + std::to_string(parts.size()) +
                           " from rank " + std::to_string(source));
@@ -84,7 +89,7 @@ void bind_channel(py::module_& module) {
 
   py::class_<Arrival>(module, "Arrival")
       .def_property_readonly("sequence", &Arrival::sequence)
-      .def("part_count", [](const Arrival& a, int source) { return a.parts(source).size(); })
+      .def("part_count", [](const Arrival& a, int source) { return parts_from(a, source).size(); })
       .def("view", &view_of);
 
   py::class_<Channel, ChannelHolder>(module, "Channel")

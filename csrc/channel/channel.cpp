@@ -20,6 +20,7 @@ constexpr std::chrono::microseconds kCreditSlice{200};
 // A process that ends loses its memory a moment before it counts as dead.
 constexpr std::chrono::milliseconds kDying{500};
 
+constexpr const char* kCausesDelay = " causes this; raise the deadline if it is only slow";
 constexpr const char* kCauseOfDamage =
     ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
     "this";
@@ -35,6 +36,10 @@ WaitPolicy policy_for(int world_size) {
     policy.spins = 50;
   }
   return policy;
+}
+
+std::string seconds(Clock::duration duration) {
+  return std::to_string(std::chrono::duration<double>(duration).count()) + " s";
 }
 
 /// Writes a part between `at` and `end`. Returns its bytes and moves `at` to its first one, or
@@ -158,13 +163,14 @@ uint64_t Channel::post(std::span<const Message> messages) {
   Arrival& arrival = next_post_->arrival;
   arrival.sequence_ = posted_;
   arrival.counts_[config_.rank] = messages[config_.rank].size();
+  End end;
   try {
     if (!messages[config_.rank].empty()) keep_own(messages[config_.rank], arrival);
     for (int step = 1; step < config_.world_size; ++step) {
       // Each rank starts with its successor, so that nobody is everybody's first.
       int destination = config_.rank + step;
       if (destination >= config_.world_size) destination -= config_.world_size;
-      send(destination, messages[destination]);
+      send(destination, messages[destination], end);
     }
   } catch (const std::exception& error) {
     // Some peers have their message and some never will.
@@ -216,9 +222,9 @@ void Channel::keep_own(const Message& message, Arrival& arrival) {
   }
 }
 
-void Channel::send(int destination, const Message& message) {
+void Channel::send(int destination, const Message& message, End& end) {
   if (posted_ >= credit_[destination] + config_.slots) [[unlikely]]
-    await_credit(destination);
+    await_credit(destination, end);
   PairSlot& pair = next_post_->pairs[destination];
   if (polled_) [[unlikely]]
     pair.outbox = transport_->outbox(destination, slot_of(*next_post_));
@@ -298,7 +304,7 @@ std::byte* Channel::expose(int destination, size_t bytes, MemoryAddress& address
   }
 }
 
-void Channel::await_credit(int destination) {
+void Channel::await_credit(int destination, End& end) {
   Clock::duration elapsed{};
   const auto have_credit = [&] {
     if (polled_) transport_->progress();
@@ -306,8 +312,8 @@ void Channel::await_credit(int destination) {
     return posted_ < credit_[destination] + config_.slots;
   };
   if (have_credit() || spin_until(policy_, have_credit)) return;
-  const bool done = wait_until(*transport_, policy_, config_.deadline, kCreditSlice, elapsed,
-                               have_credit, [&](bool slow) {
+  const bool done = wait_until(*transport_, policy_, begun(end), kCreditSlice, elapsed, have_credit,
+                               [&](bool slow) {
                                  check_running();
                                  if (slow) check_alive(destination, posted_, "to free a slot");
                                });
@@ -315,7 +321,9 @@ void Channel::await_credit(int destination) {
   if (!done) {
     fail(ErrorKind::kTimeout, describe(destination, posted_) + "did not read " +
                                   std::to_string(posted_ - credit_[destination]) +
-                                  " earlier messages within the deadline");
+                                  " earlier messages within " + seconds(config_.deadline) +
+                                  ". A rank that is stuck, stopped or releases nothing" +
+                                  kCausesDelay);
   }
 }
 
@@ -324,10 +332,11 @@ const Arrival& Channel::wait() {
   if (completed_ == posted_) refuse("has no post to wait for: call post first");
   if (polled_) transport_->progress();
   Arrival& arrival = next_wait_->arrival;
+  End end;
   for (int step = 1; step < config_.world_size; ++step) {
     // In the order in which the peers send to this rank.
     const int source = config_.rank - step;
-    receive(source < 0 ? source + config_.world_size : source, arrival);
+    receive(source < 0 ? source + config_.world_size : source, arrival, end);
   }
   advance(next_wait_);
   ++completed_;
@@ -348,14 +357,14 @@ bool Channel::ready() {
   return complete;
 }
 
-void Channel::receive(int source, Arrival& arrival) {
+void Channel::receive(int source, Arrival& arrival, End& end) {
   record_lag(source);
   const auto has_arrived = [&] {
     if (polled_) transport_->progress();
     return arrived(source, *next_wait_, completed_);
   };
   if (!arrived(source, *next_wait_, completed_) && !spin_until(policy_, has_arrived)) [[unlikely]]
-    await_message(source);
+    await_message(source, end);
   const PairSlot& pair = next_wait_->pairs[source];
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
   size_t& parts = arrival.counts_[source];
@@ -373,31 +382,25 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
   ParsedMessage message;
   try {
     parse_message(pair.inbox, {config_.rank, source, completed_, slot_bytes_}, message);
-    const std::byte* base = pair.inbox;
+  } catch (const ChannelError& error) {
+    fail_damaged(source, error);
+  }
+  const PartLayout& layout = message.layout;
+  const std::byte* base = pair.inbox;
+  try {
     if (message.pulled) {
-      base = pull(source, message.address);
+      base = transport_->pull(source, slot_of(*next_wait_), message.address, layout.end);
       pair.pulled_for = kKeepPulled;
       // From here on: a sender that closes keeps its memory until it knows of the release.
       credit_word_needed_ = true;
     } else if (pair.pulled_for != 0 && --pair.pulled_for == 0) {
       transport_->drop(source, slot_of(*next_wait_));
     }
-    for (size_t i = 0; i < message.layout.count; ++i) {
-      views[i] = {base + message.layout.offset[i], message.layout.bytes[i]};
-    }
-  } catch (const ChannelError& error) {
-    // These two come from below this class, which knows neither the channel nor the lag.
-    if (error.kind() == ErrorKind::kProtocol) {
-      fail(error.kind(), describe(source, completed_) + "sent a message that cannot be right: " +
-                             error.what() + kCauseOfDamage);
-    }
-    if (error.kind() == ErrorKind::kRendezvous) {
-      fail(error.kind(),
-           describe(source, completed_) + "sent a message that cannot be read: " + error.what());
-    }
-    throw;
+  } catch (const std::exception& error) {
+    fail_unread(source, layout, error);
   }
-  parts = message.layout.count;
+  for (size_t i = 0; i < layout.count; ++i) views[i] = {base + layout.offset[i], layout.bytes[i]};
+  parts = layout.count;
   return message.credit;
 }
 
@@ -416,32 +419,49 @@ void Channel::fail_credit(int source, uint64_t credit) {
                                  " messages" + kCauseOfDamage);
 }
 
-const std::byte* Channel::pull(int source, const MemoryAddress& address) {
-  try {
-    return transport_->pull(source, slot_of(*next_wait_), address);
-  } catch (const ChannelError& error) {
-    // The memory goes with the process.
-    const Clock::time_point end = Clock::now() + kDying;
-    PeerState state = transport_->peer_state(source);
-    while (state == PeerState::kOpen && error.kind() == ErrorKind::kRendezvous &&
-           Clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      state = transport_->peer_state(source);
-    }
-    if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
-    if (error.kind() == ErrorKind::kTimeout) {
-      fail(error.kind(),
-           describe(source, completed_) + "sent a message that could not be read: " + error.what());
-    }
-    throw;
-  }
+/// What comes from below this class knows neither the channel nor the lag.
+void Channel::fail_damaged(int source, const std::exception& error) {
+  fail(ErrorKind::kProtocol, describe(source, completed_) +
+                                 "sent a message that cannot be right: " + error.what() +
+                                 kCauseOfDamage);
 }
 
-void Channel::await_message(int source) {
+/// A message of `source` that stands outside its slot could not be had.
+void Channel::fail_unread(int source, const PartLayout& layout, const std::exception& error) {
+  const auto* const known = dynamic_cast<const ChannelError*>(&error);
+  const ErrorKind kind = known != nullptr ? known->kind() : ErrorKind::kTransport;
+  // The memory goes with the process.
+  const Clock::time_point end = Clock::now() + kDying;
+  PeerState state = transport_->peer_state(source);
+  while (state == PeerState::kOpen && kind == ErrorKind::kRendezvous && Clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    state = transport_->peer_state(source);
+  }
+  if (state != PeerState::kOpen) fail_gone(source, state, completed_, "to be read");
+  if (poisoned()) raise_poison();
+  if (kind == ErrorKind::kProtocol) fail_damaged(source, error);
+  std::string cure;
+  if (kind == ErrorKind::kTimeout) {
+    cure = std::string(". A rank that is stuck or stopped") + kCausesDelay;
+  } else if (kind == ErrorKind::kTransport) {
+    cure = ". Look at that rank's own output, then at the network";
+  }
+  const uint64_t slot_bytes = align_part(header_bytes(layout.count), 64) + layout.end;
+  fail(kind, describe(source, completed_) + "sent a message that cannot be read: " + error.what() +
+                 cure + ". With slot_bytes=" + std::to_string(slot_bytes) +
+                 " it would stand in its slot");
+}
+
+Clock::time_point Channel::begun(End& end) const {
+  if (!end) end = Clock::now() + config_.deadline;
+  return *end;
+}
+
+void Channel::await_message(int source, End& end) {
   const uint64_t sequence = completed_;
   Clock::duration elapsed{};
   const bool done = wait_until(
-      *transport_, policy_, config_.deadline, kLivenessSlice, elapsed,
+      *transport_, policy_, begun(end), kLivenessSlice, elapsed,
       [&] {
         if (polled_) transport_->progress();
         return arrived(source, *next_wait_, sequence);
@@ -452,14 +472,12 @@ void Channel::await_message(int source) {
       });
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
   if (done) return;
-  const double seconds = std::chrono::duration<double>(config_.deadline).count();
   const std::vector<int> missing = missing_peers(sequence);
   const bool blamed = missing.empty() || std::ranges::count(missing, source) > 0;
   const std::string message =
       describe(blamed ? source : missing.front(), sequence) + "did not send within " +
-      std::to_string(seconds) + " s. Missing: " + list(missing) +
-      ". A rank that is stuck, stopped or ran fewer iterations causes this; raise the deadline if "
-      "it is only slow";
+      seconds(config_.deadline) + ". Missing: " + list(missing) +
+      ". A rank that is stuck, stopped or ran fewer iterations" + kCausesDelay;
   if (poisoned()) raise_poison();  // another rank was first, perhaps while this one asked
   fail(ErrorKind::kTimeout, message);
 }
@@ -523,13 +541,13 @@ void Channel::close() {
   }
   transport_->wake_self();
   while (in_call_.load()) sched_yield();
+  const Clock::time_point end = Clock::now() + config_.deadline;
   // First, so that peers which close as well do not wait for this rank to read what they sent.
   transport_->announce_close();
   // Messages that peers may still have to pull live in this rank's memory.
   for (int peer = 0; peer < config_.world_size; ++peer) {
     const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing(); };
     if (std::none_of(rounds_.begin(), rounds_.end(), exposing)) continue;
-    const Clock::time_point end = Clock::now() + config_.deadline;
     while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < end &&
            transport_->peer_state(peer) == PeerState::kOpen) {
       std::this_thread::sleep_for(kCreditSlice);

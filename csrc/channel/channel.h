@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -118,19 +119,23 @@ class Channel {
     std::vector<PairSlot> pairs;  // [peer]
   };
   using Rounds = std::vector<Round>;
+  /// When the waits of one call have to end, all together: nothing before the first, so that a call
+  /// which finds everything there reads no clock.
+  using End = std::optional<Clock::time_point>;
 
   [[noreturn, gnu::cold]] void refuse(const char* what) const;
   [[noreturn, gnu::cold]] void refuse_post(std::span<const Message> messages) const;
-  void send(int destination, const Message& message);
+  void send(int destination, const Message& message, End& end);
   size_t put_in_slot(std::byte* slot, const Message& message);
   [[gnu::noinline]] size_t put_pulled(int destination, std::byte* slot, const Message& message);
   [[gnu::noinline]] void age_exposed(int destination);
   [[gnu::noinline]] void keep_own(const Message& message, Arrival& arrival);
   std::byte* expose(int destination, size_t bytes, MemoryAddress& address);
-  [[gnu::noinline]] void await_credit(int destination);
-  void receive(int source, Arrival& arrival);
+  [[gnu::noinline]] void await_credit(int destination, End& end);
+  void receive(int source, Arrival& arrival, End& end);
   [[gnu::noinline]] uint32_t receive_any(int source, View* views, size_t& parts);
-  const std::byte* pull(int source, const MemoryAddress& address);
+  [[noreturn]] void fail_damaged(int source, const std::exception& error);
+  [[noreturn]] void fail_unread(int source, const PartLayout& layout, const std::exception& error);
   void take_credit(int source, uint32_t low_bits);
   [[gnu::noinline]] void return_credits();
   /// True once the message `sequence` of `source` stands in the slot of `round`. A later one there,
@@ -141,7 +146,9 @@ class Channel {
       fail_overwritten(source, word - 1, sequence);
     return word == sequence + 1;
   }
-  [[gnu::noinline]] void await_message(int source);
+  [[gnu::noinline]] void await_message(int source, End& end);
+  /// The end of the call whose waits these are; the first one sets it.
+  Clock::time_point begun(End& end) const;
   void record_lag(int source);
   [[noreturn, gnu::cold]] void fail_credit(int source, uint64_t credit);
   bool poisoned() const { return poisoned_.load(std::memory_order_acquire) != 0; }

@@ -38,9 +38,9 @@ bool spin_until(const WaitPolicy& policy, Ready ready) {
 
 /// The rest of a wait. `check(slow)` runs between polls and throws when waiting on is pointless;
 /// `slow` says that there is time for system calls. `slice` is how long to sleep at most before
-/// looking again on one's own. `elapsed` receives the time spent. Returns false at the deadline.
+/// looking again on one's own. `elapsed` receives the time spent. Returns false at the end.
 template <class Ready, class Check>
-bool wait_until(Transport& transport, const WaitPolicy& policy, Clock::duration deadline,
+bool wait_until(Transport& transport, const WaitPolicy& policy, Clock::time_point end,
                 Clock::duration slice, Clock::duration& elapsed, Ready ready, Check check) {
   const Clock::time_point start = Clock::now();
   const Clock::time_point yield_end = start + policy.yield_for;
@@ -50,14 +50,14 @@ bool wait_until(Transport& transport, const WaitPolicy& policy, Clock::duration 
     const bool done = ready();
     const Clock::time_point now = Clock::now();
     elapsed = now - start;
-    if (done || elapsed >= deadline) return done;
+    if (done || now >= end) return done;
     slow = now >= yield_end;
     if (!slow) {
       sched_yield();
       continue;
     }
     transport.sleep([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready,
-                    std::min(now + slice, start + deadline));
+                    std::min(now + slice, end));
   }
 }
 

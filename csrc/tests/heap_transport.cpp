@@ -50,7 +50,7 @@ void HeapTransport::retract(int destination, uint32_t slot) {
   exposed_[pair_index(destination, slot)] = {};
 }
 
-const std::byte* HeapTransport::pull(int, uint32_t, const MemoryAddress& address) {
+const std::byte* HeapTransport::pull(int, uint32_t, const MemoryAddress& address, size_t) {
   return reinterpret_cast<const std::byte*>(address.where[0]);
 }
 

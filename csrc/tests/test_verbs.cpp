@@ -448,7 +448,7 @@ TEST_CASE("reading a large message ends at the deadline") {
   for (int rank = 0; rank < 2; ++rank) ranks.ranks->arrived(rank, 1 - rank, 0);
   ranks.library->hold(ranks.pair(1, 0), true);
   check_failure(failure_of([&] { ranks[1].wait(); }), ErrorKind::kTimeout,
-                "rank 0 sent a message that could not be read: fake0 port 1: reading 10000 bytes");
+                "rank 0 sent a message that cannot be read: fake0 port 1: reading 10000 bytes");
 }
 
 TEST_CASE("each reason why no device can be used is told with its cure") {

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "ranks.h"
+#include "two_sided_mesh.h"
 #ifdef BLS_WITH_VERBS
 #include "verbs_ranks.h"
 #endif
@@ -37,6 +38,8 @@ void choose_transport() {
   const std::string transport = transport_under_test();
   if (transport == "heap") {
     default_transports() = heap_transports;
+  } else if (transport == "two_sided") {
+    default_transports() = two_sided_transports;
 #ifdef BLS_WITH_VERBS
   } else if (transport == "verbs") {
     default_transports() = verbs_transports;

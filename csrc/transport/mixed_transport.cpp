@@ -115,9 +115,10 @@ void MixedTransport::retract(int destination, uint32_t slot) {
   way.transport->retract(way.rank, slot);
 }
 
-const std::byte* MixedTransport::pull(int source, uint32_t slot, const MemoryAddress& address) {
+const std::byte* MixedTransport::pull(int source, uint32_t slot, const MemoryAddress& address,
+                                      size_t bytes) {
   const Way& way = ways_[static_cast<size_t>(source)];
-  return way.transport->pull(way.rank, slot, address);
+  return way.transport->pull(way.rank, slot, address, bytes);
 }
 
 void MixedTransport::drop(int source, uint32_t slot) {

@@ -160,7 +160,8 @@ void ShmTransport::retract(int destination, uint32_t slot) {
   exposed_[pair_index(destination, slot)] = ShmSegment();
 }
 
-const std::byte* ShmTransport::pull(int source, uint32_t slot, const MemoryAddress& memory) {
+const std::byte* ShmTransport::pull(int source, uint32_t slot, const MemoryAddress& memory,
+                                    size_t) {
   const auto address = std::bit_cast<SegmentAddress>(memory);
   ShmSegment& segment = pulled_[pair_index(source, slot)];
   const SegmentAddress& known = segment.address();

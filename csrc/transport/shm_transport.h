@@ -38,7 +38,8 @@ class ShmTransport final : public Transport {
   uint64_t credit(int destination) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override;
   void retract(int destination, uint32_t slot) override;
-  const std::byte* pull(int source, uint32_t slot, const MemoryAddress& memory) override;
+  const std::byte* pull(int source, uint32_t slot, const MemoryAddress& memory,
+                        size_t bytes) override;
   void drop(int source, uint32_t slot) override;
   void sleep(bool (*ready)(void*), void* context, Clock::time_point until) override;
   void wake_self() override;

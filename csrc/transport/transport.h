@@ -76,8 +76,10 @@ class Transport {
   virtual std::byte* expose(int destination, uint32_t slot, size_t bytes,
                             MemoryAddress& address) = 0;
   virtual void retract(int destination, uint32_t slot) = 0;
-  /// The memory that `source` exposed for `slot`, readable until `drop`.
-  virtual const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address) = 0;
+  /// The memory that `source` exposed for `slot`, of which the first `bytes` hold the message. They
+  /// are readable until `drop`.
+  virtual const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address,
+                                size_t bytes) = 0;
   virtual void drop(int source, uint32_t slot) = 0;
 
   /// Sleeps until something may have changed for this rank, or `until`.

@@ -1,5 +1,7 @@
 #include "transport/two_sided_transport.h"
 
+#include "errors.h"
+
 namespace bls {
 namespace {
 
@@ -24,6 +26,17 @@ std::byte* TwoSidedTransport::expose(int destination, uint32_t slot, size_t byte
                                      MemoryAddress& address) {
   address = {{}, bytes};
   return messenger_->expose(destination, slot, bytes);
+}
+
+const std::byte* TwoSidedTransport::pull(int source, uint32_t slot, const MemoryAddress& address,
+                                         size_t bytes) {
+  // A receive of another size than what is sent would break the connection.
+  if (address.bytes != bytes) {
+    throw ChannelError(ErrorKind::kProtocol, "its parts take " + std::to_string(bytes) +
+                                                 " bytes, and it announces " +
+                                                 std::to_string(address.bytes));
+  }
+  return messenger_->pull(source, slot, bytes);
 }
 
 void TwoSidedTransport::poison_all(const std::string& message) {

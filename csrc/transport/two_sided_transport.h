@@ -53,9 +53,8 @@ class TwoSidedTransport final : public Transport {
   uint64_t credit(int destination) override { return inbox_->read_by(destination); }
   std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override;
   void retract(int destination, uint32_t slot) override { messenger_->retract(destination, slot); }
-  const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address) override {
-    return messenger_->pull(source, slot, address.bytes);
-  }
+  const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address,
+                        size_t bytes) override;
   void drop(int source, uint32_t slot) override { messenger_->drop(source, slot); }
   void sleep(bool (*ready)(void*), void* context, Clock::time_point until) override {
     inbox_->sleep(ready, context, until);

@@ -327,20 +327,21 @@ void VerbsTransport::retract(int destination, uint32_t slot) {
   exposed_[pair_index(destination, slot)] = VerbsMemory();
 }
 
-const std::byte* VerbsTransport::pull(int source, uint32_t slot, const MemoryAddress& address) {
+const std::byte* VerbsTransport::pull(int source, uint32_t slot, const MemoryAddress& address,
+                                      size_t bytes) {
   VerbsMemory& memory = pulled_[pair_index(source, slot)];
-  if (memory.size() < address.bytes) {
+  if (memory.size() < bytes) {
     memory = VerbsMemory();
-    memory = VerbsMemory(device_, address.bytes, IBV_ACCESS_LOCAL_WRITE,
+    memory = VerbsMemory(device_, bytes, IBV_ACCESS_LOCAL_WRITE,
                          "a message of rank " + std::to_string(source) + " to rank " +
                              std::to_string(shape_.rank) + " larger than a slot");
   }
   std::unique_lock lock(mutex_);
   Peer& peer = peers_[source];
   const Clock::time_point end = Clock::now() + deadline_;
-  for (uint64_t at = 0; at < address.bytes && !peer.fault;) {
+  for (uint64_t at = 0; at < bytes && !peer.fault;) {
     const auto length =
-        static_cast<uint32_t>(std::min<uint64_t>(address.bytes - at, device_.max_message()));
+        static_cast<uint32_t>(std::min<uint64_t>(bytes - at, device_.max_message()));
     ibv_sge piece{reinterpret_cast<uintptr_t>(memory.data() + at), length, memory.local_key()};
     ibv_send_wr request{};
     request.opcode = IBV_WR_RDMA_READ;
@@ -352,7 +353,7 @@ const std::byte* VerbsTransport::pull(int source, uint32_t slot, const MemoryAdd
     post(source, {&request, 1}, kReadTag);
     if (!await(lock, end - Clock::now(), [&] { return !peer.reading || peer.fault; })) {
       throw ChannelError(ErrorKind::kTimeout, device_.label() + ": reading " +
-                                                  std::to_string(address.bytes) +
+                                                  std::to_string(bytes) +
                                                   " bytes did not end within the deadline");
     }
     at += length;

@@ -93,8 +93,10 @@ def read_what_is_not_there(rank: int) -> None:
                 arrival.tensor(0, 0, torch.float32)
             with pytest.raises(IndexError, match="part 2 of 2 from rank 0"):
                 arrival.tensor(0, 2)
-            with pytest.raises(IndexError, match="rank 1 of 1"):
-                arrival.tensor(1, 0)
+            for nobody in (1, -1):
+                for read in (lambda r: arrival.tensor(r, 0), arrival.parts):
+                    with pytest.raises(IndexError, match=f"rank {nobody} of 1"):
+                        read(nobody)
             assert arrival.tensor(0, 1, torch.float64).shape == (0,)
 
 

@@ -343,5 +343,11 @@ def _memory(
 ) -> torch.Tensor:
     """Returns `size` bytes, of the memory that is kept where it has so many."""
     if key not in kept or kept[key].numel() < size:
-        kept[key] = torch.empty(size, dtype=torch.uint8)
+        try:
+            kept[key] = torch.empty(size, dtype=torch.uint8)
+        except (RuntimeError, TypeError) as error:  # TypeError: no tensor is as large
+            raise MemoryError(
+                f"no memory for a message of {size} bytes: {error}. Post smaller messages, or "
+                "raise the limit of memory (ulimit -v, --memory of a container)"
+            ) from error
     return kept[key][:size]

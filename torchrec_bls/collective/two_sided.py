@@ -335,7 +335,8 @@ def _carrier(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:
         return None  # nccl alone
-    return None if isinstance(backend, dist.ProcessGroupGloo) else group
+    # By its name, since TORCH_DISTRIBUTED_DEBUG=DETAIL wraps gloo in what waits for all ranks.
+    return None if backend.name() == "gloo" else group
 
 
 def _memory(

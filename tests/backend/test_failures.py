@@ -3,15 +3,19 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
-from torchrec_bls import BLSOptions
+from torchrec_bls import BLSOptions, _native
+from torchrec_bls.collective.work import CallQueue
 from torchrec_bls.errors import ChannelClosedError, PeerDiedError, PoisonedError
 
 # Far beyond the deadline of a run: whatever ends a wait, it is not this.
@@ -132,3 +136,52 @@ def leave_it_unfinished(rank: int) -> None:
 
 def test_ranks_that_end_with_calls_outstanding_end() -> None:
     run(2, leave_it_unfinished)
+
+
+def then_interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        function(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    return call
+
+
+def be_interrupted(rank: int, after: str) -> None:
+    group: Any = dist.new_group(backend="bls", pg_options=NEVER)
+    start(group).wait()
+    works = [start(group)]
+    if rank == 1:
+        for work in works:
+            work.wait()
+        while True:
+            start(group).wait()
+    queue: CallQueue = group._queue
+    calls = {name: getattr(queue._native, name) for name in ("wait", "release")}
+    if after in calls:
+        works.append(start(group))
+        struck = {**calls, after: then_interrupted(calls[after])}
+        with (
+            mock.patch.object(queue, "_native", SimpleNamespace(**struck)),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            works[0].wait()
+    else:
+        post = then_interrupted(_native.post_buffers)
+        with mock.patch.object(_native, "post_buffers", post), pytest.raises(KeyboardInterrupt):
+            start(group)
+    for work in works:
+        with pytest.raises(PoisonedError, match=r"rank 0 failed: .*KeyboardInterrupt"):
+            work.wait()
+        with pytest.raises(PoisonedError):
+            work.get_future().wait()
+    with pytest.raises(PoisonedError, match=r"rank 0 failed: .*KeyboardInterrupt"):
+        start(group)
+
+
+# After these calls it is open which message the next handle gets.
+@pytest.mark.parametrize("after", ["post_buffers", "wait", "release"])
+def test_an_interrupt_in_a_call_ends_the_channel(after: str) -> None:
+    outcomes = run_outcomes(2, be_interrupted, after)
+    assert outcomes[0].error is None, outcomes[0]
+    assert outcomes[1].error == "PoisonedError", outcomes[1]
+    assert "KeyboardInterrupt" in outcomes[1].message

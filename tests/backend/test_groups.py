@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -125,3 +128,26 @@ def use_two_groups_at_once(rank: int) -> None:
 
 def test_groups_are_separate() -> None:
     run(2, use_two_groups_at_once)
+
+
+def use_first_from_two_threads(rank: int) -> int:
+    group: Any = dist.new_group(backend="bls")
+    made: list[object] = []
+    make = group._make_channel
+
+    def make_slowly() -> object:
+        made.append(None)
+        time.sleep(0.3)  # in which the other thread comes
+        return make()
+
+    with mock.patch.object(group, "_make_channel", make_slowly):
+        threads = [threading.Thread(target=exchange, args=(group,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return len(made)
+
+
+def test_a_group_that_two_threads_use_first_has_one_channel() -> None:
+    assert run(2, use_first_from_two_threads) == [1, 1]

@@ -54,7 +54,10 @@ def examine(row: Row) -> Verdict:
             fresh_interpreters=row.fresh_interpreters,
         )
         seconds = _seconds_to_the_end(row, folder)
-    problems = [*_struck_rank(row, outcomes[row.rank]), *_survivors(row, outcomes, seconds)]
+    problems = [
+        *_struck_rank(row, outcomes[row.rank]),
+        *problems_of_survivors(row, outcomes, seconds),
+    ]
     end = time.monotonic() + 5
     while (left := _left_in_shared_memory(names, free)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -108,9 +111,22 @@ def _struck_rank(row: Row, outcome: Outcome) -> Iterator[str]:
     for words in row.words_of_struck:
         if words not in outcome.message:
             yield f"the struck rank does not say '{words}': {outcome.message}"
+    if (outcome.error == "RendezvousError" and row.moment != "create") and not re.match(
+        _HERE.format(outcome.rank), outcome.message
+    ):
+        yield f"the struck rank does not say rank, sequence and lag: {outcome.message}"
 
 
-def _survivors(row: Row, outcomes: list[Outcome], seconds: dict[int, float]) -> Iterator[str]:
+def problems_of_survivors(
+    row: Row, outcomes: list[Outcome], seconds: dict[int, float]
+) -> Iterator[str]:
+    """Returns in what the survivors differ from the row.
+
+    Args:
+        row: that was played.
+        outcomes: by rank.
+        seconds: from the fault to the end of each survivor, by rank.
+    """
     survivors = [outcome for outcome in outcomes if outcome.rank != row.rank]
     if not seconds:
         yield f"the fault did not strike rank {row.rank}"
@@ -120,7 +136,9 @@ def _survivors(row: Row, outcomes: list[Outcome], seconds: dict[int, float]) -> 
                 yield f"nothing should have happened, but {outcome}"
             continue
         yield from _survivor(row, outcome)
-        if seconds.get(outcome.rank, 0.0) > row.limit:
+        if outcome.rank not in seconds:
+            yield f"rank {outcome.rank} noted no time of its end"
+        elif seconds[outcome.rank] > row.limit:
             yield f"rank {outcome.rank} took {seconds[outcome.rank]:.2f} s, not {row.limit} s"
     if row.errors and row.end != "PipelineError":
         raised = {outcome.error for outcome in outcomes}
@@ -134,7 +152,7 @@ def _survivor(row: Row, outcome: Outcome) -> Iterator[str]:
         yield f"rank {outcome.rank} should raise one of {row.errors}, but {outcome}"
     if outcome.exit_code != 1:
         yield f"rank {outcome.rank}'s exit code is {outcome.exit_code}, not 1"
-    if outcome.error != "RendezvousError":
+    if outcome.error != "RendezvousError" or row.moment != "create":
         if not re.match(_HERE.format(outcome.rank), text):
             yield f"rank {outcome.rank} does not say rank, sequence and lag: {text}"
         if f"rank {row.rank}" not in text:

@@ -31,7 +31,7 @@ from tests.faults.plays import pipeline
 from tests.faults.row import Row
 
 NEVER = 3600.0
-LARGE = 1000  # int64 numbers, which do not fit a slot
+LARGE = 500_000  # int64 numbers, 4 MB, of which a slot has room for some 500
 KILLED = -int(signal.SIGKILL)
 DIED = ("PeerDiedError",)
 DAMAGED = ("ProtocolError",)
@@ -194,8 +194,11 @@ DAMAGE = [
     _damage("length", 1 << 20, "bytes in a slot of"),
     _damage("length", (1 << 64) - 1, "part 0 has"),
     _damage("address pid", 1, "memory of a foreign process", items=LARGE),
+    _damage("address device", 1, "is not there any more", items=LARGE),
     _damage("address inode", 1, "is not there any more", items=LARGE),
-    _damage("address bytes", 100, "8000 bytes in a pulled message's memory of 100", items=LARGE),
+    _damage(
+        "address bytes", 100, f"{8 * LARGE} bytes in a pulled message's memory of 100", items=LARGE
+    ),
     _damage("address bytes", 1 << 40, "is not there any more", items=LARGE),
     replace(
         _damaged,
@@ -219,6 +222,16 @@ DAMAGE = [
             ("payload truncated", "third length", 0),
             ("message truncated", "parts", 0),
         ]
+    ),
+    replace(
+        _damaged,
+        name="frame of encoded rows damaged",
+        fault=Damage("frame rows", 999),
+        play=pipeline,
+        moment="between",
+        held="between",
+        arguments=(("codec", "uint4"), ("direction", "embeddings")),
+        words=("from rank 1, the frame of encoded rows is damaged", "A network that changes bytes"),
     ),
     *(
         replace(
@@ -387,6 +400,22 @@ LATER = [
             ("reading", "sent a message that cannot be read: cannot open shared memory", 4),
         ]
     ),
+    *(
+        Row(
+            "no memory for a large message",
+            SmallSharedMemory(kibibytes=16),
+            errors=("PoisonedError",),
+            words=("cannot get a message: no space in /dev/shm", "enlarge it", "--shm-size"),
+            items=LARGE,
+            iteration=2,
+            end="RendezvousError",
+            exit_code=1,
+            words_of_struck=("cannot get a message: no space in /dev/shm", "enlarge it"),
+            deadline=30.0,
+            within=1.0,
+        )
+        for _ in range(may_mount())
+    ),
     Row("descriptors exhausted, small messages", UseUpDescriptors()),
     Row("the store dies after creation", SignalStore(signal.SIGKILL), own_store=True),
     Row("fork after creation", Fork(), moment="read"),
@@ -394,8 +423,8 @@ LATER = [
 
 # A rank that goes on too late may find its connections reset, and what its peers told it lost.
 _STOPPED_TWO_SIDED = {"end": ("PeerDiedError", "PoisonedError"), "words_of_struck": ()}
-# Not over it: what strikes shared memory, and a killed rank's large message, which may have arrived
-# or not. The protocol above is the same.
+# Not over it: what strikes shared memory and its descriptors, and the large message of a killed
+# rank, which may have arrived or not. The protocol above is the same.
 TWO_SIDED = [
     replace(
         row,
@@ -404,7 +433,9 @@ TWO_SIDED = [
         **(_STOPPED_TWO_SIDED if row in DELAY and row.errors else {}),
     )
     for row in (*DEATH, *DELAY, *LEAVING, *LATER)
-    if row.world < 8 and "large message" not in row.name and "descriptors" not in row.name
+    if row.world < 8
+    and "SIGKILL before a large message" not in row.name
+    and not isinstance(row.fault, (UseUpDescriptors, SmallSharedMemory))
 ]
 
 MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER, *TWO_SIDED]

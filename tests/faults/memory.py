@@ -12,7 +12,8 @@ from typing import Any
 from tests.faults.row import Scene
 
 # Offset and type of each field of csrc/channel/wire.h's MessageHeader, and of what follows it in a
-# message: the lengths of its parts and, if it is one part and pulled, its address.
+# message: the lengths of its parts and, if it is one part, its address (pulled) or the frame of
+# encoded rows.
 FIELDS: dict[str, tuple[int, type[Any]]] = {
     "arrival": (0, ctypes.c_uint64),
     "magic": (8, ctypes.c_uint16),
@@ -29,6 +30,7 @@ FIELDS: dict[str, tuple[int, type[Any]]] = {
     "address device": (40, ctypes.c_uint64),
     "address inode": (48, ctypes.c_uint64),
     "address bytes": (56, ctypes.c_uint64),
+    "frame rows": (64 + 8, ctypes.c_uint64),
 }
 
 

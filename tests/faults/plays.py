@@ -88,7 +88,8 @@ def _read(scene: Scene, iteration: int) -> None:
 
 
 def pipeline(scene: Scene) -> None:
-    """A sharded model in a pipeline. The fault finds the channel of the ids."""
+    """A sharded model in a pipeline. The fault finds the channel of the ids, or of the row's
+    "direction"."""
     scene.reach("create")
     transport = scene.arguments.get("transport", "auto")
     codec = scene.arguments.get("codec")
@@ -109,5 +110,6 @@ def pipeline(scene: Scene) -> None:
         finished += 1
         if scene.channel is None:
             (embeddings,) = model.module.children()
-            name = next(name for name in embeddings.channels() if name.endswith(".ids"))
+            direction = scene.arguments.get("direction", "ids")
+            name = next(n for n in embeddings.channels() if n.endswith(f".{direction}"))
             scene.channel = embeddings.channels()[name]

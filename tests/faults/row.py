@@ -95,7 +95,7 @@ class Row:
         deadline: of the channel, in seconds.
         within: seconds from the fault to the error, for every survivor; the deadline and 1 unless
             set.
-        items: int64 numbers in a message; 1000 do not fit a slot.
+        items: int64 numbers in a message; a slot has room for some 500.
         arguments: more arguments of the channel.
         own_store: whether the channel's store is a process of its own.
         fresh_interpreters: whether ranks end as scripts do.

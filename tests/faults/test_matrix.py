@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import tests.faults.__main__ as report
-from tests.faults.judge import examine
+from tests.faults.judge import examine, problems_of_survivors
 from tests.faults.matrix import MATRIX
 from tests.faults.row import Row
+from tests.processes import Outcome
 
 
 @pytest.mark.parametrize("row", MATRIX, ids=[row.name for row in MATRIX])
@@ -36,3 +37,19 @@ def test_a_row_that_goes_otherwise_is_reported(
     printed = capsys.readouterr().out
     for problem in ("does not say 'of boredom'", "exit code is -9, not 0", "not 0.0 s"):
         assert problem in printed
+
+
+def test_a_survivor_without_time_or_place_is_reported() -> None:
+    row = next(row for row in MATRIX if row.name == "address fd 0x100000")
+    texts = {rank: f"rank 1 {' '.join(row.words)}" for rank in (0, 2)}
+    outcomes = [
+        Outcome(0, error="RendezvousError", message=texts[0], exit_code=1),
+        Outcome(1, error="PoisonedError", exit_code=1),
+        Outcome(2, error="RendezvousError", message=texts[2], exit_code=1),
+    ]
+    problems = list(problems_of_survivors(row, outcomes, {0: 0.1}))
+    assert problems == [
+        f"rank 0 does not say rank, sequence and lag: {texts[0]}",
+        f"rank 2 does not say rank, sequence and lag: {texts[2]}",
+        "rank 2 noted no time of its end",
+    ]

@@ -4,6 +4,7 @@ rest by gloo.
 Importing torchrec_bls registers it (docs/design/backend.md).
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def _by_plain_group(name: str) -> Any:
 
 
 class BLSProcessGroup(dist.ProcessGroup):
-    """A process group of CPU tensors on one host.
+    """A process group of CPU tensors.
 
     Everything is gloo's but `all_to_all_single`, `all_to_all` and sums of float32 by
     `reduce_scatter_tensor`. The first of these sets up the channel, for which all ranks have to
@@ -84,6 +85,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         self._options = options
         self._deadline = options.deadline or min(given.timeout.total_seconds(), LONGEST_DEADLINE)
         self._queue: CallQueue | None = None
+        self._making_queue = threading.Lock()
 
     @property
     def channel(self) -> BoundedLagChannel | None:
@@ -188,8 +190,9 @@ class BLSProcessGroup(dist.ProcessGroup):
         outputs: list[torch.Tensor],
         opts: Any,
     ) -> CallWork:
-        if self._queue is None:
-            self._queue = CallQueue(self._make_channel())
+        with self._making_queue:
+            if self._queue is None:
+                self._queue = CallQueue(self._make_channel())
         work = self._queue.post(send, receive, inputs, outputs)
         if not getattr(opts, "asyncOp", True):
             work.wait()

@@ -9,7 +9,6 @@ import struct
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -36,8 +35,10 @@ _LINE = 64  # bytes of a cache line, of which slots are multiples
 _PAUSE = 0.002
 
 # What a note is about: its number is a count of messages, or the rank that failed first.
-_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN = range(6)
-_NOTE = struct.Struct("<qqq1000s")  # about, number, bytes of the text, text
+_ABOUT = range(6)
+_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN = _ABOUT
+_TEXT_BYTES = 1000
+_NOTE = struct.Struct(f"<qqq{_TEXT_BYTES}s")  # about, number, bytes of the text, text
 
 # Tags of point-to-point messages. Those larger than a slot have one for each slot.
 _NOTES, _NEVER_SENT, _FIRST_SLOT = 0, 1, 2
@@ -91,7 +92,7 @@ class TwoSidedMessenger:
         self._started = 0
         self._finished = 0
         self._knowing_poison: set[int] = set()
-        self._notes: deque[tuple[int, dist.Work, torch.Tensor]] = deque()
+        self._notes: SimpleQueue[tuple[dist.Work, torch.Tensor] | None] = SimpleQueue()
         # Memory of messages larger than a slot, by peer and slot.
         self._exposed: dict[tuple[int, int], torch.Tensor] = {}
         self._pulled: dict[tuple[int, int], torch.Tensor] = {}
@@ -111,6 +112,7 @@ class TwoSidedMessenger:
         self._own = _own_group(store, self._shape)
         self._carrier = _carrier(group) or self._own
         self._rounds_thread = self._start(self._complete_rounds, "rounds")
+        self._notes_thread = self._start(self._keep_notes, "notes")
         self._listeners = {
             peer: self._start(partial(self._listen, peer), f"rank {peer}") for peer in self._peers
         }
@@ -203,12 +205,13 @@ class TwoSidedMessenger:
                 break
             time.sleep(_PAUSE)
         self._rounds.put(None)
+        self._notes.put(None)
         if not self._inbox.poisoned:
-            self._flush(_TELLING)
+            self._notes_thread.join(_TELLING)
 
     def end(self) -> None:
         """Ends all threads, at the end of the process: whatever they wait for does not come."""
-        threads = [self._rounds_thread, *self._listeners.values()]
+        threads = [self._rounds_thread, self._notes_thread, *self._listeners.values()]
         if os.getpid() != self._process or not any(thread.is_alive() for thread in threads):
             return
         for peer in self._peers:
@@ -241,10 +244,12 @@ class TwoSidedMessenger:
         while True:
             try:
                 self._own.recv([note], peer, _NOTES).wait(_FOREVER)
-            except RuntimeError as error:
+                about, number, text = parse_note(
+                    note.numpy().tobytes(), self._shape.world_size, self._started
+                )
+            except (RuntimeError, ValueError) as error:
                 self._lose(peer, str(error))
                 return
-            about, number, size, text = _NOTE.unpack(note.numpy().tobytes())
             if about == _POSTED:
                 self._inbox.posted(peer, number)
             elif about == _ASKED:
@@ -252,7 +257,7 @@ class TwoSidedMessenger:
             elif about == _READ:
                 self._inbox.read(peer, number)
             elif about == _POISON:
-                self._inbox.poison(number, text[:size])
+                self._inbox.poison(number, text)
                 self._tell(peer, _POISON_KNOWN)
             elif about == _POISON_KNOWN:
                 self._knowing_poison.add(peer)
@@ -271,25 +276,38 @@ class TwoSidedMessenger:
             self._inbox.lost(peer, fault)
 
     def _tell(self, peer: int, about: int, number: int = 0, text: bytes = b"") -> None:
-        text = text[:1000]
+        text = text[:_TEXT_BYTES]
         note = bytearray(_NOTE.pack(about, number, len(text), text))
         tensor = torch.frombuffer(note, dtype=torch.uint8)
         with suppress(RuntimeError):  # its listener says that the peer is gone
-            self._notes.append((peer, self._own.send([tensor], peer, _NOTES), tensor))
-        # The memory has to stay until it is sent.
-        if len(self._notes) > 16 * len(self._peers):
-            with suppress(RuntimeError):
-                self._notes.popleft()[1].wait(_FOREVER)
+            self._notes.put((self._own.send([tensor], peer, _NOTES), tensor))
 
-    def _flush(self, seconds: float) -> None:
-        """Returns when all notes have left, or their receivers are gone or take no notice."""
-        end = time.monotonic() + seconds
-        while self._notes:
-            peer, work, _ = self._notes.popleft()
-            if not self._is_heard(peer):
-                continue
+    def _keep_notes(self) -> None:
+        """Holds the memory of notes until they have left, which gloo tells only to who waits."""
+        while (note := self._notes.get()) is not None:
             with suppress(RuntimeError):
-                work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
+                note[0].wait(_FOREVER)
+
+
+def parse_note(note: bytes, world_size: int, posted: int) -> tuple[int, int, bytes]:
+    """Returns what a note is about, its number and its text.
+
+    Args:
+        note: as a peer sent it.
+        world_size: number of ranks.
+        posted: messages that this rank has posted to each.
+
+    Raises:
+        ValueError: no peer of the same version sends such a note.
+    """
+    about, number, size, text = _NOTE.unpack(note)
+    most = {_READ: posted, _POISON: world_size - 1}.get(about, number)
+    if about not in _ABOUT or not 0 <= number <= most or not 0 <= size <= _TEXT_BYTES:
+        raise ValueError(
+            f"it sent a note that cannot be right (kind {about}, number {number}, text of {size} "
+            "bytes). Two versions of torchrec-bls, or a write out of bounds, cause this"
+        )
+    return about, number, text[:size]
 
 
 def _own_group(store: Store, shape: Shape) -> Any:
@@ -317,7 +335,8 @@ def _carrier(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:
         return None  # nccl alone
-    return None if isinstance(backend, dist.ProcessGroupGloo) else group
+    # By its name, since TORCH_DISTRIBUTED_DEBUG=DETAIL wraps gloo in what waits for all ranks.
+    return None if backend.name() == "gloo" else group
 
 
 def _memory(
@@ -325,5 +344,11 @@ def _memory(
 ) -> torch.Tensor:
     """Returns `size` bytes, of the memory that is kept where it has so many."""
     if key not in kept or kept[key].numel() < size:
-        kept[key] = torch.empty(size, dtype=torch.uint8)
+        try:
+            kept[key] = torch.empty(size, dtype=torch.uint8)
+        except (RuntimeError, TypeError) as error:  # TypeError: no tensor is as large
+            raise MemoryError(
+                f"no memory for a message of {size} bytes: {error}. Post smaller messages, or "
+                "raise the limit of memory (ulimit -v, --memory of a container)"
+            ) from error
     return kept[key][:size]

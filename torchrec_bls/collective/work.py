@@ -12,7 +12,7 @@ from torch.futures import Future
 from torchrec_bls import _native
 from torchrec_bls.collective.buffers import Buffer
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.errors import ProtocolError
+from torchrec_bls.errors import BLSError, PoisonedError, ProtocolError
 
 Receive = Callable[[_native.Arrival], None]
 
@@ -51,10 +51,16 @@ class CallQueue:
         with self._lock:
             if len(self._outstanding) > self.channel.bound:
                 self._complete_oldest()
-            with self.channel.range("post"):
-                _native.post_buffers(self._native, send)
             work = CallWork(self, receive, inputs, outputs)
-            self._outstanding.append(work)
+            try:
+                with self.channel.range("post"):
+                    _native.post_buffers(self._native, send)
+                self._outstanding.append(work)
+            except Exception:
+                raise
+            except BaseException as error:
+                self._fail(error)
+                raise
             return work
 
     def complete(self, work: "CallWork") -> None:
@@ -86,14 +92,32 @@ class CallQueue:
                 except ProtocolError as error:
                     raise self.channel.refuse(arrival, str(error)) from error
                 self._native.release()
-        except Exception as error:
-            # The channel is of no use any more.
-            for failed in self._outstanding:
-                failed.finish(error)
-            self._outstanding.clear()
-        else:
-            self._outstanding.popleft()
             work.finish(None)
+            self._outstanding.popleft()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends the channel for `error`. One that is no Exception, a KeyboardInterrupt for instance,
+        may strike anywhere: which message belongs to which handle is not known any more."""
+        told = f"{type(error).__name__}: {error}"
+        failure = error if isinstance(error, Exception) else self._stopped(told)
+        for failed in self._outstanding:
+            failed.finish(failure)
+        self._outstanding.clear()
+        if not isinstance(error, BLSError):  # those are told by whoever raises them
+            self.channel.poison(told)
+
+    def _stopped(self, reason: str) -> PoisonedError:
+        channel = self.channel
+        lag = max(0, channel.native.posted - 1 - channel.native.completed)
+        return PoisonedError(
+            f"channel '{channel.name}' on rank {channel.rank}, sequence "
+            f"{channel.native.completed}, lag {lag}: stopped because rank {channel.rank} failed: "
+            f"{reason}"
+        )
 
 
 class CallWork(dist.Work):

@@ -27,7 +27,7 @@ def ring_all_reduce(
         values: [nodes, rows, columns], float32.
         codec: of the messages.
         error: of the same shape, zero at first: what rounding took away, by node, which is added
-            the next time. Updated in place. None: no compensation.
+            the next time. Updated in place; zero where a sum is not finite. None: no compensation.
 
     Returns:
         [rows, columns], the same on all nodes.
@@ -74,7 +74,7 @@ def _ring_of_parts(
             for lost, was, is_now in zip(
                 at, torch.split(exact, sizes), torch.split(total, sizes), strict=True
             ):
-                torch.sub(was, is_now, out=lost)
+                drop_what_is_not_finite(torch.sub(was, is_now, out=lost))
     result.copy_(total)
 
 
@@ -130,6 +130,12 @@ def recursive_doubling_all_reduce(
     return torch.cat(results)
 
 
+def drop_what_is_not_finite(error: torch.Tensor) -> torch.Tensor:
+    """Sets errors of NaN and infinite sums to zero in place and returns them: carried forward, they
+    would spoil every later sum."""
+    return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def check_groups(nodes: int, group_size: int) -> int:
     """Returns how many nodes a group of recursive doubling has.
 
@@ -164,7 +170,7 @@ def _reduce_pairs(sums: torch.Tensor, codec: Codec, error: torch.Tensor | None) 
                 exact += error[keepers, rows]
             total = _round_trip(exact, codec)
             if error is not None:
-                error[keepers, rows] = exact - total
+                error[keepers, rows] = drop_what_is_not_finite(exact - total)
             reduced.append(total)
         sums = torch.cat(reduced, dim=1)
         positions = positions[1::2]

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.codecs.emulation import check_groups
+from torchrec_bls.codecs.emulation import check_groups, drop_what_is_not_finite
 from torchrec_bls.codecs.rows import Codec, decode, encode
 
 ALGORITHMS = ("ring", "recursive_doubling")
@@ -34,7 +34,7 @@ def quantized_all_reduce(
         algorithm: "ring" (algorithm 2), for any world size, or "recursive_doubling" (algorithms 3
             to 5).
         error: like `rows`, zero at first, updated in place: what rounding took away, which is added
-            the next time (algorithm 1). None: no compensation.
+            the next time (algorithm 1); zero where a sum is not finite. None: no compensation.
         group_size: ranks of a group in recursive doubling, which are connected with each other.
 
     Raises:
@@ -97,7 +97,7 @@ class _Ranks:
         message = self.encode(rows)
         self.decode(message, rows)
         if error is not None:
-            error -= rows
+            drop_what_is_not_finite(error.sub_(rows))
         return message
 
     def send(self, message: torch.Tensor, shape: torch.Size, to: int) -> None:

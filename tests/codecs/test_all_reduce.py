@@ -33,7 +33,9 @@ def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[
     for group_size in group_sizes:
         for shape in SHAPES:
             for codec in CODECS:
-                for compensated in (False, True):
+                # Recursive doubling within one group has nothing to compensate.
+                one_group = algorithm == "recursive_doubling" and group_size >= world
+                for compensated in (False,) if one_group else (False, True):
                     error = torch.zeros(shape) if compensated else None
                     errors = torch.zeros(world, *shape) if compensated else None
                     for iteration in range(ITERATIONS):
@@ -175,6 +177,15 @@ def test_recursive_doubling_says_what_it_needs(nodes: int, group_size: int) -> N
         )
 
 
+def test_compensation_without_effect_is_refused() -> None:
+    values = torch.zeros(8, 4, 4)
+    with pytest.raises(ValueError, match="all 8 ranks are one group: choose a smaller group_size"):
+        emulation.recursive_doubling_all_reduce(values, Codec.UINT4, torch.zeros_like(values))
+    alone = torch.ones(1, 4, 4)
+    summed = emulation.recursive_doubling_all_reduce(alone, Codec.UINT4, torch.zeros_like(alone))
+    assert torch.equal(summed, alone[0])
+
+
 def give_bad_arguments(rank: int) -> None:
     group = dist.group.WORLD
     assert group is not None
@@ -185,6 +196,7 @@ def give_bad_arguments(rank: int) -> None:
         (torch.zeros(4, 8)[:, :4], {}, "rows has shape"),
         (good, {"error": torch.zeros(4, 5)}, "error has shape"),
         (good, {"algorithm": "recursive_doubling", "group_size": 0}, "group_size is 0"),
+        (good, {"algorithm": "recursive_doubling", "error": good.clone()}, "all 2 ranks are one"),
     ):
         with pytest.raises(ValueError, match=message):
             quantized_all_reduce(rows, group, codec=Codec.UINT8, **arguments)

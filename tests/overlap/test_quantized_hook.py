@@ -186,3 +186,15 @@ def load_other_states(rank: int) -> None:
 
 def test_states_of_another_model_are_refused() -> None:
     run(2, load_other_states)
+
+
+def reduce_in_one_group(rank: int) -> None:
+    arguments = {"codec": Codec.UINT4, "algorithm": "recursive_doubling"}
+    with pytest.raises(ValueError, match="all 2 ranks are one group"):
+        Training(**arguments)
+    training = Training(**arguments, error_compensation=False)
+    training.step(rank, 0)
+
+
+def test_compensation_without_effect_is_refused() -> None:
+    run(2, reduce_in_one_group)

@@ -106,10 +106,11 @@ def recursive_doubling_all_reduce(
         [rows, columns], the same on all nodes.
 
     Raises:
-        ValueError: the number of groups is not a power of two.
+        ValueError: the number of groups is not a power of two, or there is one with `error`, which
+            only sums of pairs of groups have.
     """
     nodes = values.shape[0]
-    group_size = check_groups(nodes, group_size)
+    group_size = check_groups(nodes, group_size, compensated=error is not None)
     if nodes == 1:
         return values[0].clone()
     of_members = values.tensor_split(group_size, dim=1)
@@ -136,11 +137,11 @@ def drop_what_is_not_finite(error: torch.Tensor) -> torch.Tensor:
     return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def check_groups(nodes: int, group_size: int) -> int:
+def check_groups(nodes: int, group_size: int, *, compensated: bool) -> int:
     """Returns how many nodes a group of recursive doubling has.
 
     Raises:
-        ValueError: the number of groups is not a power of two.
+        ValueError: the number of groups is not a power of two, or compensation has nothing to do.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}, but must be positive")
@@ -150,6 +151,11 @@ def check_groups(nodes: int, group_size: int) -> int:
         raise ValueError(
             f"recursive doubling needs a power of two of groups of {group_size} ranks, but there "
             f"are {nodes} ranks: choose another group_size, or the ring, which takes any number"
+        )
+    if compensated and groups == 1 < nodes:
+        raise ValueError(
+            f"recursive doubling compensates the sums of pairs of groups only, but all {nodes} "
+            "ranks are one group: choose a smaller group_size, no compensation, or the ring"
         )
     return group_size
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+from torchrec_bls.codecs.emulation import check_groups
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.quantized import quantized_all_reduce
 
@@ -35,6 +36,10 @@ class QuantizedAllReduceState:
         algorithm, group_size: see `quantized_all_reduce`.
         error_compensation: whether what rounding takes away is added to the next gradient.
         group: ranks; None: the default group. Its backend has to send and receive (gloo).
+
+    Raises:
+        ValueError: the ranks do not fit the algorithm, or leave compensation without effect (see
+            `quantized_all_reduce`).
     """
 
     def __init__(
@@ -47,6 +52,9 @@ class QuantizedAllReduceState:
         error_compensation: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        if algorithm == "recursive_doubling":
+            # Better here than in the first backward pass.
+            check_groups(dist.get_world_size(group), group_size, compensated=error_compensation)
         module = (
             module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         )

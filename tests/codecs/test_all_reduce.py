@@ -177,6 +177,23 @@ def test_recursive_doubling_says_what_it_needs(nodes: int, group_size: int) -> N
         )
 
 
+def reduce_in_an_unfit_world(rank: int) -> None:
+    assert dist.group.WORLD is not None
+    for group_size in (1, 2):
+        with pytest.raises(ValueError, match="needs a power of two of groups"):
+            quantized_all_reduce(
+                torch.zeros(4, 4),
+                dist.group.WORLD,
+                codec=Codec.UINT8,
+                algorithm="recursive_doubling",
+                group_size=group_size,
+            )
+
+
+def test_real_recursive_doubling_says_what_it_needs() -> None:
+    run(3, reduce_in_an_unfit_world)
+
+
 def test_compensation_without_effect_is_refused() -> None:
     values = torch.zeros(8, 4, 4)
     with pytest.raises(ValueError, match="all 8 ranks are one group: choose a smaller group_size"):

@@ -34,6 +34,7 @@ class Collectives:
         all_reduce: codec of the weights' gradients; None: they are summed as on one node.
         algorithm: "ring" or "recursive_doubling".
         compensated: whether the all-reduce carries its errors forward.
+        group_size: of recursive doubling.
     """
 
     nodes: int = 1
@@ -42,6 +43,7 @@ class Collectives:
     all_reduce: Codec | None = None
     algorithm: str = "ring"
     compensated: bool = False
+    group_size: int = 8
 
 
 class DLRM(nn.Module):
@@ -188,7 +190,9 @@ class Training:
         error = self._errors.get(place)
         if how.algorithm == "ring":
             return emulation.ring_all_reduce(of_nodes, how.all_reduce, error)
-        return emulation.recursive_doubling_all_reduce(of_nodes, how.all_reduce, error)
+        return emulation.recursive_doubling_all_reduce(
+            of_nodes, how.all_reduce, error, how.group_size
+        )
 
 
 def _travel(rows: torch.Tensor, codec: Codec) -> torch.Tensor:

@@ -17,10 +17,10 @@ namespace bls {
 /// row that was decoded is encoded to itself, and x' is the same with a fused multiply-add.
 ///
 /// A row takes scale, least (float32 each) and its codes, the first ones in the low bits of their
-/// byte, zero bits up to a whole byte. A row that holds NaN, an infinity, or a range from 2^126 on
-/// is escaped: its scale is NaN and its codes are zero; behind all rows stand the values of the
-/// escaped ones as they are, in their order. Scales are 0 or at least 2^-126, so that no step has
-/// a subnormal result that some processors round to zero.
+/// byte, zero bits up to a whole byte. A row that holds NaN, a magnitude from 2^127 on (infinities
+/// too), or a range from 2^126 on is escaped: its scale is NaN and its codes are zero; behind all
+/// rows stand the values of the escaped ones as they are, in their order. Scales are 0 or at least
+/// 2^-126, so that no step has a subnormal result that some processors round to zero.
 namespace rowwise {
 
 constexpr size_t kHeadBytes = 2 * sizeof(float);  ///< scale and least value of a row

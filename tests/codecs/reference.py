@@ -6,6 +6,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 SMALLEST_SCALE = np.float32(2.0**-126)
+END_OF_VALUES = np.float32(2.0**127)
 LARGEST_RANGE = np.float32(2.0**126)
 
 
@@ -14,7 +15,9 @@ def encode(rows: Floats, bits: int) -> bytes:
     heads, escaped = [], []
     for row in rows:
         with np.errstate(all="ignore"):
-            width = row.max() - row.min() if np.isfinite(row).all() else np.float32(np.inf)
+            width = (
+                row.max() - row.min() if (abs(row) < END_OF_VALUES).all() else np.float32(np.inf)
+            )
         if not width < LARGEST_RANGE:
             heads.append(
                 np.array([np.nan, 0], np.float32).tobytes() + bytes(-(-len(row) * bits // 8))

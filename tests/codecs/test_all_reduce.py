@@ -33,7 +33,9 @@ def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[
     for group_size in group_sizes:
         for shape in SHAPES:
             for codec in CODECS:
-                for compensated in (False, True):
+                # Recursive doubling within one group has nothing to compensate.
+                one_group = algorithm == "recursive_doubling" and group_size >= world
+                for compensated in (False,) if one_group else (False, True):
                     error = torch.zeros(shape) if compensated else None
                     errors = torch.zeros(world, *shape) if compensated else None
                     for iteration in range(ITERATIONS):
@@ -85,6 +87,37 @@ def reduce_what_is_not_finite(rank: int) -> None:
 
 def test_rows_that_are_not_finite_arrive_as_they_are() -> None:
     run(3, reduce_what_is_not_finite)
+
+
+def recover_from_what_is_not_finite(rank: int) -> None:
+    """FP16 makes an infinity of 1e5; the rows of the integer codecs are escaped."""
+    assert dist.group.WORLD is not None
+    for algorithm in ("ring", "recursive_doubling"):
+        for codec in (Codec.UINT4, Codec.FP16):
+            for spoiled in (torch.inf, torch.nan, 1e5):
+                error, errors = torch.zeros(8, 6), torch.zeros(4, 8, 6)
+                for iteration in range(3):
+                    values = values_of(4, (8, 6), iteration)
+                    if iteration == 0:
+                        values[1, :, 2] = spoiled
+                    expected = emulated(algorithm, 2, values=values, codec=codec, error=errors)
+                    rows = values[rank].clone()
+                    quantized_all_reduce(
+                        rows,
+                        dist.group.WORLD,
+                        codec=codec,
+                        algorithm=algorithm,
+                        error=error,
+                        group_size=2,
+                    )
+                    assert rows.numpy().tobytes() == expected.numpy().tobytes()
+                    assert error.isfinite().all() and errors.isfinite().all()
+                    assert rows.isfinite().all() or iteration == 0
+                assert errors.count_nonzero() > 0
+
+
+def test_errors_survive_what_is_not_finite() -> None:
+    run(4, recover_from_what_is_not_finite)
 
 
 def hand_computed_ring() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -144,6 +177,32 @@ def test_recursive_doubling_says_what_it_needs(nodes: int, group_size: int) -> N
         )
 
 
+def reduce_in_an_unfit_world(rank: int) -> None:
+    assert dist.group.WORLD is not None
+    for group_size in (1, 2):
+        with pytest.raises(ValueError, match="needs a power of two of groups"):
+            quantized_all_reduce(
+                torch.zeros(4, 4),
+                dist.group.WORLD,
+                codec=Codec.UINT8,
+                algorithm="recursive_doubling",
+                group_size=group_size,
+            )
+
+
+def test_real_recursive_doubling_says_what_it_needs() -> None:
+    run(3, reduce_in_an_unfit_world)
+
+
+def test_compensation_without_effect_is_refused() -> None:
+    values = torch.zeros(8, 4, 4)
+    with pytest.raises(ValueError, match="all 8 ranks are one group: choose a smaller group_size"):
+        emulation.recursive_doubling_all_reduce(values, Codec.UINT4, torch.zeros_like(values))
+    alone = torch.ones(1, 4, 4)
+    summed = emulation.recursive_doubling_all_reduce(alone, Codec.UINT4, torch.zeros_like(alone))
+    assert torch.equal(summed, alone[0])
+
+
 def give_bad_arguments(rank: int) -> None:
     group = dist.group.WORLD
     assert group is not None
@@ -154,6 +213,7 @@ def give_bad_arguments(rank: int) -> None:
         (torch.zeros(4, 8)[:, :4], {}, "rows has shape"),
         (good, {"error": torch.zeros(4, 5)}, "error has shape"),
         (good, {"algorithm": "recursive_doubling", "group_size": 0}, "group_size is 0"),
+        (good, {"algorithm": "recursive_doubling", "error": good.clone()}, "all 2 ranks are one"),
     ):
         with pytest.raises(ValueError, match=message):
             quantized_all_reduce(rows, group, codec=Codec.UINT8, **arguments)

@@ -20,9 +20,11 @@ INSTRUCTION_SETS = ["portable", "avx2", "avx512"]
 shapes = hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=150)
 any_floats = st.floats(width=32)
 usual = st.floats(-1e3, 1e3, width=32)
+# Where scales rounded up could lead to infinities.
+large = st.floats(2.0**126, width=32, allow_infinity=False)
 tiny = st.floats(-(2.0**-120), 2.0**-120, width=32)
 matrices = st.one_of(
-    *(hnp.arrays(np.float32, shapes, elements=e) for e in (any_floats, usual, tiny))
+    *(hnp.arrays(np.float32, shapes, elements=e) for e in (any_floats, usual, tiny, large))
 )
 
 
@@ -70,6 +72,23 @@ def test_rows_that_are_not_finite_come_back_bit_for_bit(instruction_set: str, co
         assert decoded[row].numpy().tobytes() == rows[row].numpy().tobytes()
     for row in (0, 3, 7, 8):
         assert torch.isfinite(decoded[row]).all()
+
+
+@pytest.mark.parametrize("codec", BITS)
+def test_finite_rows_stay_finite_up_to_the_largest_float(
+    instruction_set: str, codec: Codec
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    most = torch.finfo(torch.float32).max
+    for sign in (1, -1):
+        for greatest in (most, 2.0**127, 2.0**127 * (1 - 2.0**-24)):
+            # Between two powers of two, so that about every other scale is rounded up.
+            widths = 2.0**125 * (1 + torch.rand(500, 1, generator=generator) * 0.999)
+            rows = sign * (greatest - widths * torch.rand(500, 21, generator=generator))
+            rows[:, :1], rows[:, 1] = sign * (greatest - widths), sign * greatest
+            decoded = decode(encode(rows, codec), codec, torch.empty_like(rows))
+            assert decoded.isfinite().all()
+            assert torch.equal(decoded, rows) == (greatest >= 2.0**127)
 
 
 @pytest.mark.parametrize("codec", BITS)

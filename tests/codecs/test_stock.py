@@ -40,7 +40,8 @@ def forward_is_rounded(rank: int, kind: Kind, sharding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sharding"), [(EBC, "table_wise"), (EBC, "column_wise"), (EC, "table_wise")]
+    ("kind", "sharding"),
+    [(EBC, "table_wise"), (EBC, "column_wise"), (EC, "table_wise"), (EC, "row_wise")],
 )
 def test_embeddings_arrive_rounded_by_row(kind: Kind, sharding: str) -> None:
     run(2, forward_is_rounded, kind, sharding)

@@ -27,7 +27,7 @@ def ring_all_reduce(
         values: [nodes, rows, columns], float32.
         codec: of the messages.
         error: of the same shape, zero at first: what rounding took away, by node, which is added
-            the next time. Updated in place. None: no compensation.
+            the next time. Updated in place; zero where a sum is not finite. None: no compensation.
 
     Returns:
         [rows, columns], the same on all nodes.
@@ -74,7 +74,7 @@ def _ring_of_parts(
             for lost, was, is_now in zip(
                 at, torch.split(exact, sizes), torch.split(total, sizes), strict=True
             ):
-                torch.sub(was, is_now, out=lost)
+                drop_what_is_not_finite(torch.sub(was, is_now, out=lost))
     result.copy_(total)
 
 
@@ -106,10 +106,11 @@ def recursive_doubling_all_reduce(
         [rows, columns], the same on all nodes.
 
     Raises:
-        ValueError: the number of groups is not a power of two.
+        ValueError: the number of groups is not a power of two, or there is one with `error`, which
+            only sums of pairs of groups have.
     """
     nodes = values.shape[0]
-    group_size = check_groups(nodes, group_size)
+    group_size = check_groups(nodes, group_size, compensated=error is not None)
     if nodes == 1:
         return values[0].clone()
     of_members = values.tensor_split(group_size, dim=1)
@@ -130,11 +131,17 @@ def recursive_doubling_all_reduce(
     return torch.cat(results)
 
 
-def check_groups(nodes: int, group_size: int) -> int:
+def drop_what_is_not_finite(error: torch.Tensor) -> torch.Tensor:
+    """Sets errors of NaN and infinite sums to zero in place and returns them: carried forward, they
+    would spoil every later sum."""
+    return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def check_groups(nodes: int, group_size: int, *, compensated: bool) -> int:
     """Returns how many nodes a group of recursive doubling has.
 
     Raises:
-        ValueError: the number of groups is not a power of two.
+        ValueError: the number of groups is not a power of two, or compensation has nothing to do.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}, but must be positive")
@@ -144,6 +151,11 @@ def check_groups(nodes: int, group_size: int) -> int:
         raise ValueError(
             f"recursive doubling needs a power of two of groups of {group_size} ranks, but there "
             f"are {nodes} ranks: choose another group_size, or the ring, which takes any number"
+        )
+    if compensated and groups == 1 < nodes:
+        raise ValueError(
+            f"recursive doubling compensates the sums of pairs of groups only, but all {nodes} "
+            "ranks are one group: choose a smaller group_size, no compensation, or the ring"
         )
     return group_size
 
@@ -164,7 +176,7 @@ def _reduce_pairs(sums: torch.Tensor, codec: Codec, error: torch.Tensor | None) 
                 exact += error[keepers, rows]
             total = _round_trip(exact, codec)
             if error is not None:
-                error[keepers, rows] = exact - total
+                error[keepers, rows] = drop_what_is_not_finite(exact - total)
             reduced.append(total)
         sums = torch.cat(reduced, dim=1)
         positions = positions[1::2]

@@ -12,8 +12,8 @@ class Codec(IntEnum):
 
     `UINT8`, `UINT4` and `UINT2` quantize each row on a uniform grid between its least and greatest
     value, with a float32 scale and offset per row (Quantized Collectives, section 3.1); rows that
-    hold NaN or infinities, or a range from 2^126 on, travel as they are. `FP16` and `BF16` round
-    to even; values from 65,520 on become infinite in `FP16`.
+    hold NaN, magnitudes from 2^127 on (infinities too), or a range from 2^126 on travel as they
+    are. `FP16` and `BF16` round to even; values from 65,520 on become infinite in `FP16`.
     """
 
     FP32 = 0

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.codecs.emulation import check_groups
+from torchrec_bls.codecs.emulation import check_groups, drop_what_is_not_finite
 from torchrec_bls.codecs.rows import Codec, decode, encode
 
 ALGORITHMS = ("ring", "recursive_doubling")
@@ -32,20 +32,22 @@ def quantized_all_reduce(
         group: ranks; its backend has to send and receive (gloo).
         codec: of the messages.
         algorithm: "ring" (algorithm 2), for any world size, or "recursive_doubling" (algorithms 3
-            to 5).
+            to 5), which compensates the sums of pairs of groups, not those within a group.
         error: like `rows`, zero at first, updated in place: what rounding took away, which is added
-            the next time (algorithm 1). None: no compensation.
+            the next time (algorithm 1); zero where a sum is not finite. None: no compensation.
         group_size: ranks of a group in recursive doubling, which are connected with each other.
 
     Raises:
-        ValueError: `rows` or `error` is another kind of tensor, or the world does not fit.
+        ValueError: `rows` or `error` is another kind of tensor, or the world does not fit, also
+            where all ranks are one group of recursive doubling and `error` would have no effect.
     """
     _check(rows, error, algorithm)
     ranks = _Ranks(group, codec)
     if algorithm == "ring":
         _ring(ranks, rows, error)
     else:
-        _recursive_doubling(ranks, rows, error, check_groups(ranks.size, group_size))
+        group_size = check_groups(ranks.size, group_size, compensated=error is not None)
+        _recursive_doubling(ranks, rows, error, group_size)
 
 
 def _check(rows: torch.Tensor, error: torch.Tensor | None, algorithm: str) -> None:
@@ -97,7 +99,7 @@ class _Ranks:
         message = self.encode(rows)
         self.decode(message, rows)
         if error is not None:
-            error -= rows
+            drop_what_is_not_finite(error.sub_(rows))
         return message
 
     def send(self, message: torch.Tensor, shape: torch.Size, to: int) -> None:

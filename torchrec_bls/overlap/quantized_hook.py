@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+from torchrec_bls.codecs.emulation import check_groups
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.quantized import quantized_all_reduce
 
@@ -24,17 +25,26 @@ class QuantizedAllReduceState:
     ```
 
     Gradients are reduced in buckets of DDP's choice by a thread, while the backward pass goes on.
-    If the training sends or receives from rank to rank itself, give this a group of its own.
+    They travel from rank to rank with tag 0: give each state a group of its own if there are
+    several, or if the training sends or receives from rank to rank itself.
+
+    Rows, which share a scale, are stretches of 256 values of a bucket across its parameters, biases
+    included. The paper's, and those of `benchmarks/quantized`, are the rows of each weight.
 
     The errors of compensation are this rank's own: save `state_dict()` with the checkpoint of each
     rank, or training goes on as if nothing had been lost before.
 
     Args:
         module: the DDP module, or the one in it.
-        codec: of the messages. Four bits need compensation (Quantized Collectives, tables 3 and 4).
+        codec: of the messages. In a ring, four bits need compensation; two cost accuracy in any
+            case (Quantized Collectives, table 3).
         algorithm, group_size: see `quantized_all_reduce`.
         error_compensation: whether what rounding takes away is added to the next gradient.
         group: ranks; None: the default group. Its backend has to send and receive (gloo).
+
+    Raises:
+        ValueError: the ranks do not fit the algorithm, or leave compensation without effect (see
+            `quantized_all_reduce`).
     """
 
     def __init__(
@@ -47,6 +57,9 @@ class QuantizedAllReduceState:
         error_compensation: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        if algorithm == "recursive_doubling":
+            # Better here than in the first backward pass.
+            check_groups(dist.get_world_size(group), group_size, compensated=error_compensation)
         module = (
             module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         )

@@ -3,8 +3,8 @@
 One training step of an EmbeddingBagCollection: forward, backward and the optimizer, which is fused
 into the backward of sharded tables and comes after it for data-parallel ones. The slowest rank
 counts. All plans of a model are in the same processes and take turns step by step, so that what
-the machine does meanwhile hits all alike. Every model is kept as soon as it is done: the same command goes on
-where it stopped.
+the machine does meanwhile hits all alike. Every model is kept as soon as it is done: the same
+command goes on where it stopped.
 """
 
 from __future__ import annotations

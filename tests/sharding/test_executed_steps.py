@@ -19,7 +19,6 @@ from torchrec.distributed.types import ShardingPlan
 from tests.processes import run
 
 
-
 def moved(rank: int, data_parallel_tables: int) -> dict[str, list[list[float]]]:
     """What two steps change in the first two rows of each table that this rank holds."""
     kinds: dict[str, Any] = {f"t{index}": data_parallel() for index in range(data_parallel_tables)}

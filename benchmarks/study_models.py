@@ -24,12 +24,12 @@ from model_report import write_report
 from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent, mape_percent
 from torchrec_bls.sharding.calibration.fit import (
     collectives_of,
+    fit_collective,
     lookups_of,
     retest_percent,
 )
 from torchrec_bls.sharding.calibration.records import read_records
-from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta, fit_imbalance
-from torchrec_bls.sharding.collective_model import AlphaBeta, Sigmoid
+from torchrec_bls.sharding.collective_fit import fit_alpha_beta, held_out_uneven_us
 from torchrec_bls.sharding.lookup_features import as_columns
 from torchrec_bls.sharding.lookup_fit import LookupSamples, fit_lookup, samples_of
 from torchrec_bls.sharding.lookup_model import LookupModel
@@ -138,7 +138,7 @@ def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
     for key, samples in collectives_of(entries).items():
         grid = samples.role == "grid"
         sizes, times = samples.largest_bytes[grid], samples.measured_us[grid]
-        kept, _ = choose_curve(sizes, times)
+        kept = fit_collective(key, samples).curve
         relative = fit_alpha_beta(sizes, times)
         matrix = np.stack([np.ones_like(sizes), sizes], axis=1)
         ordinary = np.linalg.lstsq(matrix, times, rcond=None)[0]
@@ -154,7 +154,7 @@ def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
                 "alpha-beta, ordinary": np.maximum(ordinary[0] + ordinary[1] * largest, 1.0),
             }
             if kind == "uneven":
-                predicted = {"kept": _by_halves(kept, mean, largest, measured), **predicted}
+                predicted = {"kept": held_out_uneven_us(kept, mean, largest, measured), **predicted}
             before, *after = samples.visits_us[:, tested]
             results[f"{' '.join(map(str, key))} ranks, {kind}"] = {
                 "messages": int(tested.sum()),
@@ -163,18 +163,6 @@ def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
                 "models": {name: score([each], [measured]) for name, each in predicted.items()},
             }
     return results
-
-
-def _by_halves(
-    curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, measured: Floats
-) -> Floats:
-    predicted = np.zeros_like(measured)
-    for half in range(2):
-        tested = np.arange(len(measured)) // 2 % 2 == half
-        exponent = fit_imbalance(curve, mean[~tested], largest[~tested], measured[~tested])
-        size = mean[tested] * (largest[tested] / mean[tested]) ** exponent
-        predicted[tested] = curve.microseconds(size)
-    return predicted
 
 
 def _models(direction: str) -> dict[str, Any]:

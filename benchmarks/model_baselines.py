@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 
@@ -25,10 +26,12 @@ Floats = npt.NDArray[np.float64]
 Baseline = Callable[[LookupSamples, LookupSamples], Floats]
 
 _DATA_TYPES = {4: DataType.FP32, 2: DataType.FP16}
-#: Widths and learning rates that the perceptron chooses among, on a part of what it is fitted to.
-_CHOICES = ((32, 3e-3), (64, 3e-3), (128, 1e-3))
-_EPOCHS = 400
-_PATIENCE = 60
+_FOLDS = 5
+_EPOCHS, _LOOK_EVERY = 600, 10
+_LEARNING_RATE, _WEIGHT_DECAY = 1e-2, 0.1
+# Inputs end at so many standard deviations, and predictions at so much beyond what was fitted to:
+# a perceptron of the logarithm is off by powers of ten where it has seen nothing.
+_FARTHEST_INPUT, _FARTHEST_LOG = 4.0, 0.7
 
 
 def torchrec_ms(works: Sequence[LookupWork], direction: str) -> Floats:
@@ -96,18 +99,22 @@ def perceptron(*, reuse_factors: bool) -> Baseline:
     """The paper's MLP (sec. IV-C): a perceptron for each table, summed, and one for the sum.
 
     Rows, dim, pooling, samples and precision of a table, with its reuse factors or else its number
-    of unique rows. Fitted to the logarithm of the time. Width and learning rate are chosen, and
-    training is stopped, on a fifth of what it is fitted to.
+    of unique rows. Fitted to the logarithm of the time. Five of them, each stopped early by
+    another fifth of what they are fitted to; the prediction is their geometric mean.
     """
 
     def predict(fitted: LookupSamples, tested: LookupSamples) -> Floats:
-        ops = len(fitted.measured_us)
-        shuffled = np.random.default_rng(0).permutation(ops)
-        watched = fitted.take(np.sort(shuffled[: ops // 5]))
-        trained = fitted.take(np.sort(shuffled[ops // 5 :]))
-        models = [_train(trained, watched, *choice, reuse_factors) for choice in _CHOICES]
-        _, best = min(models, key=lambda each: each[0])
-        return np.exp(best(tested))
+        shuffled = np.random.default_rng(0).permutation(len(fitted.measured_us))
+        predicted = []
+        for fold in range(_FOLDS):
+            watched = np.sort(shuffled[fold::_FOLDS])
+            trained = np.setdiff1d(shuffled, watched)
+            torch.manual_seed(fold)
+            model = _train(fitted.take(trained), fitted.take(watched), reuse_factors)
+            predicted.append(model(tested))
+        seen = np.log(fitted.measured_us)
+        low, high = seen.min() - _FARTHEST_LOG, seen.max() + _FARTHEST_LOG
+        return np.exp(np.clip(np.mean(predicted, axis=0), low, high))
 
     return predict
 
@@ -139,12 +146,10 @@ def _roofline_terms(c: dict[str, Floats]) -> list[Floats]:
 
 
 class _Perceptron(nn.Module):
-    def __init__(self, columns: int, width: int) -> None:
+    def __init__(self, columns: int) -> None:
         super().__init__()
-        self.table = nn.Sequential(
-            nn.Linear(columns, 2 * width), nn.ReLU(), nn.Linear(2 * width, width), nn.ReLU()
-        )
-        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.table = nn.Sequential(nn.Linear(columns, 128), nn.ReLU(), nn.Linear(128, 32))
+        self.head = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, tables: torch.Tensor, op_of: torch.Tensor, ops: int) -> torch.Tensor:
         seen = self.table(tables)
@@ -154,44 +159,47 @@ class _Perceptron(nn.Module):
 
 
 def _train(
-    trained: LookupSamples, watched: LookupSamples, width: int, rate: float, reuse_factors: bool
-) -> tuple[float, Callable[[LookupSamples], Floats]]:
-    torch.manual_seed(0)
+    trained: LookupSamples, watched: LookupSamples, reuse_factors: bool
+) -> Callable[[LookupSamples], Floats]:
+    """Returns what predicts the logarithm of the time, (ops,)."""
     raw = _columns(trained, reuse_factors)
     mean, deviation = raw.mean(0), raw.std(0) + 1e-6
-    target = torch.from_numpy(np.log(trained.measured_us)).float()
+    target, goal = (
+        torch.from_numpy(np.log(samples.measured_us)).float() for samples in (trained, watched)
+    )
     middle, spread = target.mean(), target.std()
+    model = _Perceptron(raw.shape[1])
 
-    def output(model: _Perceptron, samples: LookupSamples) -> torch.Tensor:
-        tables = torch.from_numpy((_columns(samples, reuse_factors) - mean) / deviation).float()
-        op_of = torch.from_numpy(samples.op_of)
-        result: torch.Tensor = model(tables, op_of, len(samples.measured_us)) * spread + middle
+    def inputs(samples: LookupSamples) -> tuple[torch.Tensor, torch.Tensor, int]:
+        scaled = torch.from_numpy((_columns(samples, reuse_factors) - mean) / deviation).float()
+        limited = scaled.clamp(-_FARTHEST_INPUT, _FARTHEST_INPUT)
+        return limited, torch.from_numpy(samples.op_of), len(samples.measured_us)
+
+    def output(given: tuple[torch.Tensor, torch.Tensor, int]) -> torch.Tensor:
+        result: torch.Tensor = model(*given) * spread + middle
         return result
 
-    model = _Perceptron(raw.shape[1], width)
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, weight_decay=1e-5)
-    goal = torch.from_numpy(np.log(watched.measured_us)).float()
-    best, best_state, since = float("inf"), model.state_dict(), 0
-    for _ in range(_EPOCHS):
+    given, unseen = inputs(trained), inputs(watched)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _EPOCHS)
+    best, best_state = float("inf"), copy.deepcopy(model.state_dict())
+    for epoch in range(1, _EPOCHS + 1):
         optimizer.zero_grad()
-        loss = nn.functional.smooth_l1_loss(output(model, trained), target, beta=0.1)
-        loss.backward()
+        nn.functional.smooth_l1_loss(output(given), target, beta=0.1).backward()
         optimizer.step()
-        with torch.no_grad():
-            error = float((output(model, watched) - goal).abs().mean())
-        since += 1
-        if error < best:
-            best, since = error, 0
-            best_state = {name: value.clone() for name, value in model.state_dict().items()}
-        if since > _PATIENCE:
-            break
+        schedule.step()
+        if epoch % _LOOK_EVERY == 0:
+            with torch.no_grad():
+                error = float((output(unseen) - goal).abs().mean())
+            if error < best:
+                best, best_state = error, copy.deepcopy(model.state_dict())
     model.load_state_dict(best_state)
 
     def predict(samples: LookupSamples) -> Floats:
         with torch.no_grad():
-            return output(model, samples).double().numpy()
+            return output(inputs(samples)).double().numpy()
 
-    return best, predict
+    return predict
 
 
 def _columns(samples: LookupSamples, reuse_factors: bool) -> Floats:

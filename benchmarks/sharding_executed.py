@@ -1,9 +1,10 @@
 """Plans of random models executed at 4 ranks: ours, TorchRec's, Table III's and random ones.
 
-One training step of an EmbeddingBagCollection, forward and backward; the slowest rank counts. All
-plans of a model are in the same processes and take turns step by step, so that what the machine
-does meanwhile hits all alike. Every model is kept as soon as it is done: the same command goes on
-where it stopped.
+One training step of an EmbeddingBagCollection: forward, backward and the optimizer, which is fused
+into the backward of sharded tables and comes after it for data-parallel ones. The slowest rank
+counts. All plans of a model are in the same processes and take turns step by step, so that what
+the machine does meanwhile hits all alike. Every model is kept as soon as it is done: the same
+command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ import torch.multiprocessing as mp
 from common import environment
 from sharding_costs import costs_of
 from sharding_models import TableSpec, ZipfReuse, batch_of, module_of, random_specs
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec_bls.sharding.baselines import TABLE_III, random_plan, table_iii_plan
 from torchrec_bls.sharding.job import Job
 from torchrec_bls.sharding.planner import BLSShardingPlanner
@@ -41,6 +45,7 @@ BACKENDS = ("gloo", "bls")
 _TABLES, _ROWS = (8, 20), (1e3, 2e5)
 _BATCHES, _WARM_UPS = 4, 3
 _DDR = 64 << 30
+_LEARNING_RATE = 0.01
 
 
 def main() -> None:
@@ -112,7 +117,7 @@ def _measure(
 ) -> dict[str, Any]:
     ranks, batch = settings["ranks"], settings["batch"]
     module = module_of(specs)
-    fused = {"learning_rate": 0.01}
+    fused = {"learning_rate": _LEARNING_RATE}
     sharder = (
         BLSEmbeddingBagCollectionSharder(fused_params=fused)
         if backend == "bls"
@@ -156,17 +161,17 @@ def _measure(
             plan=plan,
             sharders=[sharder],
             device=torch.device("cpu"),
-            init_data_parallel=name == "torchrec",
         )
         for name, plan in plans.items()
     }
+    optimizers = {name: optimizer_of(model) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in models}
     order = np.random.default_rng(model)
     for step in range(_WARM_UPS + settings["steps"]):
         names = list(models)
         order.shuffle(names)
         for name in names:
-            elapsed = _step(models[name], batches[step % _BATCHES])
+            elapsed = step_ms(models[name], optimizers[name], batches[step % _BATCHES])
             if step >= _WARM_UPS:
                 times[name].append(elapsed)
     return {
@@ -183,11 +188,26 @@ def _measure(
     }
 
 
-def _step(model: DistributedModelParallel, batch: Any) -> float:
-    """Returns the milliseconds of a step on the slowest rank."""
+def optimizer_of(model: DistributedModelParallel) -> CombinedOptimizer:
+    """Returns what a training loop steps: the fused optimizer, and SGD for what is not fused."""
+    parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
+    optimizers = [model.fused_optimizer]
+    if parameters:  # no plan of ours has any, a data-parallel table is one
+        optimizers.append(
+            KeyedOptimizerWrapper(parameters, lambda each: torch.optim.SGD(each, _LEARNING_RATE))
+        )
+    return CombinedOptimizer(optimizers)
+
+
+def step_ms(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer, batch: KeyedJaggedTensor
+) -> float:
+    """Makes a training step, and returns its milliseconds on the slowest rank."""
     dist.barrier()
     start = time.perf_counter()
+    optimizer.zero_grad()
     model(batch).values().sum().backward()
+    optimizer.step()
     elapsed = torch.tensor((time.perf_counter() - start) * 1e3)
     dist.all_reduce(elapsed, dist.ReduceOp.MAX)
     return elapsed.item()

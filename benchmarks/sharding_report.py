@@ -103,30 +103,37 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 def search_table(results: Sequence[dict[str, Any]]) -> list[str]:
     """Returns planning times, memory and plan quality."""
     lines = [
-        "**Planning**, one core.",
+        "**Planning**, one core, one figure a problem.",
         "",
-        "| tables x ranks | planner | seconds | MiB | step over the lower bound, % |",
-        "|---|---|---|---|---|",
+        "| tables x ranks | memory | planner | seconds | MiB | step over the lower bound, % "
+        "| fullest rank, % |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for tables, ranks, planner in dict.fromkeys(
-        (each["tables"], each["ranks"], each["planner"]) for each in results
-    ):
-        runs = [
-            each
-            for each in results
-            if (each["tables"], each["ranks"], each["planner"]) == (tables, ranks, planner)
+    names = ("tables", "ranks", "memory", "planner")
+    failures = []
+    for key in dict.fromkeys(tuple(each[name] for name in names) for each in results):
+        runs = [each for each in results if tuple(each[name] for name in names) == key]
+        tables, ranks, memory, planner = key
+        failures += [
+            f"{tables} x {ranks}, {memory} memory, {planner}: {run['failure']}"
+            for run in runs
+            if "failure" in run
         ]
-        head = f"| {tables} x {ranks} | {planner} "
-        if any("failure" in run for run in runs):
-            lines.append(f"{head}| {runs[0]['seconds']:.0f}: no result | | |")
-            continue
         cells = [
+            f"{tables} x {ranks}",
+            memory,
+            planner,
             " ".join(f"{run['seconds']:.2f}" for run in runs),
-            f"{max(run['peak_mib'] for run in runs):.0f}",
-            " ".join(f"{100 * run['over_bound']:.1f}" for run in runs),
+            f"{max(run.get('peak_mib', 0) for run in runs):.0f}",
+            " ".join(_percent(run.get("over_bound")) for run in runs),
+            " ".join(_percent(run.get("fullest_rank")) for run in runs),
         ]
-        lines.append(f"{head}| {' | '.join(cells)} |")
-    return ["\n".join(lines)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return ["\n".join(lines), *(f"No result: {each}." for each in dict.fromkeys(failures))]
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.1f}"
 
 
 def _median(model: dict[str, Any], name: str) -> float:

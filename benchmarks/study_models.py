@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,17 @@ import numpy as np
 import numpy.typing as npt
 from common import ROOT, environment, write_json
 from model_baselines import linear, perceptron, roofline, torchrec_estimator
-from model_report import write_report
+from model_report import OURS, OURS_WITH_FACTORS, write_report
 from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent, mape_percent
 from torchrec_bls.sharding.calibration.fit import (
     collectives_of,
+    fit_collective,
     lookups_of,
     retest_percent,
 )
+from torchrec_bls.sharding.calibration.labels import lookup_us
 from torchrec_bls.sharding.calibration.records import read_records
-from torchrec_bls.sharding.collective_fit import choose_curve, fit_alpha_beta, fit_imbalance
-from torchrec_bls.sharding.collective_model import AlphaBeta, Sigmoid
+from torchrec_bls.sharding.collective_fit import fit_alpha_beta, held_out_uneven_us
 from torchrec_bls.sharding.lookup_features import as_columns
 from torchrec_bls.sharding.lookup_fit import LookupSamples, fit_lookup, samples_of
 from torchrec_bls.sharding.lookup_model import LookupModel
@@ -39,8 +41,6 @@ Floats = npt.NDArray[np.float64]
 
 SPLITS = 6
 HELD_OUT = 0.2
-OURS = "analytic x trees, unique rows (ours)"
-OURS_WITH_FACTORS = "analytic x trees, reuse factors (ours)"
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def lookup_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
     for pooled in (True, False):
         for direction in ("forward", "backward"):
             samples = samples_of(measured, direction, pooled)
-            models = _models(direction) if pooled else {}
+            models = _models(direction, pooled)
             predicted: dict[str, list[Floats]] = {
                 name: [] for name in [*models, OURS, OURS_WITH_FACTORS]
             }
@@ -101,8 +101,20 @@ def lookup_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
                 "ops": len(samples.measured_us),
                 "models": {name: score(each, labels) for name, each in predicted.items()},
                 "interval_coverage": float(np.mean(covered)),
+                "retest_gmae_percent": _retest_percent(entries, direction, pooled),
             }
     return results
+
+
+def _retest_percent(entries: list[dict[str, Any]], direction: str, pooled: bool) -> float:
+    first, again = lookups_of(entries), lookups_of(entries, "retest")
+    pairs = [
+        (lookup_us(first[index], direction), lookup_us(entry, direction))
+        for index, entry in again.items()
+        if entry["configuration"]["pooled"] == pooled
+    ]
+    before, after = np.asarray(pairs).T
+    return gmae_percent(after, before)
 
 
 def coverage(model: LookupModel, tested: LookupSamples) -> float:
@@ -132,13 +144,15 @@ def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Scores of curves that are fitted to the sizes that double, on the other sizes.
 
     How unevenness counts is fitted to half of the uneven messages and tested on the other half,
-    both ways.
+    both ways. "all" are the scores of all messages of an operation, by the models that profiles
+    hold.
     """
     results: dict[str, Any] = {}
+    together: defaultdict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
     for key, samples in collectives_of(entries).items():
         grid = samples.role == "grid"
         sizes, times = samples.largest_bytes[grid], samples.measured_us[grid]
-        kept, _ = choose_curve(sizes, times)
+        kept = fit_collective(key, samples).curve
         relative = fit_alpha_beta(sizes, times)
         matrix = np.stack([np.ones_like(sizes), sizes], axis=1)
         ordinary = np.linalg.lstsq(matrix, times, rcond=None)[0]
@@ -154,7 +168,9 @@ def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
                 "alpha-beta, ordinary": np.maximum(ordinary[0] + ordinary[1] * largest, 1.0),
             }
             if kind == "uneven":
-                predicted = {"kept": _by_halves(kept, mean, largest, measured), **predicted}
+                predicted = {"kept": held_out_uneven_us(kept, mean, largest, measured), **predicted}
+            ours = predicted.get("kept", predicted["kept, largest rank"])
+            together[f"{key[0]}, {kind}"].append((ours, measured))
             before, *after = samples.visits_us[:, tested]
             results[f"{' '.join(map(str, key))} ranks, {kind}"] = {
                 "messages": int(tested.sum()),
@@ -162,29 +178,29 @@ def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
                 "retest_gmae_percent": gmae_percent(after[-1], before) if after else None,
                 "models": {name: score([each], [measured]) for name, each in predicted.items()},
             }
-    return results
+    every = {
+        name: score(
+            [np.concatenate([predicted for predicted, _ in pairs])],
+            [np.concatenate([measured for _, measured in pairs])],
+        )
+        for name, pairs in together.items()
+    }
+    return {"by_curve": results, "all": every}
 
 
-def _by_halves(
-    curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, measured: Floats
-) -> Floats:
-    predicted = np.zeros_like(measured)
-    for half in range(2):
-        tested = np.arange(len(measured)) // 2 % 2 == half
-        exponent = fit_imbalance(curve, mean[~tested], largest[~tested], measured[~tested])
-        size = mean[tested] * (largest[tested] / mean[tested]) ** exponent
-        predicted[tested] = curve.microseconds(size)
-    return predicted
-
-
-def _models(direction: str) -> dict[str, Any]:
-    return {
-        "TorchRec's estimator, scale": torchrec_estimator(direction, constant=False),
-        "TorchRec's estimator, scale and constant": torchrec_estimator(direction, constant=True),
+def _models(direction: str, pooled: bool) -> dict[str, Any]:
+    models = {
         "linear, no reuse": linear,
         "roofline, unique rows": roofline,
         "MLP, reuse factors (the paper's)": perceptron(reuse_factors=True),
         "MLP, unique rows": perceptron(reuse_factors=False),
+    }
+    if not pooled:  # TorchRec's estimator is asked about bags
+        return models
+    return {
+        "TorchRec's estimator, scale": torchrec_estimator(direction, constant=False),
+        "TorchRec's estimator, scale and constant": torchrec_estimator(direction, constant=True),
+        **models,
     }
 
 

@@ -107,6 +107,8 @@ class CollectiveModel:
             9 times of 10.
         uneven_interval_log: the same where the ranks' sizes differ.
         calibrated_bytes: smallest and largest message that was measured.
+        held_out_gmae_percent: of messages with equal sizes that nothing was fitted to.
+        uneven_held_out_gmae_percent: the same where the ranks' sizes differ.
     """
 
     operation: str
@@ -117,6 +119,8 @@ class CollectiveModel:
     interval_log: tuple[float, float]
     uneven_interval_log: tuple[float, float]
     calibrated_bytes: tuple[float, float]
+    held_out_gmae_percent: float
+    uneven_held_out_gmae_percent: float
 
     def estimate(self, message_bytes: float, *, even: bool = True) -> Estimate:
         """The time for a message size.
@@ -173,6 +177,8 @@ class CollectiveModel:
             _interval(record["interval_log"]),
             _interval(record["uneven_interval_log"]),
             _interval(record["calibrated_bytes"]),
+            _percent(record["held_out_gmae_percent"]),
+            _percent(record["uneven_held_out_gmae_percent"]),
         )
 
 
@@ -202,3 +208,10 @@ def _interval(pair: Any) -> tuple[float, float]:
     if not (np.isfinite([low, high]).all() and low <= high):
         raise ValueError(f"{[low, high]} is no interval")
     return low, high
+
+
+def _percent(number: Any) -> float:
+    percent = float(number)
+    if not (np.isfinite(percent) and percent >= 0):
+        raise ValueError(f"{percent} is no error in per cent")
+    return percent

@@ -6,10 +6,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .estimates import TableReuse
+from .reuse import REUSE_BINS, TableStatistics
 from .tables import Table, UniformReuse, Workload
 
-_STATISTICS = "pooling_factor"
+_STATISTICS = ("pooling_factor", "unique_rows")
 _LISTS = {"sharding_types"}
 
 
@@ -21,8 +24,10 @@ def read_model(path: Path) -> Workload:
     """Returns the tables that a file describes: {"tables": [{"name": "t", "rows": 9, ...}, ...]}.
 
     The keys are the fields of Table, of which "name", "rows" and "dim" must be there, and
-    "pooling_factor": mean ids per sample, drawn uniformly. A table without it has one id a feature;
-    one warning names those tables.
+    - "pooling_factor": mean ids per sample. A table without it has one id a feature; one warning
+      names those tables.
+    - "unique_rows": distinct rows that so many samples read in the mean, e.g. {"64": 140}, as
+      `ReuseStatistics` counts them. A table without it has its ids drawn uniformly.
 
     Raises:
         ModelFileError: it is no such file, or a table is impossible.
@@ -40,18 +45,15 @@ def read_model(path: Path) -> Workload:
     for number, entry in enumerate(record["tables"]):
         try:
             table = _table(entry)
-            factor = entry.get(_STATISTICS)
-            if factor is None:
+            if entry.get("pooling_factor") is None:
                 assumed.append(table.name)
-            reuse[table.name] = UniformReuse(
-                table.rows, float(table.features if factor is None else factor)
-            )
+            reuse[table.name] = _reuse(table, entry)
         except (TypeError, ValueError) as error:
             raise ModelFileError(f"{path}, table number {number}: {error}") from error
         tables.append(table)
     if assumed:
         warnings.warn(
-            f"no {_STATISTICS} for {len(assumed)} of {len(tables)} tables, the first "
+            f"no pooling_factor for {len(assumed)} of {len(tables)} tables, the first "
             f"'{assumed[0]}': taken is 1 id a feature",
             stacklevel=2,
         )
@@ -68,13 +70,29 @@ def _table(entry: Any) -> Table:
     types |= {"name": str, "rows": int, "dim": int}
     values: dict[str, Any] = {}
     for name, value in entry.items():
-        if name == _STATISTICS:
+        if name in _STATISTICS:
             continue
         if name not in types:
-            raise ValueError(f"'{name}' is none of {', '.join([*types, _STATISTICS])}")
+            raise ValueError(f"'{name}' is none of {', '.join([*types, *_STATISTICS])}")
         if name in _LISTS and isinstance(value, list):
             value = tuple(value)
         if type(value) is not types[name]:
             raise ValueError(f"'{name}' is {value!r}, not of type {types[name].__name__}")
         values[name] = value
     return Table(**values)
+
+
+def _reuse(table: Table, entry: dict[str, Any]) -> TableReuse:
+    factor = entry.get("pooling_factor")
+    pooling_factor = float(table.features if factor is None else factor)
+    counted = entry.get("unique_rows")
+    if counted is None:
+        return UniformReuse(table.rows, pooling_factor)
+    if not isinstance(counted, dict) or not counted:
+        raise ValueError(f"'unique_rows' is {counted!r}, not samples and their distinct rows")
+    pairs = sorted((float(samples), float(unique)) for samples, unique in counted.items())
+    sizes, unique = np.asarray(pairs).T
+    if not (np.isfinite(pairs).all() and sizes[0] > 0 and (unique > 0).all()):
+        raise ValueError(f"'unique_rows' is {counted!r}, not all of it positive")
+    # Costs ask for no reuse factors: no profile has a model of them.
+    return TableStatistics(pooling_factor, sizes, unique, np.zeros(REUSE_BINS), table.rows)

@@ -1,5 +1,6 @@
 """A plan's report as text of at most 100 columns."""
 
+import textwrap
 from collections.abc import Sequence
 
 from .estimates import Estimate
@@ -32,7 +33,11 @@ def as_text(report: PlanReport) -> str:
     ]
     if report.measured_us:
         lines += ["", *_measured(report)]
-    return "\n".join(line[:WIDTH].rstrip() for line in lines)
+    return "\n".join(part for line in lines for part in _wrapped(line))
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * 6) or [""]
 
 
 def _time(time: Estimate) -> str:

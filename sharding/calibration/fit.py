@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accuracy import gmae_percent
-from ..collective_fit import choose_curve, fit_imbalance
+from ..collective_fit import choose_curve, fit_imbalance, held_out_uneven_us
 from ..collective_model import CollectiveModel
 from ..intervals import interval_log
 from ..lookup_fit import LEAST_OPS, fit_lookup, samples_of
@@ -68,7 +68,9 @@ def fit_profile(
         machine=machine,
         optimizer=optimizer,
         lookups=_lookup_models(entries),
-        collectives={key: _collective(key, each) for key, each in collectives_of(entries).items()},
+        collectives={
+            key: fit_collective(key, each) for key, each in collectives_of(entries).items()
+        },
         memory=MemoryCurve(
             *(
                 np.asarray(memory[0][field], dtype=np.float64)
@@ -113,6 +115,46 @@ def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSam
     return {key: _collective_samples(each) for key, each in visits.items()}
 
 
+def fit_collective(key: tuple[str, str, int], samples: CollectiveSamples) -> CollectiveModel:
+    """Fits a collective to the sizes that double, and its intervals to what is held out.
+
+    The drawn sizes only test the curve, and each uneven message the exponent that is fitted to the
+    other half of them: what the model carries as its errors is what `benchmarks/study_models.py`
+    finds.
+
+    Args:
+        key: operation, backend and world size.
+        samples: its messages.
+    """
+    grid, uneven = samples.role == "grid", samples.role == "uneven"
+    between = ~grid & ~uneven
+    sizes, measured = samples.largest_bytes, samples.measured_us
+    curve, errors = choose_curve(sizes[grid], measured[grid])
+    drawn_errors = np.log(measured[between] / curve.microseconds(sizes[between]))
+    errors = np.concatenate([errors, drawn_errors])
+    held_out = drawn_errors if between.any() else errors
+    imbalance, uneven_errors, uneven_held_out = 1.0, errors, held_out
+    if uneven.any():
+        messages = (samples.mean_bytes[uneven], sizes[uneven], measured[uneven])
+        imbalance = fit_imbalance(curve, *messages)
+        uneven_errors = np.log(measured[uneven] / held_out_uneven_us(curve, *messages))
+        uneven_held_out = uneven_errors
+    return CollectiveModel(
+        *key,
+        curve,
+        imbalance,
+        interval_log(errors),
+        interval_log(uneven_errors),
+        (float(sizes[~uneven].min()), float(sizes[~uneven].max())),
+        _gmae(held_out),
+        _gmae(uneven_held_out),
+    )
+
+
+def _gmae(errors: Floats) -> float:
+    return round(gmae_percent(np.exp(-errors), np.ones_like(errors)), 2)
+
+
 def retest_percent(entries: Entries) -> dict[str, float]:
     """How much two measurements of the same differ, GMAE in per cent, by what was measured."""
     first, again = lookups_of(entries), lookups_of(entries, "retest")
@@ -144,28 +186,6 @@ def _lookup_models(entries: Entries) -> dict[tuple[bool, str], LookupModel]:
             f"the calibration measured fewer than {LEAST_OPS} pooled lookups: give it more minutes"
         )
     return models
-
-
-def _collective(key: tuple[str, str, int], samples: CollectiveSamples) -> CollectiveModel:
-    even = samples.role != "uneven"
-    sizes = samples.largest_bytes[even]
-    curve, errors = choose_curve(sizes, samples.measured_us[even])
-    interval = uneven_interval = interval_log(errors)
-    imbalance = 1.0
-    if not even.all():
-        mean, largest = samples.mean_bytes[~even], samples.largest_bytes[~even]
-        measured = samples.measured_us[~even]
-        imbalance = fit_imbalance(curve, mean, largest, measured)
-        predicted = curve.microseconds(mean * (largest / mean) ** imbalance)
-        uneven_interval = interval_log(np.log(measured / predicted))
-    return CollectiveModel(
-        *key,
-        curve,
-        imbalance,
-        interval,
-        uneven_interval,
-        (float(sizes.min()), float(sizes.max())),
-    )
 
 
 def _collective_samples(visits: list[list[dict[str, Any]]]) -> CollectiveSamples:

@@ -26,7 +26,8 @@ class Records:
         machine: that measures.
 
     Raises:
-        ProfileError: the file is of other settings, of another machine, or not such a file.
+        ProfileError: the file is of other settings, another processor, other cores or other
+            versions of what is measured, or not such a file.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], machine: Machine) -> None:
@@ -35,11 +36,17 @@ class Records:
         self.entries: list[dict[str, Any]] = []
         if path.exists():
             head, *self.entries = _read(path)
-            there = {name: head.get(name) for name in header}
-            if there != header or head["machine"]["cpu"] != machine.cpu:
+            there = {**head, **head.get("machine", {})}
+            here = {**header, "cpu": machine.cpu, "cores": machine.cores}
+            here["versions"] = machine.versions
+            other = [
+                f"{name} {there.get(name)}, not {value}"
+                for name, value in here.items()
+                if there.get(name) != value
+            ]
+            if other:
                 raise ProfileError(
-                    f"{path} holds other measurements ({there['settings']} on"
-                    f" {head.get('machine', {}).get('cpu')}): remove it to start anew"
+                    f"{path} holds other measurements ({'; '.join(other)}): remove it to start anew"
                 )
             path.write_text("".join(_line(entry) for entry in [head, *self.entries]))
         else:

@@ -43,7 +43,7 @@ class Settings:
         minutes: of measuring, all starts together.
         memory_bytes: what the tables of a lookup, and the buffers of a collective, may take.
         optimizer: FBGEMM's name of the optimizer in the backward.
-        world_sizes: of the collectives.
+        world_sizes: of the collectives, each at least 2.
         between: drawn sizes of each collective besides those that double.
         uneven: uneven all-to-alls for each world size.
         seed: of everything that is drawn.
@@ -56,6 +56,13 @@ class Settings:
     between: int = 8
     uneven: int = 12
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for world sizes that nothing can be measured among."""
+        if not self.world_sizes or min(self.world_sizes) < 2:
+            raise ValueError(
+                f"collectives among {self.world_sizes} ranks: name world sizes of at least 2"
+            )
 
 
 def measurements_of(profile: Path) -> Path:

@@ -93,6 +93,8 @@ def small_profile() -> Profile:
             (-0.1, 0.1),
             (-0.2, 0.2),
             (64.0, 2.0**20),
+            5.0,
+            8.0,
         )
         for operation in ("all_to_all", "all_reduce")
         for backend in ("gloo", "bls")

@@ -1,10 +1,13 @@
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torchrec_bls.sharding.calibration import lookups
 from torchrec_bls.sharding.calibration import run as calibration
+from torchrec_bls.sharding.calibration.labels import lookup_us
 from torchrec_bls.sharding.calibration.records import Records, read_records
 from torchrec_bls.sharding.costs import ProfiledCosts
 from torchrec_bls.sharding.estimates import LookupWork
@@ -56,16 +59,34 @@ def what(entry: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(entry.get(name) for name in names)
 
 
-def test_measurements_of_another_machine_or_other_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 2}, "settings {'seed': 1}, not {'seed': 2}"),
+        ({"cpu": "another"}, "cpu a processor, not another"),
+        ({"cores": 3}, "cores 2, not 3"),
+        ({"versions": {"torch": "3"}}, "versions {'torch': '2'}, not {'torch': '3'}"),
+    ],
+)
+def test_measurements_of_another_machine_or_other_settings(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
     path = tmp_path / "m.jsonl"
-    machine = Machine("cpu", "a processor", 2, 2**30)
+    machine = Machine("cpu", "a processor", 2, 2**30, versions={"torch": "2"})
     Records(path, {"seed": 1}, machine).add("lookup", 0.5, {"index": 3})
     again = Records(path, {"seed": 1}, machine)
     assert again.of("lookup")[0]["index"] == 3
     assert again.seconds("lookup") == 0.5
-    for settings, cpu in (({"seed": 2}, "a processor"), ({"seed": 1}, "another")):
-        with pytest.raises(ProfileError, match="remove it to start anew"):
-            Records(path, settings, Machine("cpu", cpu, 2, 2**30))
+    settings = {"seed": change.pop("seed", 1)}
+    with pytest.raises(ProfileError, match=f"{re.escape(said)}.*remove it to start anew"):
+        Records(path, settings, dataclasses.replace(machine, **change))
+
+
+def test_a_lookups_label_by_hand() -> None:
+    # No repeat decides alone: neither the luckiest nor the one that something disturbed.
+    entry = {"forward_us": [1.0, 10.0, 100.0], "backward_us": [2.0, 8.0]}
+    assert lookup_us(entry, "forward") == pytest.approx(10.0)
+    assert lookup_us(entry, "backward") == pytest.approx(4.0)
 
 
 def test_measurements_that_are_damaged(tmp_path: Path) -> None:
@@ -78,6 +99,24 @@ def test_measurements_that_are_damaged(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(ProfileError, match="is no torchrec-bls measurements"):
         read_records(path)
+
+
+def test_the_command_measures_the_world_sizes_that_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[calibration.Settings] = []
+
+    def calibrate(out: Path, name: str, settings: calibration.Settings) -> None:
+        asked.append(settings)
+        raise ProfileError("that was all")
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    command = ["calibrate", "--out", str(tmp_path / "profile.json")]
+    for more in ([], ["--world-sizes", "3", "8"]):
+        assert run([*command, *more]) == 1
+    assert [settings.world_sizes for settings in asked] == [(2, 4), (3, 8)]
+    assert run([*command, "--world-sizes", "1"]) == 1
+    assert "world sizes of at least 2" in capsys.readouterr().err
 
 
 def test_the_command_refuses_another_kind_of_file(

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec_bls.sharding.accuracy import gmae_percent, mape_percent
+from torchrec_bls.sharding.calibration.fit import CollectiveSamples, fit_collective
 from torchrec_bls.sharding.collective_fit import (
     choose_curve,
     fit_alpha_beta,
     fit_imbalance,
     fit_sigmoid,
+    held_out_uneven_us,
 )
 from torchrec_bls.sharding.collective_model import (
     AlphaBeta,
@@ -110,6 +112,39 @@ def test_the_imbalance_is_recovered(planted: float) -> None:
     assert fit_imbalance(SIGMOID, mean, largest, noisy) == pytest.approx(planted, abs=0.1)
 
 
+def test_the_papers_rule_stays_where_another_exponent_gains_nothing() -> None:
+    random = np.random.default_rng(0)
+    mean = 2.0 ** random.uniform(14, 24, 12)
+    largest = mean * random.uniform(1, 1.1, 12)
+    noisy = SIGMOID.microseconds(largest) * np.exp(random.normal(0, 0.1, 12))
+    assert fit_imbalance(SIGMOID, mean, largest, noisy) == 1.0
+
+
+def test_uneven_messages_are_predicted_without_themselves() -> None:
+    random = np.random.default_rng(0)
+    mean = 2.0 ** random.uniform(14, 24, 12)
+    # The two halves contradict each other: each is predicted by what the other one says.
+    first = np.arange(12) // 2 % 2 == 0
+    largest = 2 * mean
+    us = np.where(first, SIGMOID.microseconds(mean), SIGMOID.microseconds(largest))
+    predicted = held_out_uneven_us(SIGMOID, mean, largest, us)
+    assert predicted[first] == pytest.approx(SIGMOID.microseconds(largest[first]))
+    assert predicted[~first] == pytest.approx(SIGMOID.microseconds(mean[~first]))
+
+
+def test_a_fitted_collective_has_seen_no_drawn_size() -> None:
+    drawn = SIZES[2:-2] * 1.3
+    sizes = np.concatenate([SIZES, drawn])
+    role = np.asarray(["grid"] * len(SIZES) + ["between"] * len(drawn))
+    # Drawn sizes take twice as long as the curve through the others, and no model may know it.
+    us = (120.0 + 4e-4 * sizes) * np.where(role == "grid", 1.0, 2.0)
+    samples = CollectiveSamples(role, sizes, sizes, us, us[None])
+    model = fit_collective(("all_reduce", "gloo", 2), samples)
+    assert model.curve.microseconds(drawn) == pytest.approx(us[len(SIZES) :] / 2, rel=1e-3)
+    assert model.held_out_gmae_percent == pytest.approx(50, abs=0.1)
+    assert model.interval_log[1] == pytest.approx(np.log(2), abs=1e-3)
+
+
 def test_beyond_the_largest_message_the_interval_widens() -> None:
     model = CollectiveModel(
         "all_to_all",
@@ -120,6 +155,8 @@ def test_beyond_the_largest_message_the_interval_widens() -> None:
         (-0.1, 0.1),
         (-0.3, 0.3),
         (64.0, 2.0**20),
+        5.0,
+        8.0,
     )
     inside, outside = model.estimate(2.0**20), model.estimate(2.0**22)
     assert inside.high / inside.microseconds == pytest.approx(np.exp(0.1))
@@ -131,7 +168,7 @@ def test_beyond_the_largest_message_the_interval_widens() -> None:
 @pytest.mark.parametrize("curve", [AlphaBeta(1.5, 2e-3), SIGMOID])
 def test_json_gives_the_same_collective_back(curve: AlphaBeta | Sigmoid) -> None:
     model = CollectiveModel(
-        "all_reduce", "bls", 2, curve, 0.3, (-0.1, 0.2), (-0.3, 0.4), (64.0, 1e6)
+        "all_reduce", "bls", 2, curve, 0.3, (-0.1, 0.2), (-0.3, 0.4), (64.0, 1e6), 5.0, 8.0
     )
     assert CollectiveModel.from_json(json.loads(json.dumps(model.as_json()))) == model
 
@@ -147,6 +184,9 @@ def test_json_gives_the_same_collective_back(curve: AlphaBeta | Sigmoid) -> None
 )
 def test_curves_that_cannot_be_are_refused(change: dict[str, float]) -> None:
     bad = dataclasses.replace(SIGMOID, **change)
-    model = CollectiveModel("all_reduce", "bls", 2, bad, 1.0, (0.0, 0.0), (0.0, 0.0), (64.0, 1e6))
+    interval = (0.0, 0.0)
+    model = CollectiveModel(
+        "all_reduce", "bls", 2, bad, 1.0, interval, interval, (64.0, 1e6), 5.0, 8.0
+    )
     with pytest.raises(ValueError, match="a curve"):
         CollectiveModel.from_json(model.as_json())

@@ -41,13 +41,13 @@ def test_tables_of_executed_plans() -> None:
 
 
 def test_table_of_planning() -> None:
-    problem = {"tables": 20, "ranks": 4}
-    ours = {"planner": "ours", "seconds": 0.5, "peak_mib": 300.4, "over_bound": 0.034}
-    (table,) = search_table(
-        [
-            problem | ours,
-            problem | {"planner": "torchrec", "seconds": 120.0, "failure": "no result"},
-        ]
+    problem = {"tables": 20, "ranks": 4, "memory": "little"}
+    ours = {"planner": "ours", "peak_mib": 300.4, "over_bound": 0.034, "fullest_rank": 0.99}
+    theirs = {"planner": "torchrec", "peak_mib": 99.0, "over_bound": 0.5, "fullest_rank": 0.7}
+    failed = {"planner": "torchrec", "seconds": 60.0, "failure": "no result in 60 s"}
+    table, failure = search_table(
+        [problem | ours | {"seconds": 0.5}, problem | theirs | {"seconds": 2.0}, problem | failed]
     )
-    assert "| 20 x 4 | ours | 0.50 | 300 | 3.4 |" in table
-    assert "| 20 x 4 | torchrec | 120: no result | | |" in table
+    assert "| 20 x 4 | little | ours | 0.50 | 300 | 3.4 | 99.0 |" in table
+    assert "| 20 x 4 | little | torchrec | 2.00 60.00 | 99 | 50.0 none | 70.0 none |" in table
+    assert failure == "No result: 20 x 4, little memory, torchrec: no result in 60 s."

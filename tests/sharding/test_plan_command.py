@@ -1,9 +1,12 @@
 """`torchrec-bls plan` on files good and bad."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from torchrec_bls.sharding.model_file import read_model
+from torchrec_bls.sharding.tables import UniformReuse
 
 from tests.sharding.synthetic import small_profile
 from torchrec_bls.cli.main import run
@@ -49,6 +52,9 @@ def test_prints_and_writes(files: Path, capsys: pytest.CaptureFixture[str]) -> N
         ([{"name": "t", "rows": 9, "dim": 4, "colour": 1}], "'colour' is none of name, rows"),
         ([TABLES[0], TABLES[0]], "there twice"),
         ([{**TABLES[0], "pooling_factor": -1}], "pooling factor is -1"),
+        ([{**TABLES[0], "unique_rows": 7}], "not samples and their distinct rows"),
+        ([{**TABLES[0], "unique_rows": {"64": 0}}], "not all of it positive"),
+        ([{**TABLES[0], "unique_rows": {"many": 9}}], "could not convert"),
         ([{**TABLES[0], "sharding_types": ["diagonal"]}], "chooses among"),
         ([{**TABLES[0], "rows": 10**9, "sharding_types": ["table_wise"]}], "short by"),
     ],
@@ -74,3 +80,33 @@ def test_missing_statistics_are_said(files: Path) -> None:
     (files / "model.json").write_text(json.dumps({"tables": tables}))
     with pytest.warns(UserWarning, match="no pooling_factor for 1 of 1 tables, the first 'users'"):
         assert plan(files) == 0
+
+
+def test_unique_rows_are_the_tables_statistics(files: Path) -> None:
+    counted = {**TABLES[0], "unique_rows": {"64": 40, "256": 80}}
+    (files / "model.json").write_text(json.dumps({"tables": [counted, TABLES[1]]}))
+    workload = read_model(files / "model.json")
+    users, items = (workload.reuse_of(table) for table in workload.tables)
+    assert [users.unique_rows(samples) for samples in (64, 128, 256)] == pytest.approx(
+        [40, 40 * 2**0.5, 80]
+    )
+    assert users.pooling_factor == 2.5
+    assert items == UniformReuse(9000, 8.0)
+
+
+@pytest.mark.parametrize("kind", ["json", "html", "png"])
+def test_a_report_that_cannot_be_written(
+    files: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(files, f"--{kind}={files / 'nowhere' / 'plan'}") == 1
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_figure_without_matplotlib(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert plan(files, f"--png={files / 'plan.png'}") == 1
+    assert "matplotlib" in capsys.readouterr().err

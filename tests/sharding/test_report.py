@@ -37,6 +37,10 @@ def test_text_fits_and_names_everything(ranks: int) -> None:
     for name in ("t0", "t1", "t2", "<b>&longlong", "few"):
         assert any(line.startswith(name) for line in lines)
     assert any("1,000,000,000 x 256" in line for line in lines)
+    words = " ".join(as_text(report).split())
+    for decision in report.decisions:
+        assert f"{decision.reason}; runner-up {decision.runner_up}, " in words
+        assert f"{decision.runner_up_us:+,.1f} us" in words
     assert sum(line.strip().startswith(f"{ranks - 1} ") for line in lines) == 1 or ranks > 32
 
 

@@ -41,6 +41,14 @@ def add_command(commands: Any) -> None:
         default=OPTIMIZERS[0],
         help="that the backward includes (default: %(default)s)",
     )
+    parser.add_argument(
+        "--world-sizes",
+        type=int,
+        nargs="+",
+        default=(2, 4),
+        metavar="RANKS",
+        help="among how many ranks collectives are measured (default: 2 4)",
+    )
     parser.set_defaults(command=_calibrate)
 
 
@@ -62,6 +70,7 @@ def _calibrate(options: argparse.Namespace) -> int:
             minutes=options.minutes,
             memory_bytes=int(options.memory_gib * 2**30),
             optimizer=options.optimizer,
+            world_sizes=tuple(options.world_sizes),
         )
         profile = calibrate(options.out, name, settings)
     except (ProfileError, RankError, ValueError) as error:

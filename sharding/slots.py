@@ -34,8 +34,8 @@ def balanced_slots(problem: Problem) -> float:
 
 
 def _slots(problem: Problem, ids: float, rows: float) -> float:
-    ways_back = 2 if problem.job.training else 1
-    return slots_bytes(problem.job, ids) + ways_back * slots_bytes(problem.job, rows)
+    job = problem.job
+    return slots_bytes(job, ids) + job.ways_of_rows * slots_bytes(job, rows)
 
 
 def memory_for_shards(problem: Problem, slots: float) -> NDArray[np.float64]:

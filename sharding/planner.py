@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner.constants import BATCH_SIZE
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
@@ -34,7 +34,7 @@ from .tables import Workload
 from .torchrec_plan import to_sharding_plan
 from .torchrec_tables import workload_of
 
-# As in TorchRec: of HBM; DDR is the user's to say.
+# Of HBM, as in TorchRec's planner.
 _RESERVED_SHARE = 0.15
 
 
@@ -48,7 +48,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     Args:
         topology: of the ranks; None makes TorchRec's default one.
         batch_size: samples per rank and step.
-        storage_reservation: what is kept free. By default 15 % of HBM.
+        storage_reservation: what is kept free. By default as in TorchRec's planner: dense parameters
+            with gradients and optimizer, batches of ids, and 15 % of HBM.
         constraints: by name of the table.
         costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")). None plans with a
             profile that ships, of a machine that is hardly this one, and warns.
@@ -79,9 +80,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             compute_device=get_device_type(),
         )
         self._batch_size = batch_size or BATCH_SIZE
-        self._reservation = storage_reservation or FixedPercentageStorageReservation(
-            _RESERVED_SHARE
-        )
+        self._reservation = storage_reservation or _torchrecs_reservation()
         self._constraints = constraints
         self._costs = _shipped_costs() if costs is None else costs
         self._reuse = reuse
@@ -153,6 +152,13 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             cores_per_host=self._cores_per_host,
             memory_kind="DDR" if on_cpu else "HBM",
         )
+
+
+def _torchrecs_reservation() -> StorageReservation:
+    with warnings.catch_warnings():
+        # That it reserves much for models on the meta device, TorchRec logs at every plan as well.
+        warnings.simplefilter("ignore", FutureWarning)
+        return HeuristicalStorageReservation(_RESERVED_SHARE)
 
 
 def _shipped_costs() -> ProfiledCosts:

@@ -12,6 +12,7 @@ from torchrec.distributed.planner.types import (
     PlannerErrorType,
 )
 from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from .estimates import TableReuse
 from .tables import (
@@ -127,7 +128,9 @@ def _table(
         raise _contradiction(
             f"table '{name}': min_partition is {asked.min_partition}, but it has {dim} columns"
         )
-    per_row, per_weight = _optimizer_bytes(sharder)
+    per_row, per_weight = _OPTIMIZER_BYTES.get(
+        optimizer_of(sharder, parameter), _UNKNOWN_OPTIMIZER_BYTES
+    )
     return Table(
         name=name,
         rows=rows,
@@ -170,13 +173,23 @@ def _types(
     return tuple(types)
 
 
-def _optimizer_bytes(sharder: Any) -> tuple[int, int]:
-    optimizer = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
-    if optimizer is None:
-        return _OPTIMIZER_BYTES["exact_sgd"]
-    return _OPTIMIZER_BYTES.get(
-        str(getattr(optimizer, "value", optimizer)), _UNKNOWN_OPTIMIZER_BYTES
-    )
+def optimizer_of(sharder: Any, parameter: nn.Parameter) -> str:
+    """Returns FBGEMM's name of a table's optimizer, "unknown" for one that TorchRec doesn't fuse.
+
+    As TorchRec does: what `apply_optimizer_in_backward` left at the parameter, then the sharder's
+    fused_params, then FBGEMM's default.
+    """
+    (kwargs,) = getattr(parameter, "_optimizer_kwargs", [{}])
+    (optimizer_class,) = getattr(parameter, "_optimizer_classes", [None])
+    fused = getattr(sharder, "fused_params", None) or {}
+    optimizer = kwargs.get("optimizer")
+    if optimizer is None and optimizer_class is not None:
+        try:
+            optimizer = optimizer_type_to_emb_opt_type(optimizer_class)
+        except ValueError:
+            return "unknown"
+    optimizer = optimizer or fused.get("optimizer") or "exact_sgd"
+    return str(getattr(optimizer, "value", optimizer))
 
 
 def _statistics(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -18,6 +19,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec_bls.sharding.planner import BLSShardingPlanner
 from torchrec_bls.sharding.tables import UniformReuse
 from torchrec_bls.sharding.torchrec_estimator import calibrated_torchrec_planner
@@ -200,6 +202,29 @@ def test_memory_decides_and_errors_say_what_binds() -> None:
     with pytest.raises(PlannerError, match=r"table 't0' .table_wise, .*short by") as caught:
         planned(large, topology=topology(ddr=6 * MIB), constraints=whole)
     assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_of_state"),
+    [(torch.optim.SGD, (0, 0)), (torch.optim.Adam, (0, 8)), (RowWiseAdagrad, (4, 0))],
+)
+def test_optimizers_applied_in_the_backward_take_memory(
+    optimizer: type[torch.optim.Optimizer], bytes_of_state: tuple[int, int]
+) -> None:
+    module = bags([100])
+    _apply_optimizer_in_backward(optimizer, module.parameters(), {"lr": 0.1})
+    with pytest.warns(UserWarning, match="no reuse statistics"):
+        (table,) = workload_of(module, SHARDERS, "cpu", 1).tables
+    assert (table.optimizer_bytes_per_row, table.optimizer_bytes_per_weight) == bytes_of_state
+
+
+def test_dense_parameters_are_kept_free() -> None:
+    # 8 MiB of weights, and 1 MiB of dense ones that TorchRec counts 6 times.
+    model = nn.ModuleDict({"bags": bags([65536]), "dense": nn.Linear(512, 512, device="meta")})
+    asked = {"t0": ParameterConstraints(sharding_types=["table_wise"])}
+    planned(model, topology=topology(ddr=16 * MIB), constraints=asked)
+    with pytest.raises(PlannerError, match="table 't0'"):
+        planned(model, topology=topology(ddr=13 * MIB), constraints=asked)
 
 
 def test_table_row_wise_over_two_hosts() -> None:

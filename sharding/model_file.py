@@ -43,7 +43,7 @@ def read_model(path: Path) -> Workload:
             factor = entry.get(_STATISTICS)
             if factor is None:
                 assumed.append(table.name)
-            reuse[table.name] = UniformReuse(
+            reuse[table.path] = UniformReuse(
                 table.rows, float(table.features if factor is None else factor)
             )
         except (TypeError, ValueError) as error:

@@ -48,12 +48,13 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     Args:
         topology: of the ranks; None makes TorchRec's default one.
         batch_size: samples per rank and step.
-        storage_reservation: what is kept free. By default as in TorchRec's planner: dense parameters
-            with gradients and optimizer, batches of ids, and 15 % of HBM.
+        storage_reservation: what is kept free. By default as in TorchRec's planner: dense
+            parameters with gradients and optimizer, batches of ids, and 15 % of HBM.
         constraints: by name of the table.
         costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")). None plans with a
             profile that ships, of a machine that is hardly this one, and warns.
-        reuse: statistics by name of the table, e.g. ReuseStatistics.from_batches(...).
+        reuse: statistics by table ("module.table", or its name where just one has it) or by
+            feature, e.g. ReuseStatistics.from_batches(batches).
         backend: of the exchanges: "bls" for the bounded-lag sharders, "gloo" for TorchRec's own.
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.

@@ -60,7 +60,7 @@ def random_workload(
         rows = int(10 ** random.uniform(2, np.log10(largest)))
         dim, module = int(random.choice([32, 64, 128])), f"m{index % modules}"
         made.append(Table(f"t{index}", rows, dim, module, sharding_types=tuple(types)))
-        reuse[f"t{index}"] = UniformReuse(rows, float(random.uniform(0.5, 20)))
+        reuse[made[-1].path] = UniformReuse(rows, float(random.uniform(0.5, 20)))
     return Workload(made, reuse)
 
 

@@ -20,7 +20,9 @@ from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec_bls.sharding.costs import ProfiledCosts
 from torchrec_bls.sharding.planner import BLSShardingPlanner
+from torchrec_bls.sharding.reuse import ReuseStatistics
 from torchrec_bls.sharding.tables import UniformReuse
 from torchrec_bls.sharding.torchrec_estimator import calibrated_torchrec_planner
 from torchrec_bls.sharding.torchrec_plan import from_sharding_plan
@@ -29,6 +31,7 @@ from torchrec_bls.sharding.torchrec_tables import workload_of
 from tests.distributed.models import shard_model
 from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts
+from tests.sharding.synthetic import small_profile
 from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 SHARDERS = [BLSEmbeddingBagCollectionSharder(), BLSEmbeddingCollectionSharder()]
@@ -242,6 +245,45 @@ def test_statistics_are_used_and_nothing_is_said() -> None:
         ours = planner(reuse=reuse)
         ours.plan(bags([100, 100]), SHARDERS)
     assert ours.report().rating.step.microseconds > 0
+
+
+def test_statistics_of_batches_are_those_of_the_features_tables() -> None:
+    statistics = ReuseStatistics.from_batches([ids_of(0)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        workload = workload_of(Model(), SHARDERS, "cpu", 1, reuse=statistics)
+    for table in workload.tables:
+        assert workload.reuse_of(table) is statistics[f"f{table.name[1:]}"]
+    # f0 reads rows that table t0 of 2 rows lacks: more than there are it can't read.
+    cut = bags([2, 70, 100, 130])
+    ours = planner(costs=ProfiledCosts(small_profile()), reuse=statistics)
+    ours.plan(cut, SHARDERS)
+    assert ours.report().rating.step.microseconds > 0
+
+
+def test_features_of_one_table_count_together() -> None:
+    config = EmbeddingBagConfig(
+        name="t", embedding_dim=16, num_embeddings=100, feature_names=["a", "b"]
+    )
+    module = EmbeddingBagCollection(device=torch.device("meta"), tables=[config])
+    parts = {"a": UniformReuse(100, 2.0), "b": UniformReuse(100, 3.0)}
+    workload = workload_of(module, SHARDERS, "cpu", 1, reuse=parts)
+    joint = workload.reuse_of(workload.tables[0])
+    assert joint.pooling_factor == 5.0
+    assert joint.unique_rows(1) == pytest.approx(sum(p.unique_rows(1) for p in parts.values()))
+
+
+def test_tables_of_one_name_have_their_own_statistics() -> None:
+    module = nn.ModuleDict({"left": bags([100]), "right": bags([50])})
+    reuse = {"left.t0": UniformReuse(100, 2.0), "right.t0": UniformReuse(50, 3.0)}
+    workload = workload_of(module, SHARDERS, "cpu", 1, reuse=reuse)
+    assert [workload.reuse_of(table).pooling_factor for table in workload.tables] == [2.0, 3.0]
+    with pytest.warns(UserWarning) as caught:
+        workload_of(
+            module, SHARDERS, "cpu", 1, reuse={"t0": UniformReuse(100), "t9": reuse["left.t0"]}
+        )
+    assert "['t0', 't9']" in str(caught[0].message)
+    assert "no reuse statistics for 2 of 2 tables" in str(caught[1].message)
 
 
 def test_without_costs_it_plans_as_another_machine_would_and_says_so() -> None:

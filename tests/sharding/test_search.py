@@ -189,7 +189,7 @@ def any_problem(draw: st.DrawFn) -> tuple[Workload, Job]:
             sharding_types=tuple(sorted(types)),
         )
         tables.append(table)
-        reuse[table.name] = UniformReuse(table.rows, draw(st.floats(0, 8)))
+        reuse[table.path] = UniformReuse(table.rows, draw(st.floats(0, 8)))
     training = draw(st.booleans())
     job = Job(
         ranks,

@@ -15,7 +15,7 @@ from .local_search import improve, polish
 from .lower_bound import lower_bound
 from .options import Problem
 from .placement import Placement
-from .slots import balanced_slots, memory_for_shards, slots_of
+from .slots import least_slots, memory_for_shards, slots_of
 from .tables import COLUMN_WISE, PlacedTable
 
 # When options are chosen, shards of at most these shares of the lower bound are tried.
@@ -55,9 +55,11 @@ def search(problem: Problem) -> Found:
     Raises:
         InfeasiblePlanError: none was found that fits into the memory.
     """
-    slots = balanced_slots(problem)
+    slots, bound = least_slots(problem), np.inf
     for _ in range(_ATTEMPTS):
-        placement, bound = _search_beside(problem, slots)
+        placement, its_bound = _search_beside(problem, slots)
+        # The first attempt's holds for all plans, the others' for those with as many slots.
+        bound = min(bound, its_bound)
         used = slots_of(placement)
         if np.all(placement.memory <= memory_for_shards(problem, used)):
             break

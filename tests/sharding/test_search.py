@@ -124,14 +124,15 @@ def test_any_plan_costs_what_its_rating_predicts(imbalance: float) -> None:
             assert placement.cost == pytest.approx(step_of(plan, workload, job, costs))
 
 
+@pytest.mark.parametrize("backend", ["gloo", "bls"])
 @pytest.mark.parametrize("seed", range(4))
-def test_bound_holds_where_memory_is_scarce(seed: int) -> None:
+def test_bound_holds_where_memory_is_scarce(seed: int, backend: str) -> None:
     workload = random_workload(seed, 3)
-    roomy_job = roomy(2, backend="gloo")
+    roomy_job = roomy(2, backend=backend)
     plans = all_plans(make_problem(workload, roomy_job, COSTS))
     needs = np.array([used(plan, roomy_job, workload) for plan in plans])
     memory = int(np.quantile(needs, 0.1))
-    job = Job(2, 64, [memory] * 2, backend="gloo")
+    job = Job(2, 64, [memory] * 2, backend=backend)
     fitting = [plan for plan, need in zip(plans, needs, strict=True) if need <= memory]
     best = min(rate(plan, workload, job, COSTS).step.microseconds for plan in fitting)
     found = search(make_problem(workload, job, COSTS))

@@ -141,6 +141,10 @@ class Problem:
         return np.searchsorted(self.option_table, np.arange(len(self.tables)))
 
 
+class NoOptionError(ValueError):
+    """A table can't be sharded in any of the ways that are left to it."""
+
+
 def options_of(index: int, table: Table, job: Job) -> list[Option]:
     """Returns the ways of sharding a table, the one with fewest shards of each type first."""
     options = []
@@ -184,13 +188,13 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
     """Returns the search's problem of planning `workload` for `job` at the costs of `model`.
 
     Raises:
-        ValueError: a table has no option at all.
+        NoOptionError: a table has no option at all.
     """
     options: list[Option] = []
     for index, table in enumerate(workload.tables):
         its_options = options_of(index, table, job)
         if not its_options:
-            raise ValueError(
+            raise NoOptionError(
                 f"table '{table.name}' of {table.rows} rows can't be sharded "
                 f"{' or '.join(table.sharding_types)} over {job.ranks} ranks: fewer rows than "
                 "ranks leave shards empty. Allow another sharding type"

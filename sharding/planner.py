@@ -26,7 +26,7 @@ from .costs import ProfiledCosts
 from .estimates import AdditiveCosts, TableReuse
 from .infeasible import InfeasiblePlanError
 from .job import Job
-from .options import make_problem
+from .options import NoOptionError, make_problem
 from .profile import load_profile, shipped_profiles
 from .report import PlanReport, make_report
 from .search import Found, search
@@ -107,6 +107,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             found = search(make_problem(workload, job, self._costs))
         except InfeasiblePlanError as error:
             raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+        except NoOptionError as error:
+            raise PlannerError(str(error), PlannerErrorType.STRICT_CONSTRAINTS) from error
         self._last = workload, found
         return to_sharding_plan(found.plan, self._topology, self._constraints)
 
@@ -116,13 +118,36 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Plans on rank 0 and returns that plan on all ranks of `pg`, the default group if None."""
+        """Plans on rank 0 and returns that plan on all ranks of `pg`, the default group if None.
+
+        Raises:
+            PlannerError, ValueError: what `plan` raises on rank 0, on all ranks.
+            RuntimeError: there is no process group, or planning failed otherwise.
+        """
         group = pg or dist.group.WORLD
         if group is None:
             raise RuntimeError("collective_plan needs a process group; plan goes without")
-        return invoke_on_rank_and_broadcast_result(
-            group, 0, self.plan, module, sharders or get_default_sharders()
+        plan, error = invoke_on_rank_and_broadcast_result(
+            group, 0, self._plan_or_error, module, sharders or get_default_sharders()
         )
+        if error is not None:
+            raise error
+        assert plan is not None
+        return plan
+
+    def _plan_or_error(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> tuple[ShardingPlan | None, Exception | None]:
+        """Returns a plan or why there is none: the other ranks wait for one of them."""
+        try:
+            return self.plan(module, sharders), None
+        except (PlannerError, ValueError) as error:
+            return None, error
+        except Exception as error:
+            # It may not be one that can be sent.
+            failed = RuntimeError(f"planning failed on rank 0: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            return None, failed
 
     def report(self) -> PlanReport:
         """Returns the report of the last plan made here; with `collective_plan` that is rank 0.

@@ -230,6 +230,34 @@ def test_dense_parameters_are_kept_free() -> None:
         planned(model, topology=topology(ddr=13 * MIB), constraints=asked)
 
 
+def test_fewer_rows_than_ranks() -> None:
+    asked = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    with pytest.raises(PlannerError, match="fewer rows than ranks") as caught:
+        planned(bags([3]), topology=topology(4), constraints=asked)
+    assert caught.value.error_type == PlannerErrorType.STRICT_CONSTRAINTS
+
+
+def plan_the_impossible(_: int, costs: object) -> tuple[str, str]:
+    with pytest.raises((PlannerError, RuntimeError)) as caught, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        small = planner(topology=topology(ddr=MIB), costs=costs)
+        small.collective_plan(bags([65536]), SHARDERS)
+    return type(caught.value).__name__, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("costs", "error", "message"),
+    [
+        (AdditiveTestCosts(), "PlannerError", "no plan fits: DDR"),
+        ("none", "RuntimeError", "planning failed on rank 0: AttributeError"),
+    ],
+)
+def test_all_ranks_are_told_why_there_is_no_plan(costs: object, error: str, message: str) -> None:
+    for name, text in run(2, plan_the_impossible, costs, deadline=120):
+        assert name == error
+        assert message in text
+
+
 def test_table_row_wise_over_two_hosts() -> None:
     asked = {"t0": ParameterConstraints(sharding_types=["table_row_wise"])}
     plan = planner(topology=topology(4, per_host=2), constraints=asked)

@@ -22,10 +22,11 @@ def choose_options(
     """
     first = problem.first_options
     shards = problem.option_shards
-    shard = problem.costs.sum(axis=1) + price * problem.memory
+    shard = problem.costs @ problem.imbalance + price * problem.memory
+    work = problem.shared.sum(axis=1) + price * problem.memory
     # Too large shards by far behind all others, the least large of them first.
     too_large = np.maximum(shard - most, 0.0)
-    key = np.where(allowed, shards * shard + 1e6 * too_large, np.inf)
+    key = np.where(allowed, shards * work + 1e6 * too_large, np.inf)
     ends = np.append(first[1:], len(key))
     return np.array([low + key[low:high].argmin() for low, high in zip(first, ends, strict=True)])
 
@@ -38,14 +39,13 @@ def place(
 ) -> tuple[Placement, list[int]]:
     """Places the chosen options, and returns the tables for which there was no memory as well."""
     shards = problem.option_shards[chosen]
-    total = (problem.costs[chosen] * shards[:, None]).sum(axis=0)
     # No phase can be faster than its largest shard, whatever the mean.
-    mean = total * problem.crowding / problem.job.ranks
+    mean = shards @ problem.shared[chosen] / problem.job.ranks
     scale = np.maximum(np.maximum(mean, problem.costs[chosen].max(axis=0)), 1e-9)
     placement = Placement(problem, capacity, scale)
     spread = problem.option_spread[chosen]
     # By what they take of a rank in each phase: a phase that is short is as hard to balance.
-    size = (problem.costs[chosen] / scale).sum(axis=1)
+    size = problem.costs[chosen] / scale @ problem.imbalance
     size += price * problem.memory[chosen] / scale.sum()
     left_over = []
     # What has no choice of ranks goes first.

@@ -36,16 +36,28 @@ def as_bytes(amount: float) -> str:
     return f"{amount:,.0f} bytes"
 
 
+# Whose memory decides on whether an option fits.
+_BINDING = {
+    ANY_RANKS: "the largest rank",
+    ONE_HOST: "the smallest rank of the best host",
+    ALL_RANKS: "the smallest rank",
+}
+
+
 def fits_somewhere(problem: Problem, capacity: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Returns which options fit into the memory of empty ranks, (options)."""
+    result: NDArray[np.bool_] = problem.memory <= _room(problem, capacity)
+    return result
+
+
+def _room(problem: Problem, capacity: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns what a shard of each option can have at most, (options) bytes."""
     room = {
         ANY_RANKS: capacity.max(),
         ONE_HOST: capacity.reshape(-1, problem.job.host_ranks).min(axis=1).max(),
         ALL_RANKS: capacity.min(),
     }
-    most = np.array([room[spread] for spread in problem.option_spread.tolist()])
-    result: NDArray[np.bool_] = problem.memory <= most
-    return result
+    return np.array([room[spread] for spread in problem.option_spread.tolist()])
 
 
 def explain(
@@ -73,13 +85,17 @@ def explain(
     table_fits = np.maximum.reduceat(fits, first)
     least_shard = np.minimum.reduceat(problem.memory, first)
     if not table_fits.all():
-        table = int(np.flatnonzero(~table_fits)[np.argmax(least_shard[~table_fits])])
-        allowed = sorted({o.sharding_type for o in problem.options if o.table == table})
+        room = _room(problem, capacity)
+        lacking = problem.memory - room
+        # Of the table that lacks most, the option that lacks least.
+        table = int(np.argmax(np.minimum.reduceat(lacking, first)))
+        option = int(np.argmin(np.where(problem.option_table == table, lacking, np.inf)))
+        chosen = problem.options[option]
         return InfeasiblePlanError(
-            f"{kind} of one rank: the smallest shard of table "
-            f"'{problem.tables[table].name}' ({', '.join(allowed)}){beside}",
-            float(least_shard[table]),
-            float(capacity.max()),
+            f"{kind} of {_BINDING[chosen.spread]}: a shard of table '{problem.tables[table].name}' "
+            f"({chosen.sharding_type}, which comes nearest){beside}",
+            float(problem.memory[option]),
+            float(room[option]),
             "Allow sharding types or column widths that split it further, or use more ranks",
         )
     shards = problem.option_shards

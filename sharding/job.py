@@ -66,6 +66,11 @@ class Job:
         return max(1.0, self.host_ranks / (self.cores_per_host or self.host_ranks))
 
     @property
+    def ways_of_rows(self) -> int:
+        """How often embeddings go between ranks in a step: as gradients back when training."""
+        return 2 if self.training else 1
+
+    @property
     def samples(self) -> int:
         """Samples of a step on all ranks."""
         return self.ranks * self.batch

@@ -27,16 +27,16 @@ def improve(placement: Placement, allowed: NDArray[np.bool_], goal: float) -> Pl
     Args:
         placement: a whole plan; changed.
         allowed: (options), those that may be used.
-        goal: objective at which to stop, microseconds.
+        goal: microseconds at which to stop.
     """
     best = placement.copy()
     for squarings in _SQUARINGS:
         placement = best.copy()
         placement.squarings = squarings
         for _ in range(_STEPS):
-            if best.objective <= goal or not _step(placement, allowed):
+            if best.cost <= goal or not _step(placement, allowed):
                 break
-            if placement.objective < best.objective:
+            if placement.cost < best.cost:
                 best = placement.copy()
     best.settle()
     return best
@@ -136,7 +136,7 @@ def _best_exchange(
 
     # One column for every partner, for a shard that goes there alone, then one for every exchange.
     to = np.concatenate([partners, shards.rank[theirs]])
-    back_cost = np.zeros((len(problem.phases), len(to)))
+    back_cost = np.zeros((len(problem.imbalance), len(to)))
     back_cost[:, len(partners) :] = problem.costs[shards.option[theirs]].T
     back_memory = np.zeros(len(to))
     back_memory[len(partners) :] = problem.memory[shards.option[theirs]]

@@ -10,12 +10,11 @@ from .options import Problem
 def lower_bound(
     problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
 ) -> float:
-    """Returns a bound on the sum over phases of the largest load, in microseconds, charges apart.
+    """Returns a bound on the sum over phases, in microseconds, constants of ops and charges apart.
 
-    An option can be part of a plan that takes T only if its shard and the mean of the least there
-    is to do, the larger one in each phase, sum to at most T. The bound is the least T for which
-    such options can have costs of T x ranks in all, within the sum of `capacity` (a Lagrangian
-    relaxation).
+    An option can be part of a plan that takes T only if a step with its shard alone on a rank, and
+    what the others share at least, takes at most T. The bound is the least T for which such options
+    can share costs of T x ranks in all, within the sum of `capacity` (a Lagrangian relaxation).
 
     Args:
         problem: what is planned.
@@ -30,10 +29,9 @@ def lower_bound(
     usable = allowed & fits_somewhere(problem, capacity)
     first = problem.first_options
     memory = shards * problem.memory
-    crowded = problem.costs * problem.crowding / ranks
-    averages = np.where(usable[:, None], crowded * shards[:, None], np.inf)
+    averages = np.where(usable[:, None], problem.shared * shards[:, None] / ranks, np.inf)
     least = np.minimum.reduceat(averages, first).sum(axis=0)
-    at_least = np.maximum(problem.costs, least).sum(axis=1)
+    at_least = problem.time(problem.costs, least).sum(axis=1)
     average = averages.sum(axis=1)
 
     def relaxed(limit: float) -> float:

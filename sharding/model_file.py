@@ -47,7 +47,7 @@ def read_model(path: Path) -> Workload:
             table = _table(entry)
             if entry.get("pooling_factor") is None:
                 assumed.append(table.name)
-            reuse[table.name] = _reuse(table, entry)
+            reuse[table.path] = _reuse(table, entry)
         except (TypeError, ValueError) as error:
             raise ModelFileError(f"{path}, table number {number}: {error}") from error
         tables.append(table)

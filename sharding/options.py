@@ -1,15 +1,16 @@
 """The ways of sharding each table, as the arrays that the search and the lower bound work on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .estimates import AdditiveCosts, Estimate, LookupWork
+from .estimates import AdditiveCosts
 from .exchange_costs import exchange_costs
 from .job import Job
+from .phases import phases_of
 from .tables import (
     COLUMN_WISE,
     ROW_WISE,
@@ -24,9 +25,6 @@ from .traffic import ShardTraffic, result_bytes, shard_traffic
 
 # Where the shards of an option go.
 ANY_RANKS, ONE_HOST, ALL_RANKS = range(3)
-
-# Phases in which ranks need a core of their own.
-COMPUTE = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,14 @@ class Option:
 class Problem:
     """The search's problem: one option for each table and ranks for its shards.
 
-    The objective, in microseconds: the sum over phases of the largest rank's load, or of the mean
-    load times the phase's `crowding` where that is more, plus `charge` for each pair of a module
-    and a group in use.
+    The objective, in microseconds, is that of rating.rate: `charge` for each pair of a module and a
+    group in use, and the sum over phases of
+
+        shared ** (1 - imbalance) * max(largest, shared) ** imbalance
+
+    with the largest rank's load, and the mean over ranks of what all of them share. A rank's load
+    are the `costs` of its shards and `op_us` of each op that it has shards in; to what is shared a
+    shard adds `shared`, an op `op_us` times the ranks that share a core.
 
     Attributes:
         job: what the plan is for.
@@ -83,11 +86,13 @@ class Problem:
         options: those of a table are neighbours, tables in order.
         traffic: of a shard of each option.
         costs: (options, phases), microseconds that a shard adds to its rank.
-        phases: names of the phases.
-        crowding: (phases), how many ranks share what the phase needs.
+        shared: (options, phases), microseconds that a shard adds to what all ranks share.
+        imbalance: (phases), 0 where only what is shared counts, 1 where the largest rank does.
+        op_us: (ops, phases), microseconds of a lookup op before any shard.
+        option_op: (options), the op of its shards.
+        op_pair: (ops), number of the pair of a module and a group.
         memory: (options), bytes that a shard adds to its rank.
-        charge: microseconds of a module's constant costs per group, where all ranks have shards.
-        least_charge: the same where one rank has all of them.
+        charge: microseconds of the exchanges of a pair, whatever they carry.
         fixed_bytes: what every rank keeps whatever the plan.
     """
 
@@ -96,24 +101,29 @@ class Problem:
     options: Sequence[Option]
     traffic: Sequence[ShardTraffic]
     costs: NDArray[np.float64]
-    phases: tuple[str, ...]
-    crowding: NDArray[np.float64]
+    shared: NDArray[np.float64]
+    imbalance: NDArray[np.float64]
+    op_us: NDArray[np.float64]
+    option_op: NDArray[np.intp]
+    op_pair: NDArray[np.intp]
     memory: NDArray[np.float64]
     charge: float
-    least_charge: float
     fixed_bytes: float
+
+    def time(
+        self, largest: NDArray[np.float64], shared: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Returns the microseconds of the phases, (..., phases) as both arguments."""
+        at_least = np.maximum(shared, 0.0)
+        times: NDArray[np.float64] = (
+            at_least ** (1 - self.imbalance) * np.maximum(largest, at_least) ** self.imbalance
+        )
+        return times
 
     @cached_property
     def option_table(self) -> NDArray[np.intp]:
         """Table of each option."""
         return np.array([option.table for option in self.options])
-
-    @cached_property
-    def module_groups(self) -> NDArray[np.intp]:
-        """Number of the pair of a module and a group of each option."""
-        pairs = [(self.tables[option.table].module, option.group) for option in self.options]
-        numbers = {pair: number for number, pair in enumerate(sorted(set(pairs)))}
-        return np.array([numbers[pair] for pair in pairs])
 
     @cached_property
     def option_shards(self) -> NDArray[np.intp]:
@@ -129,6 +139,10 @@ class Problem:
     def first_options(self) -> NDArray[np.intp]:
         """Index of each table's first option."""
         return np.searchsorted(self.option_table, np.arange(len(self.tables)))
+
+
+class NoOptionError(ValueError):
+    """A table can't be sharded in any of the ways that are left to it."""
 
 
 def options_of(index: int, table: Table, job: Job) -> list[Option]:
@@ -174,13 +188,13 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
     """Returns the search's problem of planning `workload` for `job` at the costs of `model`.
 
     Raises:
-        ValueError: a table has no option at all.
+        NoOptionError: a table has no option at all.
     """
     options: list[Option] = []
     for index, table in enumerate(workload.tables):
         its_options = options_of(index, table, job)
         if not its_options:
-            raise ValueError(
+            raise NoOptionError(
                 f"table '{table.name}' of {table.rows} rows can't be sharded "
                 f"{' or '.join(table.sharding_types)} over {job.ranks} ranks: fewer rows than "
                 "ranks leave shards empty. Allow another sharding type"
@@ -196,68 +210,34 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         )
         for option in options
     ]
-    costs, phases, exchanges, ops = _costs(options, traffic, job, model)
+    pairs = _numbers((workload.tables[option.table].module, option.group) for option in options)
+    ops = _numbers(
+        (pair, workload.tables[option.table].weight_bytes)
+        for pair, option in zip(pairs.tolist(), options, strict=True)
+    )
+    first_of_op = np.unique(ops, return_index=True)[1]
+    ids, rows = exchange_costs(workload, job, model)
+    phases = phases_of(traffic, first_of_op, job, model, (ids, rows))
     return Problem(
         job=job,
         tables=workload.tables,
         options=options,
         traffic=traffic,
-        costs=costs,
-        phases=phases,
-        crowding=np.array([job.ranks_per_core if name in COMPUTE else 1.0 for name in phases]),
+        costs=np.stack([phase.costs for phase in phases], axis=1),
+        shared=np.stack([phase.shared for phase in phases], axis=1),
+        imbalance=np.array([phase.imbalance for phase in phases]),
+        op_us=np.stack([phase.op_us for phase in phases], axis=1),
+        option_op=ops,
+        op_pair=pairs[first_of_op],
         memory=np.array([shard.held_bytes for shard in traffic]),
-        charge=exchanges + ops * job.ranks_per_core,
-        least_charge=exchanges + ops,
+        charge=ids.constant + job.ways_of_rows * rows.constant,
         fixed_bytes=sum(
             result_bytes(table, workload.reuse_of(table), job) for table in workload.tables
         ),
     )
 
 
-def _costs(
-    options: Sequence[Option], traffic: Sequence[ShardTraffic], job: Job, model: AdditiveCosts
-) -> tuple[NDArray[np.float64], tuple[str, ...], float, float]:
-    """Returns costs and names of the phases, and the constants of exchanges and of ops."""
-    works = [shard.lookup for shard in traffic]
-    ids = np.array([shard.ids_per_rank for shard in traffic]) * job.ranks
-    rows = np.array([shard.rows_per_rank for shard in traffic]) * job.ranks
-    cheapest = _first_of_each_table(options)
-    ids_line = exchange_costs(model, job, ids[cheapest].sum() / job.ranks)
-    rows_line = exchange_costs(model, job, rows[cheapest].sum() / job.ranks)
-    phases = {
-        "ids": ids * ids_line.per_byte,
-        "forward": np.asarray(model.marginal_forward(works)),
-        "embeddings": rows * rows_line.per_byte,
-    }
-    exchanges = ids_line.constant + rows_line.constant
-    ops = _op_constant(works, phases["forward"], model.lookup_forward)
-    if job.training:
-        backward = np.asarray(model.marginal_backward(works))
-        # Gradients go the same way back, so that the slowest rank of both exchanges is the same.
-        phases["embeddings"] = 2 * phases["embeddings"]
-        phases["backward"] = backward
-        exchanges += rows_line.constant
-        ops += _op_constant(works, backward, model.lookup_backward)
-    if job.bound > 0:
-        # Nobody waits for the slowest of a phase any more, only for the slowest of all of them.
-        phases = {"all": np.sum(list(phases.values()), axis=0)}
-    costs = np.maximum(np.stack(list(phases.values()), axis=1), 0.0)
-    return costs, tuple(phases), exchanges, ops
-
-
-def _first_of_each_table(options: Sequence[Option]) -> list[int]:
-    return [
-        index
-        for index, option in enumerate(options)
-        if index == 0 or options[index - 1].table != option.table
-    ]
-
-
-def _op_constant(
-    works: Sequence[LookupWork],
-    marginal: NDArray[np.float64],
-    whole: Callable[[Sequence[LookupWork]], Estimate],
-) -> float:
-    """Returns what an op costs beyond its shards, read off the smallest of them."""
-    smallest = int(np.argmin(marginal))
-    return max(whole([works[smallest]]).microseconds - float(marginal[smallest]), 0.0)
+def _numbers(keys: Iterable[Hashable]) -> NDArray[np.intp]:
+    """Returns a number for each key, the same for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner.constants import BATCH_SIZE
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
@@ -26,7 +26,7 @@ from .costs import ProfiledCosts
 from .estimates import AdditiveCosts, TableReuse
 from .infeasible import InfeasiblePlanError
 from .job import Job
-from .options import make_problem
+from .options import NoOptionError, make_problem
 from .profile import load_profile, shipped_profiles
 from .report import PlanReport, make_report
 from .search import Found, search
@@ -34,7 +34,7 @@ from .tables import Workload
 from .torchrec_plan import to_sharding_plan
 from .torchrec_tables import workload_of
 
-# As in TorchRec: of HBM; DDR is the user's to say.
+# Of HBM, as in TorchRec's planner.
 _RESERVED_SHARE = 0.15
 
 
@@ -48,11 +48,13 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     Args:
         topology: of the ranks; None makes TorchRec's default one.
         batch_size: samples per rank and step.
-        storage_reservation: what is kept free. By default 15 % of HBM.
+        storage_reservation: what is kept free. By default as in TorchRec's planner: dense
+            parameters with gradients and optimizer, batches of ids, and 15 % of HBM.
         constraints: by name of the table.
         costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")). None plans with a
             profile that ships, of a machine that is hardly this one, and warns.
-        reuse: statistics by name of the table, e.g. ReuseStatistics.from_batches(...).
+        reuse: statistics by table ("module.table", or its name where just one has it) or by
+            feature, e.g. ReuseStatistics.from_batches(batches).
         backend: of the exchanges: "bls" for the bounded-lag sharders, "gloo" for TorchRec's own.
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
@@ -79,9 +81,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             compute_device=get_device_type(),
         )
         self._batch_size = batch_size or BATCH_SIZE
-        self._reservation = storage_reservation or FixedPercentageStorageReservation(
-            _RESERVED_SHARE
-        )
+        self._reservation = storage_reservation or _torchrecs_reservation()
         self._constraints = constraints
         self._costs = _shipped_costs() if costs is None else costs
         self._reuse = reuse
@@ -107,6 +107,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             found = search(make_problem(workload, job, self._costs))
         except InfeasiblePlanError as error:
             raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+        except NoOptionError as error:
+            raise PlannerError(str(error), PlannerErrorType.STRICT_CONSTRAINTS) from error
         self._last = workload, found
         return to_sharding_plan(found.plan, self._topology, self._constraints)
 
@@ -116,13 +118,36 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Plans on rank 0 and returns that plan on all ranks of `pg`, the default group if None."""
+        """Plans on rank 0 and returns that plan on all ranks of `pg`, the default group if None.
+
+        Raises:
+            PlannerError, ValueError: what `plan` raises on rank 0, on all ranks.
+            RuntimeError: there is no process group, or planning failed otherwise.
+        """
         group = pg or dist.group.WORLD
         if group is None:
             raise RuntimeError("collective_plan needs a process group; plan goes without")
-        return invoke_on_rank_and_broadcast_result(
-            group, 0, self.plan, module, sharders or get_default_sharders()
+        plan, error = invoke_on_rank_and_broadcast_result(
+            group, 0, self._plan_or_error, module, sharders or get_default_sharders()
         )
+        if error is not None:
+            raise error
+        assert plan is not None
+        return plan
+
+    def _plan_or_error(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> tuple[ShardingPlan | None, Exception | None]:
+        """Returns a plan or why there is none: the other ranks wait for one of them."""
+        try:
+            return self.plan(module, sharders), None
+        except (PlannerError, ValueError) as error:
+            return None, error
+        except Exception as error:
+            # It may not be one that can be sent.
+            failed = RuntimeError(f"planning failed on rank 0: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            return None, failed
 
     def report(self) -> PlanReport:
         """Returns the report of the last plan made here; with `collective_plan` that is rank 0.
@@ -153,6 +178,13 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             cores_per_host=self._cores_per_host,
             memory_kind="DDR" if on_cpu else "HBM",
         )
+
+
+def _torchrecs_reservation() -> StorageReservation:
+    with warnings.catch_warnings():
+        # That it reserves much for models on the meta device, TorchRec logs at every plan as well.
+        warnings.simplefilter("ignore", FutureWarning)
+        return HeuristicalStorageReservation(_RESERVED_SHARE)
 
 
 def _shipped_costs() -> ProfiledCosts:

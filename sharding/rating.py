@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .estimates import CostModel, Estimate, LookupWork
+from .exchange_costs import ExchangeCosts, exchange_costs
 from .job import Job
 from .tables import PlacedTable, Workload
 from .traffic import ShardTraffic, result_bytes, shard_traffic, slots_bytes
@@ -28,10 +29,13 @@ def total(estimates: Iterable[Estimate]) -> Estimate:
 
 def crowded(estimates: Sequence[Estimate], job: Job) -> Estimate:
     """Returns when all ranks are done: the slowest one, or all of them on the cores they share."""
-    share = job.ranks_per_core / len(estimates)
-    together = total(estimates)
-    on_cores = Estimate(*(share * time for time in vars(together).values()))
+    on_cores = _mean(estimates, job.ranks_per_core)
     return max(*estimates, on_cores, key=lambda one: one.microseconds)
+
+
+def _mean(estimates: Sequence[Estimate], times: float = 1.0) -> Estimate:
+    share = times / len(estimates)
+    return Estimate(*(share * time for time in vars(total(estimates)).values()))
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,8 @@ class Rating:
         ranks: each one's.
         step: from one step's start to the next one's. At bound 0 every phase takes as long as on
             its slowest rank, or as all ranks on the cores they share; above it the step as long as
-            the slowest rank's sum.
-        phases: the step's parts by name; at bound > 0 those of the slowest rank.
+            the slowest rank's sum, or the mean one where those cores decide.
+        phases: the step's parts by name.
     """
 
     ranks: Sequence[RankRating]
@@ -97,90 +101,123 @@ class Rating:
 
 
 def rate(plan: Iterable[PlacedTable], workload: Workload, job: Job, model: CostModel) -> Rating:
-    """Returns what `plan` is predicted to take.
+    """Returns what `plan` is predicted to take: what the search minimises (options.Problem).
 
-    The tables of a module that are sharded in the same way share lookup and exchanges. An
-    all-to-all takes as long as the rank that sends or receives most (performance modelling paper,
-    sec. IV-A).
+    The tables of a module that are sharded in the same way share exchanges, and those with weights
+    of one precision a lookup. Shards of a table split by rows count as its largest one.
     """
     groups: dict[tuple[str, str], _Group] = {}
     for placed in plan:
-        key = placed.table.module, placed.sharding_type
-        group = groups.setdefault(key, _Group(job))
+        table = placed.table
+        group = groups.setdefault((table.module, placed.sharding_type), _Group(job))
+        rows = max(shard.rows for shard in placed.shards)
         for shard in placed.shards:
-            traffic = shard_traffic(
-                placed.table, workload.reuse_of(placed.table), job, shard.rows, shard.columns
-            )
+            traffic = shard_traffic(table, workload.reuse_of(table), job, rows, shard.columns)
             group.add(shard.rank, traffic)
     each = list(groups.values())
+    exchanges = _Exchanges(each, workload, job, model)
     results = sum(result_bytes(table, workload.reuse_of(table), job) for table in workload.tables)
     slots = sum(group.slots() for group in each)
     ranks = []
     for rank in range(job.ranks):
-        forward = total(model.lookup_forward(g.works[rank]) for g in each if g.works[rank])
-        backward = ZERO
-        if job.training:
-            backward = total(model.lookup_backward(g.works[rank]) for g in each if g.works[rank])
-        ids, embeddings = _exchanges(each, job, model, rank)
-        held = sum(float(group.held[rank]) for group in each)
-        shards = sum(len(group.works[rank]) for group in each)
-        ranks.append(RankRating(forward, backward, ids, embeddings, held, slots, results, shards))
-    return _with_step(ranks, each, job, model)
-
-
-def _with_step(
-    ranks: Sequence[RankRating], groups: Sequence[_Group], job: Job, model: CostModel
-) -> Rating:
-    if job.bound > 0:
-        last = max(ranks, key=lambda rank: rank.step.microseconds)
-        phases = {"ids": last.ids, "forward": last.forward, "embeddings": last.embeddings}
-    else:
-        ids, embeddings = _exchanges(groups, job, model, None)
-        phases = {
-            "ids": ids,
-            "forward": crowded([rank.forward for rank in ranks], job),
-            "embeddings": embeddings,
-        }
-        if job.training:
-            phases["backward"] = crowded([rank.backward for rank in ranks], job)
+        ops = [works for group in each for works in group.works[rank].values()]
+        ids, embeddings = exchanges.as_on(rank)
+        ranks.append(
+            RankRating(
+                forward=total(map(model.lookup_forward, ops)),
+                backward=total(map(model.lookup_backward, ops)) if job.training else ZERO,
+                ids=ids,
+                embeddings=embeddings,
+                shard_bytes=sum(float(group.held[rank]) for group in each),
+                slot_bytes=slots,
+                result_bytes=results,
+                shards=sum(map(len, ops)),
+            )
+        )
+    phases = _lagging_phases(ranks, job) if job.bound else _phases(ranks, exchanges, job)
     return Rating(ranks, total(phases.values()), phases)
 
 
+def _phases(ranks: Sequence[RankRating], exchanges: _Exchanges, job: Job) -> dict[str, Estimate]:
+    """Returns the phases of ranks that wait for the slowest of each."""
+    ids, embeddings = exchanges.together()
+    phases = {
+        "ids": ids,
+        "forward": crowded([rank.forward for rank in ranks], job),
+        "embeddings": embeddings,
+    }
+    if job.training:
+        phases["backward"] = crowded([rank.backward for rank in ranks], job)
+    return phases
+
+
+def _lagging_phases(ranks: Sequence[RankRating], job: Job) -> dict[str, Estimate]:
+    """Returns the phases of the slowest rank, or the mean ones where cores decide."""
+    slowest = max(ranks, key=lambda rank: rank.step.microseconds)
+    alone = {"ids": slowest.ids, "forward": slowest.forward, "embeddings": slowest.embeddings}
+    together = {
+        "ids": _mean([rank.ids for rank in ranks]),
+        "forward": _mean([rank.forward for rank in ranks], job.ranks_per_core),
+        "embeddings": _mean([rank.embeddings for rank in ranks]),
+    }
+    return max(alone, together, key=lambda phases: total(phases.values()).microseconds)
+
+
 class _Group:
-    """The tables that share exchanges and a lookup op: bytes and works by rank."""
+    """The tables that share exchanges: bytes and works by rank."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.works: list[list[LookupWork]] = [[] for _ in range(job.ranks)]
+        # By rank, then by bytes of a weight: each is an op.
+        self.works: list[dict[int, list[LookupWork]]] = [{} for _ in range(job.ranks)]
         self.ids = np.zeros(job.ranks)  # for each rank, from each rank
         self.rows = np.zeros(job.ranks)  # by each rank, for each rank
         self.held = np.zeros(job.ranks)
 
     def add(self, rank: int, traffic: ShardTraffic) -> None:
-        self.works[rank].append(traffic.lookup)
+        work = traffic.lookup
+        self.works[rank].setdefault(work.weight_bytes, []).append(work)
         self.ids[rank] += traffic.ids_per_rank
         self.rows[rank] += traffic.rows_per_rank
         self.held[rank] += traffic.held_bytes
 
     def slots(self) -> int:
-        ways_back = 2 if self.job.training else 1
         ids, rows = float(self.ids.max()), float(self.rows.max())
-        return slots_bytes(self.job, ids) + ways_back * slots_bytes(self.job, rows)
+        return slots_bytes(self.job, ids) + self.job.ways_of_rows * slots_bytes(self.job, rows)
 
 
-def _exchanges(
-    groups: Sequence[_Group], job: Job, model: CostModel, rank: int | None
-) -> tuple[Estimate, Estimate]:
-    """Returns the times of ids, and of embeddings with gradients: as they are, or as on `rank`."""
+class _Exchanges:
+    """The all-to-alls of all groups, of which those of a phase start together."""
 
-    def time(by_holder: NDArray[np.float64]) -> Estimate:
-        at_holder, at_others = by_holder * job.ranks, np.full(job.ranks, by_holder.sum())
-        if rank is not None:
-            at_holder = at_others = np.full(job.ranks, at_holder[rank])
-        return model.all_to_all(at_others.tolist(), at_holder.tolist(), job.backend)
+    def __init__(
+        self, groups: Sequence[_Group], workload: Workload, job: Job, model: CostModel
+    ) -> None:
+        self._job, self._model, self._number = job, model, len(groups)
+        self._ids_costs, self._rows_costs = exchange_costs(workload, job, model)
+        self._ids = np.sum([group.ids for group in groups], axis=0) * job.ranks
+        self._rows = np.sum([group.rows for group in groups], axis=0) * job.ranks
 
-    ways_back = 2 if job.training else 1
-    return (
-        total(time(group.ids) for group in groups),
-        total(time(group.rows) for group in groups for _ in range(ways_back)),
-    )
+    def together(self) -> tuple[Estimate, Estimate]:
+        """Returns the times of ids, and of embeddings with gradients."""
+        return self._times(self._ids, self._rows)
+
+    def as_on(self, rank: int) -> tuple[Estimate, Estimate]:
+        """Returns the same if all ranks had as many bytes as this one."""
+        ids, rows = self._ids[rank], self._rows[rank]
+        return self._times(np.full_like(self._ids, ids), np.full_like(self._rows, rows))
+
+    def _times(
+        self, ids: NDArray[np.float64], rows: NDArray[np.float64]
+    ) -> tuple[Estimate, Estimate]:
+        one_way = self._time(rows, self._rows_costs)
+        return self._time(ids, self._ids_costs), total([one_way] * self._job.ways_of_rows)
+
+    def _time(self, bytes_of_ranks: NDArray[np.float64], costs: ExchangeCosts) -> Estimate:
+        time = costs.microseconds(bytes_of_ranks, self._number)
+        # How sure that is, the model says of one of them.
+        each = bytes_of_ranks / self._number
+        one = self._model.all_to_all(
+            np.full_like(each, each.mean()).tolist(), each.tolist(), self._job.backend
+        )
+        scale = time / one.microseconds if one.microseconds > 0 else 1.0
+        return Estimate(time, one.low * scale, one.high * scale)

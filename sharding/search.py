@@ -15,14 +15,14 @@ from .local_search import improve, polish
 from .lower_bound import lower_bound
 from .options import Problem
 from .placement import Placement
-from .slots import balanced_slots, memory_for_shards, slots_of
+from .slots import least_slots, memory_for_shards, slots_of
 from .tables import COLUMN_WISE, PlacedTable
 
 # When options are chosen, shards of at most these shares of the lower bound are tried.
 _SHARES = (1.0, 0.7, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.18, 0.125, 0.09)
 # A full memory counts for this many times the lower bound, when options are chosen.
 _PRICES = (0.0, 0.3, 3.0, 1e6)
-# A plan this near to the lower bound is not improved further.
+# A plan this near to what its set of groups is expected to take is not improved further.
 _NEAR = 1.002
 # First plans that are improved; of larger problems fewer.
 _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
@@ -38,7 +38,7 @@ class Found:
 
     Attributes:
         plan: where everything is.
-        objective: microseconds, charges included (options.Problem).
+        objective: microseconds (options.Problem), the step of the plan's rating.
         lower_bound: microseconds; no plan's objective is below it.
         placement: the plan as the search has it.
     """
@@ -55,9 +55,11 @@ def search(problem: Problem) -> Found:
     Raises:
         InfeasiblePlanError: none was found that fits into the memory.
     """
-    slots = balanced_slots(problem)
+    slots, bound = least_slots(problem), np.inf
     for _ in range(_ATTEMPTS):
-        placement, bound = _search_beside(problem, slots)
+        placement, its_bound = _search_beside(problem, slots)
+        # The first attempt's holds for all plans, the others' for those with as many slots.
+        bound = min(bound, its_bound)
         used = slots_of(placement)
         if np.all(placement.memory <= memory_for_shards(problem, used)):
             break
@@ -86,6 +88,25 @@ def search(problem: Problem) -> Found:
     return Found(plan, placement.cost, bound, placement)
 
 
+@dataclass(frozen=True)
+class _Groups:
+    """A set of groups that a plan may use.
+
+    Attributes:
+        expected: microseconds of a plan, if it is at the bound and all ranks have shards.
+        number: of groups.
+        bound: microseconds (lower_bound).
+        least: microseconds that no plan with all of these groups, and none else, is below.
+        allowed: (options), those of the groups.
+    """
+
+    expected: float
+    number: int
+    bound: float
+    least: float
+    allowed: NDArray[np.bool_]
+
+
 def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     """Returns the best plan found that leaves room for `slots`, and the lower bound."""
     capacity = memory_for_shards(problem, slots)
@@ -94,37 +115,46 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
         raise explain(problem, capacity, reserved, None)
     fits = fits_somewhere(problem, capacity)
     modules = len({table.module for table in problem.tables})
+    # The slowest rank of a phase has a shard, and so an op.
+    one_op = float(problem.op_us.min(axis=0).sum())
     promising = []
-    for groups in _sets_of_groups(problem):
-        allowed = fits & np.array([option.group in groups for option in problem.options])
+    for names in _sets_of_groups(problem):
+        allowed = fits & np.array([option.group in names for option in problem.options])
         if np.maximum.reduceat(allowed, problem.first_options).all():
             bound = lower_bound(problem, allowed, capacity)
-            least = bound + max(modules, len(groups)) * problem.least_charge
-            promising.append((least, len(groups), bound, allowed))
-    if not promising or not np.isfinite(min(promising, key=_first)[0]):
-        raise explain(problem, capacity, reserved, None)
+            pairs = max(modules, len(names))
+            ops = pairs * problem.job.ranks_per_core * one_op
+            charges = pairs * problem.charge
+            promising.append(
+                _Groups(
+                    expected=bound + charges + ops,
+                    number=len(names),
+                    bound=bound,
+                    least=bound + charges + one_op,
+                    allowed=allowed,
+                )
+            )
     # A plan uses just one of the sets, so that the least of their bounds is one for all plans.
-    lowest = min(promising, key=_first)[0]
-    starts: list[tuple[float, Placement, float, NDArray[np.bool_]]] = []
+    lowest = min((groups.least for groups in promising), default=np.inf)
+    if not np.isfinite(lowest):
+        raise explain(problem, capacity, reserved, None)
+    promising.sort(key=lambda groups: (groups.expected, groups.number))
+    starts: list[tuple[float, Placement, _Groups]] = []
     left_over = None
-    for _, _, bound, allowed in sorted(promising, key=lambda entry: entry[:2])[:_SETS]:
-        found, left_over = _starts(problem, allowed, capacity, bound)
-        starts.extend((start.cost, start, bound, allowed) for start in found)
+    for groups in promising[:_SETS]:
+        found, left_over = _starts(problem, groups.allowed, capacity, groups.bound)
+        starts.extend((start.cost, start, groups) for start in found)
     if not starts:
         raise explain(problem, capacity, reserved, left_over)
     starts.sort(key=lambda entry: entry[0])
     many = _STARTS if len(problem.options) < _LARGE else _STARTS_OF_LARGE
     improved = [
-        (improve(start, allowed, bound * _NEAR), allowed)
-        for _, start, bound, allowed in starts[:many]
+        (improve(start, groups.allowed, groups.expected * _NEAR), groups)
+        for _, start, groups in starts[:many]
     ]
-    best, allowed = min(improved, key=lambda entry: entry[0].cost)
-    polish(best, allowed)
+    best, groups = min(improved, key=lambda entry: entry[0].cost)
+    polish(best, groups.allowed)
     return best, lowest
-
-
-def _first(entry: tuple[float, int, float, NDArray[np.bool_]]) -> float:
-    return entry[0]
 
 
 def _sets_of_groups(problem: Problem) -> Iterator[frozenset[str]]:

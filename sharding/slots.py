@@ -25,17 +25,22 @@ def slots_of(placement: Placement) -> float:
     return sum(_slots(problem, *largest.max(axis=1)) for largest in messages.values())
 
 
-def balanced_slots(problem: Problem) -> float:
-    """Returns the slots of a plan in which all ranks' messages are equal, each table unsplit."""
-    traffic = [problem.traffic[option] for option in problem.first_options]
-    ids = sum(shard.ids_per_rank for shard in traffic) / problem.job.ranks
-    rows = sum(shard.rows_per_rank for shard in traffic) / problem.job.ranks
+def least_slots(problem: Problem) -> float:
+    """Returns slots that no plan has less of: one channel a way, equal messages, least bytes."""
+
+    def mean_message(bytes_of_shards: list[float]) -> float:
+        of_options = problem.option_shards * np.array(bytes_of_shards)
+        least = np.minimum.reduceat(of_options, problem.first_options)
+        return float(least.sum()) / problem.job.ranks
+
+    ids = mean_message([shard.ids_per_rank for shard in problem.traffic])
+    rows = mean_message([shard.rows_per_rank for shard in problem.traffic])
     return _slots(problem, ids, rows)
 
 
 def _slots(problem: Problem, ids: float, rows: float) -> float:
-    ways_back = 2 if problem.job.training else 1
-    return slots_bytes(problem.job, ids) + ways_back * slots_bytes(problem.job, rows)
+    job = problem.job
+    return slots_bytes(job, ids) + job.ways_of_rows * slots_bytes(job, rows)
 
 
 def memory_for_shards(problem: Problem, slots: float) -> NDArray[np.float64]:

@@ -63,6 +63,11 @@ class Table:
                 f"chooses among {', '.join(SHARDING_TYPES)}"
             )
 
+    @property
+    def path(self) -> str:
+        """Path of the table in the model."""
+        return f"{self.module}.{self.name}" if self.module else self.name
+
     def weights_bytes(self, rows: int, columns: int) -> int:
         """Returns the bytes of the weights and the optimizer state of a shard."""
         per_row = self.optimizer_bytes_per_row
@@ -118,7 +123,7 @@ class Workload:
 
     Attributes:
         tables: of the model.
-        reuse: by name of the table; the pooling factor counts the ids of all its features.
+        reuse: by path of the table; the pooling factor counts the ids of all its features.
     """
 
     tables: Sequence[Table]
@@ -139,4 +144,4 @@ class Workload:
 
     def reuse_of(self, table: Table) -> TableReuse:
         """Returns the statistics of `table`, those of UniformReuse where there are none."""
-        return self.reuse.get(table.name) or UniformReuse(table.rows)
+        return self.reuse.get(table.path) or UniformReuse(table.rows)

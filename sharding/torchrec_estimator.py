@@ -17,6 +17,7 @@ from torchrec.distributed.types import ShardingType
 
 from .estimates import AdditiveCosts, LookupWork, TableReuse
 from .job import Job
+from .table_reuse import TableNames, find_reuse
 from .tables import Table, UniformReuse
 from .traffic import EMBEDDING_BYTES, shard_traffic
 
@@ -34,7 +35,8 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
         topology: of the ranks.
         constraints: by name of the table.
         costs: of the machine.
-        reuse: statistics by name of the table; without them pooling factors and uniform ids.
+        reuse: statistics by table or feature (table_reuse.find_reuse); without them pooling factors
+            and uniform ids.
         backend: of the exchanges: "gloo" or "bls".
         training: whether there is a backward.
     """
@@ -58,10 +60,18 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
 
     def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
         """Fills `perf` of every shard; TorchRec's other arguments are not needed."""
+        tables = {
+            (option.path, option.name): TableNames(
+                option.path, option.name, option.feature_names or []
+            )
+            for option in sharding_options
+        }
+        found, _ = find_reuse(list(tables.values()), self._reuse)
+        reuse = dict(zip(tables, found, strict=True))
         for option in sharding_options:
-            self._estimate(option)
+            self._estimate(option, reuse[option.path, option.name])
 
-    def _estimate(self, option: ShardingOption) -> None:
+    def _estimate(self, option: ShardingOption, known: TableReuse | None) -> None:
         rows, dim = option.tensor.shape
         asked = self._constraints.get(option.name)
         table = Table(
@@ -73,7 +83,7 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
             pooled=option.is_pooled,
             weighted=bool(asked and asked.is_weighted),
         )
-        reuse = self._reuse.get(option.name) or UniformReuse(rows, sum(option.input_lengths))
+        reuse = known or UniformReuse(rows, sum(option.input_lengths))
         world = self._topology.world_size
         job = Job(
             ranks=world,
@@ -111,7 +121,7 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
                 weight_bytes=table.weight_bytes,
                 samples=float(job.batch * table.features),
                 pooling=reuse.pooling_factor / table.features,
-                unique_rows=reuse.unique_rows(job.batch),
+                unique_rows=min(reuse.unique_rows(job.batch), table.rows),
                 pooled=table.pooled,
             )
         )

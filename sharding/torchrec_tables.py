@@ -12,8 +12,10 @@ from torchrec.distributed.planner.types import (
     PlannerErrorType,
 )
 from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from .estimates import TableReuse
+from .table_reuse import TableNames, find_reuse
 from .tables import (
     DEFAULT_MIN_COLUMNS,
     SHARDING_TYPES,
@@ -58,26 +60,37 @@ def workload_of(
         compute_device: "cpu" or "cuda".
         hosts: that the ranks are on; table-row-wise makes no difference on one.
         constraints: by name of the table.
-        reuse: statistics by name of the table. A table without them has the pooling factors of its
-            constraints, or 1, and uniformly drawn ids; one warning names those tables.
+        reuse: statistics by table or feature (table_reuse.find_reuse). A table without them has the
+            pooling factors of its constraints, or 1, and uniformly drawn ids; one warning names
+            those tables, another one statistics of no table.
 
     Raises:
         PlannerError: constraints contradict each other, the sharder or the tables.
         ValueError: there are no tables.
     """
     constraints = constraints or {}
-    tables = []
+    tables: list[Table] = []
+    names: list[TableNames] = []
     for path, child, sharder in _sharded_modules(module, sharders):
         for name, parameter in sharder.shardable_parameters(child).items():
             asked = constraints.get(name) or ParameterConstraints()
+            config = _config(path, child, name)
             tables.append(
-                _table(path, child, sharder, name, parameter, asked, compute_device, hosts)
+                _table(path, child, config, sharder, parameter, asked, compute_device, hosts)
             )
+            names.append(TableNames(path, name, config.feature_names))
     known = {table.name for table in tables}
     strange = sorted(set(constraints) - known)
     if strange and tables:
         raise _contradiction(f"constraints name tables that no sharder shards: {strange}")
-    return Workload(tables, _statistics(tables, constraints, reuse or {}))
+    found, strange = find_reuse(names, reuse or {})
+    if strange and tables:
+        warnings.warn(
+            f"reuse statistics of no table or feature, or of a name that several tables have: "
+            f"{strange}. They are by 'module.table', by a table's name or by feature",
+            stacklevel=4,
+        )
+    return Workload(tables, _statistics(tables, constraints, found))
 
 
 def _sharded_modules(
@@ -95,26 +108,30 @@ def _sharded_modules(
             waiting.extend((f"{path}{dot}{name}", inner) for name, inner in child.named_children())
 
 
-def _table(
-    path: str,
-    module: Any,
-    sharder: Any,
-    name: str,
-    parameter: nn.Parameter,
-    asked: ParameterConstraints,
-    compute_device: str,
-    hosts: int,
-) -> Table:
+def _config(path: str, module: Any, name: str) -> Any:
     if hasattr(module, "embedding_bag_configs"):
-        configs, pooled = module.embedding_bag_configs(), True
+        configs = module.embedding_bag_configs()
     elif hasattr(module, "embedding_configs"):
-        configs, pooled = module.embedding_configs(), False
+        configs = module.embedding_configs()
     else:
         raise _contradiction(
             f"'{path}' is a {type(module).__name__}: the planner knows EmbeddingBagCollection and "
             "EmbeddingCollection"
         )
-    config = next(config for config in configs if config.name == name)
+    return next(config for config in configs if config.name == name)
+
+
+def _table(
+    path: str,
+    module: Any,
+    config: Any,
+    sharder: Any,
+    parameter: nn.Parameter,
+    asked: ParameterConstraints,
+    compute_device: str,
+    hosts: int,
+) -> Table:
+    name, pooled = config.name, hasattr(module, "embedding_bag_configs")
     rows, dim = parameter.shape
     if asked.batch_sizes:
         raise _contradiction(f"table '{name}': batch sizes per feature can't be planned for")
@@ -127,7 +144,9 @@ def _table(
         raise _contradiction(
             f"table '{name}': min_partition is {asked.min_partition}, but it has {dim} columns"
         )
-    per_row, per_weight = _optimizer_bytes(sharder)
+    per_row, per_weight = _OPTIMIZER_BYTES.get(
+        optimizer_of(sharder, parameter), _UNKNOWN_OPTIMIZER_BYTES
+    )
     return Table(
         name=name,
         rows=rows,
@@ -170,25 +189,35 @@ def _types(
     return tuple(types)
 
 
-def _optimizer_bytes(sharder: Any) -> tuple[int, int]:
-    optimizer = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
-    if optimizer is None:
-        return _OPTIMIZER_BYTES["exact_sgd"]
-    return _OPTIMIZER_BYTES.get(
-        str(getattr(optimizer, "value", optimizer)), _UNKNOWN_OPTIMIZER_BYTES
-    )
+def optimizer_of(sharder: Any, parameter: nn.Parameter) -> str:
+    """Returns FBGEMM's name of a table's optimizer, "unknown" for one that TorchRec doesn't fuse.
+
+    As TorchRec does: what `apply_optimizer_in_backward` left at the parameter, then the sharder's
+    fused_params, then FBGEMM's default.
+    """
+    (kwargs,) = getattr(parameter, "_optimizer_kwargs", [{}])
+    (optimizer_class,) = getattr(parameter, "_optimizer_classes", [None])
+    fused = getattr(sharder, "fused_params", None) or {}
+    optimizer = kwargs.get("optimizer")
+    if optimizer is None and optimizer_class is not None:
+        try:
+            optimizer = optimizer_type_to_emb_opt_type(optimizer_class)
+        except ValueError:
+            return "unknown"
+    optimizer = optimizer or fused.get("optimizer") or "exact_sgd"
+    return str(getattr(optimizer, "value", optimizer))
 
 
 def _statistics(
     tables: Sequence[Table],
     constraints: Mapping[str, ParameterConstraints],
-    reuse: Mapping[str, TableReuse],
+    found: Sequence[TableReuse | None],
 ) -> dict[str, TableReuse]:
     statistics: dict[str, TableReuse] = {}
     assumed = []
-    for table in tables:
-        if table.name in reuse:
-            statistics[table.name] = reuse[table.name]
+    for table, known in zip(tables, found, strict=True):
+        if known is not None:
+            statistics[table.path] = known
             continue
         asked = constraints.get(table.name)
         pooling = asked.pooling_factors if asked else _UNSET_POOLING
@@ -198,7 +227,7 @@ def _statistics(
                 f"{len(pooling)} pooling factors"
             )
         factor = sum(pooling) if len(pooling) == table.features else float(table.features)
-        statistics[table.name] = UniformReuse(table.rows, factor)
+        statistics[table.path] = UniformReuse(table.rows, factor)
         assumed.append(table.name)
     if assumed:
         some = ", ".join(assumed[:5]) + (", ..." if len(assumed) > 5 else "")

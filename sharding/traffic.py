@@ -58,7 +58,7 @@ def shard_traffic(
             weight_bytes=table.weight_bytes,
             samples=float(job.samples * table.features),
             pooling=ids / table.features,
-            unique_rows=reuse.unique_rows(job.samples) * share,
+            unique_rows=min(reuse.unique_rows(job.samples), table.rows) * share,
             pooled=table.pooled,
         ),
         ids_per_rank=ids_per_rank,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torchrec_bls.sharding.collective_model import message_bytes
 from torchrec_bls.sharding.estimates import Estimate, LookupWork
 from torchrec_bls.sharding.job import Job
 from torchrec_bls.sharding.tables import SHARDING_TYPES, Table, UniformReuse, Workload
@@ -12,10 +13,14 @@ from torchrec_bls.sharding.tables import SHARDING_TYPES, Table, UniformReuse, Wo
 class AdditiveTestCosts:
     """Microseconds: an op 20, a shard 1 and its ids x columns / 1,000; backward twice that.
 
-    All-to-alls: 30 and a thousandth of the bytes of the rank with most.
+    All-to-alls: 30 and a thousandth of their `message_bytes` at `imbalance`; at 1 those of the rank
+    with most.
     """
 
     op_us = 20.0
+
+    def __init__(self, imbalance: float = 1.0) -> None:
+        self.imbalance = imbalance
 
     def marginal_forward(self, works: Sequence[LookupWork]) -> NDArray[np.float64]:
         return np.array([1 + work.samples * work.pooling * work.dim / 1000 for work in works])
@@ -32,7 +37,7 @@ class AdditiveTestCosts:
     def all_to_all(
         self, sent_bytes: Sequence[float], received_bytes: Sequence[float], backend: str
     ) -> Estimate:
-        return self._estimate(30 + max(*sent_bytes, *received_bytes) / 1000)
+        return self._estimate(30 + message_bytes(sent_bytes, received_bytes, self.imbalance) / 1000)
 
     def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
         return self._estimate(30 + 2 * bytes / 1000)
@@ -43,16 +48,19 @@ class AdditiveTestCosts:
 
 
 def random_workload(
-    seed: int, tables: int, types: Sequence[str] = SHARDING_TYPES[:3], largest: float = 1e5
+    seed: int,
+    tables: int,
+    types: Sequence[str] = SHARDING_TYPES[:3],
+    largest: float = 1e5,
+    modules: int = 1,
 ) -> Workload:
     random = np.random.default_rng(seed)
     made, reuse = [], {}
     for index in range(tables):
         rows = int(10 ** random.uniform(2, np.log10(largest)))
-        made.append(
-            Table(f"t{index}", rows, int(random.choice([32, 64, 128])), sharding_types=tuple(types))
-        )
-        reuse[f"t{index}"] = UniformReuse(rows, float(random.uniform(0.5, 20)))
+        dim, module = int(random.choice([32, 64, 128])), f"m{index % modules}"
+        made.append(Table(f"t{index}", rows, dim, module, sharding_types=tuple(types)))
+        reuse[made[-1].path] = UniformReuse(rows, float(random.uniform(0.5, 20)))
     return Workload(made, reuse)
 
 

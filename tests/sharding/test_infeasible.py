@@ -26,9 +26,18 @@ def whole(name: str, mib: int) -> Table:
 def test_table_larger_than_any_rank() -> None:
     job = Job(2, 1, [10 * MIB, 12 * MIB], backend="gloo")
     error = refused([whole("small", 1), whole("large", 15)], job)
-    assert "smallest shard of table 'large' (table_wise)" in str(error)
+    assert "DDR of the largest rank: a shard of table 'large' (table_wise, which" in str(error)
     assert "short by 3.00 MiB" in str(error)
     assert error.short_by == pytest.approx(3 * MIB, rel=1e-3)
+
+
+def test_table_whose_blocks_are_larger_than_the_smallest_rank() -> None:
+    # Whole it lacks 5 MiB on the rank of 10, by rows 2.5 MiB on the rank of 5.
+    job = Job(2, 1, [10 * MIB, 5 * MIB], backend="gloo")
+    table = Table("t", 15 * MIB // 64, 16, sharding_types=(TABLE_WISE, ROW_WISE))
+    error = refused([table], job)
+    assert "DDR of the smallest rank: a shard of table 't' (row_wise" in str(error)
+    assert error.short_by == pytest.approx(2.5 * MIB, rel=1e-3)
 
 
 def test_all_ranks_together() -> None:

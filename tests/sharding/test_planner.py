@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -18,7 +19,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec_bls.sharding.costs import ProfiledCosts
 from torchrec_bls.sharding.planner import BLSShardingPlanner
+from torchrec_bls.sharding.reuse import ReuseStatistics
 from torchrec_bls.sharding.tables import UniformReuse
 from torchrec_bls.sharding.torchrec_estimator import calibrated_torchrec_planner
 from torchrec_bls.sharding.torchrec_plan import from_sharding_plan
@@ -27,6 +31,7 @@ from torchrec_bls.sharding.torchrec_tables import workload_of
 from tests.distributed.models import shard_model
 from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts
+from tests.sharding.synthetic import small_profile
 from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 SHARDERS = [BLSEmbeddingBagCollectionSharder(), BLSEmbeddingCollectionSharder()]
@@ -197,9 +202,60 @@ def test_memory_decides_and_errors_say_what_binds() -> None:
         found = planned(large, topology=topology(ddr=ddr), constraints=asked)
         assert kind == "table_wise" or found["t0"] == kind
     whole = {"t0": ParameterConstraints(sharding_types=["table_wise"])}
-    with pytest.raises(PlannerError, match=r"table 't0' .table_wise.*short by") as caught:
+    with pytest.raises(PlannerError, match=r"table 't0' .table_wise, .*short by") as caught:
         planned(large, topology=topology(ddr=6 * MIB), constraints=whole)
     assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_of_state"),
+    [(torch.optim.SGD, (0, 0)), (torch.optim.Adam, (0, 8)), (RowWiseAdagrad, (4, 0))],
+)
+def test_optimizers_applied_in_the_backward_take_memory(
+    optimizer: type[torch.optim.Optimizer], bytes_of_state: tuple[int, int]
+) -> None:
+    module = bags([100])
+    _apply_optimizer_in_backward(optimizer, module.parameters(), {"lr": 0.1})
+    with pytest.warns(UserWarning, match="no reuse statistics"):
+        (table,) = workload_of(module, SHARDERS, "cpu", 1).tables
+    assert (table.optimizer_bytes_per_row, table.optimizer_bytes_per_weight) == bytes_of_state
+
+
+def test_dense_parameters_are_kept_free() -> None:
+    # 8 MiB of weights, and 1 MiB of dense ones that TorchRec counts 6 times.
+    model = nn.ModuleDict({"bags": bags([65536]), "dense": nn.Linear(512, 512, device="meta")})
+    asked = {"t0": ParameterConstraints(sharding_types=["table_wise"])}
+    planned(model, topology=topology(ddr=16 * MIB), constraints=asked)
+    with pytest.raises(PlannerError, match="table 't0'"):
+        planned(model, topology=topology(ddr=13 * MIB), constraints=asked)
+
+
+def test_fewer_rows_than_ranks() -> None:
+    asked = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    with pytest.raises(PlannerError, match="fewer rows than ranks") as caught:
+        planned(bags([3]), topology=topology(4), constraints=asked)
+    assert caught.value.error_type == PlannerErrorType.STRICT_CONSTRAINTS
+
+
+def plan_the_impossible(_: int, costs: object) -> tuple[str, str]:
+    with pytest.raises((PlannerError, RuntimeError)) as caught, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        small = planner(topology=topology(ddr=MIB), costs=costs)
+        small.collective_plan(bags([65536]), SHARDERS)
+    return type(caught.value).__name__, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("costs", "error", "message"),
+    [
+        (AdditiveTestCosts(), "PlannerError", "no plan fits: DDR"),
+        ("none", "RuntimeError", "planning failed on rank 0: AttributeError"),
+    ],
+)
+def test_all_ranks_are_told_why_there_is_no_plan(costs: object, error: str, message: str) -> None:
+    for name, text in run(2, plan_the_impossible, costs, deadline=120):
+        assert name == error
+        assert message in text
 
 
 def test_table_row_wise_over_two_hosts() -> None:
@@ -217,6 +273,45 @@ def test_statistics_are_used_and_nothing_is_said() -> None:
         ours = planner(reuse=reuse)
         ours.plan(bags([100, 100]), SHARDERS)
     assert ours.report().rating.step.microseconds > 0
+
+
+def test_statistics_of_batches_are_those_of_the_features_tables() -> None:
+    statistics = ReuseStatistics.from_batches([ids_of(0)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        workload = workload_of(Model(), SHARDERS, "cpu", 1, reuse=statistics)
+    for table in workload.tables:
+        assert workload.reuse_of(table) is statistics[f"f{table.name[1:]}"]
+    # f0 reads rows that table t0 of 2 rows lacks: more than there are it can't read.
+    cut = bags([2, 70, 100, 130])
+    ours = planner(costs=ProfiledCosts(small_profile()), reuse=statistics)
+    ours.plan(cut, SHARDERS)
+    assert ours.report().rating.step.microseconds > 0
+
+
+def test_features_of_one_table_count_together() -> None:
+    config = EmbeddingBagConfig(
+        name="t", embedding_dim=16, num_embeddings=100, feature_names=["a", "b"]
+    )
+    module = EmbeddingBagCollection(device=torch.device("meta"), tables=[config])
+    parts = {"a": UniformReuse(100, 2.0), "b": UniformReuse(100, 3.0)}
+    workload = workload_of(module, SHARDERS, "cpu", 1, reuse=parts)
+    joint = workload.reuse_of(workload.tables[0])
+    assert joint.pooling_factor == 5.0
+    assert joint.unique_rows(1) == pytest.approx(sum(p.unique_rows(1) for p in parts.values()))
+
+
+def test_tables_of_one_name_have_their_own_statistics() -> None:
+    module = nn.ModuleDict({"left": bags([100]), "right": bags([50])})
+    reuse = {"left.t0": UniformReuse(100, 2.0), "right.t0": UniformReuse(50, 3.0)}
+    workload = workload_of(module, SHARDERS, "cpu", 1, reuse=reuse)
+    assert [workload.reuse_of(table).pooling_factor for table in workload.tables] == [2.0, 3.0]
+    with pytest.warns(UserWarning) as caught:
+        workload_of(
+            module, SHARDERS, "cpu", 1, reuse={"t0": UniformReuse(100), "t9": reuse["left.t0"]}
+        )
+    assert "['t0', 't9']" in str(caught[0].message)
+    assert "no reuse statistics for 2 of 2 tables" in str(caught[1].message)
 
 
 def test_without_costs_it_plans_as_another_machine_would_and_says_so() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from common import environment
 from quantized.cells import BASELINE, Cell, all_cells
+from quantized.page import plot, section
 from quantized.training import Source, train
 from tqdm import tqdm
 
@@ -191,7 +192,11 @@ def main() -> int:
     except StudyError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{len(tasks)} cells in {arguments.json}")
+    page, figure = arguments.json.with_suffix(".md"), arguments.json.with_suffix(".png")
+    record = json.loads(arguments.json.read_text())
+    page.write_text(section(record) + "\n")
+    plot(figure, record)
+    print(f"{len(tasks)} cells in {arguments.json}, as tables in {page}, as a figure in {figure}")
     return 0
 
 

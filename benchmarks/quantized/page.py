@@ -94,24 +94,28 @@ def _verdict(deltas: Deltas, source: str) -> list[str]:
         for cell in all_cells()[2:]
         if (delta := deltas.of(source, cell)) is not None and cell.table in (2, 3, 4)
     ]
-    if found is None or not errors:
-        return []
     ordered = sorted(delta.error for delta in errors)
+    if not any(ordered):  # one seed, or nothing trained yet
+        return []
     middle = ordered[len(ordered) // 2]
     decided = [delta for delta in errors if abs(delta.accuracy + CRITERION) > 2 * delta.error]
-    labels = deltas.of(source, control, "_on_labels")
-    assert labels is not None
-    lines = [
-        f"- Control, full precision but sums in a ring's order: {_change(found)} %, "
-        f"{found.flipped:.2f} % of the decisions differ.",
+    lines = []
+    on_labels = "."
+    if found is not None:
+        lines.append(
+            f"- Control, full precision but sums in a ring's order: {_change(found)} %, "
+            f"{found.flipped:.2f} % of the decisions differ."
+        )
+        labels = deltas.of(source, control, "_on_labels")
+        assert labels is not None
+        if labels.error != found.error:
+            on_labels = (
+                f"; on labels instead of probabilities the control's would be {labels.error:.4f} %."
+            )
+    lines += [
         f"- Standard error of a row: median {middle:.4f} %, of which the test set has "
         f"{_median([delta.test_error for delta in errors]):.4f} % and the seeds have "
-        f"{_median([delta.seed_error for delta in errors]):.4f} %"
-        + (
-            f"; on labels instead of probabilities the control's would be {labels.error:.4f} %."
-            if labels.error != found.error
-            else "."
-        ),
+        f"{_median([delta.seed_error for delta in errors]):.4f} %{on_labels}",
         f"- Rows whose side of -{CRITERION} % is two standard errors sure: {len(decided)} of "
         f"{len(errors)}.",
     ]

@@ -400,12 +400,16 @@ TEST_CASE("what can be under way fits the queues for any number of slots") {
 TEST_CASE("memory of a large message that is not there is an error and not its bytes") {
   FakeRanks ranks({.slot_bytes = kMinSlotBytes});
   for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], std::string(10000, 'x'));
-  std::byte* const at = ranks.ranks->arrived(1, 0, 0) + header_bytes(1);
+  std::byte* const slot = ranks.ranks->arrived(1, 0, 0);
+  std::byte* const at = slot + header_bytes(1);
   MemoryAddress address;
   std::memcpy(&address, at, sizeof(address));
   SUBCASE("another address") { address.where[0] += 1 << 20; }
   SUBCASE("another key") { address.where[1] += 1000; }
-  SUBCASE("more than there is") { address.bytes += 4096; }
+  SUBCASE("more than there is") {
+    address.bytes += 4096;
+    std::memcpy(slot + header_bytes(0), &address.bytes, sizeof(address.bytes));
+  }
   std::memcpy(at, &address, sizeof(address));
   check_failure(failure_of([&] { ranks[1].wait(); }), ErrorKind::kTransport,
                 "rank 0 is lost, and this rank waited for it to be read: fake0 port 1: it refused "

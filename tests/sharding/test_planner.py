@@ -194,16 +194,19 @@ def test_nothing_to_plan() -> None:
 
 
 def test_memory_decides_and_errors_say_what_binds() -> None:
-    # 8 MiB of weights: whole they fit on no rank of 6, by rows or columns they do.
-    large = bags([65536])
-    kinds = {"table_wise": 16 * MIB, "row_wise": 6 * MIB}
-    for kind, ddr in kinds.items():
-        asked = {"t0": ParameterConstraints(sharding_types=["table_wise", "row_wise"])}
-        found = planned(large, topology=topology(ddr=ddr), constraints=asked)
-        assert kind == "table_wise" or found["t0"] == kind
+    # 8 MiB of weights each: with room each of 2 ranks gets a table whole, which is the least to
+    # exchange; of 6 MiB no rank holds one whole.
+    two, one = bags([65536, 65536]), bags([65536])
+    for module, ddr, kind in ((two, 16 * MIB, "table_wise"), (one, 6 * MIB, "row_wise")):
+        asked = {
+            table.name: ParameterConstraints(sharding_types=["table_wise", "row_wise"])
+            for table in module.embedding_bag_configs()
+        }
+        found = planned(module, topology=topology(ddr=ddr), constraints=asked)
+        assert set(found.values()) == {kind}
     whole = {"t0": ParameterConstraints(sharding_types=["table_wise"])}
     with pytest.raises(PlannerError, match=r"table 't0' .table_wise, .*short by") as caught:
-        planned(large, topology=topology(ddr=6 * MIB), constraints=whole)
+        planned(one, topology=topology(ddr=6 * MIB), constraints=whole)
     assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
 
 

@@ -122,6 +122,8 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
         allowed = fits & np.array([option.group in names for option in problem.options])
         if np.maximum.reduceat(allowed, problem.first_options).all():
             bound = lower_bound(problem, allowed, capacity)
+            if np.isinf(bound):
+                continue
             pairs = max(modules, len(names))
             ops = pairs * problem.job.ranks_per_core * one_op
             charges = pairs * problem.charge
@@ -136,7 +138,7 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
             )
     # A plan uses just one of the sets, so that the least of their bounds is one for all plans.
     lowest = min((groups.least for groups in promising), default=np.inf)
-    if not np.isfinite(lowest):
+    if not promising:
         raise explain(problem, capacity, reserved, None)
     promising.sort(key=lambda groups: (groups.expected, groups.number))
     starts: list[tuple[float, Placement, _Groups]] = []

@@ -27,6 +27,9 @@ from torchrec_bls.sharding.tables import (
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
+# Numbers that are none must not be among what options are compared by.
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 COSTS = AdditiveTestCosts()
 CASES = [
     (2, 3, {}, (TABLE_WISE, COLUMN_WISE, ROW_WISE)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch.distributed as dist
 from torch import nn
@@ -27,12 +27,12 @@ from .estimates import AdditiveCosts, TableReuse
 from .infeasible import InfeasiblePlanError
 from .job import Job
 from .options import NoOptionError, make_problem
-from .profile import load_profile, shipped_profiles
+from .profile import check_kind, load_profile, shipped_profiles
 from .report import PlanReport, make_report
 from .search import Found, search
 from .tables import Workload
 from .torchrec_plan import to_sharding_plan
-from .torchrec_tables import workload_of
+from .torchrec_tables import optimizers_of, workload_of
 
 # Of HBM, as in TorchRec's planner.
 _RESERVED_SHARE = 0.15
@@ -59,6 +59,9 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
         cores_per_host: if the ranks of a host have to share so many; None: each has its own.
+
+    Raises:
+        ProfileError: the costs are of another kind of machine than the topology.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._reservation = storage_reservation or _torchrecs_reservation()
         self._constraints = constraints
         self._costs = _shipped_costs() if costs is None else costs
+        if isinstance(self._costs, ProfiledCosts):
+            check_kind(self._costs.profile, self._topology.compute_device)
         self._reuse = reuse
         self._backend = backend
         self._bound = bound
@@ -103,6 +108,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         hosts = -(-self._topology.world_size // self._topology.local_world_size)
         workload = workload_of(module, sharders, device, hosts, self._constraints, self._reuse)
         job = self._job(module, sharders)
+        if self._training:
+            self._compare_optimizers(optimizers_of(module, sharders))
         try:
             found = search(make_problem(workload, job, self._costs))
         except InfeasiblePlanError as error:
@@ -158,6 +165,22 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         if self._last is None:
             raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
         return make_report(*self._last, self._costs)
+
+    def _compare_optimizers(self, optimizers: Set[str]) -> None:
+        """Warns if the backward of the costs is not with the tables' optimizer."""
+        if not isinstance(self._costs, ProfiledCosts):
+            return
+        profile = self._costs.profile
+        # FBGEMM's "exact" ones are their namesakes with duplicate rows summed up first.
+        known = profile.optimizer.removeprefix("exact_")
+        others = sorted(name for name in optimizers if name.removeprefix("exact_") != known)
+        if others:
+            warnings.warn(
+                f"the profile {profile.name} has the backward with {profile.optimizer}, but tables "
+                f"have {', '.join(others)}, whose updates take another time: calibrate with "
+                "`torchrec-bls calibrate --optimizer`",
+                stacklevel=3,
+            )
 
     def _job(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> Job:
         free = self._reservation.reserve(

@@ -155,6 +155,13 @@ def test_bound_holds_for_plans_with_less_slots_than_those_that_were_tried(
     assert search(problem).lower_bound <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("seed", "memory"), [(2, 8_615_384), (18, 7_846_153)])
+def test_slots_between_too_few_and_too_many_are_tried(seed: int, memory: int) -> None:
+    workload = random_workload(seed, 3, (TABLE_WISE, ROW_WISE), largest=3e4)
+    job = Job(2, 512, [memory] * 2, backend="bls")
+    assert used(search(make_problem(workload, job, COSTS)).plan, job, workload) <= memory
+
+
 def test_no_objective_is_below_the_bound_at_any_scale() -> None:
     for seed in range(3):
         problem = make_problem(random_workload(seed, 60), roomy(8), COSTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 import torch.distributed as dist
 from torch import nn
@@ -21,6 +21,8 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from torchrec.distributed.utils import get_device_type
+
+from torchrec_bls.distributed.sharder import BoundedLagSharder
 
 from .costs import ProfiledCosts
 from .estimates import AdditiveCosts, TableReuse
@@ -55,7 +57,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             profile that ships, of a machine that is hardly this one, and warns.
         reuse: statistics by table ("module.table", or its name where just one has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
-        backend: of the exchanges: "bls" for the bounded-lag sharders, "gloo" for TorchRec's own.
+        backend: of the exchanges, "bls" or "gloo". None: "bls" if there are bounded-lag sharders,
+            else "gloo"; TorchRec's own over a process group "bls" need it said.
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
         cores_per_host: if the ranks of a host have to share so many; None: each has its own.
@@ -73,7 +76,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         *,
         costs: AdditiveCosts | None = None,
         reuse: Mapping[str, TableReuse] | None = None,
-        backend: str = "bls",
+        backend: str | None = None,
         bound: int = 0,
         training: bool | None = None,
         cores_per_host: int | None = None,
@@ -194,13 +197,18 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             batch=self._batch_size,
             memory_bytes=ddr if on_cpu else hbm,
             ranks_per_host=min(self._topology.local_world_size, self._topology.world_size),
-            backend=self._backend,
+            backend=_backend_of(sharders) if self._backend is None else self._backend,
             bound=self._bound,
             training=self._training,
             host_memory_bytes=None if on_cpu else ddr,
             cores_per_host=self._cores_per_host,
             memory_kind="DDR" if on_cpu else "HBM",
         )
+
+
+def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]]) -> str:
+    bounded_lag = any(isinstance(sharder, BoundedLagSharder) for sharder in sharders)
+    return "bls" if bounded_lag else "gloo"
 
 
 def _torchrecs_reservation() -> StorageReservation:

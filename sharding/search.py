@@ -32,7 +32,7 @@ _PRICES = (0.0, 0.3, 3.0, 1e6)
 _NEAR = 1.002
 # First plans that are improved; of larger problems fewer.
 _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
-# Sets of options that are searched, the most promising first; without a plan another one, the largest.
+# Sets of options that are searched, the most promising first; without a plan the largest other one.
 _SETS = 4
 # Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
 _ATTEMPTS = 5

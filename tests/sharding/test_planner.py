@@ -19,7 +19,8 @@ from torchrec import (
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec_bls.sharding.costs import ProfiledCosts
 from torchrec_bls.sharding.planner import BLSShardingPlanner
@@ -356,6 +357,24 @@ def test_an_optimizer_that_is_not_the_profiles_is_warned_of() -> None:
     assert not warnings_of_optimizers("sgd")
     # Without a backward there is no update.
     assert not warnings_of_optimizers("exact_row_wise_adagrad", training=False)
+
+
+@pytest.mark.parametrize(
+    ("sharders", "backend", "expected"),
+    [
+        (SHARDERS, None, "bls"),
+        (None, None, "gloo"),
+        ([EmbeddingBagCollectionSharder()], None, "gloo"),
+        ([EmbeddingBagCollectionSharder()], "bls", "bls"),
+        (SHARDERS, "gloo", "gloo"),
+    ],
+)
+def test_exchanges_are_those_of_the_sharders(
+    sharders: list[ModuleSharder[nn.Module]] | None, backend: str | None, expected: str
+) -> None:
+    ours = planner(reuse={"t0": UniformReuse(100)}, backend=backend)
+    ours.plan(bags([100]), sharders or get_default_sharders())
+    assert ours.report().as_json()["job"]["backend"] == expected
 
 
 def test_no_report_without_a_plan() -> None:

@@ -203,7 +203,7 @@ def any_problem(draw: st.DrawFn) -> tuple[Workload, Job]:
             f"t{index}",
             rows=draw(st.integers(60, 400)),
             dim=draw(st.sampled_from([16, 48, 64, 96])) if pooled else 64,
-            module="pooled" if pooled else "unpooled",
+            module="pooled" if pooled else draw(st.sampled_from(["unpooled", "other"])),
             pooled=pooled,
             weighted=pooled and draw(st.booleans()),
             features=draw(st.integers(1, 2)),
@@ -243,12 +243,13 @@ def test_every_table_once_and_no_memory_exceeded(case: tuple[Workload, Job]) -> 
         if placed.sharding_type == TABLE_ROW_WISE:
             assert len({rank // job.host_ranks for rank in ranks}) == 1
     widths = {
-        shard.columns
+        (placed.table.module, shard.columns)
         for placed in found.plan
         for shard in placed.shards
         if placed.sharding_type == COLUMN_WISE and not placed.table.pooled
     }
-    assert len(widths) <= 1  # of an EmbeddingCollection
+    # One of each EmbeddingCollection.
+    assert len(widths) == len({module for module, _ in widths})
     rating = rate(found.plan, workload, job, COSTS)
     for rank, capacity in zip(rating.ranks, job.memory_bytes, strict=True):
         assert rank.memory_bytes <= capacity

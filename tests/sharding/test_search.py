@@ -169,6 +169,16 @@ def test_no_objective_is_below_the_bound_at_any_scale() -> None:
         assert found.lower_bound <= found.objective <= 1.05 * found.lower_bound
 
 
+def test_one_rank_has_nobody_to_exchange_with() -> None:
+    tables = [
+        Table("a", 3400, 64, "one", pooled=False, sharding_types=(COLUMN_WISE,)),
+        Table("b", 260, 64, "other", pooled=False, sharding_types=(COLUMN_WISE,)),
+        Table("c", 2500, 64, "one", pooled=False, sharding_types=(ROW_WISE, TABLE_WISE)),
+    ]
+    found = search(make_problem(Workload(tables), roomy(1, backend="gloo"), COSTS))
+    assert {shard.rank for placed in found.plan for shard in placed.shards} == {0}
+
+
 def test_same_problem_same_plan() -> None:
     first, second = (
         search(make_problem(random_workload(1, 30), roomy(4), COSTS)).plan for _ in range(2)

@@ -32,6 +32,11 @@ class ProfiledCosts:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
 
+    @property
+    def profile(self) -> Profile:
+        """The profile that the costs are of."""
+        return self._profile
+
     def lookup_forward(self, works: Sequence[LookupWork]) -> Estimate:
         """One rank's forward lookup; nothing without shards.
 

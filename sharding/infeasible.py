@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import ALL_RANKS, ANY_RANKS, ONE_HOST, Problem
+from .options import ALL_RANKS, ANY_RANKS, ONE_HOST, Option, Problem
+from .placement import Placement
 
 
 class InfeasiblePlanError(Exception):
@@ -14,16 +15,19 @@ class InfeasiblePlanError(Exception):
         needed: bytes.
         available: bytes.
         cure: what can be done.
+        proven: False where a search that is not exhaustive found none.
 
     Attributes:
         short_by: bytes that are missing.
     """
 
-    def __init__(self, constraint: str, needed: float, available: float, cure: str) -> None:
-        self.constraint = constraint
+    def __init__(
+        self, constraint: str, needed: float, available: float, cure: str, *, proven: bool = True
+    ) -> None:
         self.short_by = needed - available
+        verdict = "no plan fits" if proven else "no plan was found that fits"
         super().__init__(
-            f"no plan fits: {constraint} needs {as_bytes(needed)}, but there are "
+            f"{verdict}: {constraint} needs {as_bytes(needed)}, but there are "
             f"{as_bytes(available)}: short by {as_bytes(self.short_by)}. {cure}"
         )
 
@@ -36,43 +40,49 @@ def as_bytes(amount: float) -> str:
     return f"{amount:,.0f} bytes"
 
 
-# Whose memory decides on whether an option fits.
-_BINDING = {
-    ANY_RANKS: "the largest rank",
-    ONE_HOST: "the smallest rank of the best host",
-    ALL_RANKS: "the smallest rank",
-}
-
-
 def fits_somewhere(problem: Problem, capacity: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Returns which options fit into the memory of empty ranks, (options)."""
     result: NDArray[np.bool_] = problem.memory <= _room(problem, capacity)
     return result
 
 
-def _room(problem: Problem, capacity: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns what a shard of each option can have at most, (options) bytes."""
-    room = {
-        ANY_RANKS: capacity.max(),
-        ONE_HOST: capacity.reshape(-1, problem.job.host_ranks).min(axis=1).max(),
-        ALL_RANKS: capacity.min(),
-    }
-    return np.array([room[spread] for spread in problem.option_spread.tolist()])
+def _room(problem: Problem, free: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns what a shard of each option can have at most, (options) bytes, of (ranks) bytes."""
+    descending = np.sort(free)[::-1]
+    return np.select(
+        [problem.option_spread == ANY_RANKS, problem.option_spread == ONE_HOST],
+        [
+            descending[problem.option_shards - 1],
+            free.reshape(-1, problem.job.host_ranks).min(axis=1).max(),
+        ],
+        descending[-1],
+    )
+
+
+def _binding(option: Option) -> str:
+    """Returns whose memory decides on whether an option fits."""
+    if option.spread == ONE_HOST:
+        return "the smallest rank of the best host"
+    if option.spread == ALL_RANKS:
+        return "the smallest rank"
+    return "the largest rank" if option.shards == 1 else f"the {option.shards} largest ranks"
+
+
+def _beside(reserved: float) -> str:
+    return f" beside {as_bytes(reserved)} for results and slots" if reserved else ""
 
 
 def explain(
-    problem: Problem, capacity: NDArray[np.float64], reserved: float, left_over: int | None
+    problem: Problem, capacity: NDArray[np.float64], reserved: float
 ) -> InfeasiblePlanError:
-    """Returns the error that names what binds.
+    """Returns the error that names what binds where no set of options can fit.
 
     Args:
         problem: what is planned.
         capacity: (ranks), bytes for shards.
         reserved: bytes of each rank that are not for shards.
-        left_over: a table for which the nearest attempt had no room.
     """
-    kind = problem.job.memory_kind
-    beside = f" beside {as_bytes(reserved)} for results and slots" if reserved else ""
+    kind, beside = problem.job.memory_kind, _beside(reserved)
     if capacity.min() < 0:
         return InfeasiblePlanError(
             f"what every rank holds whatever the plan (results and slots, in {kind})",
@@ -81,39 +91,94 @@ def explain(
             "Use a smaller batch or bound, or more memory",
         )
     first = problem.first_options
-    fits = fits_somewhere(problem, capacity)
-    table_fits = np.maximum.reduceat(fits, first)
-    least_shard = np.minimum.reduceat(problem.memory, first)
-    if not table_fits.all():
-        room = _room(problem, capacity)
-        lacking = problem.memory - room
-        # Of the table that lacks most, the option that lacks least.
-        table = int(np.argmax(np.minimum.reduceat(lacking, first)))
-        option = int(np.argmin(np.where(problem.option_table == table, lacking, np.inf)))
-        chosen = problem.options[option]
-        return InfeasiblePlanError(
-            f"{kind} of {_BINDING[chosen.spread]}: a shard of table '{problem.tables[table].name}' "
-            f"({chosen.sharding_type}, which comes nearest){beside}",
-            float(problem.memory[option]),
-            float(room[option]),
-            "Allow sharding types or column widths that split it further, or use more ranks",
-        )
-    shards = problem.option_shards
-    least = np.minimum.reduceat(np.where(fits, shards * problem.memory, np.inf), first)
-    if least.sum() > capacity.sum():
-        return InfeasiblePlanError(
-            f"{kind} of all ranks together: the {len(least)} tables{beside} a rank",
-            float(least.sum()),
-            float(capacity.sum()),
-            "Use more ranks or memory, or smaller tables",
-        )
-    name = problem.tables[left_over].name if left_over is not None else "?"
-    smallest = float(least_shard[left_over]) if left_over is not None else 0.0
-    free = float(capacity.sum() - least.sum())
+    lacking = problem.memory - _room(problem, capacity)
+    # Of the table that lacks most, the option that lacks least.
+    table = int(np.argmax(np.minimum.reduceat(lacking, first)))
+    option = int(np.argmin(np.where(problem.option_table == table, lacking, np.inf)))
+    if lacking[option] > 0:
+        what = f"{problem.options[option].sharding_type}, which comes nearest"
+        return _too_large(problem, capacity, beside, option, what)
+    for widths in problem.collection_widths:
+        option = _nearest_common(problem, widths, lacking)
+        if lacking[option] > 0:
+            columns = problem.options[option].columns
+            what = f"{columns} columns, the common width of its EmbeddingCollection nearest to fit"
+            return _too_large(problem, capacity, beside, option, what)
     return InfeasiblePlanError(
-        f"{kind} of single ranks: the tables fit in all, with {as_bytes(free)} to spare, but no "
-        f"packing was found{beside}. The shards that are left over, those of table '{name}', each",
-        smallest,
-        min(free / problem.job.ranks, smallest),
+        f"{kind} of all ranks together: the {len(first)} tables{beside} a rank",
+        least_memory(problem, lacking <= 0)[0],
+        float(capacity.sum()),
+        "Use more ranks or memory, or smaller tables",
+    )
+
+
+def explain_packing(
+    placement: Placement, left_over: list[int], tried: int, reserved: float
+) -> InfeasiblePlanError:
+    """Returns the error for when no first plan has room for all tables.
+
+    Args:
+        placement: the first plan with the fewest tables left over.
+        left_over: the options that those had.
+        tried: how many first plans there were.
+        reserved: bytes of each rank that are not for shards.
+    """
+    problem = placement.problem
+    room = _room(problem, placement.capacity - placement.memory)
+    option = problem.options[left_over[0]]
+    return InfeasiblePlanError(
+        f"{problem.job.memory_kind} of single ranks: the tables fit in all, but none of {tried} "
+        f"first plans packs them. The nearest one has no room for {len(left_over)} of them"
+        f"{_beside(reserved)}, of which '{problem.tables[option.table].name}' "
+        f"({option.sharding_type}), for a shard on {_binding(option)},",
+        float(problem.memory[left_over[0]]),
+        float(room[left_over[0]]),
         "Allow sharding types that split the large tables further, or use more memory",
+        proven=False,
+    )
+
+
+def least_memory(problem: Problem, allowed: NDArray[np.bool_]) -> tuple[float, NDArray[np.bool_]]:
+    """Returns the least bytes that all tables take, and the options with the widths of that.
+
+    Each EmbeddingCollection has one width.
+    """
+    in_all = problem.option_shards * problem.memory
+
+    def least(options: NDArray[np.bool_]) -> float:
+        of_options = np.where(options, in_all, np.inf)
+        return float(np.minimum.reduceat(of_options, problem.first_options).sum())
+
+    for widths in problem.collection_widths:
+        others = allowed & ~np.any(widths, axis=0)
+        allowed = min((others | (allowed & width) for width in widths), key=least)
+    return least(allowed), allowed
+
+
+def _nearest_common(
+    problem: Problem, widths: list[NDArray[np.bool_]], lacking: NDArray[np.float64]
+) -> int:
+    """Returns the option that lacks most at the width of a collection at which that is least."""
+    others = ~np.any(widths, axis=0)
+    worst = []
+    for width in widths:
+        of_options = np.where(others | width, lacking, np.inf)
+        least = np.minimum.reduceat(of_options, problem.first_options)
+        # A table that has this width not at all can't be what comes nearest.
+        table = int(np.argmax(least))
+        mine = (problem.option_table == table) & (others | width)
+        worst.append((float(least[table]), int(np.argmin(np.where(mine, lacking, np.inf)))))
+    return min(worst)[1]
+
+
+def _too_large(
+    problem: Problem, capacity: NDArray[np.float64], beside: str, option: int, what: str
+) -> InfeasiblePlanError:
+    chosen = problem.options[option]
+    return InfeasiblePlanError(
+        f"{problem.job.memory_kind} of {_binding(chosen)}: a shard of table "
+        f"'{problem.tables[chosen.table].name}' ({what}){beside}",
+        float(problem.memory[option]),
+        float(_room(problem, capacity)[option]),
+        "Allow sharding types or column widths that split it further, or use more ranks",
     )

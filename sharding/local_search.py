@@ -124,7 +124,7 @@ def _best_exchange(
 ) -> _Exchange:
     problem = placement.problem
     mine = np.flatnonzero(shards.movable & (shards.rank == rank))
-    if not mine.size:
+    if not mine.size or problem.job.ranks == 1:
         return _Exchange(np.inf)
     partners = np.argsort(penalties, kind="stable")
     if len(shards.table) > _MANY_SHARDS:

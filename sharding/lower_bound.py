@@ -22,12 +22,14 @@ def lower_bound(
         capacity: (ranks), bytes.
 
     Returns:
-        The bound; infinity where no plan fits into the memory.
+        The bound; infinity where no plan fits into the memory, or a table has no option.
     """
     ranks = problem.job.ranks
     shards = problem.option_shards
     usable = allowed & fits_somewhere(problem, capacity)
     first = problem.first_options
+    if not np.maximum.reduceat(usable, first).all():
+        return float(np.inf)
     memory = shards * problem.memory
     averages = np.where(usable[:, None], problem.shared * shards[:, None] / ranks, np.inf)
     least = np.minimum.reduceat(averages, first).sum(axis=0)

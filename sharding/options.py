@@ -136,6 +136,21 @@ class Problem:
         return np.array([option.spread for option in self.options])
 
     @cached_property
+    def collection_widths(self) -> list[list[NDArray[np.bool_]]]:
+        """For each EmbeddingCollection, by width, which options are its column-wise ones.
+
+        TorchRec has one width for all column-wise tables of a collection.
+        """
+        groups: dict[str, dict[str, NDArray[np.bool_]]] = {}
+        for number, option in enumerate(self.options):
+            table = self.tables[option.table]
+            if option.sharding_type == COLUMN_WISE and not table.pooled:
+                widths = groups.setdefault(table.module, {})
+                of_width = widths.setdefault(option.group, np.zeros(len(self.options), bool))
+                of_width[number] = True
+        return [list(widths.values()) for widths in groups.values()]
+
+    @cached_property
     def first_options(self) -> NDArray[np.intp]:
         """Index of each table's first option."""
         return np.searchsorted(self.option_table, np.arange(len(self.tables)))
@@ -154,7 +169,7 @@ def options_of(index: int, table: Table, job: Job) -> list[Option]:
     if COLUMN_WISE in types:
         for columns in _column_widths(table, job.ranks):
             shards = table.dim // columns
-            # TorchRec's EmbeddingCollection takes one width for all its column-wise tables.
+            # Problem.collection_widths goes by these.
             group = COLUMN_WISE if table.pooled else f"{COLUMN_WISE} / {shards}"
             options.append(
                 Option(index, COLUMN_WISE, table.rows, columns, shards, group, ANY_RANKS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 
 import torch.distributed as dist
 from torch import nn
@@ -22,17 +22,19 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from torchrec.distributed.utils import get_device_type
 
+from torchrec_bls.distributed.sharder import BoundedLagSharder
+
 from .costs import ProfiledCosts
 from .estimates import AdditiveCosts, TableReuse
 from .infeasible import InfeasiblePlanError
 from .job import Job
 from .options import NoOptionError, make_problem
-from .profile import load_profile, shipped_profiles
+from .profile import check_kind, load_profile, shipped_profiles
 from .report import PlanReport, make_report
 from .search import Found, search
 from .tables import Workload
 from .torchrec_plan import to_sharding_plan
-from .torchrec_tables import workload_of
+from .torchrec_tables import optimizers_of, workload_of
 
 # Of HBM, as in TorchRec's planner.
 _RESERVED_SHARE = 0.15
@@ -55,10 +57,14 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             profile that ships, of a machine that is hardly this one, and warns.
         reuse: statistics by table ("module.table", or its name where just one has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
-        backend: of the exchanges: "bls" for the bounded-lag sharders, "gloo" for TorchRec's own.
+        backend: of the exchanges, "bls" or "gloo". None: "bls" if there are bounded-lag sharders,
+            else "gloo"; TorchRec's own over a process group "bls" need it said.
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
         cores_per_host: if the ranks of a host have to share so many; None: each has its own.
+
+    Raises:
+        ProfileError: the costs are of another kind of machine than the topology.
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         *,
         costs: AdditiveCosts | None = None,
         reuse: Mapping[str, TableReuse] | None = None,
-        backend: str = "bls",
+        backend: str | None = None,
         bound: int = 0,
         training: bool | None = None,
         cores_per_host: int | None = None,
@@ -84,6 +90,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._reservation = storage_reservation or _torchrecs_reservation()
         self._constraints = constraints
         self._costs = _shipped_costs() if costs is None else costs
+        if isinstance(self._costs, ProfiledCosts):
+            check_kind(self._costs.profile, self._topology.compute_device)
         self._reuse = reuse
         self._backend = backend
         self._bound = bound
@@ -103,6 +111,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         hosts = -(-self._topology.world_size // self._topology.local_world_size)
         workload = workload_of(module, sharders, device, hosts, self._constraints, self._reuse)
         job = self._job(module, sharders)
+        if self._training:
+            self._compare_optimizers(optimizers_of(module, sharders))
         try:
             found = search(make_problem(workload, job, self._costs))
         except InfeasiblePlanError as error:
@@ -159,6 +169,22 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
         return make_report(*self._last, self._costs)
 
+    def _compare_optimizers(self, optimizers: Set[str]) -> None:
+        """Warns if the backward of the costs is not with the tables' optimizer."""
+        if not isinstance(self._costs, ProfiledCosts):
+            return
+        profile = self._costs.profile
+        # FBGEMM's "exact" ones are their namesakes with duplicate rows summed up first.
+        known = profile.optimizer.removeprefix("exact_")
+        others = sorted(name for name in optimizers if name.removeprefix("exact_") != known)
+        if others:
+            warnings.warn(
+                f"the profile {profile.name} has the backward with {profile.optimizer}, but tables "
+                f"have {', '.join(others)}, whose updates take another time: calibrate with "
+                "`torchrec-bls calibrate --optimizer`",
+                stacklevel=3,
+            )
+
     def _job(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> Job:
         free = self._reservation.reserve(
             self._topology, self._batch_size, module, sharders, self._constraints
@@ -171,13 +197,18 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             batch=self._batch_size,
             memory_bytes=ddr if on_cpu else hbm,
             ranks_per_host=min(self._topology.local_world_size, self._topology.world_size),
-            backend=self._backend,
+            backend=_backend_of(sharders) if self._backend is None else self._backend,
             bound=self._bound,
             training=self._training,
             host_memory_bytes=None if on_cpu else ddr,
             cores_per_host=self._cores_per_host,
             memory_kind="DDR" if on_cpu else "HBM",
         )
+
+
+def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]]) -> str:
+    bounded_lag = any(isinstance(sharder, BoundedLagSharder) for sharder in sharders)
+    return "bls" if bounded_lag else "gloo"
 
 
 def _torchrecs_reservation() -> StorageReservation:

@@ -147,12 +147,25 @@ def profile_from_json(record: Any, source: str, *, kind: str = "cpu") -> Profile
         raise ProfileError(f"profile {source} lacks {error}: calibrate again") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise ProfileError(f"profile {source} is damaged: {error}") from error
+    check_kind(profile, kind, source)
+    return profile
+
+
+def check_kind(profile: Profile, kind: str, source: str | None = None) -> None:
+    """Raises ProfileError for a profile of another kind of machine than the one planned for.
+
+    Args:
+        profile: to be used.
+        kind: of the machine that is planned for, "cpu" or "cuda".
+        source: what the error calls the profile, its name by default.
+    """
     if profile.machine.kind != kind:
         raise ProfileError(
-            f"profile {source} is of a machine of kind {profile.machine.kind!r}, and the plan is"
-            f" for {kind!r}: calibrate on such a machine"
+            f"profile {source or profile.name} is of a machine of kind {profile.machine.kind!r},"
+            f" and the plan is for {kind!r}: plan for a machine of that kind"
+            " (Topology's compute_device), or pass costs of one of your own (AdditiveCosts), as"
+            f" `torchrec-bls calibrate` measures {' and '.join(KINDS)} only"
         )
-    return profile
 
 
 def _parse(record: dict[str, Any]) -> Profile:

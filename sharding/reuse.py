@@ -88,15 +88,21 @@ class TableStatistics:
         """Distinct rows that a batch of `samples` reads.
 
         Between the sizes that were looked at it is interpolated on logarithmic axes (Heaps' law).
-        Beyond them it goes on with the last slope, but never above the lookups or the table's rows.
+        Below them the way is from one sample, whose ids all differ: a part of a batch recurs less
+        than the whole. Beyond them it goes on with the last slope, but never above the lookups or
+        the table's rows.
         """
         if samples <= 0 or self.pooling_factor <= 0:
             return 0.0
         lookups = samples * self.pooling_factor
-        x, y = np.log(self.sample_sizes), np.log(np.maximum(self.unique_at, 1e-9))
+        sizes, unique = self.sample_sizes, self.unique_at
+        if sizes[0] > 1:
+            of_one = min(self.pooling_factor, float(unique[0]))
+            sizes, unique = np.append(1.0, sizes), np.append(of_one, unique)
+        x, y = np.log(sizes), np.log(np.maximum(unique, 1e-9))
         at = float(np.log(samples))
         if at <= x[0]:
-            estimate = self.unique_at[0] * samples / self.sample_sizes[0]
+            estimate = unique[0] * samples / sizes[0]
         elif at <= x[-1] or len(x) == 1:
             estimate = float(np.exp(np.interp(at, x, y)))
         else:

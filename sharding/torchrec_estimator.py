@@ -15,8 +15,10 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingType
 
+from .costs import ProfiledCosts
 from .estimates import AdditiveCosts, LookupWork, TableReuse
 from .job import Job
+from .profile import check_kind
 from .table_reuse import TableNames, find_reuse
 from .tables import Table, UniformReuse
 from .traffic import EMBEDDING_BYTES, shard_traffic
@@ -39,6 +41,9 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
             and uniform ids.
         backend: of the exchanges: "gloo" or "bls".
         training: whether there is a backward.
+
+    Raises:
+        ProfileError: the costs are of another kind of machine than the topology.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
         backend: str = "gloo",
         training: bool = True,
     ) -> None:
+        if isinstance(costs, ProfiledCosts):
+            check_kind(costs.profile, topology.compute_device)
         self._topology = topology
         self._constraints = constraints or {}
         self._costs = costs

@@ -189,6 +189,17 @@ def _types(
     return tuple(types)
 
 
+def optimizers_of(
+    module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> frozenset[str]:
+    """Returns `optimizer_of` every table of `module` that `sharders` shard."""
+    return frozenset(
+        optimizer_of(sharder, parameter)
+        for _, child, sharder in _sharded_modules(module, sharders)
+        for parameter in sharder.shardable_parameters(child).values()
+    )
+
+
 def optimizer_of(sharder: Any, parameter: nn.Parameter) -> str:
     """Returns FBGEMM's name of a table's optimizer, "unknown" for one that TorchRec doesn't fuse.
 

@@ -5,7 +5,7 @@ from torchrec_bls.sharding.infeasible import InfeasiblePlanError
 from torchrec_bls.sharding.job import Job
 from torchrec_bls.sharding.options import make_problem
 from torchrec_bls.sharding.search import search
-from torchrec_bls.sharding.tables import ROW_WISE, TABLE_WISE, Table, Workload
+from torchrec_bls.sharding.tables import COLUMN_WISE, ROW_WISE, TABLE_WISE, Table, Workload
 
 from tests.sharding.additive_costs import AdditiveTestCosts
 
@@ -51,12 +51,42 @@ def test_packing() -> None:
     # In all there is room for 3 x 6 of 20, but one rank would need 12 of 10.
     job = Job(2, 1, [10 * MIB] * 2, backend="gloo")
     error = refused([whole(f"t{index}", 6) for index in range(3)], job)
-    assert "no packing was found" in str(error)
-    assert error.short_by > 0
+    assert "no plan was found that fits: DDR of single ranks: the tables fit in all" in str(error)
+    # Two are placed, and 4 of 10 MiB are free beside each.
+    assert "has no room for 1 of them" in str(error)
+    assert error.short_by == pytest.approx(2 * MIB, rel=1e-2)
     # Split by rows they fit.
     split = Table("t0", 6 * MIB // 64, 16, sharding_types=(ROW_WISE,))
     found = search(make_problem(Workload([split, whole("t1", 6), whole("t2", 6)]), job, COSTS))
     assert {placed.table.name for placed in found.plan} == {"t0", "t1", "t2"}
+
+
+def unpooled(name: str, module: str, kib: int, **others: object) -> Table:
+    types = (COLUMN_WISE,)
+    rows = kib * 1024 // 256
+    return Table(name, rows, 64, module, pooled=False, sharding_types=types, **others)  # type: ignore[arg-type]
+
+
+def test_each_collection_has_a_width_of_its_own() -> None:
+    # The first one's table is larger than a rank, the second one's can't be split.
+    job = Job(2, 1, [10 * MIB] * 2, backend="gloo")
+    tables = [unpooled("a", "one", 12 << 10), unpooled("b", "two", 1 << 10, min_columns=64)]
+    found = search(make_problem(Workload(tables), job, COSTS))
+    assert [placed.shards[0].columns for placed in found.plan] == [32, 64]
+    together = [unpooled("a", "one", 12 << 10), unpooled("b", "one", 1 << 10, min_columns=64)]
+    error = refused(together, job)
+    assert "DDR of the largest rank: a shard of table 'a' (64 columns, the common width" in str(
+        error
+    )
+    assert error.short_by == pytest.approx(2 * MIB, rel=1e-2)
+
+
+def test_more_shards_than_ranks_with_room_for_them() -> None:
+    job = Job(3, 1, [12 * MIB, 12 * MIB, MIB], backend="gloo")
+    table = Table("t", 30 * MIB // 192, 48, sharding_types=(COLUMN_WISE,))
+    error = refused([table], job)
+    assert "DDR of the 2 largest ranks: a shard of table 't' (column_wise" in str(error)
+    assert error.short_by == pytest.approx(3 * MIB, rel=1e-2)
 
 
 def test_slots_of_the_channels() -> None:

@@ -59,6 +59,24 @@ def test_batches_follow_a_pooled_histogram(tmp_path: Path) -> None:
         histogram.table_statistics(rows=1000, pooling_factor=5.0)
 
 
+def test_small_parts_of_a_pooled_batch_recur_less() -> None:
+    by_rows, by_lookups = padded(0.0, 0.0, 0.5, 0.0, 0.5), padded(0.0, 0.0, 0.2, 0.0, 0.8)
+    histogram = LocalityHistogram(
+        "h", 3, 3000, 20_000, 2000, np.asarray(by_rows), np.asarray(by_lookups)
+    )
+    table = histogram.table_statistics(rows=100_000, pooling_factor=5.0)
+    assert table.sample_sizes[[0, -2, -1]].tolist() == [1, 1500, 3000]
+    # Half of the rows are read 4 times, half of them 16 times: 1,500 in all are. A quarter of the
+    # batch misses three quarters of the reads of each.
+    assert table.unique_rows(3000) == pytest.approx(1500)
+    assert table.unique_rows(750) == pytest.approx(750 * (2 - 0.75**4 - 0.75**16))
+    assert table.unique_rows(1) == pytest.approx(5, rel=0.01)
+    # Parts of batches that are made with the counts of the whole are alike.
+    parts = [generate_batch({"t": table}, 750, seed=seed) for seed in range(4)]
+    made = np.mean([len(np.unique(part["t"].values().numpy())) for part in parts])
+    assert table.unique_rows(750) == pytest.approx(made, rel=0.08)
+
+
 @pytest.mark.parametrize("name", ["batch.pt", "batch.pt.gz"])
 def test_reads_a_batch(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -100,5 +118,6 @@ def test_metas_own_histograms(year: str) -> None:
         mean = histogram.mean_reuse()
         assert (np.diff(mean) > 0).all()
         table = histogram.table_statistics(rows=5_000_000, pooling_factor=2.0)
+        assert 1.6 < 1024 * 2.0 / table.unique_rows(1024) < 1.9
         reuse = histogram.samples * 2.0 / table.unique_at[-1]
         assert reuse == pytest.approx(histogram.lookups / histogram.unique_rows, rel=0.05)

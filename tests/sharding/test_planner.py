@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import (
@@ -18,10 +19,12 @@ from torchrec import (
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec_bls.sharding.costs import ProfiledCosts
 from torchrec_bls.sharding.planner import BLSShardingPlanner
+from torchrec_bls.sharding.profile import ProfileError
 from torchrec_bls.sharding.reuse import ReuseStatistics
 from torchrec_bls.sharding.tables import UniformReuse
 from torchrec_bls.sharding.torchrec_estimator import calibrated_torchrec_planner
@@ -322,6 +325,56 @@ def test_without_costs_it_plans_as_another_machine_would_and_says_so() -> None:
         ours = BLSShardingPlanner(topology(2), 64, reuse={"t0": UniformReuse(100, 3.0)})
     ours.plan(bags([100]), SHARDERS)
     assert ours.report().rating.step.microseconds > 0
+
+
+@pytest.mark.filterwarnings("ignore:BLSShardingPlanner has no costs")
+def test_a_profile_of_another_kind_of_machine_is_refused() -> None:
+    gpus = Topology(world_size=2, compute_device="cuda", local_world_size=2)
+    costs = ProfiledCosts(small_profile())
+    message = "profile by hand is of a machine of kind 'cpu', and the plan is for 'cuda': plan for"
+    with pytest.raises(ProfileError, match=message):
+        planner(topology=gpus, costs=costs)
+    with pytest.raises(ProfileError, match=message):
+        calibrated_torchrec_planner(gpus, 64, costs=costs)
+    with pytest.raises(ProfileError, match="the plan is for 'cuda'"):
+        planner(topology=gpus, costs=None)
+    planner(topology=gpus)
+
+
+def warnings_of_optimizers(optimizer: str, **others: object) -> list[str]:
+    sharder = BLSEmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType(optimizer)})
+    ours = planner(costs=ProfiledCosts(small_profile()), reuse={"t0": UniformReuse(100)}, **others)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        ours.plan(bags([100]), [sharder])
+    return [str(each.message) for each in caught if each.category is UserWarning]
+
+
+def test_an_optimizer_that_is_not_the_profiles_is_warned_of() -> None:
+    (text,) = warnings_of_optimizers("exact_row_wise_adagrad")
+    assert "by hand has the backward with exact_sgd, but tables have exact_row_wise_ada" in text
+    assert "torchrec-bls calibrate --optimizer" in text
+    assert not warnings_of_optimizers("sgd")
+    # Without a backward there is no update.
+    assert not warnings_of_optimizers("exact_row_wise_adagrad", training=False)
+
+
+@pytest.mark.parametrize(
+    ("sharders", "backend", "expected"),
+    [
+        (SHARDERS, None, "bls"),
+        (None, None, "gloo"),
+        ([EmbeddingBagCollectionSharder()], None, "gloo"),
+        ([EmbeddingBagCollectionSharder()], "bls", "bls"),
+        (SHARDERS, "gloo", "gloo"),
+    ],
+)
+def test_exchanges_are_those_of_the_sharders(
+    sharders: list[ModuleSharder[nn.Module]] | None, backend: str | None, expected: str
+) -> None:
+    ours = planner(reuse={"t0": UniformReuse(100)}, backend=backend)
+    ours.plan(bags([100]), sharders or get_default_sharders())
+    assert ours.report().as_json()["job"]["backend"] == expected
 
 
 def test_no_report_without_a_plan() -> None:

@@ -85,6 +85,15 @@ def test_unique_rows_of_a_power_law_are_interpolated_and_continued() -> None:
         assert statistics.unique_rows(samples) == pytest.approx(5 * samples**0.7)
 
 
+def test_statistics_of_large_batches_alone_start_from_one_sample() -> None:
+    statistics = TableStatistics(4.0, np.array([4096.0]), np.array([256.0]), np.zeros(REUSE_BINS))
+    assert statistics.unique_rows(4096) == pytest.approx(256)
+    assert statistics.unique_rows(1) == 4
+    # Half-way in logarithms; in proportion it would be 4 rows of 256 lookups.
+    assert statistics.unique_rows(64) == pytest.approx(32)
+    assert statistics.unique_rows(0.5) == 2
+
+
 def test_batches_are_one_run_of_samples_and_features_of_one_table_count_together() -> None:
     first = KeyedJaggedTensor(
         ["a", "b"], torch.tensor([1, 2, 2, 3]), lengths=torch.tensor([1, 1, 2, 0])

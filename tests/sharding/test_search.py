@@ -27,6 +27,9 @@ from torchrec_bls.sharding.tables import (
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
+# Numbers that are none must not be among what options are compared by.
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 COSTS = AdditiveTestCosts()
 CASES = [
     (2, 3, {}, (TABLE_WISE, COLUMN_WISE, ROW_WISE)),
@@ -152,11 +155,28 @@ def test_bound_holds_for_plans_with_less_slots_than_those_that_were_tried(
     assert search(problem).lower_bound <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("seed", "memory"), [(2, 8_615_384), (18, 7_846_153)])
+def test_slots_between_too_few_and_too_many_are_tried(seed: int, memory: int) -> None:
+    workload = random_workload(seed, 3, (TABLE_WISE, ROW_WISE), largest=3e4)
+    job = Job(2, 512, [memory] * 2, backend="bls")
+    assert used(search(make_problem(workload, job, COSTS)).plan, job, workload) <= memory
+
+
 def test_no_objective_is_below_the_bound_at_any_scale() -> None:
     for seed in range(3):
         problem = make_problem(random_workload(seed, 60), roomy(8), COSTS)
         found = search(problem)
         assert found.lower_bound <= found.objective <= 1.05 * found.lower_bound
+
+
+def test_one_rank_has_nobody_to_exchange_with() -> None:
+    tables = [
+        Table("a", 3400, 64, "one", pooled=False, sharding_types=(COLUMN_WISE,)),
+        Table("b", 260, 64, "other", pooled=False, sharding_types=(COLUMN_WISE,)),
+        Table("c", 2500, 64, "one", pooled=False, sharding_types=(ROW_WISE, TABLE_WISE)),
+    ]
+    found = search(make_problem(Workload(tables), roomy(1, backend="gloo"), COSTS))
+    assert {shard.rank for placed in found.plan for shard in placed.shards} == {0}
 
 
 def test_same_problem_same_plan() -> None:
@@ -193,7 +213,7 @@ def any_problem(draw: st.DrawFn) -> tuple[Workload, Job]:
             f"t{index}",
             rows=draw(st.integers(60, 400)),
             dim=draw(st.sampled_from([16, 48, 64, 96])) if pooled else 64,
-            module="pooled" if pooled else "unpooled",
+            module="pooled" if pooled else draw(st.sampled_from(["unpooled", "other"])),
             pooled=pooled,
             weighted=pooled and draw(st.booleans()),
             features=draw(st.integers(1, 2)),
@@ -233,12 +253,13 @@ def test_every_table_once_and_no_memory_exceeded(case: tuple[Workload, Job]) -> 
         if placed.sharding_type == TABLE_ROW_WISE:
             assert len({rank // job.host_ranks for rank in ranks}) == 1
     widths = {
-        shard.columns
+        (placed.table.module, shard.columns)
         for placed in found.plan
         for shard in placed.shards
         if placed.sharding_type == COLUMN_WISE and not placed.table.pooled
     }
-    assert len(widths) <= 1  # of an EmbeddingCollection
+    # One of each EmbeddingCollection.
+    assert len(widths) == len({module for module, _ in widths})
     rating = rate(found.plan, workload, job, COSTS)
     for rank, capacity in zip(rating.ranks, job.memory_bytes, strict=True):
         assert rank.memory_bytes <= capacity

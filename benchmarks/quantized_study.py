@@ -22,7 +22,7 @@ from quantized.page import plot, section
 from quantized.training import Source, train
 from tqdm import tqdm
 
-# At scale 1 about 35 minutes on 2 cores, nine tenths of it for the planted clicks.
+# Nine tenths of the time are for the planted clicks.
 ITERATIONS = 112
 SEEDS = 4
 BATCH_SIZE = 1024

@@ -7,11 +7,13 @@ changes the time of a small message by more than most commits do.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import random
 import shutil
 import statistics
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,18 +66,17 @@ def main() -> None:
 
 
 def _program_of(commit: str) -> Path:
-    """Builds the commit in a work tree of its own, which stays for the next run."""
-    name = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "--verify", f"{commit}^{{commit}}"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    tree = ROOT / "build" / f"hot-path-{name}"
-    if not tree.exists():
-        adding = ["git", "-C", str(ROOT), "worktree", "add", "--detach", str(tree), name]
-        subprocess.run(adding, check=True, capture_output=True)
-    return build_program(tree, tree / "build/bench")
+    """Builds the commit in a folder of its own, which stays for the next run."""
+    name = _git("rev-parse", "--short", "--verify", f"{commit}^{{commit}}").decode().strip()
+    source = ROOT / "build" / f"hot-path-{name}"
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", name))) as files:
+        files.extractall(source, filter="data")
+    return build_program(source, source / "build/bench")
+
+
+def _git(*arguments: str) -> bytes:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True).stdout
 
 
 @contextmanager

@@ -28,8 +28,28 @@ def emulated(algorithm: str, group_size: int, **arguments: Any) -> torch.Tensor:
     return emulation.recursive_doubling_all_reduce(**arguments, group_size=group_size)
 
 
-def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[int]) -> None:
+def reduced(
+    values: torch.Tensor,
+    codec: Codec,
+    algorithm: str,
+    group_size: int,
+    error: torch.Tensor | None,
+) -> torch.Tensor:
+    """The collective's result of a rank's values, which stay as they are."""
     assert dist.group.WORLD is not None
+    rows = values.clone()
+    quantized_all_reduce(
+        rows,
+        dist.group.WORLD,
+        codec=codec,
+        algorithm=algorithm,
+        error=error,
+        group_size=group_size,
+    )
+    return rows
+
+
+def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[int]) -> None:
     for group_size in group_sizes:
         for shape in SHAPES:
             for codec in CODECS:
@@ -40,15 +60,7 @@ def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[
                     errors = torch.zeros(world, *shape) if compensated else None
                     for iteration in range(ITERATIONS):
                         values = values_of(world, shape, iteration)
-                        rows = values[rank].clone()
-                        quantized_all_reduce(
-                            rows,
-                            dist.group.WORLD,
-                            codec=codec,
-                            algorithm=algorithm,
-                            error=error,
-                            group_size=group_size,
-                        )
+                        rows = reduced(values[rank], codec, algorithm, group_size, error)
                         expected = emulated(
                             algorithm, group_size, values=values, codec=codec, error=errors
                         )
@@ -91,7 +103,6 @@ def test_rows_that_are_not_finite_arrive_as_they_are() -> None:
 
 def recover_from_what_is_not_finite(rank: int) -> None:
     """FP16 makes an infinity of 1e5; the rows of the integer codecs are escaped."""
-    assert dist.group.WORLD is not None
     for algorithm in ("ring", "recursive_doubling"):
         for codec in (Codec.UINT4, Codec.FP16):
             for spoiled in (torch.inf, torch.nan, 1e5):
@@ -101,15 +112,7 @@ def recover_from_what_is_not_finite(rank: int) -> None:
                     if iteration == 0:
                         values[1, :, 2] = spoiled
                     expected = emulated(algorithm, 2, values=values, codec=codec, error=errors)
-                    rows = values[rank].clone()
-                    quantized_all_reduce(
-                        rows,
-                        dist.group.WORLD,
-                        codec=codec,
-                        algorithm=algorithm,
-                        error=error,
-                        group_size=2,
-                    )
+                    rows = reduced(values[rank], codec, algorithm, 2, error)
                     assert rows.numpy().tobytes() == expected.numpy().tobytes()
                     assert error.isfinite().all() and errors.isfinite().all()
                     assert rows.isfinite().all() or iteration == 0

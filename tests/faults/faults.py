@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,10 +19,9 @@ import torch.distributed as dist
 
 from tests.faults.memory import Slot
 from tests.faults.row import LeaveError, Scene
-from torchrec_bls import BoundedLagChannel, _native
+from torchrec_bls import BoundedLagChannel
 from torchrec_bls.errors import ChannelClosedError
 
-_CAP_SYS_ADMIN = 21
 _CLONE_NEWNS = 0x20000
 _MS_PRIVATE_ALL = 0x44000
 
@@ -250,14 +247,6 @@ def another_host() -> str:
     return "elsewhere"
 
 
-_ShmTransport = _native.ShmTransport
-
-
-def larger_than_memory(rank: int, world_size: int, slots: int, _: int) -> _native.ShmTransport:
-    """Stands for ShmTransport where more slots are wanted than /dev/shm has room for."""
-    return _ShmTransport(rank, world_size, slots, 1 << 42)
-
-
 class _LargerGroup:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -293,15 +282,8 @@ class SmallSharedMemory:
             libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, size),
         ):
             if failed:
-                raise OSError(ctypes.get_errno(), "cannot mount")
+                raise OSError(ctypes.get_errno(), "cannot mount: run the tests as root")
         scene.strike()
-
-
-def may_mount() -> bool:
-    """Returns whether this process may mount file systems."""
-    status = Path("/proc/self/status").read_text()
-    capabilities = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
-    return bool(capabilities >> _CAP_SYS_ADMIN & 1)
 
 
 @dataclass(frozen=True)

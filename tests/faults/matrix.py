@@ -24,8 +24,6 @@ from tests.faults.faults import (
     Stop,
     UseUpDescriptors,
     another_host,
-    larger_than_memory,
-    may_mount,
 )
 from tests.faults.plays import pipeline
 from tests.faults.row import Row
@@ -347,12 +345,9 @@ CREATION = [
     replace(
         _setup,
         name="/dev/shm full at creation",
-        # Who may not mount sees the same error of the kernel by asking for more than there is.
-        fault=SmallSharedMemory(kibibytes=16)
-        if may_mount()
-        else Patch(f"{_SET_UP}._native.ShmTransport", larger_than_memory),
+        fault=SmallSharedMemory(kibibytes=16),
         words=("rank 1 could not set it up", "no space in /dev/shm", "enlarge it", "--shm-size"),
-        words_of_struck=("no space in /dev/shm", "0 MiB free" if may_mount() else "MiB free"),
+        words_of_struck=("no space in /dev/shm", "0 MiB free"),
     ),
     replace(
         _setup,
@@ -400,21 +395,18 @@ LATER = [
             ("reading", "sent a message that cannot be read: cannot open shared memory", 4),
         ]
     ),
-    *(
-        Row(
-            "no memory for a large message",
-            SmallSharedMemory(kibibytes=16),
-            errors=("PoisonedError",),
-            words=("cannot get a message: no space in /dev/shm", "enlarge it", "--shm-size"),
-            items=LARGE,
-            iteration=2,
-            end="RendezvousError",
-            exit_code=1,
-            words_of_struck=("cannot get a message: no space in /dev/shm", "enlarge it"),
-            deadline=30.0,
-            within=1.0,
-        )
-        for _ in range(may_mount())
+    Row(
+        "no memory for a large message",
+        SmallSharedMemory(kibibytes=16),
+        errors=("PoisonedError",),
+        words=("cannot get a message: no space in /dev/shm", "enlarge it", "--shm-size"),
+        items=LARGE,
+        iteration=2,
+        end="RendezvousError",
+        exit_code=1,
+        words_of_struck=("cannot get a message: no space in /dev/shm", "enlarge it"),
+        deadline=30.0,
+        within=1.0,
     ),
     Row("descriptors exhausted, small messages", UseUpDescriptors()),
     Row("the store dies after creation", SignalStore(signal.SIGKILL), own_store=True),

@@ -21,8 +21,8 @@ MEET = "tests/launch/meet.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def hosts() -> None:
-    if reason := two_hosts.why_not():
-        pytest.skip(reason)
+    reason = two_hosts.why_not()
+    assert not reason, reason
 
 
 def run(command: Sequence[str], names: Sequence[str]) -> list[str]:

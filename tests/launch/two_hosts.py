@@ -51,7 +51,10 @@ def why_not() -> str:
     cable = "ip link add name cable0 type veth peer name cable1"
     tried = subprocess.run([*_UNSHARE, "sh", "-c", cable], capture_output=True, text=True)
     if tried.returncode:
-        return f"no namespaces or no veth link can be made: {tried.stderr.strip()}"
+        return (
+            "no namespaces or no veth link can be made: run this as root, in a container with "
+            f"--privileged ({tried.stderr.strip()})"
+        )
     return ""
 
 
@@ -135,8 +138,8 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if reason := why_not():
-        print(f"skipped: {reason}")
-        return 0
+        print(reason, file=sys.stderr)
+        return 2
     names = LOOPBACK_NAMES if options.loopback_names else NAMES_RESOLVE
     ended = run(options.command, names=names, deadline=options.deadline)
     for number, process in enumerate(ended):

@@ -444,6 +444,14 @@ TEST_CASE("a large message has the bytes that docs/wire-format.md shows") {
   CHECK(words[5] <= UINT32_MAX);
   CHECK(words[6] == 0);
   CHECK(words[7] == 10000);
+  // Closing would wait for it to be read.
+  post_text(ranks[1]);
+  for (int i = 0; i < 2; ++i) {
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks[rank].wait();
+      ranks[rank].release();
+    }
+  }
 }
 
 TEST_CASE("reading a large message ends at the deadline") {

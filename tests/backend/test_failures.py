@@ -147,6 +147,8 @@ def then_interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def be_interrupted(rank: int, after: str) -> None:
+    # A shell's background jobs, and what they start, ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     group: Any = dist.new_group(backend="bls", pg_options=NEVER)
     start(group).wait()
     works = [start(group)]

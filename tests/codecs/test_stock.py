@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from tests.distributed.models import EBC, EC, Batch, Kind, arrived, flatten, make_ids, shard
 from tests.processes import run
@@ -47,19 +48,34 @@ def test_embeddings_arrive_rounded_by_row(kind: Kind, sharding: str) -> None:
     run(2, forward_is_rounded, kind, sharding)
 
 
-def train_with(rank: int, forward: Codec, backward: Codec) -> list[torch.Tensor]:
-    model = shard(EBC, "table_wise", sharder_with(EBC, forward, backward))
+def loss_of(output: Any) -> torch.Tensor:
+    if isinstance(output, KeyedTensor):
+        values: torch.Tensor = output.values()
+    else:
+        values = torch.cat([jagged.values() for jagged in output.values()])
+    return values.square().sum()
+
+
+def train_with(
+    rank: int, kind: Kind, sharding: str, forward: Codec, backward: Codec
+) -> list[torch.Tensor]:
+    model = shard(kind, sharding, sharder_with(kind, forward, backward))
     for step in range(3):
-        ids = make_ids(EBC, 10 * step + rank, samples=5)
-        arrived(model(Batch(ids))).values().square().sum().backward()
+        ids = make_ids(kind, 10 * step + rank, samples=5)
+        loss_of(arrived(model(Batch(ids)))).backward()
     with torch.no_grad():
-        return [values_of(model(Batch(make_ids(EBC, rank, samples=5))))]
+        return [values_of(model(Batch(make_ids(kind, rank, samples=5))))]
 
 
-def test_gradients_travel_encoded() -> None:
-    exact = torch.cat([out for (out,) in run(2, train_with, Codec.FP32, Codec.FP32)])
-    close = torch.cat([out for (out,) in run(2, train_with, Codec.FP32, Codec.UINT8)])
-    coarse = torch.cat([out for (out,) in run(2, train_with, Codec.FP32, Codec.UINT2)])
+@pytest.mark.parametrize(
+    ("kind", "sharding"), [(EBC, "table_wise"), (EC, "table_wise"), (EC, "row_wise")]
+)
+def test_gradients_travel_encoded(kind: Kind, sharding: str) -> None:
+    def trained(backward: Codec) -> torch.Tensor:
+        outputs = run(2, train_with, kind, sharding, Codec.FP32, backward)
+        return torch.cat([values for (values,) in outputs])
+
+    exact, close, coarse = map(trained, (Codec.FP32, Codec.UINT8, Codec.UINT2))
     near, far = (close - exact).norm() / exact.norm(), (coarse - exact).norm() / exact.norm()
     assert 0 < near < 0.01 < far
 

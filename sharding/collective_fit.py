@@ -132,7 +132,7 @@ def fit_imbalance(curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us:
     """
     exponents = np.linspace(0.0, 1.0, 11)
     errors = np.stack([np.abs(np.log(us / uneven_us(curve, mean, largest, e))) for e in exponents])
-    best = int(errors.mean(axis=1).argmin())
+    best = int(errors.sum(axis=1).argmin())
     gain = errors[-1] - errors[best]
     return round(float(exponents[best]), 1) if _is_larger(gain) else 1.0
 

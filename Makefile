@@ -47,7 +47,7 @@ test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
 
-model:  ## Check all instances of the models of the channel with Spin (11 minutes, 3 GB)
+model:  ## Check all instances of the models of the channel with Spin (10 to 20 minutes, 6 GB)
 	$(call check-models)
 
 test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers

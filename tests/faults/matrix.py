@@ -413,14 +413,8 @@ LATER = [
     Row("fork after creation", Fork(), moment="read"),
 ]
 
-# What a stopped rank posted may still wait in its own memory for one peer and not for another: the
-# other goes on further and misses them both. A rank that goes on too late may find its connections
-# reset, and what its peers told it lost.
-_STOPPED_TWO_SIDED = {
-    "words": ("did not send within 2.0", "rank 1", _stopped.words[-1]),
-    "end": ("PeerDiedError", "PoisonedError"),
-    "words_of_struck": (),
-}
+# A rank that goes on too late may find its connections reset, and what its peers told it lost.
+_STOPPED_TWO_SIDED = {"end": ("PeerDiedError", "PoisonedError"), "words_of_struck": ()}
 # Not over it: what strikes shared memory and its descriptors, and the large message of a killed
 # rank, which may have arrived or not. The protocol above is the same.
 TWO_SIDED = [

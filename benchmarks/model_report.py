@@ -26,7 +26,7 @@ def write_report(results: dict[str, Any], head: dict[str, Any], page: Path | Non
             *_lookups(results),
             *_collectives(results["collectives"]),
             _missed(results),
-            _machine(head),
+            _machine(head, results["lookup_time"]),
         ]
     )
     print(text)
@@ -133,13 +133,13 @@ def _missed_lookups(lookups: dict[str, Any]) -> list[str]:
     return missed
 
 
-def _machine(head: dict[str, Any]) -> str:
+def _machine(head: dict[str, Any], lookup_time: str) -> str:
     machine = head["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"Measured on {machine['cpu']}, {machine['cores']} cores,"
         f" {machine['memory_bytes'] / 2**30:.0f} GiB; {versions}; optimizer"
-        f" {head['settings']['optimizer']}."
+        f" {head['settings']['optimizer']}. Time of a lookup: {lookup_time} of its repeats."
     )
 
 

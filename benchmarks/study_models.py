@@ -26,10 +26,11 @@ from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent, mape_perc
 from torchrec_bls.sharding.calibration.fit import (
     collectives_of,
     fit_collective,
+    lookup_retest_percent,
+    lookup_time,
     lookups_of,
     retest_percent,
 )
-from torchrec_bls.sharding.calibration.labels import lookup_us
 from torchrec_bls.sharding.calibration.records import read_records
 from torchrec_bls.sharding.collective_fit import fit_alpha_beta, held_out_uneven_us
 from torchrec_bls.sharding.lookup_features import as_columns
@@ -59,6 +60,7 @@ def main() -> None:
     head, entries = read_records(options.measurements)
     results = {
         "retest_percent": retest_percent(entries),
+        "lookup_time": lookup_time(entries),
         "lookups": lookup_results(entries),
         "collectives": collective_results(entries),
     }
@@ -78,10 +80,10 @@ def splits(samples: LookupSamples) -> Iterator[tuple[LookupSamples, LookupSample
 def lookup_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Scores of each model by pooled/unpooled and direction."""
     results: dict[str, Any] = {}
-    measured = list(lookups_of(entries).values())
+    measured, time = list(lookups_of(entries).values()), lookup_time(entries)
     for pooled in (True, False):
         for direction in ("forward", "backward"):
-            samples = samples_of(measured, direction, pooled)
+            samples = samples_of(measured, direction, pooled, time)
             models = _models(direction, pooled)
             predicted: dict[str, list[Floats]] = {
                 name: [] for name in [*models, OURS, OURS_WITH_FACTORS]
@@ -101,20 +103,9 @@ def lookup_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
                 "ops": len(samples.measured_us),
                 "models": {name: score(each, labels) for name, each in predicted.items()},
                 "interval_coverage": float(np.mean(covered)),
-                "retest_gmae_percent": _retest_percent(entries, direction, pooled),
+                "retest_gmae_percent": lookup_retest_percent(entries, direction, time, pooled),
             }
     return results
-
-
-def _retest_percent(entries: list[dict[str, Any]], direction: str, pooled: bool) -> float:
-    first, again = lookups_of(entries), lookups_of(entries, "retest")
-    pairs = [
-        (lookup_us(first[index], direction), lookup_us(entry, direction))
-        for index, entry in again.items()
-        if entry["configuration"]["pooled"] == pooled
-    ]
-    before, after = np.asarray(pairs).T
-    return gmae_percent(after, before)
 
 
 def coverage(model: LookupModel, tested: LookupSamples) -> float:
@@ -143,9 +134,8 @@ def score(predicted: list[Floats], measured: list[Floats]) -> dict[str, Any]:
 def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Scores of curves that are fitted to the sizes that double, on the other sizes.
 
-    How unevenness counts is fitted to half of the uneven messages and tested on the other half,
-    both ways. "all" are the scores of all messages of an operation, by the models that profiles
-    hold.
+    How unevenness counts is fitted to all uneven messages but the one that it is tested on. "all"
+    are the scores of all messages of an operation, by the models that profiles hold.
     """
     results: dict[str, Any] = {}
     together: defaultdict[str, list[tuple[Floats, Floats]]] = defaultdict(list)

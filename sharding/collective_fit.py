@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from .accuracy import gmae_percent
 from .collective_model import AlphaBeta, Sigmoid
 from .least_squares import nonnegative_relative
 
@@ -79,27 +80,40 @@ def fit_sigmoid(message_bytes: Floats, measured_us: Floats) -> Sigmoid:
     return curve
 
 
-def choose_curve(message_bytes: Floats, measured_us: Floats) -> tuple[AlphaBeta | Sigmoid, Floats]:
+def choose_curve(
+    message_bytes: Floats, measured_us: Floats, drawn: tuple[Floats, Floats] | None = None
+) -> tuple[AlphaBeta | Sigmoid, Floats]:
     """Fits both and keeps the sigmoid if it predicts sizes it has not seen better.
 
     Sizes are held out in turn, each fifth one at a time. Alpha-beta stays unless the difference of
-    the errors is larger than its standard error.
+    the errors is larger than its standard error, and where the sigmoid loses on the drawn sizes.
 
     Args:
         message_bytes: (n,) float64.
         measured_us: (n,) float64, positive.
+        drawn: bytes and microseconds of further messages, which nothing is fitted to.
 
     Returns:
         The curve, fitted to everything, and (n,) log(measured / predicted) of held-out sizes.
     """
     order = np.argsort(message_bytes, kind="stable")
     straight = _held_out_errors(fit_alpha_beta, order, message_bytes, measured_us)
+    line = fit_alpha_beta(message_bytes, measured_us)
     if len(np.unique(message_bytes)) >= 2 * _LEAST_POINTS:
         bent = _held_out_errors(fit_sigmoid, order, message_bytes, measured_us)
-        gain = np.abs(straight) - np.abs(bent)
-        if _is_larger(gain):
-            return fit_sigmoid(message_bytes, measured_us), bent
-    return fit_alpha_beta(message_bytes, measured_us), straight
+        sigmoid = fit_sigmoid(message_bytes, measured_us)
+        if _is_larger(np.abs(straight) - np.abs(bent)) and not _loses(sigmoid, line, drawn):
+            return sigmoid, bent
+    return line, straight
+
+
+def _loses(curve: Sigmoid, other: AlphaBeta, drawn: tuple[Floats, Floats] | None) -> bool:
+    """Whether the curve's error on the drawn sizes, GMAE, is larger than the other's."""
+    if drawn is None or not len(drawn[0]):
+        return False
+    sizes, measured = drawn
+    errors = [gmae_percent(each.microseconds(sizes), measured) for each in (curve, other)]
+    return errors[0] > errors[1]
 
 
 def _held_out_errors(
@@ -121,7 +135,7 @@ def _held_out_errors(
 def fit_imbalance(curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us: Floats) -> float:
     """The exponent of `message_bytes` that fits uneven all-to-alls best, in steps of a tenth.
 
-    1, the paper's rule, stays unless the difference of the errors is larger than its standard
+    1, the paper's rule, stays unless the difference of the errors is larger than twice its standard
     error.
 
     Args:
@@ -133,8 +147,9 @@ def fit_imbalance(curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us:
     exponents = np.linspace(0.0, 1.0, 11)
     errors = np.stack([np.abs(np.log(us / uneven_us(curve, mean, largest, e))) for e in exponents])
     best = int(errors.sum(axis=1).argmin())
+    # One standard error is what the best of eleven gains by chance.
     gain = errors[-1] - errors[best]
-    return round(float(exponents[best]), 1) if _is_larger(gain) else 1.0
+    return round(float(exponents[best]), 1) if _is_larger(gain, standard_errors=2) else 1.0
 
 
 def uneven_us(
@@ -147,7 +162,7 @@ def uneven_us(
 def held_out_uneven_us(
     curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us: Floats
 ) -> Floats:
-    """Predicts each half of uneven all-to-alls with the exponent that is fitted to the other half.
+    """Predicts each uneven all-to-all with the exponent that is fitted to all others.
 
     Arguments as `fit_imbalance`.
 
@@ -155,17 +170,16 @@ def held_out_uneven_us(
         (n,) microseconds.
     """
     predicted = np.zeros_like(us)
-    for half in range(2):
-        tested = np.arange(len(us)) // 2 % 2 == half
-        others = ~tested if len(us) > 2 else np.zeros_like(tested)
+    for tested in np.eye(len(us), dtype=bool):
+        others = ~tested
         exponent = fit_imbalance(curve, mean[others], largest[others], us[others])
         predicted[tested] = uneven_us(curve, mean[tested], largest[tested], exponent)
     return predicted
 
 
-def _is_larger(gain: Floats) -> bool:
-    """Whether the mean is above 0 by more than its standard error."""
-    return len(gain) > 1 and bool(gain.mean() > gain.std() / np.sqrt(len(gain)))
+def _is_larger(gain: Floats, standard_errors: int = 1) -> bool:
+    """Whether the mean is above 0 by more than so many of its standard errors."""
+    return len(gain) > 1 and bool(gain.mean() > standard_errors * gain.std() / np.sqrt(len(gain)))
 
 
 def _sigmoid(parameters: Floats) -> Sigmoid | None:

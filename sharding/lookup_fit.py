@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .calibration.labels import lookup_us
+from .calibration.labels import LOOKUP_TIMES
 from .estimates import LookupWork
 from .intervals import interval_log
 from .least_squares import nonnegative_relative
@@ -72,13 +72,16 @@ class LookupSamples:
         return total
 
 
-def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) -> LookupSamples:
+def samples_of(
+    records: Sequence[dict[str, Any]], direction: str, pooled: bool, time: str
+) -> LookupSamples:
     """Collects measured workloads.
 
     Args:
         records: workloads with their times, as `LookupTimer.measure` returns them.
         direction: "forward" or "backward".
         pooled: which of the records.
+        time: one of `LOOKUP_TIMES`.
     """
     works: list[LookupWork] = []
     op_of: list[int] = []
@@ -109,7 +112,7 @@ def samples_of(records: Sequence[dict[str, Any]], direction: str, pooled: bool) 
             )
             op_of.append(len(measured))
             factors.append([*reuse, *[0.0] * (REUSE_BINS - len(reuse))])
-        measured.append(lookup_us(record, direction))
+        measured.append(LOOKUP_TIMES[time](record[f"{direction}_us"]))
     return LookupSamples(
         tuple(works),
         np.asarray(op_of, dtype=np.int64),

@@ -52,6 +52,8 @@ class Profile:
         measured_at: date, ISO 8601.
         machine: that was measured.
         optimizer: FBGEMM's name of the optimizer that the backward includes.
+        lookup_time: what of the repeats counted as the time of a lookup, "tenth percentile" where
+            the host disturbed little, else "geometric mean".
         lookups: (pooled, direction) to its model, direction "forward" or "backward".
         collectives: (operation, backend, world size) to its model.
         memory: one thread's memory.
@@ -63,6 +65,7 @@ class Profile:
     measured_at: str
     machine: Machine
     optimizer: str
+    lookup_time: str
     lookups: dict[tuple[bool, str], LookupModel]
     collectives: dict[tuple[str, str, int], CollectiveModel]
     memory: MemoryCurve
@@ -85,6 +88,7 @@ class Profile:
             "measured_at": self.measured_at,
             "machine": self.machine.as_json(),
             "optimizer": self.optimizer,
+            "lookup_time": self.lookup_time,
             "retest_percent": self.retest_percent,
             "memory": {
                 "buffer_bytes": self.memory.buffer_bytes.tolist(),
@@ -189,6 +193,7 @@ def _parse(record: dict[str, Any]) -> Profile:
         measured_at=str(record["measured_at"]),
         machine=Machine(**record["machine"]),
         optimizer=str(record["optimizer"]),
+        lookup_time=str(record["lookup_time"]),
         lookups=lookups,
         collectives=collectives,
         memory=memory,

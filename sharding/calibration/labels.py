@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 
-def lookup_us(entry: dict[str, Any], direction: str) -> float:
-    """The time of a measured lookup: the geometric mean of all repeats of all visits.
+def undisturbed_us(repeats: Sequence[float]) -> float:
+    """The tenth percentile: the time of a call that nothing disturbs.
 
-    Of the usual choices it is the one that two calibrations of the same agree on best. The least is
-    a quieter machine's, but a single lucky repeat decides it, and the shorter the lookup the
-    luckier.
-
-    Args:
-        entry: of `LookupTimer.measure`.
-        direction: "forward" or "backward".
+    On shared cores the scheduler sometimes wakes ranks late, and a collective then takes up to
+    three times as long. How many of them do changes from minute to minute, which no model can
+    predict.
     """
-    return float(np.exp(np.log(entry[f"{direction}_us"]).mean()))
+    return float(np.quantile(repeats, 0.1))
 
 
-def collective_us(samples: Sequence[float]) -> float:
-    """The time of a collective that nothing disturbs: a tenth of the samples are faster.
+def typical_us(repeats: Sequence[float]) -> float:
+    """The geometric mean: the time on a host where nearly every call is disturbed."""
+    return float(np.exp(np.log(repeats).mean()))
 
-    On shared cores the scheduler sometimes wakes ranks late, and a sample then takes up to three
-    times as long. How many of them do changes from minute to minute, which no model can predict.
-    """
-    return float(np.quantile(samples, 0.1))
+
+#: What may count as the time of a lookup, by the name that a profile has of it.
+LOOKUP_TIMES: dict[str, Callable[[Sequence[float]], float]] = {
+    "tenth percentile": undisturbed_us,
+    "geometric mean": typical_us,
+}

@@ -22,7 +22,7 @@ from .records import Records
 
 #: Shares of the time; the rest is for starting processes.
 _LOOKUPS, _RETESTS, _COLLECTIVES = 0.52, 0.10, 0.27
-_LEAST_LOOKUPS, _MOST_LOOKUPS = 24, 600
+_LEAST_LOOKUPS, _MOST_LOOKUPS = 24, 2000
 
 #: So many configurations are timed in turn, so often. The machine's slow moments last tenths of a
 #: second.

@@ -105,6 +105,7 @@ def small_profile() -> Profile:
         measured_at="2026-01-01T00:00:00+00:00",
         machine=Machine("cpu", "a processor", 2, 2**33, {"L1": 2**15}),
         optimizer="exact_sgd",
+        lookup_time="tenth percentile",
         lookups={
             (True, "forward"): plain_model(100.0, 0.01, works),
             (True, "backward"): plain_model(50.0, 0.02, works),

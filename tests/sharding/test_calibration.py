@@ -1,13 +1,16 @@
 import dataclasses
 import json
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torchrec_bls.sharding.calibration import lookups
 from torchrec_bls.sharding.calibration import run as calibration
-from torchrec_bls.sharding.calibration.labels import lookup_us
+from torchrec_bls.sharding.calibration.fit import lookup_retest_percent, lookup_time
+from torchrec_bls.sharding.calibration.labels import LOOKUP_TIMES
 from torchrec_bls.sharding.calibration.records import Records, read_records
 from torchrec_bls.sharding.costs import ProfiledCosts
 from torchrec_bls.sharding.estimates import LookupWork
@@ -82,11 +85,44 @@ def test_measurements_of_another_machine_or_other_settings(
         Records(path, settings, dataclasses.replace(machine, **change))
 
 
-def test_a_lookups_label_by_hand() -> None:
+def test_the_times_of_lookups_by_hand() -> None:
     # No repeat decides alone: neither the luckiest nor the one that something disturbed.
-    entry = {"forward_us": [1.0, 10.0, 100.0], "backward_us": [2.0, 8.0]}
-    assert lookup_us(entry, "forward") == pytest.approx(10.0)
-    assert lookup_us(entry, "backward") == pytest.approx(4.0)
+    assert LOOKUP_TIMES["geometric mean"]([1.0, 10.0, 100.0]) == pytest.approx(10.0)
+    assert LOOKUP_TIMES["tenth percentile"]([9.0, *range(10, 20)]) == pytest.approx(10.0)
+
+
+def retested(repeats: Callable[[float], Iterable[float]]) -> list[dict[str, Any]]:
+    """Forty lookups of 10 to 400 microseconds, each measured twice."""
+    entries: list[dict[str, Any]] = []
+    for index in range(40):
+        entries.append(
+            {"kind": "workload", "index": index, "configuration": {"pooled": index % 2 == 0}}
+        )
+        for kind in ("lookup", "retest"):
+            times = {f"{d}_us": list(repeats(10.0 * (index + 1))) for d in ("forward", "backward")}
+            entries.append({"kind": kind, "index": index, **times})
+    return entries
+
+
+def test_the_time_of_a_lookup_is_what_repeats_best() -> None:
+    random = np.random.default_rng(0)
+    # Few calls are disturbed, and those by far; or all of them are, more or less.
+    quiet = retested(lambda us: us * (1 + 5 * (random.random(15) < 0.2) * random.random(15)))
+    busy = retested(lambda us: us * np.exp(random.normal(0, 0.4, 15)))
+    assert lookup_time(quiet) == "tenth percentile"
+    assert lookup_time(busy) == "geometric mean"
+    assert lookup_time([]) == "tenth percentile"
+
+
+def test_how_much_two_measurements_of_a_lookup_differ() -> None:
+    factor = iter([1.0, 1.1, 1.2, 1.0] * 40)  # forward, backward of a lookup, then of its retest
+    entries = retested(lambda us: [us * next(factor)] * 3)
+    for time in LOOKUP_TIMES:
+        assert lookup_retest_percent(entries, "forward", time) == pytest.approx(20.0)
+        assert lookup_retest_percent(entries, "backward", time, pooled=True) == pytest.approx(
+            100 * (1 - 1 / 1.1)
+        )
+    assert lookup_retest_percent([], "forward", "geometric mean") is None
 
 
 def test_measurements_that_are_damaged(tmp_path: Path) -> None:

@@ -92,6 +92,19 @@ def test_the_kept_curve_never_loses_to_alpha_beta(truth: AlphaBeta | Sigmoid) ->
     assert np.abs(errors).mean() < 0.15
 
 
+def test_a_sigmoid_that_loses_on_drawn_sizes_is_not_kept() -> None:
+    between = SIZES * 1.4
+    measured = SIGMOID.microseconds(SIZES)
+    line = fit_alpha_beta(SIZES, measured)
+    kept, _ = choose_curve(SIZES, measured, drawn=(between, SIGMOID.microseconds(between)))
+    assert isinstance(kept, Sigmoid)
+    kept, errors = choose_curve(SIZES, measured, drawn=(between, line.microseconds(between)))
+    assert kept == line
+    assert np.abs(errors).max() > 0.01  # of the line, not of the sigmoid, which hits every size
+    kept, _ = choose_curve(SIZES, measured, drawn=(between[:0], between[:0]))
+    assert isinstance(kept, Sigmoid)
+
+
 def test_unevenness_by_hand() -> None:
     # The paper's rule: the rank that sends or receives most decides.
     assert message_bytes([10, 20, 30], [25, 5, 30], 1.0) == pytest.approx(30)
@@ -121,15 +134,18 @@ def test_the_papers_rule_stays_where_another_exponent_gains_nothing() -> None:
 
 
 def test_uneven_messages_are_predicted_without_themselves() -> None:
-    random = np.random.default_rng(0)
-    mean = 2.0 ** random.uniform(14, 24, 12)
-    # The two halves contradict each other: each is predicted by what the other one says.
-    first = np.arange(12) // 2 % 2 == 0
+    mean = np.asarray([2.0**16, 2.0**18, 2.0**20])
     largest = 2 * mean
-    us = np.where(first, SIGMOID.microseconds(mean), SIGMOID.microseconds(largest))
+    # Two of them depend on the mean, the third on the largest: together they don't settle it.
+    us = SIGMOID.microseconds(np.where([True, True, False], mean, largest))
+    assert fit_imbalance(SIGMOID, mean, largest, us) == 1.0
+    # The third is predicted by the first two, which agree, and these by two that don't.
     predicted = held_out_uneven_us(SIGMOID, mean, largest, us)
-    assert predicted[first] == pytest.approx(SIGMOID.microseconds(largest[first]))
-    assert predicted[~first] == pytest.approx(SIGMOID.microseconds(mean[~first]))
+    expected = SIGMOID.microseconds(np.where([True, True, False], largest, mean))
+    assert predicted == pytest.approx(expected)
+    assert held_out_uneven_us(SIGMOID, mean[:1], largest[:1], us[:1]) == pytest.approx(
+        SIGMOID.microseconds(largest[:1])
+    )
 
 
 def test_a_fitted_collective_has_seen_no_drawn_size() -> None:

@@ -87,11 +87,11 @@ study-planner: build  ## Calibrate this machine, compare cost models and plans w
 	$(WITH_VENV) $(BIN)/python benchmarks/study_models.py \
 	  --measurements out/study/profile.measurements.jsonl --json out/study/models.json
 	$(WITH_VENV) $(BIN)/python benchmarks/sharding_search.py \
-	  --profile out/study/profile.json --json out/study/sharding-search.json
+	  --profile out/study/profile.json --json out/study/sharding_search.json
 	$(WITH_VENV) $(BIN)/python benchmarks/sharding_executed.py --seconds 3600 \
-	  --profile out/study/profile.json --json out/study/sharding-executed.json
+	  --profile out/study/profile.json --json out/study/sharding_executed.json
 	$(WITH_VENV) $(BIN)/python benchmarks/sharding_report.py \
-	  --search out/study/sharding-search.json --executed out/study/sharding-executed.json
+	  --search out/study/sharding_search.json --executed out/study/sharding_executed.json
 
 # The second torchrec lies in front of the .venv's own on the path; everything else is shared.
 test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec

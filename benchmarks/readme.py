@@ -12,11 +12,21 @@ from typing import Any
 import alltoall_report
 import delays_report
 import embedding_report
+import sharding_report
 from common import ROOT
 
 BEGIN = "<!-- results: written by benchmarks/readme.py -->"
 END = "<!-- end of results -->"
-RECORDS = ("delays", "embedding", "backend", "alltoall", "codecs", "codec_exchange")
+RECORDS = (
+    "delays",
+    "embedding",
+    "backend",
+    "alltoall",
+    "codecs",
+    "codec_exchange",
+    "sharding_executed",
+    "sharding_search",
+)
 _DELAY_PARTS = ("sleep", "forward", "heterogeneous", "dlrm")
 _SIZES = {8: "8 B", 4096: "4 KiB", 32768: "32 KiB", 262144: "256 KiB", 4194304: "4 MiB"}
 
@@ -54,7 +64,9 @@ def section(records: dict[str, Record]) -> str:
     """The text between the markers."""
     parts = [_delays(records["delays"]), _embedding(records["embedding"])]
     parts += [_backend(records["backend"]), _alltoall(records["alltoall"])]
-    parts += [_codecs(records["codecs"], records["codec_exchange"]), _losses(records)]
+    parts += [_codecs(records["codecs"], records["codec_exchange"])]
+    parts += [_sharding(records["sharding_executed"], records["sharding_search"])]
+    parts += [_losses(records)]
     return "\n\n".join(parts)
 
 
@@ -275,8 +287,58 @@ def _codec_speeds(record: Record) -> list[list[str]]:
     return rows
 
 
+def _sharding(executed: Record, search: Record) -> str:
+    models = _models(executed)
+    planners = [name for name in models["bls"][0]["plans"] if name != sharding_report.OURS]
+    times = []
+    for planner in planners:
+        cells = [sharding_report.over_ours(models[backend], planner) for backend in models]
+        times.append([planner, *(f"{mid:.2f} ({low:.2f}-{high:.2f})" for low, mid, high in cells)])
+    sizes = dict.fromkeys((r["tables"], r["ranks"]) for r in search["results"])
+    planned = []
+    for tables, ranks in sizes:
+        row = [f"{tables} x {ranks}"]
+        for planner in ("ours", "torchrec"):
+            problem = {"tables": tables, "ranks": ranks, "planner": planner}
+            runs = [r for r in search["results"] if problem.items() <= r.items()]
+            over = [100 * r["over_bound"] for r in runs if "over_bound" in r]
+            row.append(_range([r["seconds"] for r in runs], 1))
+            row.append(f"{_range(over, 1)} %" if over else "")
+            row[-1] += f" ({len(runs) - len(over)} of {len(runs)} none)" * (len(over) < len(runs))
+        planned.append(row)
+    lines = [
+        "### Planned shardings",
+        "",
+        f"Training steps of {len(models['bls'])} random models of 8 to 20 tables at "
+        f"{executed['settings']['ranks']} ranks: time under plans of TorchRec's planner and of "
+        "simpler ones over the time under ours, with 95 % intervals "
+        "([more](docs/reproduction/performance-models.md)).",
+        "",
+        *_table(["plans of", *(f"sharders on {backend}" for backend in models)], times),
+        "",
+        _origin(executed),
+        "",
+        "Planning on one core: seconds, and the predicted step over a proven lower bound.",
+        "",
+        *_table(["tables x ranks", "ours, s", "over", "TorchRec, s", "over"], planned),
+        "",
+        _origin(search),
+    ]
+    return "\n".join(lines)
+
+
+def _models(executed: Record) -> dict[str, list[dict[str, Any]]]:
+    backends = sorted({result["backend"] for result in executed["results"]})
+    return {b: [r for r in executed["results"] if r["backend"] == b] for b in backends}
+
+
+def _range(numbers: list[float], digits: int) -> str:
+    low, high = (f"{each:.{digits}f}" for each in (min(numbers), max(numbers)))
+    return low if low == high else f"{low}-{high}"
+
+
 def _losses(records: dict[str, Record]) -> str:
-    found = (_lost_delays, _lost_cells, _lost_calls, _lost_codecs)
+    found = (_lost_delays, _lost_cells, _lost_calls, _lost_codecs, _lost_plans)
     lost = [line for losses in found for line in losses(records)]
     lines = ["### Where a peer was faster", ""]
     return "\n".join(lines + ([f"- {line}" for line in lost] or ["In none of these cells."]))
@@ -344,6 +406,13 @@ def _lost_codecs(records: dict[str, Record]) -> Iterator[str]:
     for (network, dim, codec), median in times.items():
         if median > times[network, dim, "fp32"]:
             yield f"output dist, {network}, dimension {dim}, {codec}: float32"
+
+
+def _lost_plans(records: dict[str, Record]) -> Iterator[str]:
+    for backend, models in _models(records["sharding_executed"]).items():
+        for planner in models[0]["plans"]:
+            if sharding_report.over_ours(models, planner)[1] < 1:
+                yield f"plans, sharders on {backend}: {planner}"
 
 
 def _median(peer: dict[str, Any]) -> float:

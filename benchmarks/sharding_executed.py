@@ -51,7 +51,7 @@ _LEARNING_RATE = 0.01
 def main() -> None:
     """Runs what is missing in the file, for as long as it may."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=Path("out/sharding-executed.json"))
+    parser.add_argument("--json", type=Path, default=Path("out/sharding_executed.json"))
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--batch", type=int, default=256)

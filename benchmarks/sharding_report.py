@@ -29,15 +29,20 @@ def main() -> int:
     """Prints the section, and writes it into a page if there is one."""
     results = ROOT / "benchmarks" / "results"
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--executed", type=Path, default=results / "sharding-executed.json")
-    parser.add_argument("--search", type=Path, default=results / "sharding-search.json")
+    parser.add_argument("--executed", type=Path, default=results / "sharding_executed.json")
+    parser.add_argument("--search", type=Path, default=results / "sharding_search.json")
     parser.add_argument("--page", type=Path, help="a page to write the section into")
     arguments = parser.parse_args()
     try:
         executed = json.loads(arguments.executed.read_text())
         search = json.loads(arguments.search.read_text())
         text = "\n\n".join(
-            [*executed_tables(executed["results"]), *search_table(search["results"])]
+            [
+                *executed_tables(executed["results"]),
+                _origin(executed),
+                *search_table(search["results"]),
+                _origin(search),
+            ]
         )
         if arguments.page is not None:
             _write(arguments.page, text)
@@ -70,7 +75,11 @@ def executed_tables(results: Sequence[dict[str, Any]]) -> list[str]:
             "|---|---|---|---|",
         ]
         for column, name in enumerate(names):
-            over = "" if name == OURS else _ratio([_median(m, name) for m in models], models)
+            over = (
+                ""
+                if name == OURS
+                else "{1:.3f} ({0:.3f} to {2:.3f})".format(*over_ours(models, name))
+            )
             lines.append(
                 f"| {name} | {100 * table[:, column].mean():.1f} "
                 f"| {_share(table[:, column] <= NEAR)} | {over} |"
@@ -90,6 +99,14 @@ def regrets(model: dict[str, Any], names: Sequence[str]) -> list[float]:
     halves = [np.median(steps[:, start::2], axis=1) for start in range(2)]
     both = [time / time[chosen.argmin()] - 1 for chosen, time in (halves, halves[::-1])]
     return [float(share) for share in np.mean(both, axis=0)]
+
+
+def over_ours(models: Sequence[dict[str, Any]], name: str) -> tuple[float, float, float]:
+    """Returns a planner's time over ours: low end, geometric mean and high end of 95 %."""
+    logs = np.log([_median(model, name) / _median(model, OURS) for model in models])
+    half = _Z * logs.std(ddof=1) / math.sqrt(len(logs))
+    low, mean, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
+    return float(low), float(mean), float(high)
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -140,14 +157,6 @@ def _median(model: dict[str, Any], name: str) -> float:
     return float(np.median(model["plans"][name]["ms"]))
 
 
-def _ratio(times: Sequence[float], models: Sequence[dict[str, Any]]) -> str:
-    """Returns the geometric mean of the times over ours, with its interval over the models."""
-    logs = np.log(times) - np.log([_median(model, OURS) for model in models])
-    half = _Z * logs.std(ddof=1) / math.sqrt(len(logs))
-    low, mean, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
-    return f"{mean:.3f} ({low:.3f} to {high:.3f})"
-
-
 def _picked(models: Sequence[dict[str, Any]]) -> str:
     """Returns how well predictions pick among the plans that were tried (the paper's Table IV)."""
     picked, predicted, measured = [], [], []
@@ -167,6 +176,16 @@ def _picked(models: Sequence[dict[str, Any]]) -> str:
         f"The plan that predictions rate fastest: within 10 % of the fastest in {success}, "
         f"mean regret {100 * np.mean(picked):.1f} %. Steps themselves: error (GMAE) "
         f"{gmae_percent(times, truth):.0f} %, signed bias {bias_percent(times, truth):+.0f} %."
+    )
+
+
+def _origin(record: dict[str, Any]) -> str:
+    where = record["environment"]
+    return (
+        f"*{where['cpu']}, {where['cores']} cores, load {where['load_average']} before the run, "
+        f"Linux {where['kernel']}, torch {where['versions']['torch']}, torchrec "
+        f"{where['versions']['torchrec']}, commit {where['commit']}, {where['date'][:10]}: "
+        f"`{where['command']}`*"
     )
 
 

@@ -37,7 +37,7 @@ MEMORY = {"plenty": 100.0, "little": 1.3}
 def main() -> None:
     """Plans all problems and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=Path("out/sharding-search.json"))
+    parser.add_argument("--json", type=Path, default=Path("out/sharding_search.json"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--profile", help="whose costs to plan with; crude ones without")
     parser.add_argument("--torchrec-seconds", type=float, default=60.0)
@@ -83,6 +83,7 @@ def _plan(
         ParameterConstraints,
         Topology,
     )
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec_bls.sharding.job import Job
     from torchrec_bls.sharding.options import make_problem
     from torchrec_bls.sharding.planner import BLSShardingPlanner
@@ -111,13 +112,21 @@ def _plan(
     rank_bytes = int(MEMORY[memory] * _needed_bytes(specs, ranks))
     topology = Topology(world_size=ranks, compute_device="cpu", ddr_cap=rank_bytes)
     costs = costs_of(profile)
+    # All memory is for tables: what the rating and the lower bound take for granted.
+    nothing = FixedPercentageStorageReservation(0.0)
     if planner == "ours":
         ours = BLSShardingPlanner(
-            topology, BATCH, constraints=constraints, costs=costs, reuse=reuse, backend="gloo"
+            topology, BATCH, nothing, constraints, costs=costs, reuse=reuse, backend="gloo"
         )
         plan_with = ours.plan
     else:
-        theirs = EmbeddingShardingPlanner(topology, BATCH, constraints=constraints, debug=False)
+        theirs = EmbeddingShardingPlanner(
+            topology,
+            BATCH,
+            storage_reservation=nothing,
+            constraints=constraints,
+            debug=False,
+        )
         plan_with = theirs.plan
     answer.send_bytes(b"{}")
     start = time.perf_counter()

@@ -132,6 +132,23 @@ RESULTS: dict[str, Any] = {
         {"network": "1 Gbit/s", "dim": 64, "codec": codec, "bytes": size, "ms": spread(ms)}
         for codec, size, ms in (("fp32", 6_400_000, 60.0), ("uint4", 1_000_000, 15.0))
     ],
+    "sharding_executed": [
+        {
+            "backend": backend,
+            "plans": {"ours": {"ms": [8.0, 8.0, 9.0]}, "torchrec": {"ms": [ms, ms + 0.5, ms]}},
+        }
+        for backend, times in (("bls", (12.0, 12.0)), ("gloo", (7.0, 7.0)))
+        for ms in times
+    ],
+    "sharding_search": [
+        {"tables": 20, "ranks": 4, "planner": planner, "seconds": seconds, **result}
+        for planner, seconds, result in (
+            ("ours", 0.2, {"over_bound": 0.011}),
+            ("ours", 0.4, {"over_bound": 0.014}),
+            ("torchrec", 1.0, {"over_bound": 0.5}),
+            ("torchrec", 60.0, {"failure": "no result in 60 s"}),
+        )
+    ],
 }
 
 
@@ -145,7 +162,12 @@ def readme(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def write_results(folder: Path) -> None:
     for name, results in RESULTS.items():
-        record = {"benchmark": name, "environment": ENVIRONMENT, "results": results}
+        record = {
+            "benchmark": name,
+            "environment": ENVIRONMENT,
+            "settings": {"ranks": 4},
+            "results": results,
+        }
         (folder / f"{name}.json").write_text(json.dumps(record))
 
 
@@ -161,6 +183,9 @@ def test_results_are_filled_in(readme: Any, tmp_path: Path) -> None:
     assert "- unmodified TorchRec, EBC table-wise, 4 ranks: gloo" in text
     assert "| 4 | 64 | 8.0 (2.00) | 6.0 (0.50) |" in text
     assert "| 1 Gbit/s | 64 | uint4 | 1.00 | 6.40 | 15.00 | 4.00 |" in text
+    assert "| torchrec | 1.50 (1.50-1.50) | 0.88 (0.88-0.88) |" in text
+    assert "| 20 x 4 | 0.2-0.4 | 1.1-1.4 % | 1.0-60.0 | 50.0 % (1 of 2 none) |" in text
+    assert "- plans, sharders on gloo: torchrec" in text
     assert "- DLRM (dlrm), bound 1: TorchRec on gloo" in text
     assert "- decode 4 bits, rows of 64: FBGEMM" in text
     assert readme.fill(text, readme.section(records)) == text

@@ -17,6 +17,8 @@ from .search import Found
 from .tables import Workload
 
 FORMAT = 1
+#: What a predicted step holds, and what not.
+SCOPE = "lookups and exchanges alone; permuting ids, autograd, Python and dense layers come on top"
 
 
 @dataclass(frozen=True)

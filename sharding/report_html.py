@@ -4,7 +4,7 @@ from html import escape
 
 from .estimates import Estimate
 from .infeasible import as_bytes
-from .report import PlanReport
+from .report import SCOPE, PlanReport
 
 _STYLE = """
 body { font: 14px sans-serif; margin: 2em; max-width: 75em }
@@ -27,7 +27,7 @@ def as_html(report: PlanReport) -> str:
         f"<style>{_STYLE}</style><h1>Sharding plan</h1>",
         f"<p>{job.ranks} ranks ({job.host_ranks} a host), batch {job.batch} a rank, {mode}, "
         f"backend {escape(job.backend)}, bound {job.bound}.</p>",
-        f"<p>Predicted step <b>{_time(report.rating.step)}</b>; lower bound "
+        f"<p>Predicted step <b>{_time(report.rating.step)}</b>: {SCOPE}. Lower bound "
         f"{report.lower_bound_us:,.0f} &micro;s, so at most {report.gap:.1%} better is possible in "
         "this model.</p>",
         _table(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from .estimates import Estimate
 from .infeasible import as_bytes
-from .report import Decision, PlanReport
+from .report import SCOPE, Decision, PlanReport
 
 WIDTH = 100
 _BAR = 40
@@ -21,6 +21,7 @@ def as_text(report: PlanReport) -> str:
         f"backend {job.backend}, bound {job.bound}",
         "",
         f"Predicted step   {_time(report.rating.step)}",
+        f"  {SCOPE}",
     ]
     lines += [f"  {name:<14} {_time(time)}" for name, time in report.rating.phases.items()]
     lines += [

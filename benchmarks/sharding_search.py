@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("out/sharding_search.json"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--profile", help="whose costs to plan with; crude ones without")
-    parser.add_argument("--torchrec-seconds", type=float, default=60.0)
+    parser.add_argument("--torchrec-seconds", type=float, default=300.0)
     options = parser.parse_args()
     started_in = environment()
     limits = {"ours": 300.0, "torchrec": options.torchrec_seconds}

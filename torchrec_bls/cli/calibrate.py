@@ -77,6 +77,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         print(f"torchrec-bls calibrate: {error}", file=sys.stderr)
         return 1
     print(f"{options.out}: {profile.name}")
+    print(f"  time of a lookup: the {profile.lookup_time} of its repeats")
     for what, percent in profile.retest_percent.items():
         print(f"  {what}: two measurements differ by {percent:.1f} % (geometric mean)")
     return 0

@@ -310,9 +310,9 @@ def _sharding(executed: Record, search: Record) -> str:
         "### Planned shardings",
         "",
         f"Training steps of {len(models['bls'])} random models of 8 to 20 tables at "
-        f"{executed['settings']['ranks']} ranks: time under plans of TorchRec's planner and of "
-        "simpler ones over the time under ours, with 95 % intervals "
-        "([more](docs/reproduction/performance-models.md)).",
+        f"{executed['settings']['ranks']} ranks: time under plans of TorchRec's planner, of "
+        "random options and of the six simple planners of the performance-modelling paper over the "
+        "time under ours, with 95 % intervals ([more](docs/reproduction/performance-models.md)).",
         "",
         *_table(["plans of", *(f"sharders on {backend}" for backend in models)], times),
         "",

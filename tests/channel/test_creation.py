@@ -67,7 +67,7 @@ def test_a_failure_of_one_rank_is_told_to_the_others(target: str) -> None:
 
 
 def connect_in_turn(rank: int) -> None:
-    """Rank 1 fails to connect, and is gone before the others try."""
+    """Rank 1 fails to connect, and has closed its memory before the others try."""
     assert dist.group.WORLD is not None
     store = dist.group.WORLD.get_group_store()
     connect = _native.ShmTransport.connect
@@ -86,6 +86,10 @@ def connect_in_turn(rank: int) -> None:
     gc.collect()
     if rank == 1:
         store.set("rank 1 is gone", "")
+        # Whatever it opened now could get the number of the descriptor that the others look for.
+        store.wait(["rank 0 has tried", "rank 2 has tried"], timedelta(seconds=30))
+    else:
+        store.set(f"rank {rank} has tried", "")
     raise RendezvousError(message)
 
 

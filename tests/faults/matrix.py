@@ -227,7 +227,11 @@ DAMAGE = [
         fault=Damage("frame rows", 999),
         play=pipeline,
         moment="between",
-        held="between",
+        # Rank 0 finds the damage outside of the pipeline, and rank 1 waits for its ids by then.
+        world=2,
+        held="output",
+        hold_longer=0.5,
+        within=1.5,
         arguments=(("codec", "uint4"), ("direction", "embeddings")),
         words=("from rank 1, the frame of encoded rows is damaged", "A network that changes bytes"),
     ),

@@ -110,7 +110,9 @@ def pipeline(scene: Scene) -> None:
     pipe = BoundedLagPipeline[Batch, Any](model)
     while finished < ITERATIONS:
         scene.reach("between", finished)
-        flatten(pipe.progress(batches))
+        output = pipe.progress(batches)
+        scene.reach("output", finished)
+        flatten(output)
         finished += 1
         if scene.channel is None:
             (embeddings,) = model.module.children()

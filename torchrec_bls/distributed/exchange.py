@@ -62,13 +62,22 @@ class Exchange:
         group: ranks that exchange.
         config: of the sharder.
         name: unique among the exchanges of the group.
+        on_failure: called with the reason when a post or its completion fails. The other ranks may
+            be waiting for this one in another exchange of the module.
     """
 
-    def __init__(self, group: dist.ProcessGroup, config: BLSConfig, name: str) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        config: BLSConfig,
+        name: str,
+        on_failure: Callable[[str], None],
+    ) -> None:
         self.name = name
         self.channel: BoundedLagChannel | None = None
         self._group = group
         self._config = config
+        self._on_failure = on_failure
         self._pending: deque[Pending[Any]] = deque()
 
     def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:
@@ -134,9 +143,9 @@ class Exchange:
         try:
             with channel.range("post"):
                 send(channel.native)
-        except ValueError as error:
+        except Exception as error:
             # The other ranks count on this post.
-            channel.poison(str(error))
+            self._on_failure(str(error))
             raise
         channel.hold_until_release(own)
         channel.warn_if_pulled()
@@ -157,4 +166,6 @@ class Exchange:
                     raise channel.refuse(arrival, str(error)) from error
         except BaseException as error:
             pending.fail(error)
+            if isinstance(error, Exception):
+                self._on_failure(str(error))
             raise

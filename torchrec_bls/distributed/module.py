@@ -78,7 +78,7 @@ class BoundedLagModule:
         """Returns the exchange of a direction: "ids", "embeddings" or "gradients"."""
         name = f"{self._bls_name}.{sharding_type}.{direction}"
         return self._bls_exchanges.setdefault(
-            name, Exchange(self._bls_group, self._bls_config, name)
+            name, Exchange(self._bls_group, self._bls_config, name, self.fail)
         )
 
     def _swap_ids_dists(

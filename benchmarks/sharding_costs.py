@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torchrec_bls.sharding.estimates import AdditiveCosts, Estimate, LookupWork
+from torchrec_bls.sharding.estimates import AdditiveCosts, Estimate, LookupWork, Ops
 
 
 class CrudeCosts:
@@ -25,7 +25,9 @@ class CrudeCosts:
         """Microseconds of each shard."""
         return self.shard_us + _read_bytes(works) / self.forward_bytes_per_us
 
-    def marginal_backward(self, works: Sequence[LookupWork]) -> NDArray[np.float64]:
+    def marginal_backward(
+        self, works: Sequence[LookupWork], ops: Ops | None = None
+    ) -> NDArray[np.float64]:
         """Microseconds of each shard."""
         return self.shard_us + _read_bytes(works) / self.backward_bytes_per_us
 

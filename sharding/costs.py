@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .collective_model import CollectiveModel, message_bytes
-from .estimates import Estimate, LookupWork
+from .estimates import Estimate, LookupWork, Ops
 from .lookup_features import as_columns
 from .profile import Profile, ProfileError
 
@@ -55,11 +55,16 @@ class ProfiledCosts:
 
         With `op_forward` for each op they sum to `lookup_forward`, exactly.
         """
-        return self._marginal(works, "forward")
+        return self._marginal(works, "forward", Ops.alone(len(works)))
 
-    def marginal_backward(self, works: Sequence[LookupWork]) -> Floats:
-        """What each shard adds to a backward, (len(works),) float64 microseconds."""
-        return self._marginal(works, "backward")
+    def marginal_backward(self, works: Sequence[LookupWork], ops: Ops | None = None) -> Floats:
+        """What each shard adds to a backward, (len(works),) float64 microseconds.
+
+        Args:
+            works: the shards.
+            ops: that they are in, which matters to unpooled ones; each is alone unless given.
+        """
+        return self._marginal(works, "backward", Ops.alone(len(works)) if ops is None else ops)
 
     def op_forward(self, pooled: bool = True) -> float:
         """What a fused forward takes before any shard, in microseconds."""
@@ -122,7 +127,7 @@ class ProfiledCosts:
             high += estimate.high
         return Estimate(total, low, high)
 
-    def _marginal(self, works: Sequence[LookupWork], direction: str) -> Floats:
+    def _marginal(self, works: Sequence[LookupWork], direction: str, ops: Ops) -> Floats:
         times = np.zeros(len(works))
         pooled_works = np.asarray([work.pooled for work in works], dtype=bool)
         for pooled in (True, False):
@@ -130,7 +135,8 @@ class ProfiledCosts:
             if len(places):
                 self._check(pooled, direction)
                 columns = as_columns([works[int(i)] for i in places])
-                times[places] = self._profile.lookups[pooled, direction].shards_us(columns)
+                model = self._profile.lookups[pooled, direction]
+                times[places] = model.shards_us(columns, ops.take(places))
         return times
 
     def _check(self, pooled: bool, direction: str) -> None:

@@ -49,6 +49,34 @@ class LookupWork:
     pooled: bool
 
 
+@dataclass(frozen=True)
+class Ops:
+    """The ops that shards are looked up in: those that FBGEMM fuses.
+
+    Attributes:
+        of: (shards,) int64, each one's op.
+        per_op: (shards,) float64, how many shards like it the op has; below 1 where only some ranks
+            have one.
+    """
+
+    of: npt.NDArray[np.int64]
+    per_op: npt.NDArray[np.float64]
+
+    @classmethod
+    def together(cls, shards: int) -> Ops:
+        """All in one op."""
+        return cls(np.zeros(shards, dtype=np.int64), np.ones(shards))
+
+    @classmethod
+    def alone(cls, shards: int) -> Ops:
+        """Each in an op of its own."""
+        return cls(np.arange(shards), np.ones(shards))
+
+    def take(self, shards: npt.NDArray[np.int64]) -> Ops:
+        """The ops of these shards only."""
+        return Ops(self.of[shards], self.per_op[shards])
+
+
 class CostModel(Protocol):
     """Times of what one step does, on one machine."""
 
@@ -74,13 +102,23 @@ class CostModel(Protocol):
 
 
 class AdditiveCosts(CostModel, Protocol):
-    """A cost model whose fused lookups are a constant plus a sum over shards."""
+    """A cost model whose fused lookups are a constant plus a sum over shards.
+
+    What a shard adds to a backward may depend on what else is in its op.
+    """
 
     def marginal_forward(self, works: Sequence[LookupWork]) -> npt.NDArray[np.float64]:
         """What each shard adds to a fused forward, (len(works),) float64 microseconds."""
 
-    def marginal_backward(self, works: Sequence[LookupWork]) -> npt.NDArray[np.float64]:
-        """What each shard adds to a fused backward, (len(works),) float64 microseconds."""
+    def marginal_backward(
+        self, works: Sequence[LookupWork], ops: Ops | None = None
+    ) -> npt.NDArray[np.float64]:
+        """What each shard adds to a fused backward, (len(works),) float64 microseconds.
+
+        Args:
+            works: the shards.
+            ops: that they are in; each is alone unless given.
+        """
 
 
 class TableReuse(Protocol):

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .calibration.labels import LOOKUP_TIMES
-from .estimates import LookupWork
+from .estimates import LookupWork, Ops
 from .intervals import interval_log
 from .least_squares import nonnegative_relative
-from .lookup_features import analytic_terms, as_columns, tree_columns
-from .lookup_model import LookupModel, residual_columns
+from .lookup_features import as_columns, tree_columns
+from .lookup_model import LookupModel, op_terms, residual_columns
 from .reuse import REUSE_BINS
 from .trees import Bins, Trees, empty, grow
 
@@ -41,12 +41,19 @@ class LookupSamples:
         op_of: (len(works),) int64, ascending, the op of each shard.
         measured_us: (ops,) float64.
         reuse_factors: (len(works), 17) float64, by rows.
+        share_maps: whether the shards of an op add gradients up in maps that they share.
     """
 
     works: tuple[LookupWork, ...]
     op_of: Integers
     measured_us: Floats
     reuse_factors: Floats
+    share_maps: bool = False
+
+    @property
+    def ops(self) -> Ops:
+        """Which shards are looked up together."""
+        return Ops(self.op_of, np.ones(len(self.works)))
 
     def take(self, ops: Integers) -> LookupSamples:
         """These ops only, in their order."""
@@ -59,12 +66,14 @@ class LookupSamples:
             place[self.op_of[order]],
             self.measured_us[ops],
             self.reuse_factors[order],
+            self.share_maps,
         )
 
     def predicted_us(self, model: LookupModel) -> Floats:
         """What the model says of each op, (ops,) float64."""
         factors = self.reuse_factors if model.uses_reuse_factors else None
-        return model.op_us + self.sums(model.shards_us(as_columns(self.works), factors))
+        shards = model.shards_us(as_columns(self.works), self.ops, factors)
+        return model.op_us + self.sums(shards)
 
     def sums(self, of_shards: Floats) -> Floats:
         """Adds up the shards of each op."""
@@ -118,6 +127,7 @@ def samples_of(
         np.asarray(op_of, dtype=np.int64),
         np.asarray(measured, dtype=np.float64),
         np.asarray(factors, dtype=np.float64).reshape(len(works), REUSE_BINS),
+        share_maps=direction == "backward" and not pooled,
     )
 
 
@@ -153,7 +163,7 @@ def fit_lookup(samples: LookupSamples, *, reuse_factors: bool = False) -> Lookup
 
 def _fit(samples: LookupSamples, trees: int, reuse_factors: bool) -> LookupModel:
     columns = as_columns(samples.works)
-    terms = analytic_terms(columns)
+    terms = op_terms(columns, samples.ops, samples.share_maps)
     ops = len(samples.measured_us)
     sums = np.stack([samples.sums(term) for term in terms.T], axis=1)
     matrix = np.concatenate([np.ones((ops, 1)), sums], axis=1)

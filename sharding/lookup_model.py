@@ -5,7 +5,8 @@
 `analytic` is linear in what the shard makes the machine do, with coefficients that are microseconds
 and not negative; `residual` is learned by boosted trees. Between two lookups of a training step the
 caches are swept, so shards hardly help or hinder each other: the sum is exact by construction, and
-the planner may add shards up one by one.
+the planner may add shards up one by one. Only the backward of unpooled lookups is otherwise: what
+its shards cost depends on the hash maps that all of an op share (lookup_maps).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .estimates import Estimate
+from .estimates import Estimate, Ops
 from .lookup_features import REUSE_COLUMNS, TERMS, TREE_COLUMNS, analytic_terms, tree_columns
+from .lookup_maps import MAP_TERMS, map_terms
 from .trees import Trees
 
 Floats = npt.NDArray[np.float64]
@@ -32,7 +34,8 @@ class LookupModel:
 
     Attributes:
         op_us: of an op, whatever it looks up.
-        coefficients_us: (len(TERMS),) float64, microseconds for one of each term.
+        coefficients_us: microseconds for one of each term, float64: of `TERMS`, and of `MAP_TERMS`
+            after them where gradients are added up in maps.
         trees: the residual, a logarithm.
         uses_reuse_factors: whether the trees look at the 17 reuse factors as well.
         interval_log: a measurement lies between the prediction times exp of these, 9 times of 10.
@@ -47,11 +50,19 @@ class LookupModel:
     lowest: Floats
     highest: Floats
 
-    def shards_us(self, columns: dict[str, Floats], reuse_factors: Floats | None = None) -> Floats:
-        """What each shard adds to an op.
+    @property
+    def shares_maps(self) -> bool:
+        """Whether what a shard costs depends on the others of its op."""
+        return len(self.coefficients_us) > len(TERMS)
+
+    def shards_us(
+        self, columns: dict[str, Floats], ops: Ops, reuse_factors: Floats | None = None
+    ) -> Floats:
+        """What each shard adds to its op.
 
         Args:
             columns: `as_columns` of the shards.
+            ops: that they are in.
             reuse_factors: (n, 17) by rows, where the model uses them.
 
         Returns:
@@ -64,7 +75,8 @@ class LookupModel:
         if self.uses_reuse_factors and reuse_factors is None:
             raise ValueError("this model was fitted with reuse factors and needs each shard's")
         residual = np.clip(self.trees.predict(seen), -_LARGEST_RESIDUAL, _LARGEST_RESIDUAL)
-        microseconds: Floats = analytic_terms(columns) @ self.coefficients_us * np.exp(residual)
+        terms = op_terms(columns, ops, self.shares_maps)
+        microseconds: Floats = terms @ self.coefficients_us * np.exp(residual)
         return microseconds
 
     def estimate(self, columns: dict[str, Floats], reuse_factors: Floats | None = None) -> Estimate:
@@ -73,7 +85,8 @@ class LookupModel:
         The interval is that of calibration, and wider by the factor 1 + d for shards outside of
         what was calibrated: d is how many doublings they are outside, weighted by their time.
         """
-        shards = self.shards_us(columns, reuse_factors)
+        together = Ops.together(len(columns["rows"]))
+        shards = self.shards_us(columns, together, reuse_factors)
         total = self.op_us + float(shards.sum())
         seen = tree_columns(columns)
         outside = np.maximum(self.lowest - seen, seen - self.highest).clip(0).max(axis=1)
@@ -85,7 +98,9 @@ class LookupModel:
         """An object for the profile."""
         return {
             "op_us": self.op_us,
-            "coefficients_us": dict(zip(TERMS, self.coefficients_us.tolist(), strict=True)),
+            "coefficients_us": dict(
+                zip(_terms(self.shares_maps), self.coefficients_us.tolist(), strict=True)
+            ),
             "residual_log": self.trees.as_json(),
             "uses_reuse_factors": self.uses_reuse_factors,
             "interval_log": list(self.interval_log),
@@ -105,7 +120,8 @@ class LookupModel:
             ValueError: a name or a number that can't be right.
             KeyError, TypeError: something is missing or of another type.
         """
-        coefficients = _in_order(record["coefficients_us"], TERMS)
+        shares_maps = any(name in record["coefficients_us"] for name in MAP_TERMS)
+        coefficients = _in_order(record["coefficients_us"], _terms(shares_maps))
         ranges = np.asarray(_in_order(record["calibrated_log2"], TREE_COLUMNS), dtype=np.float64)
         uses_reuse_factors = bool(record["uses_reuse_factors"])
         width = len(TREE_COLUMNS) + (len(REUSE_COLUMNS) if uses_reuse_factors else 0)
@@ -127,6 +143,16 @@ class LookupModel:
         if not (model.lowest <= model.highest).all():
             raise ValueError("calibrated_log2 of a lookup has a range that is empty")
         return model
+
+
+def op_terms(columns: dict[str, Floats], ops: Ops, shares_maps: bool) -> Floats:
+    """What the analytic model charges each shard for, (n, terms) float64."""
+    terms = analytic_terms(columns)
+    return np.concatenate([terms, map_terms(columns, ops)], axis=1) if shares_maps else terms
+
+
+def _terms(shares_maps: bool) -> tuple[str, ...]:
+    return (*TERMS, *MAP_TERMS) if shares_maps else TERMS
 
 
 def residual_columns(columns: dict[str, Floats], reuse_factors: Floats | None) -> Floats:

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .estimates import AdditiveCosts
+from .estimates import AdditiveCosts, Ops
 from .exchange_costs import exchange_costs
 from .job import Job
 from .phases import phases_of
@@ -232,7 +232,9 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
     )
     first_of_op = np.unique(ops, return_index=True)[1]
     ids, rows = exchange_costs(workload, job, model)
-    phases = phases_of(traffic, first_of_op, job, model, (ids, rows))
+    # As if all tables of an op were sharded in this way, and ranks had equally many shards.
+    shards_per_rank = np.array([option.shards / job.ranks for option in options])
+    phases = phases_of(traffic, Ops(ops, shards_per_rank), job, model, (ids, rows))
     return Problem(
         job=job,
         tables=workload.tables,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .estimates import AdditiveCosts, Estimate, LookupWork
+from .estimates import AdditiveCosts, Estimate, LookupWork, Ops
 from .exchange_costs import ExchangeCosts
 from .job import Job
 from .traffic import ShardTraffic
@@ -33,7 +33,7 @@ class Phase:
 
 def phases_of(
     traffic: Sequence[ShardTraffic],
-    first_of_op: NDArray[np.intp],
+    ops: Ops,
     job: Job,
     model: AdditiveCosts,
     exchanges: tuple[ExchangeCosts, ExchangeCosts],
@@ -42,19 +42,22 @@ def phases_of(
 
     Args:
         traffic: of the shards.
-        first_of_op: (ops), a shard of each op.
+        ops: that they are looked up in.
         job: what the plan is for.
         model: of the lookups.
         exchanges: of ids, and of embeddings one way.
     """
     works = [shard.lookup for shard in traffic]
+    first_of_op = [works[shard] for shard in np.unique(ops.of, return_index=True)[1]]
 
     def lookup(
-        marginal: NDArray[np.float64], op: Callable[[Sequence[LookupWork]], Estimate]
+        marginal: NDArray[np.float64],
+        first_alone: NDArray[np.float64],
+        op: Callable[[Sequence[LookupWork]], Estimate],
     ) -> Phase:
         costs = np.maximum(marginal, 0.0)
-        whole = np.array([op([works[shard]]).microseconds for shard in first_of_op])
-        op_us = np.maximum(whole - costs[first_of_op], 0.0)
+        whole = np.array([op([work]).microseconds for work in first_of_op])
+        op_us = np.maximum(whole - np.maximum(first_alone, 0.0), 0.0)
         return Phase(costs, costs * job.ranks_per_core, op_us, 1.0)
 
     def exchange(bytes_per_rank: Sequence[float], costs: ExchangeCosts, ways: int) -> Phase:
@@ -64,12 +67,21 @@ def phases_of(
     ids, rows = exchanges
     phases = [
         exchange([shard.ids_per_rank for shard in traffic], ids, 1),
-        lookup(np.asarray(model.marginal_forward(works)), model.lookup_forward),
+        lookup(
+            np.asarray(model.marginal_forward(works)),
+            np.asarray(model.marginal_forward(first_of_op)),
+            model.lookup_forward,
+        ),
         # Gradients go the same way back: the slowest rank of both exchanges is the same.
         exchange([shard.rows_per_rank for shard in traffic], rows, job.ways_of_rows),
     ]
     if job.training:
-        phases.append(lookup(np.asarray(model.marginal_backward(works)), model.lookup_backward))
+        backward = lookup(
+            np.asarray(model.marginal_backward(works, ops)),
+            np.asarray(model.marginal_backward(first_of_op)),
+            model.lookup_backward,
+        )
+        phases.append(backward)
     return phases if job.bound == 0 else [_together(phases)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from torchrec_bls.sharding.collective_model import message_bytes
-from torchrec_bls.sharding.estimates import Estimate, LookupWork
+from torchrec_bls.sharding.estimates import Estimate, LookupWork, Ops
 from torchrec_bls.sharding.job import Job
 from torchrec_bls.sharding.tables import SHARDING_TYPES, Table, UniformReuse, Workload
 
@@ -25,7 +25,9 @@ class AdditiveTestCosts:
     def marginal_forward(self, works: Sequence[LookupWork]) -> NDArray[np.float64]:
         return np.array([1 + work.samples * work.pooling * work.dim / 1000 for work in works])
 
-    def marginal_backward(self, works: Sequence[LookupWork]) -> NDArray[np.float64]:
+    def marginal_backward(
+        self, works: Sequence[LookupWork], ops: Ops | None = None
+    ) -> NDArray[np.float64]:
         return 2 * self.marginal_forward(works)
 
     def lookup_forward(self, works: Sequence[LookupWork]) -> Estimate:

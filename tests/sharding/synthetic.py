@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from torchrec_bls.sharding.collective_model import AlphaBeta, CollectiveModel
 from torchrec_bls.sharding.estimates import LookupWork
 from torchrec_bls.sharding.lookup_features import TERMS, TREE_COLUMNS, as_columns, tree_columns
 from torchrec_bls.sharding.lookup_fit import LookupSamples
+from torchrec_bls.sharding.lookup_maps import MAP_TERMS
 from torchrec_bls.sharding.lookup_model import LookupModel
 from torchrec_bls.sharding.machine import Machine
 from torchrec_bls.sharding.profile import MemoryCurve, Profile
@@ -34,13 +37,17 @@ def random_works(random: np.random.Generator, count: int, pooled: bool = True) -
 
 
 def planted_model(**coefficients: float) -> LookupModel:
-    """An op of 200 us and these coefficients, with a residual where rows are wide."""
+    """An op of 200 us and these coefficients, with a residual where rows are wide.
+
+    Shards share maps if a coefficient of them is there.
+    """
+    terms = (*TERMS, *MAP_TERMS) if coefficients.keys() & set(MAP_TERMS) else TERMS
     step = Trees(
         np.asarray([[TREE_COLUMNS.index("dim")]]), np.asarray([[5.0]]), np.asarray([[-0.15, 0.15]])
     )
     return LookupModel(
         op_us=200.0,
-        coefficients_us=np.asarray([coefficients.get(name, 0.0) for name in TERMS]),
+        coefficients_us=np.asarray([coefficients.get(name, 0.0) for name in terms]),
         trees=step,
         uses_reuse_factors=False,
         interval_log=(-0.1, 0.1),
@@ -59,11 +66,15 @@ def measured_ops(
         works += shards
         op_of += [op] * len(shards)
     samples = LookupSamples(
-        tuple(works), np.asarray(op_of), np.ones(ops), np.zeros((len(works), REUSE_BINS))
+        tuple(works),
+        np.asarray(op_of),
+        np.ones(ops),
+        np.zeros((len(works), REUSE_BINS)),
+        model.shares_maps,
     )
     times = samples.predicted_us(model) * np.exp(random.normal(0, noise, ops))
     times[:outliers] *= 8
-    return LookupSamples(samples.works, samples.op_of, times, samples.reuse_factors)
+    return dataclasses.replace(samples, measured_us=times)
 
 
 def plain_model(op_us: float, lookup_us: float, works: list[LookupWork]) -> LookupModel:

@@ -98,7 +98,7 @@ def test_reuse_factors_are_used_where_they_matter() -> None:
         errors.append(mape_percent(tested.predicted_us(model), tested.measured_us))
     assert errors[1] < 0.8 * errors[0]
     with pytest.raises(ValueError, match="reuse factors"):
-        model.shards_us(as_columns(tested.works))
+        model.shards_us(as_columns(tested.works), tested.ops)
 
 
 def test_shards_unlike_any_that_were_calibrated_widen_the_interval() -> None:

@@ -62,7 +62,8 @@ def map_terms(columns: dict[str, Floats], ops: Ops) -> Floats:
 
 def _distinct_ids(rows: Floats, unique: Floats, per_op: Floats) -> float:
     """How many ids are looked up in any of some shards, if those of each are spread evenly over its
-    rows: an id is in none of them with the product of the probabilities."""
+    rows. An id is in none of them with the product of the probabilities, each as often as the op
+    has such a shard."""
     order = np.argsort(rows)
     absent_in_each = 1.0 - np.minimum(unique[order] / rows[order], 1.0)
     # Ids from one shard's number of rows to the next one's are of all shards from there on.

@@ -29,9 +29,9 @@ _MICROSECONDS_PER_MS = 1000.0
 class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
     """Fills the `perf` of TorchRec's shards, in milliseconds, from calibrated costs.
 
-    A shard has its marginal costs of lookups, and of exchanges what they take beyond empty ones, so
-    that TorchRec's sums over shards make sense. The exchange of ids counts as forward
-    communication: TorchRec's total leaves `input_dist_comms` out.
+    A shard has its marginal costs of lookups, as if nothing else was in its op, and of exchanges
+    what they take beyond empty ones, so that TorchRec's sums over shards make sense. The exchange
+    of ids counts as forward communication: TorchRec's total leaves `input_dist_comms` out.
 
     Args:
         topology: of the ranks.

@@ -62,8 +62,8 @@ class Exchange:
         group: ranks that exchange.
         config: of the sharder.
         name: unique among the exchanges of the group.
-        on_failure: called with the reason when a post or its completion fails. The other ranks may
-            be waiting for this one in another exchange of the module.
+        on_failure: called with the reason when a post or its completion fails; `fail` unless given.
+            The other ranks may be waiting for this one in another exchange of the same module.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Exchange:
         group: dist.ProcessGroup,
         config: BLSConfig,
         name: str,
-        on_failure: Callable[[str], None],
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.channel: BoundedLagChannel | None = None
         self._group = group
         self._config = config
-        self._on_failure = on_failure
+        self._on_failure = on_failure or self.fail
         self._pending: deque[Pending[Any]] = deque()
 
     def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:

@@ -3,6 +3,7 @@
 import errno
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 # Seconds after the deadline at which a store is given up that does not even say that it has passed.
 _GRACE = 0.5
+# Seconds. A store takes a wait of nothing for one without end.
+_SHORTEST_WAIT = 0.01
 # Seconds that telling others of a failure may take. A store on a loaded host needs some; only one
 # that hangs as well needs all.
 _TELLING = 5.0
@@ -52,8 +55,9 @@ class Rendezvous:
             RendezvousError: ranks are missing at the deadline (named), another rank announced an
                 error (quoted) or something of another form than `record`, or the store is gone.
         """
+        end = time.monotonic() + self._deadline
         try:
-            texts = _within(self._deadline + _GRACE, lambda: self._exchange(phase, record))
+            texts = _within(self._deadline + _GRACE, lambda: self._exchange(phase, record, end))
         except TimeoutError as error:
             raise RendezvousError(self._silent_store(phase)) from error
         own = json.loads(texts[self._rank])
@@ -129,12 +133,15 @@ class Rendezvous:
             self._prefix = f"{base}/{self._store.add(f'{base}/created/{self._rank}', 1)}"
         return f"{self._prefix}/{phase}/{rank}"
 
-    def _exchange(self, phase: str, record: Record) -> list[bytes]:
+    def _exchange(self, phase: str, record: Record, end: float) -> list[bytes]:
         keys: list[str] = []
         try:
             keys = [self._key(phase, rank) for rank in range(self._world_size)]
             self._store.set(keys[self._rank], json.dumps(record))
-            self._store.wait(keys, timedelta(seconds=self._deadline))
+            # What the store took so far is not added to the deadline: the grace is for what it
+            # takes to ask who is missing.
+            remaining = max(end - time.monotonic(), _SHORTEST_WAIT)
+            self._store.wait(keys, timedelta(seconds=remaining))
             texts = [self._store.get(key) for key in keys]
             self._forget_last(keys[self._rank])
             return texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,6 +74,17 @@ class PlanReport:
     def gap(self) -> float:
         """How far, at most, the plan's objective is above the best one's: 0.02 is 2 %."""
         return self.objective_us / self.lower_bound_us - 1 if self.lower_bound_us > 0 else 0.0
+
+    @property
+    def aside(self) -> str:
+        """Why the search's time for the plan is not the predicted one, in words; else nothing."""
+        predicted = self.rating.step.microseconds
+        if math.isclose(self.objective_us, predicted, rel_tol=1e-3):
+            return ""
+        return (
+            f". The search counted {self.objective_us:,.0f} us for this plan: what an unpooled "
+            "table's backward takes depends on which tables are beside it"
+        )
 
     def with_measurement(self, measured_us: Mapping[str, float]) -> PlanReport:
         """Returns this report with measured microseconds of the "step" and of phases.

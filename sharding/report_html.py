@@ -29,7 +29,7 @@ def as_html(report: PlanReport) -> str:
         f"backend {escape(job.backend)}, bound {job.bound}.</p>",
         f"<p>Predicted step <b>{_time(report.rating.step)}</b>: {SCOPE}. Lower bound "
         f"{report.lower_bound_us:,.0f} &micro;s, so at most {report.gap:.1%} better is possible in "
-        "this model.</p>",
+        f"this model{report.aside}.</p>",
         _table(
             ["phase", "predicted"],
             [[escape(name), _time(time)] for name, time in report.rating.phases.items()],

@@ -26,7 +26,7 @@ def as_text(report: PlanReport) -> str:
     lines += [f"  {name:<14} {_time(time)}" for name, time in report.rating.phases.items()]
     lines += [
         f"Lower bound      {report.lower_bound_us:,.0f} us: at most {report.gap:.1%} better is "
-        "possible in this model",
+        f"possible in this model{report.aside}",
         "",
         *_ranks(report),
         "",

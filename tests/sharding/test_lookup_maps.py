@@ -13,6 +13,10 @@ from torchrec_bls.sharding.lookup_maps import MAP_TERMS, map_terms
 from torchrec_bls.sharding.lookup_model import LookupModel
 from torchrec_bls.sharding.options import make_problem
 from torchrec_bls.sharding.rating import rate
+from torchrec_bls.sharding.report import make_report
+from torchrec_bls.sharding.report_html import as_html
+from torchrec_bls.sharding.report_text import as_text
+from torchrec_bls.sharding.search import search
 from torchrec_bls.sharding.tables import (
     TABLE_WISE,
     PlacedShard,
@@ -151,3 +155,19 @@ def test_the_search_prices_a_shard_as_on_a_rank_with_its_share_of_the_tables() -
     assert MODEL.op_us + per_rank * backward[0] == pytest.approx(rated)
     alone = COSTS.marginal_backward([problem.traffic[0].lookup])[0]
     assert abs(alone / backward[0] - 1) > 0.1, "these shards hardly share anything"
+
+
+def test_the_report_says_where_the_search_counted_otherwise() -> None:
+    random = np.random.default_rng(2)
+    tables = [
+        Table(f"t{i}", int(rows), 16, "m", pooled=False, sharding_types=(TABLE_WISE,))
+        for i, rows in enumerate(random.uniform(1e3, 1e5, 7))
+    ]
+    workload = Workload(tables, {t.path: UniformReuse(t.rows, 20.0) for t in tables})
+    job = Job(3, 512, [1 << 40] * 3, backend="gloo")
+    report = make_report(workload, search(make_problem(workload, job, COSTS)), COSTS)
+    words = f"The search counted {report.objective_us:,.0f} us for this plan"
+    assert words in " ".join(as_text(report).split())
+    assert words in as_html(report)
+    same = dataclasses.replace(report, objective_us=report.rating.step.microseconds)
+    assert "The search counted" not in as_text(same) + as_html(same)

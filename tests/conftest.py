@@ -1,8 +1,13 @@
 """What tests of several folders need."""
 
 import pytest
+from hypothesis import settings
 
 from torchrec_bls import _native
+
+# An example may take as long as the machine makes it take.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

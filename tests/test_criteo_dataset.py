@@ -79,9 +79,7 @@ def test_names_are_torchrecs() -> None:
     assert sum(KAGGLE_CARDINALITIES) == 33_762_577
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(criteo_rows, min_size=1, max_size=20),
     world_size=st.integers(1, 4),

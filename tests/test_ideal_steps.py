@@ -4,7 +4,7 @@ import heapq
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -60,7 +60,6 @@ def test_work_after_the_wait_does_not_hold_up_the_peers() -> None:
     np.testing.assert_array_equal(finish, [[12, 13], [2, 13]])
 
 
-@settings(deadline=None)
 @given(pairs, st.integers(0, 14))
 def test_equals_the_event_simulation(pair: tuple[np.ndarray, np.ndarray], bound: int) -> None:
     before, after = pair
@@ -68,14 +67,12 @@ def test_equals_the_event_simulation(pair: tuple[np.ndarray, np.ndarray], bound:
     np.testing.assert_array_equal(ideal_finish_times(before, bound, after), expected)
 
 
-@settings(deadline=None)
 @given(durations)
 def test_bound_zero_is_the_sum_of_maxima(before: np.ndarray) -> None:
     finish = ideal_finish_times(before, 0)
     np.testing.assert_array_equal(finish, np.broadcast_to(before.max(0).cumsum(), finish.shape))
 
 
-@settings(deadline=None)
 @given(pairs)
 def test_a_large_bound_is_the_maximum_of_sums(pair: tuple[np.ndarray, np.ndarray]) -> None:
     before, after = pair
@@ -84,7 +81,6 @@ def test_a_large_bound_is_the_maximum_of_sums(pair: tuple[np.ndarray, np.ndarray
     assert finish[:, -1].max() == (before + after).sum(1).max()
 
 
-@settings(deadline=None)
 @given(pairs, st.integers(0, 6))
 def test_more_lag_is_never_later(pair: tuple[np.ndarray, np.ndarray], bound: int) -> None:
     before, after = pair

@@ -20,7 +20,7 @@ def same(left: Batch, right: Batch) -> bool:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     step=st.integers(0, 50),

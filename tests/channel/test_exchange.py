@@ -112,7 +112,6 @@ parts = st.builds(
 # An example takes a second: few of them, and none to find the smallest one that fails.
 @settings(
     max_examples=20,
-    deadline=None,
     derandomize=True,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

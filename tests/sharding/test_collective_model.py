@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec_bls.sharding.accuracy import gmae_percent, mape_percent
 from torchrec_bls.sharding.calibration.fit import CollectiveSamples, fit_collective
@@ -32,7 +32,6 @@ SIGMOID = Sigmoid(
 )
 
 
-@settings(deadline=None)
 @given(
     start=st.floats(1, 1e4),
     per_byte=st.floats(1e-6, 1e-2),

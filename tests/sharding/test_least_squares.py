@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec_bls.sharding.least_squares import nonnegative, nonnegative_relative
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10_000), columns=st.integers(1, 6))
 def test_no_point_nearby_is_better(seed: int, columns: int) -> None:
     """The conditions of Karush, Kuhn and Tucker, which hold at the minimum and only there."""

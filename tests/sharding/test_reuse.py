@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls.sharding.reuse import (
@@ -33,7 +33,6 @@ def test_the_papers_figure_6() -> None:
     assert reuse_factors(counts, by="lookups")[:4].tolist() == [3 / 14, 8 / 14, 3 / 14, 0]
 
 
-@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 100_000), min_size=1, max_size=40))
 def test_bins_against_counting_one_by_one(counts: list[int]) -> None:
     low, high = bin_edges()
@@ -58,7 +57,6 @@ def test_what_reuse_factors_refuse() -> None:
 samples_of_ids = st.lists(st.lists(st.integers(0, 20), max_size=5), min_size=1, max_size=24)
 
 
-@settings(deadline=None)
 @given(samples=samples_of_ids)
 def test_statistics_against_counting_one_by_one(samples: list[list[int]]) -> None:
     statistics = ReuseStatistics.from_batches([batch_of(samples)])["f"]
@@ -70,7 +68,6 @@ def test_statistics_against_counting_one_by_one(samples: list[list[int]]) -> Non
         assert unique == pytest.approx(np.mean(expected))
 
 
-@settings(deadline=None)
 @given(samples=samples_of_ids, n=st.floats(0, 200))
 def test_unique_rows_stay_within_what_is_possible(samples: list[list[int]], n: float) -> None:
     statistics = ReuseStatistics.from_batches([batch_of(samples)], rows={"f": 21})["f"]

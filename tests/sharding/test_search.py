@@ -235,7 +235,7 @@ def any_problem(draw: st.DrawFn) -> tuple[Workload, Job]:
     return Workload(tables, reuse), job
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(any_problem())
 def test_every_table_once_and_no_memory_exceeded(case: tuple[Workload, Job]) -> None:
     workload, job = case

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torchrec_bls.sharding.trees import Bins, Trees, empty, grow
@@ -19,7 +19,6 @@ def one_by_one(trees: Trees, row: np.ndarray) -> float:
     return total
 
 
-@settings(deadline=None)
 @given(rows=arrays(np.float64, (9, 3), elements=st.floats(-4, 4)), seed=st.integers(0, 999))
 def test_predicts_what_following_the_nodes_gives(rows: np.ndarray, seed: int) -> None:
     random = np.random.default_rng(seed)

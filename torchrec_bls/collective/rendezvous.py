@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 # Seconds after the deadline at which a store is given up that does not even say that it has passed.
 _GRACE = 0.5
-# Seconds. A store takes a wait of nothing for one without end.
+# Seconds. Some stores (HashStore) take a wait of nothing for one without end.
 _SHORTEST_WAIT = 0.01
 # Seconds that telling others of a failure may take. A store on a loaded host needs some; only one
 # that hangs as well needs all.

@@ -71,7 +71,8 @@ class BoundedLagModule:
         # The other ranks may be at their first batch, with which these exchanges are made.
         for sharding_type in self._sharding_types:
             self._exchange(sharding_type, "ids")
-        for exchange in self._bls_exchanges.values():
+        # Those with a channel first: to tell of the others takes a store, which may be slow.
+        for exchange in sorted(self._bls_exchanges.values(), key=lambda each: each.channel is None):
             exchange.fail(reason)
 
     def _exchange(self, sharding_type: str, direction: str) -> Exchange:

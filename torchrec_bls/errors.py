@@ -25,6 +25,11 @@ class PoisonedError(BLSError):
     """Another rank failed first; the text names it and its reason."""
 
 
+class BatchRefusedError(BLSError):
+    """Another rank refused its batch under autograd, so that no rank can train on this one. The
+    next batch is not affected."""
+
+
 class RendezvousError(BLSError):
     """The ranks could not set up a channel together."""
 
@@ -38,9 +43,19 @@ class TransportError(BLSError):
     and what to do."""
 
 
-class PipelineError(BLSError):
-    """The model raised in a pipeline; ``iteration`` says for which batch, ``__cause__`` what."""
+class RankFailedError(BLSError):
+    """This rank failed in the middle of an exchange, and with it all ranks; ``__cause__`` says
+    why."""
+
+
+class PipelineError(RuntimeError):
+    """One batch of this rank has no output; ``iteration`` says which, ``__cause__`` why. The other
+    ranks and the other batches are not affected."""
 
     def __init__(self, message: str, iteration: int) -> None:
         super().__init__(message)
         self.iteration = iteration
+
+
+class BadBatchError(PipelineError, ValueError):
+    """The batch does not fit the model."""

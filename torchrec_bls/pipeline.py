@@ -3,63 +3,47 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
-from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
-from torchrec.distributed.train_pipeline.utils import _rewrite_model
-from torchrec.distributed.types import LazyAwaitable, ShardedModule
+from torchrec.distributed.types import ShardedModule
 
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.distributed.ids import IdsLayout
+from torchrec_bls.distributed.ids_note import IdsNote
 from torchrec_bls.distributed.module import BoundedLagModule
-from torchrec_bls.errors import BLSError, PipelineError, RendezvousError
+from torchrec_bls.errors import (
+    BadBatchError,
+    BLSError,
+    PipelineError,
+    RankFailedError,
+    RendezvousError,
+)
+from torchrec_bls.pipeline_stages import ModuleStages, RewrittenModel
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc]
-    """Stands for the forward of a sharded module in a pipeline: the stages of one module."""
+@dataclass
+class _Iteration(Generic[In]):
+    """One step of this rank that is under way.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._ids: deque[tuple[Any, Any]] = deque()
-        self._embeddings: deque[LazyAwaitable[Any]] = deque()
+    Attributes:
+        number: of the batch, counted over those that this rank took.
+        batch: None where the rank takes part without one.
+        error: to raise in place of the output.
+        answered: whether `progress` returns or raises for it.
+    """
 
-    def start(self, batch: Any) -> None:
-        """Posts the ids of `batch`."""
-        args, kwargs = self._args.build_args_kwargs(batch)
-        args, kwargs = self._module.preprocess_input(args, kwargs)
-        context = self._module.create_context()
-        self._ids.append((context, self._module.input_dist(context, *args, **kwargs)))
-
-    def look_up(self) -> None:
-        """Waits for the ids of the oldest batch, looks them up and posts the embeddings."""
-        context, awaitable = self._ids.popleft()
-        ids = awaitable.wait().wait()
-        self._embeddings.append(self._module.compute_and_output_dist(context, ids))
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        """Returns the embeddings of the oldest batch that was looked up."""
-        if not self._embeddings:
-            raise RuntimeError(
-                f"the model calls '{self._name}' more than once in a forward, but the pipeline "
-                "prepares its embeddings once"
-            )
-        return self._embeddings.popleft()
-
-    def skip(self) -> None:
-        """Completes the exchange of a batch whose embeddings the model did not ask for."""
-        self._embeddings.popleft().wait()
-
-    @property
-    def looked_up(self) -> int:
-        """Batches looked up and not handed to the model yet."""
-        return len(self._embeddings)
+    number: int
+    batch: In | None
+    error: BadBatchError | None = None
+    answered: bool = True
 
 
 class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
@@ -71,7 +55,8 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     2 bound steps after its batch went in (section IV and Listing 2 of the bounded-lag paper, which
     has the second exchange only). Results are those of the model called batch by batch.
 
-    All ranks have to feed the same number of batches. The pipeline runs under torch.no_grad().
+    Ranks may have different numbers of batches: one that is at its end takes part without samples
+    until all are. The pipeline runs under torch.no_grad().
 
     Args:
         model: a DistributedModelParallel whose embedding modules were sharded by bounded-lag
@@ -80,57 +65,129 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         bound: at most that of the sharders, which is the default.
 
     Raises:
-        ValueError: no bounded-lag module is found, or one cannot be pipelined; it is named.
+        ValueError: no bounded-lag module is found.
     """
 
     def __init__(self, model: nn.Module, bound: int | None = None) -> None:
         super().__init__()
         self._model = model
-        self._modules = bounded_lag_modules(model)
-        bounds = {module.bound for module in self._modules.values()}
+        self._stages = {
+            name: ModuleStages(module) for name, module in bounded_lag_modules(model).items()
+        }
+        bounds = {stages.module.bound for stages in self._stages.values()}
         if len(bounds) > 1:
             raise ValueError(f"the model's embedding modules have different bounds: {bounds}")
-        possible = bounds.pop()
-        self._bound = possible if bound is None else bound
-        if not 0 <= self._bound <= possible:
+        self._channels_bound = bounds.pop()
+        self._bound = self._channels_bound if bound is None else bound
+        if not 0 <= self._bound <= self._channels_bound:
             raise ValueError(
-                f"bound is {bound}, but the sharders' config allows from 0 to {possible}"
+                f"bound is {bound}, but the sharders' config allows from 0 to "
+                f"{self._channels_bound}"
             )
-        self._forwards: list[BoundedLagForward] | None = None
-        self._originals: list[tuple[nn.Module, Callable[..., Any]]] = []
-        self._with_ids: deque[In] = deque()
-        self._looked_up: deque[In] = deque()
-        self._started = 0
-        self._finished = 0
+        self._rewritten: RewrittenModel | None = None
+        self._with_ids: deque[_Iteration[In]] = deque()
+        self._looked_up: deque[_Iteration[In]] = deque()
+        self._answers: deque[Out | PipelineError | None] = deque()
+        self._batches = 0
+        # Steps of all ranks since all were last at their end.
+        self._posted = 0
+        self._completed = 0
+        self._ended = False
+        self._last_step: int | None = None
+        self._updates: deque[Callable[[], object]] = deque()
+        self._updates_offered = 0
+        self._updates_done = 0
 
-    def progress(self, dataloader_iter: Iterator[In]) -> Out:
+    def progress(self, dataloader_iter: Iterator[In | None]) -> Out | None:
         """Returns the model's output for the next batch, in the order of the batches.
 
         Takes batches from the iterator as far ahead as the bound allows. Once it is exhausted, the
-        batches under way are finished, one per call.
+        batches under way are finished, one per call, and the last call returns when all ranks are
+        at their end. After that the pipeline may be given another iterator.
+
+        Where the iterator yields None, this rank has nothing to do at the moment: it takes part
+        without samples, so that the others need not wait, and the output is None.
 
         Raises:
-            StopIteration: all batches are finished.
-            PipelineError: the model, the iterator or the input raised; `iteration` says at which
-                batch. The other ranks raise PoisonedError naming this one.
-            BLSError: another rank failed.
+            StopIteration: all batches of all ranks are finished.
+            BadBatchError: a ValueError, in place of the output of a batch that does not fit the
+                model; `iteration` says which. Other ranks are not affected, nor is the next batch.
+            PipelineError: likewise for a batch that the rest of the model raised for; or the
+                iterator raised.
+            BLSError: another rank failed, or this one during an exchange. All ranks raise, and the
+                pipeline has come to its end.
         """
         with torch.no_grad():
             while True:
-                with self._stage("loading", self._started):
-                    batch = next(dataloader_iter, None)
-                if batch is not None:
-                    with self._stage("input dist", self._started):
-                        self._start(batch)
-                if not self._with_ids and not self._looked_up:
-                    raise StopIteration
-                draining = batch is None
+                if not self._is_last_posted():
+                    self._post_next(dataloader_iter)
+                draining = self._is_last_posted()
                 if len(self._with_ids) > self._bound or (draining and self._with_ids):
-                    with self._stage("lookup", self._finished + len(self._looked_up)):
-                        self._look_up()
-                if len(self._looked_up) > self._bound or draining:
-                    with self._stage("model", self._finished):
-                        return self._finish()
+                    self._look_up()
+                if len(self._looked_up) > self._bound or (draining and self._looked_up):
+                    self._finish()
+                if self._answers:
+                    return self._answer()
+                if draining and not self._with_ids and not self._looked_up:
+                    self._posted = self._completed = 0
+                    self._ended, self._last_step = False, None
+                    raise StopIteration
+
+    def drain(self) -> list[Out | PipelineError | None]:
+        """Finishes the batches under way on all ranks, which all have to call this or be at the end
+        of their data.
+
+        Returns:
+            The outputs, in the order of the batches. In the place of one that `progress` would have
+            raised for stands the error.
+        """
+        answers: list[Out | PipelineError | None] = []
+        while True:
+            try:
+                answers.append(self.progress(iter(())))
+            except StopIteration:
+                return answers
+            except PipelineError as error:
+                answers.append(error)
+
+    def update(self, function: Callable[[], object]) -> None:
+        """Has `function` called between the same two batches on all ranks, to change weights.
+
+        Requests may go on meanwhile. The call happens in a later `progress`, once all ranks have
+        asked for as many updates: batches before it see none of it, in the embeddings of any rank
+        and in the rest of the model, and batches after it see all of it.
+
+        Args:
+            function: changes this rank's part of the model, e.g. by `load_state_dict`. What it
+                raises fails all ranks, since their weights would be of two versions.
+        """
+        self._updates.append(function)
+        self._updates_offered += 1
+
+    def prepare(self, sample_batch: In, largest_batch: int | None = None) -> None:
+        """Makes all channels before traffic, collectively, by sending `sample_batch`'s embeddings.
+
+        Args:
+            sample_batch: of this rank, of usual content. Its output is dropped.
+            largest_batch: samples that a batch of a rank will ever have: messages in the slots get
+                room for it. None: the sharders' expected_batch.
+
+        Raises:
+            ValueError: batches have gone through already.
+            BLSError: the sample does not fit the model on one rank, which all raise for.
+        """
+        if self._posted:
+            raise ValueError("prepare comes before the first batch, whose size made the channels")
+        with torch.no_grad(), self._all_or_none("preparing"):
+            model = self._rewrite(sample_batch)
+            for stages in self._stages.values():
+                if largest_batch is not None:
+                    stages.module.expect_batch(largest_batch)
+                stages.post_ids(model.check(stages, sample_batch), IdsNote())
+            for stages in self._stages.values():
+                stages.look_up()
+            for stages in self._stages.values():
+                stages.skip_to(0)
 
     def detach(self) -> nn.Module:
         """Gives the model its own forwards back and returns it.
@@ -140,75 +197,124 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         """
         if self._with_ids or self._looked_up:
             raise ValueError("batches are under way: call progress until it raises StopIteration")
-        self._restore()
+        if self._rewritten is not None:
+            self._rewritten.restore()
+            self._rewritten = None
         return self._model
 
-    def _restore(self) -> None:
-        for module, forward in self._originals:
-            module.forward = forward
-        self._originals = []
-        self._forwards = None
+    def _is_last_posted(self) -> bool:
+        return self._last_step is not None and self._posted > self._last_step
 
-    def _start(self, batch: In) -> None:
-        if self._forwards is None:
-            self._forwards = self._rewrite(batch)
-        for forward in self._forwards:
-            forward.start(batch)
-        self._with_ids.append(batch)
-        self._started += 1
+    def _post_next(self, batches: Iterator[In | None]) -> None:
+        iteration = _Iteration[In](self._batches, None)
+        if not self._ended:
+            try:
+                iteration.batch = next(batches)
+                self._batches += 1
+            except StopIteration:
+                self._ended = True
+            except Exception as error:
+                raise _failed("loading", self._batches, error) from error
+        iteration.answered = not self._ended
+        checked = {name: stages.module.nothing() for name, stages in self._stages.items()}
+        if iteration.batch is not None:
+            model = self._rewrite(iteration.batch)
+            try:
+                checked = {
+                    name: model.check(stages, iteration.batch)
+                    for name, stages in self._stages.items()
+                }
+            except Exception as error:
+                iteration.error = BadBatchError(
+                    f"iteration {iteration.number}: {error}", iteration.number
+                )
+                iteration.error.__cause__ = error
+        note = IdsNote(ended=self._ended, updates=self._updates_offered)
+        with self._all_or_none(f"input dist of iteration {iteration.number}"):
+            for name, stages in self._stages.items():
+                stages.post_ids(checked[name], note)
+            self._with_ids.append(iteration)
+            self._posted += 1
 
     def _look_up(self) -> None:
-        for forward in self._forwards or []:
-            forward.look_up()
-        self._looked_up.append(self._with_ids.popleft())
+        iteration = self._with_ids[0]
+        with self._all_or_none(f"lookup of iteration {iteration.number}"):
+            # Modules and sharding types all tell the same.
+            told, *_ = [stages.look_up() for stages in self._stages.values()]
+            self._looked_up.append(self._with_ids.popleft())
+            self._learn(told)
 
-    def _finish(self) -> Out:
-        batch = self._looked_up.popleft()
-        output: Out = self._model(batch)
-        for forward in self._forwards or []:
-            while forward.looked_up > len(self._looked_up):
-                forward.skip()
-        self._finished += 1
-        return output
+    def _learn(self, told: IdsLayout) -> None:
+        """Takes over what the ranks told along with the ids of the batch just looked up."""
+        if told.all_ended and self._last_step is None:
+            # No rank is further ahead than that, whatever the bound of its pipeline.
+            self._last_step = self._completed + self._channels_bound
+        self._completed += 1
+        while self._updates_done < told.updates:
+            self._update()
+
+    def _update(self) -> None:
+        # Whose embeddings are of these weights gets the rest of the model of these weights.
+        while self._looked_up:
+            self._finish()
+        function = self._updates.popleft()
+        function()
+        self._updates_done += 1
+
+    def _finish(self) -> None:
+        iteration = self._looked_up.popleft()
+        remaining = len(self._looked_up)
+        answer: Out | PipelineError | None = iteration.error
+        with self._all_or_none(f"model of iteration {iteration.number}"):
+            if iteration.batch is not None and iteration.error is None:
+                try:
+                    answer = self._model(iteration.batch)
+                except BLSError:
+                    raise
+                except Exception as error:
+                    answer = _failed("model", iteration.number, error)
+            for stages in self._stages.values():
+                stages.skip_to(remaining)
+        if iteration.answered:
+            self._answers.append(answer)
+
+    def _answer(self) -> Out | None:
+        answer = self._answers.popleft()
+        if isinstance(answer, PipelineError):
+            raise answer
+        return answer
+
+    def _rewrite(self, batch: In) -> RewrittenModel:
+        if self._rewritten is None:
+            self._rewritten = RewrittenModel(self._model, self._stages, batch)
+        return self._rewritten
 
     @contextmanager
-    def _stage(self, name: str, iteration: int) -> Iterator[None]:
+    def _all_or_none(self, what: str) -> Iterator[None]:
+        """Fails all ranks for whatever ends this rank's part between the messages of a step."""
         try:
             yield
         except RendezvousError:
             raise  # the other ranks were in it, too
-        except Exception as error:
-            message = f"{name} of iteration {iteration} failed: {type(error).__name__}: {error}"
-            # Other ranks may wait for this one in another channel than the one that failed.
-            for module in self._modules.values():
-                module.fail(message)
-            if isinstance(error, BLSError):
+        except BaseException as error:
+            message = f"{what} failed: {type(error).__name__}: {error}"
+            self._fail(message)
+            if isinstance(error, BLSError) or not isinstance(error, Exception):
                 raise
-            raise PipelineError(message, iteration) from error
+            raise RankFailedError(message) from error
 
-    def _rewrite(self, batch: In) -> list[BoundedLagForward]:
-        # TorchRec's tracing finds how each sharded module's input comes from the batch.
-        originals = {id(m): m.forward for m in self._modules.values()}  # type: ignore[attr-defined]
-        rewritten, *_, left_out = _rewrite_model(
-            self._model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
-        )
-        self._originals = [(module, originals[id(module)]) for module in rewritten]
-        forwards: list[BoundedLagForward] = [module.forward for module in rewritten]
-        names = [forward.name for forward in forwards]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if left_out or repeated:
-            self._restore()
-        if left_out:
-            raise ValueError(
-                f"the input of {left_out} is not an attribute of the batch: the model changes it "
-                "before the embedding module. Do that when loading the batch"
-            )
-        if repeated:
-            raise ValueError(
-                f"the model calls {repeated} more than once in a forward, but the pipeline "
-                "prepares one call. Put the ids of all calls into one KeyedJaggedTensor"
-            )
-        return forwards
+    def _fail(self, reason: str) -> None:
+        # Other ranks may wait for this one in another channel than the one that failed.
+        for stages in self._stages.values():
+            stages.module.fail(reason)
+
+
+def _failed(stage: str, iteration: int, error: Exception) -> PipelineError:
+    failed = PipelineError(
+        f"{stage} of iteration {iteration} failed: {type(error).__name__}: {error}", iteration
+    )
+    failed.__cause__ = error
+    return failed
 
 
 def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:

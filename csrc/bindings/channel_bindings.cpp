@@ -102,6 +102,7 @@ void bind_channel(py::module_& module) {
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
            py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"))
       .def("post", &post)
+      .def("label", &Channel::label)
       .def("wait", &Channel::wait, py::return_value_policy::reference_internal,
            py::call_guard<py::gil_scoped_release>())
       .def("ready", &Channel::ready)

@@ -2,7 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -40,6 +44,16 @@ py::tuple check_ids(const Items& lengths, const Items& values, size_t stride, si
   const auto bad = find_bad_id(ids, rows, counts);
   if (!bad) return py::make_tuple(counts, py::none());
   return py::make_tuple(counts, py::make_tuple(bad->feature, bad->position, bad->id));
+}
+
+/// (ended, refusal, updates, wanted slot bytes)
+using NoteTuple = std::tuple<bool, std::optional<std::string>, uint64_t, std::array<uint64_t, 3>>;
+
+/// The reasons come from other ranks and need not be UTF-8.
+std::vector<std::pair<int, py::bytes>> refusals_of(const ArrivedIds& ids) {
+  std::vector<std::pair<int, py::bytes>> refusals;
+  for (const auto& [rank, reason] : ids.refusals()) refusals.emplace_back(rank, reason);
+  return refusals;
 }
 
 /// (address, rows, bytes of a row)
@@ -80,20 +94,26 @@ void bind_rows(py::module_& module) {
       .def_property_readonly("strides", &ArrivedIds::strides)
       .def_property_readonly("values_per_source", &ArrivedIds::values_per_source)
       .def_property_readonly("counts", &ArrivedIds::counts)
+      .def_property_readonly("all_ended", &ArrivedIds::all_ended)
+      .def_property_readonly("updates", &ArrivedIds::updates)
+      .def_property_readonly("wanted_slot_bytes", &ArrivedIds::wanted_slot_bytes)
+      .def_property_readonly("refusals", &refusals_of)
       .def("assemble",
            [](const ArrivedIds& ids, uintptr_t lengths, uintptr_t values, uintptr_t weights) {
              const py::gil_scoped_release release;
              ids.assemble(pointer(lengths), pointer(values), pointer(weights));
            });
 
-  module.def("post_ids",
-             [](Channel& channel, const Items& lengths, const Items& values, const Items& weights,
-                size_t features, size_t stride, size_t count,
-                const std::vector<size_t>& features_per_rank, const std::vector<size_t>& order) {
-               const JaggedIds ids = jagged_ids(lengths, values, weights, features, stride, count);
-               const py::gil_scoped_release release;
-               return post_ids(channel, ids, features_per_rank, order);
-             });
+  module.def("post_ids", [](Channel& channel, const Items& lengths, const Items& values,
+                            const Items& weights, size_t features, size_t stride, size_t count,
+                            const std::vector<size_t>& features_per_rank,
+                            const std::vector<size_t>& order, const NoteTuple& tuple) {
+    const JaggedIds ids = jagged_ids(lengths, values, weights, features, stride, count);
+    const auto& [ended, refusal, updates, wanted] = tuple;
+    const IdsNote note{ended, refusal, updates, wanted};
+    const py::gil_scoped_release release;
+    return post_ids(channel, ids, features_per_rank, order, note);
+  });
   module.def("check_ids", &check_ids);
 
   module.def("post_grouped_rows",

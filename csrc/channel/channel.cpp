@@ -162,6 +162,7 @@ uint64_t Channel::post(std::span<const Message> messages) {
   }
   Arrival& arrival = next_post_->arrival;
   arrival.sequence_ = posted_;
+  next_post_->batch = batch_;
   arrival.counts_[config_.rank] = messages[config_.rank].size();
   End end;
   try {
@@ -269,7 +270,7 @@ size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
   }
   stats_.bytes += payload;
   write_header(slot, header_kind(config_.rank, 0, message.size()),
-               static_cast<uint32_t>(released_));
+               static_cast<uint32_t>(released_), batch_);
   return at;
 }
 
@@ -283,7 +284,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   std::memcpy(slot + header_bytes(layout.count), &address, sizeof(address));
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
   write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),
-               static_cast<uint32_t>(released_));
+               static_cast<uint32_t>(released_), batch_);
   next_post_->pairs[destination].exposed_for = kKeepPulled;
   for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
   ++stats_.pulled_messages;
@@ -369,8 +370,8 @@ void Channel::receive(int source, Arrival& arrival, End& end) {
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
   size_t& parts = arrival.counts_[source];
   uint32_t credit;
-  if (pair.pulled_for != 0 || !parse_in_slot(pair.inbox, source, slot_bytes_, views, parts, credit))
-      [[unlikely]] {
+  if (pair.pulled_for != 0 || !parse_in_slot(pair.inbox, source, slot_bytes_, next_wait_->batch,
+                                             views, parts, credit)) [[unlikely]] {
     credit = receive_any(source, views, parts);
   }
   take_credit(source, credit);
@@ -385,6 +386,7 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
   } catch (const ChannelError& error) {
     fail_damaged(source, error);
   }
+  if (message.batch != next_wait_->batch) fail_other_batch(source, message.batch);
   const PartLayout& layout = message.layout;
   const std::byte* base = pair.inbox;
   try {
@@ -424,6 +426,14 @@ void Channel::fail_damaged(int source, const std::exception& error) {
   fail(ErrorKind::kProtocol, describe(source, completed_) +
                                  "sent a message that cannot be right: " + error.what() +
                                  kCauseOfDamage);
+}
+
+void Channel::fail_other_batch(int source, uint32_t theirs) {
+  fail(ErrorKind::kProtocol,
+       describe(source, completed_) + "sent what belongs to batch " + std::to_string(theirs) +
+           ", but this rank waits for batch " + std::to_string(next_wait_->batch) +
+           ": one of the two left out an exchange, as an interrupted forward or backward does. "
+           "Start the ranks again");
 }
 
 /// A message of `source` that stands outside its slot could not be had.

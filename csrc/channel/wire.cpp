@@ -34,6 +34,7 @@ void parse_message(const std::byte* slot, const Expectation& expected, ParsedMes
                           std::to_string(kMaxParts) + " exist");
   }
   message.credit = header.credit;
+  message.batch = header.batch;
   message.pulled = (header.flags & kFlagPulled) != 0;
   PartLayout& layout = message.layout;
   layout.count = header.parts;

@@ -27,12 +27,12 @@ struct MessageHeader {
   uint16_t source;
   uint16_t parts;
   uint32_t credit;  ///< low bits of how many messages of the receiver the sender has read
-  uint32_t reserved;
+  uint32_t batch;   ///< what the message belongs to, see Channel::label
 };
 static_assert(sizeof(MessageHeader) == 24);
 
 inline constexpr uint16_t kMagic = 0xB15A;
-inline constexpr uint8_t kWireVersion = 1;
+inline constexpr uint8_t kWireVersion = 2;
 inline constexpr uint8_t kFlagPulled = 1;
 inline constexpr size_t kMaxParts = 16;
 /// Far above any memory, far below overflow.
@@ -89,8 +89,8 @@ constexpr uint64_t header_kind(int source, uint8_t flags, size_t parts) {
 }
 
 /// Writes all of the header but the arrival word, which the transport stores last.
-inline void write_header(std::byte* slot, uint64_t kind, uint32_t credit) {
-  const uint64_t counts = credit;
+inline void write_header(std::byte* slot, uint64_t kind, uint32_t credit, uint32_t batch) {
+  const uint64_t counts = uint64_t{credit} | uint64_t{batch} << 32;
   std::memcpy(slot + offsetof(MessageHeader, magic), &kind, sizeof(kind));
   std::memcpy(slot + offsetof(MessageHeader, credit), &counts, sizeof(counts));
 }
@@ -106,19 +106,24 @@ struct Expectation {
 struct ParsedMessage {
   PartLayout layout;
   uint32_t credit = 0;
+  uint32_t batch = 0;
   bool pulled = false;
   MemoryAddress address;  ///< of a pulled message
 };
 
-/// The short way through parse_message for a sound message that stands in its slot; false for all
-/// others.
-inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, View* views,
-                          size_t& parts, uint32_t& credit) {
+/// The short way through parse_message for a sound message of `batch` that stands in its slot;
+/// false for all others.
+inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, uint32_t batch,
+                          View* views, size_t& parts, uint32_t& credit) {
   uint64_t kind;
+  uint64_t counts;
   std::memcpy(&kind, slot + offsetof(MessageHeader, magic), sizeof(kind));
-  std::memcpy(&credit, slot + offsetof(MessageHeader, credit), sizeof(credit));
+  std::memcpy(&counts, slot + offsetof(MessageHeader, credit), sizeof(counts));
+  credit = static_cast<uint32_t>(counts);
   const size_t count = kind >> 48;
-  if (kind != header_kind(source, 0, count) || count > kMaxParts) return false;
+  if (kind != header_kind(source, 0, count) || count > kMaxParts || counts >> 32 != batch) {
+    return false;
+  }
   size_t at = header_bytes(count);
   for (size_t i = 0; i < count; ++i) {
     uint64_t bytes;

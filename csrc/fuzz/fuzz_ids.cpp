@@ -19,8 +19,9 @@ constexpr size_t kMostFeatures = 4;
 Bytes take_preamble(Input& input, int64_t stride) {
   struct {
     int64_t stride;
-    uint32_t length_bytes, value_bytes, weight_bytes, reserved;
-  } preamble{stride, 4, 8, 0, 0};
+    uint32_t length_bytes, value_bytes, weight_bytes, flags;
+    uint64_t updates, wanted_slot_bytes[3];
+  } preamble{stride, 4, 8, 0, 0, 0, {}};
   const auto mode = input.take<uint8_t>();
   if (mode & 1) preamble.stride = input.take<int64_t>();
   if (mode & 2) preamble.length_bytes = 8;
@@ -28,7 +29,11 @@ Bytes take_preamble(Input& input, int64_t stride) {
   if (mode & 8) preamble.weight_bytes = 4;
   if (mode & 16) preamble.length_bytes = input.take<uint32_t>();
   if (mode & 32) preamble.value_bytes = input.take<uint32_t>();
-  if (mode & 64) preamble.weight_bytes = input.take<uint32_t>();
+  if (mode & 64) {
+    preamble.weight_bytes = input.take<uint32_t>();
+    preamble.flags = input.take<uint8_t>();
+    preamble.updates = input.take<uint64_t>();
+  }
   const auto* bytes = reinterpret_cast<const std::byte*>(&preamble);
   return {bytes, bytes + (mode & 128 ? input.take_up_to(sizeof(preamble)) : sizeof(preamble))};
 }
@@ -64,6 +69,10 @@ void check(const ArrivedIds& ids) {
   require(
       std::accumulate(ids.counts().begin(), ids.counts().end(), int64_t{0}) == ids.total_values(),
       "the values of the features are not all values");
+  for (const auto& [rank, reason] : ids.refusals()) {
+    require(ids.strides()[static_cast<size_t>(rank)] == 0, "a refused batch has samples");
+    touch({reinterpret_cast<const std::byte*>(reason.data()), reason.size()});
+  }
   // What a caller allocates.
   Bytes to_lengths(ids.features() * stride * ids.length_bytes());
   Bytes to_values(values * ids.value_bytes());

@@ -9,7 +9,6 @@
 #include "errors.h"
 
 namespace bls {
-namespace {
 
 /// First part of every message: what the receiver needs to read the others.
 struct IdsPreamble {
@@ -17,11 +16,19 @@ struct IdsPreamble {
   uint32_t length_bytes;
   uint32_t value_bytes;
   uint32_t weight_bytes;
-  uint32_t reserved;
+  uint32_t flags;
+  uint64_t updates;
+  std::array<uint64_t, 3> wanted_slot_bytes;
 };
-static_assert(sizeof(IdsPreamble) == 24);
+static_assert(sizeof(IdsPreamble) == 56);
 
-enum IdsPart : size_t { kPreamble, kLengths, kValues, kWeights };
+namespace {
+
+enum IdsFlag : uint32_t { kEnded = 1, kRefused = 2 };
+constexpr uint32_t kKnownFlags = kEnded | kRefused;
+
+/// A refused batch has the reason in place of weights.
+enum IdsPart : size_t { kPreamble, kLengths, kValues, kWeights, kReason = kWeights };
 
 /// Sum of `count` lengths. A negative length makes the result negative, and so does one of 2^32 or
 /// more: no bag holds that many ids, and their sum could overflow to an innocent one.
@@ -95,7 +102,11 @@ std::vector<int64_t> values_per_feature(const JaggedIds& ids) {
 
 std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
                               std::span<const size_t> features_per_rank,
-                              std::span<const size_t> order) {
+                              std::span<const size_t> order, const IdsNote& note) {
+  if (note.refusal && ids.stride != 0) {
+    throw std::invalid_argument("a refused batch is sent without its " +
+                                std::to_string(ids.stride) + " samples");
+  }
   const std::vector<int64_t> counts = values_per_feature(ids);
   std::vector<size_t> first_value(ids.features + 1, 0);
   for (size_t f = 0; f < ids.features; ++f) {
@@ -114,13 +125,21 @@ std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
                                 std::to_string(wanted));
   }
   // Two blocks, as messages to oneself are read in place where a part is one block.
-  const IdsPreamble preamble{
-      static_cast<int64_t>(ids.stride), static_cast<uint32_t>(ids.length_bytes),
-      static_cast<uint32_t>(ids.value_bytes), static_cast<uint32_t>(ids.weight_bytes), 0};
+  const IdsPreamble preamble{static_cast<int64_t>(ids.stride),
+                             static_cast<uint32_t>(ids.length_bytes),
+                             static_cast<uint32_t>(ids.value_bytes),
+                             static_cast<uint32_t>(ids.weight_bytes),
+                             (note.ended ? kEnded : 0u) | (note.refusal ? kRefused : 0u),
+                             note.updates,
+                             note.wanted_slot_bytes};
   const auto* head = reinterpret_cast<const std::byte*>(&preamble);
   const Block preamble_blocks[2] = {{head, 8}, {head + 8, sizeof(preamble) - 8}};
 
-  const size_t parts_per_rank = ids.weight_bytes != 0 ? 4 : 3;
+  Block reason;
+  if (note.refusal) {
+    reason = {reinterpret_cast<const std::byte*>(note.refusal->data()), note.refusal->size()};
+  }
+  const size_t parts_per_rank = ids.weight_bytes != 0 || note.refusal ? 4 : 3;
   std::vector<Block> lengths;
   std::vector<Block> values;
   std::vector<Block> weights;
@@ -162,6 +181,7 @@ std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
     part[kLengths] = {lengths.data() + first_block, blocks};
     part[kValues] = {values.data() + first_block, blocks};
     part[kWeights] = {weights.data() + first_block, blocks};
+    if (note.refusal) part[kReason] = {&reason, 1};
     messages[rank] = {part, parts_per_rank};
   }
   channel.post(messages);
@@ -174,6 +194,7 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
   strides_.resize(world);
   values_per_source_.resize(world);
   counts_.resize(features * world);
+  int sized_by = 0;
   for (size_t place = 0; place < world; ++place) {
     const int source = order_[place];
     const auto parts = arrival.parts(source);
@@ -182,7 +203,17 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
       bad_message(source, std::to_string(parts.size()) + " parts");
     }
     std::memcpy(&preamble, parts[kPreamble].data, sizeof(preamble));
-    if (place == 0) {
+    read_note(source, preamble, parts);
+    if (preamble.stride == 0) {
+      // Nothing whose size could differ: a rank without a batch need not know of what it is.
+      if (parts[kLengths].bytes != 0 || parts[kValues].bytes != 0) {
+        bad_message(source, std::to_string(parts[kLengths].bytes) + " bytes of lengths and " +
+                                std::to_string(parts[kValues].bytes) + " of ids without samples");
+      }
+      continue;
+    }
+    if (length_bytes_ == 0) {
+      sized_by = source;
       length_bytes_ = preamble.length_bytes;
       value_bytes_ = preamble.value_bytes;
       weight_bytes_ = preamble.weight_bytes;
@@ -193,7 +224,7 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
       bad_message(source, "items of " + std::to_string(preamble.length_bytes) + " (lengths), " +
                               std::to_string(preamble.value_bytes) + " (ids) and " +
                               std::to_string(preamble.weight_bytes) + " (weights) bytes, rank " +
-                              std::to_string(order_[0]) + " sent " + std::to_string(length_bytes_) +
+                              std::to_string(sized_by) + " sent " + std::to_string(length_bytes_) +
                               ", " + std::to_string(value_bytes_) + " and " +
                               std::to_string(weight_bytes_));
     }
@@ -232,6 +263,25 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
     total_stride_ += preamble.stride;
     total_values_ += total;
   }
+}
+
+void ArrivedIds::read_note(int source, const IdsPreamble& preamble, std::span<const View> parts) {
+  if ((preamble.flags & ~kKnownFlags) != 0) {
+    bad_message(source, "unknown flags " + std::to_string(preamble.flags));
+  }
+  all_ended_ = all_ended_ && (preamble.flags & kEnded) != 0;
+  updates_ = std::min(updates_, preamble.updates);
+  for (size_t i = 0; i < wanted_slot_bytes_.size(); ++i) {
+    wanted_slot_bytes_[i] = std::max(wanted_slot_bytes_[i], preamble.wanted_slot_bytes[i]);
+  }
+  if ((preamble.flags & kRefused) == 0) return;
+  if (preamble.stride != 0 || parts.size() != 4) {
+    bad_message(source, "a refused batch of " + std::to_string(preamble.stride) + " samples in " +
+                            std::to_string(parts.size()) + " parts");
+  }
+  const View& reason = parts[kReason];
+  refusals_.emplace_back(source,
+                         std::string(reinterpret_cast<const char*>(reason.data), reason.bytes));
 }
 
 void ArrivedIds::assemble(std::byte* lengths, std::byte* values, std::byte* weights) const {

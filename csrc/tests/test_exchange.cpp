@@ -304,6 +304,32 @@ TEST_CASE("a channel is ready when every message of its oldest post is there") {
   CHECK_FALSE(ranks[0].ready());  // the second post
 }
 
+TEST_CASE("messages of one sequence number belong to one batch on all ranks") {
+  Ranks ranks({.slot_bytes = 512});
+  for (const uint32_t batch : {0u, 7u, 0xFFFFFFFFu}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks[rank].label(batch);
+      ranks[rank].post(to_all(2, "rows").messages());
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks[rank].wait();
+      ranks[rank].release();
+    }
+  }
+  // Rank 1 has left out batch 8; what it sends for batch 9 looks like that of 8.
+  ranks[0].label(8);
+  ranks[0].post(to_all(2, "rows").messages());
+  ranks[1].label(9);
+  ranks[1].post(to_all(2, "rows").messages());
+  const auto failure = failure_of([&] { ranks[0].wait(); });
+  REQUIRE(failure);
+  CHECK(failure->kind == ErrorKind::kProtocol);
+  CHECK_MESSAGE(failure->message.find("rank 1 sent what belongs to batch 9, but this rank waits "
+                                      "for batch 8: one of the two left out an exchange") !=
+                    std::string::npos,
+                failure->message);
+}
+
 TEST_CASE("statistics count what was sent to other ranks") {
   // Nobody reads the large message, so that closing waits until the deadline.
   Ranks ranks({.world_size = 3, .slot_bytes = 1024, .deadline = std::chrono::milliseconds(1)});

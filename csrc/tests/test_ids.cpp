@@ -139,8 +139,9 @@ void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes&
     expect(arrived.counts() == counts, "counts");
     expect(arrived.total_stride() == total_stride, "total stride");
     expect(arrived.total_values() == static_cast<int64_t>(expected.count), "total values");
-    expect(arrived.length_bytes() == items.length && arrived.value_bytes() == items.value &&
-               arrived.weight_bytes() == items.weight && arrived.weighted() == (items.weight != 0),
+    const ItemBytes there = total_stride == 0 ? ItemBytes{0, 0, 0} : items;
+    expect(arrived.length_bytes() == there.length && arrived.value_bytes() == there.value &&
+               arrived.weight_bytes() == there.weight && arrived.weighted() == (there.weight != 0),
            "item sizes");
     Encoded got{Bytes(expected.lengths.size()), Bytes(expected.values.size()),
                 Bytes(expected.weights.size())};
@@ -158,7 +159,7 @@ struct Forged {
   uint32_t length_bytes = 8;
   uint32_t value_bytes = 8;
   uint32_t weight_bytes = 0;
-  uint32_t reserved = 0;
+  uint32_t flags = 0;
   std::vector<int64_t> lengths{1, 2};
   std::vector<int64_t> values{7, 8, 9};
   size_t parts = 3;
@@ -180,11 +181,12 @@ std::optional<Failure> failure_with(const Forged& forged, size_t features = 1) {
   ids.features = features;
   ids.stride = 1;
   post_ids(ranks[0], ids, features_per_rank);
-  Bytes preamble(24);
+  Bytes preamble(56);
   std::memcpy(preamble.data(), &forged.stride, 8);
   std::memcpy(preamble.data() + 8, &forged.length_bytes, 4);
   std::memcpy(preamble.data() + 12, &forged.value_bytes, 4);
   std::memcpy(preamble.data() + 16, &forged.weight_bytes, 4);
+  std::memcpy(preamble.data() + 20, &forged.flags, 4);
   Outgoing outgoing(2);
   const Bytes parts[] = {preamble, raw(forged.lengths), raw(forged.values), raw({1, 2, 3, 4})};
   for (size_t i = 0; i < forged.parts; ++i) outgoing.add(0, parts[i]);
@@ -257,9 +259,75 @@ TEST_CASE("messages that contradict themselves or the local plan are refused") {
     check_refused({.stride = 5, .lengths = {large, large, large, large, 3}},
                   "a length is negative or");
   }
+  SUBCASE("unknown flags") { check_refused({.flags = 4}, "unknown flags 4"); }
+  SUBCASE("a refused batch with samples") {
+    check_refused({.flags = 2, .parts = 4}, "a refused batch of 2 samples in 4 parts");
+  }
+  SUBCASE("a refused batch without a reason") {
+    check_refused({.stride = 0, .flags = 2, .lengths = {}, .values = {}},
+                  "a refused batch of 0 samples in 3 parts");
+  }
+  SUBCASE("ids without samples") {
+    check_refused({.stride = 0, .lengths = {}}, "0 bytes of lengths and 24 of ids without samples");
+  }
   SUBCASE("fewer values than the lengths say") {
     check_refused({.values = {7, 8}}, "16 bytes for 3 ids");
   }
+}
+
+TEST_CASE("what ranks tell along with their ids is put together") {
+  const std::vector<size_t> features_per_rank{2, 0, 0};
+  const auto exchange = [&](const std::vector<IdsNote>& notes, auto check) {
+    Ranks ranks({.world_size = 3, .slot_bytes = 1024});
+    ranks.run([&](int rank, Channel& channel) {
+      JaggedIds none;
+      none.features = 2;
+      post_ids(channel, none, features_per_rank, {}, notes[static_cast<size_t>(rank)]);
+      const int order[] = {2, 0, 1};
+      check(ArrivedIds(channel.wait(), features_per_rank[static_cast<size_t>(rank)], order));
+      channel.release();
+    });
+  };
+  exchange({{true, {}, 3, {1, 20, 0}}, {true, {}, 2, {10, 2, 0}}, {true, {}, 5, {}}},
+           [](const ArrivedIds& arrived) {
+             expect(arrived.all_ended(), "all have ended");
+             expect(arrived.updates() == 2, "the fewest updates");
+             const std::array<uint64_t, 3> largest{10, 20, 0};
+             expect(arrived.wanted_slot_bytes() == largest, "the largest slots");
+             expect(arrived.refusals().empty(), "no refusals");
+           });
+  exchange({{true, {}, 0, {}}, {}, {true, "no such row", 0, {}}}, [](const ArrivedIds& arrived) {
+    expect(!arrived.all_ended(), "one has not ended");
+    const std::vector<std::pair<int, std::string>> refusals{{2, "no such row"}};
+    expect(arrived.refusals() == refusals, "the refusal");
+  });
+}
+
+TEST_CASE("a rank without samples need not know of what others' items are") {
+  const std::vector<size_t> features_per_rank{1, 0};
+  Ranks ranks({.slot_bytes = 1024});
+  JaggedIds none;
+  none.features = 1;
+  none.length_bytes = 4;
+  post_ids(ranks[0], none, features_per_rank);
+  const std::vector<int64_t> lengths{2, 0};
+  const std::vector<int64_t> values{7, 8};
+  post_ids(ranks[1], ids_of(lengths, values, 1), features_per_rank);
+  const int order[] = {0, 1};
+  const ArrivedIds arrived(ranks[0].wait(), 1, order);
+  CHECK(arrived.length_bytes() == 8);
+  CHECK(arrived.strides() == std::vector<int64_t>{0, 2});
+  CHECK(arrived.total_values() == 2);
+}
+
+TEST_CASE("a refused batch has no samples") {
+  const std::vector<size_t> features_per_rank{1, 0};
+  Ranks ranks({.slot_bytes = 1024});
+  const auto failure = failure_of([&] {
+    post_ids(ranks[0], ids_of({1}, {2}, 1), features_per_rank, {}, {false, "why", 0, {}});
+  });
+  REQUIRE(failure);
+  CHECK(failure->message == "a refused batch is sent without its 1 samples");
 }
 
 TEST_CASE("own lengths that are negative or do not add up are a caller's mistake") {

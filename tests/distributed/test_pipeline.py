@@ -1,5 +1,6 @@
 """BoundedLagPipeline gives the model's results in order, ends, and fails clearly."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from torchrec_bls import (
     BLSEmbeddingBagCollectionSharder,
     BoundedLagPipeline,
 )
-from torchrec_bls.errors import BLSError, PipelineError, PoisonedError
+from torchrec_bls.errors import BadBatchError, PipelineError
 
 BOUNDS = [0, 1, 2, 4]
 
@@ -163,81 +164,121 @@ class FusedDLRM(BatchedDLRM):
         return self.fuse(super().forward(batch), batch.labels)
 
 
+def outcomes(
+    pipeline: BoundedLagPipeline[Batch, Any], batches: Iterator[Batch]
+) -> list[dict[str, torch.Tensor] | PipelineError]:
+    """Returns what progress returns or raises for each batch until it stops."""
+    answers: list[dict[str, torch.Tensor] | PipelineError] = []
+    while True:
+        try:
+            answers.append(flat(pipeline.progress(batches)))
+        except PipelineError as error:
+            answers.append(error)
+        except StopIteration:
+            return answers
+
+
+def assert_only_failed(
+    answers: list[dict[str, torch.Tensor] | PipelineError],
+    expected: list[dict[str, torch.Tensor]],
+    failed: set[int],
+) -> None:
+    """Checks that there is the right output for every batch but those that `failed`."""
+    assert {i for i, answer in enumerate(answers) if isinstance(answer, PipelineError)} == failed
+    for number, (answer, wanted) in enumerate(zip(answers, expected, strict=True)):
+        if isinstance(answer, PipelineError):
+            assert answer.iteration == number
+        else:
+            assert_same_bits(answer, wanted)
+
+
 def fail_in_the_model(rank: int, bound: int, iteration: int) -> None:
-    batches = [make_batch(rank, step) for step in range(20)]
+    batches = [make_batch(rank, step) for step in range(12)]
+    expected = one_by_one(make_dlrm(sharder(bound), FusedDLRM), batches)
     if rank == 1:
         batches[iteration].labels[0] = 666
     pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(bound), FusedDLRM))
-    outputs = 0
-    source = iter(batches)
-    with pytest.raises(BLSError) as raised:
-        for _ in batches:
-            pipeline.progress(source)
-            outputs += 1
-    reason = f"model of iteration {iteration} failed: ZeroDivisionError: the fuse has blown"
+    answers = outcomes(pipeline, iter(batches))
+    assert_only_failed(answers, expected, {iteration} if rank == 1 else set())
     if rank == 1:
-        assert isinstance(raised.value, PipelineError)
-        assert (raised.value.iteration, outputs) == (iteration, iteration)
-        assert isinstance(raised.value.__cause__, ZeroDivisionError)
-        assert str(raised.value) == reason
-    else:
-        assert isinstance(raised.value, PoisonedError)
-        assert "rank 1" in str(raised.value) and reason in str(raised.value)
-        assert iteration - bound <= outputs <= iteration + bound + 1
+        error = answers[iteration]
+        assert isinstance(error, PipelineError) and not isinstance(error, ValueError)
+        assert isinstance(error.__cause__, ZeroDivisionError)
+        assert (
+            str(error)
+            == f"model of iteration {iteration} failed: ZeroDivisionError: the fuse has blown"
+        )
 
 
-@pytest.mark.parametrize(("bound", "iteration"), [(0, 0), (0, 3), (2, 0), (2, 7)])
-def test_an_error_in_the_model_says_where_and_reaches_the_other_ranks(
-    bound: int, iteration: int
-) -> None:
-    run(3, fail_in_the_model, bound, iteration, deadline=40)
+@pytest.mark.parametrize(("bound", "iteration"), [(0, 0), (0, 3), (2, 0), (2, 7), (2, 11)])
+def test_an_error_in_the_model_costs_one_output(bound: int, iteration: int) -> None:
+    run(3, fail_in_the_model, bound, iteration)
 
 
 def fail_in_the_iterator(rank: int, iteration: int) -> None:
-    def load() -> Iterator[Batch]:
-        for step in range(20):
-            if rank == 1 and step == iteration:
+    batches = [make_batch(rank, step) for step in range(12)]
+    expected = one_by_one(make_dlrm(sharder(1)), batches)
+
+    class Source:
+        """An iterator that goes on after an error, as that of a queue does."""
+
+        def __init__(self) -> None:
+            self.taken = 0
+
+        def __iter__(self) -> "Source":
+            return self
+
+        def __next__(self) -> Batch:
+            if self.taken == 12:
+                raise StopIteration
+            self.taken += 1
+            if rank == 1 and self.taken - 1 == iteration:
                 raise OSError("no such shard of the data")
-            yield make_batch(rank, step)
+            return batches[self.taken - 1]
 
     pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(1)))
-    source = load()
-    with pytest.raises(BLSError) as raised:
-        for _ in range(20):
-            pipeline.progress(source)
-    reason = f"loading of iteration {iteration} failed: OSError: no such shard of the data"
-    assert reason in str(raised.value)
-    if rank == 1:
-        assert isinstance(raised.value, PipelineError)
-        assert raised.value.iteration == iteration
-        assert isinstance(raised.value.__cause__, OSError)
-    else:
-        assert "rank 1" in str(raised.value)
+    answers = outcomes(pipeline, Source())
+    failures = [answer for answer in answers if isinstance(answer, PipelineError)]
+    assert len(failures) == (rank == 1)
+    for error in failures:
+        assert str(error) == (
+            f"loading of iteration {iteration} failed: OSError: no such shard of the data"
+        )
+        assert isinstance(error.__cause__, OSError)
+        del expected[iteration]
+    outputs = [answer for answer in answers if not isinstance(answer, PipelineError)]
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert_same_bits(output, wanted)
 
 
 @pytest.mark.parametrize("iteration", [0, 5])
-def test_an_error_in_the_iterator_says_where_and_reaches_the_other_ranks(iteration: int) -> None:
-    run(3, fail_in_the_iterator, iteration, deadline=40)
+def test_an_error_in_the_iterator_costs_one_batch(iteration: int) -> None:
+    run(3, fail_in_the_iterator, iteration)
 
 
-def fail_in_the_input(rank: int) -> None:
-    batches = [make_batch(rank, step) for step in range(8)]
+def fail_in_the_input(rank: int, bound: int) -> None:
+    batches = [make_batch(rank, step) for step in range(10)]
+    expected = one_by_one(make_dlrm(sharder(bound)), batches)
+    bad = {0, 3, 4} if rank == 1 else {9} if rank == 2 else set()
+    for iteration in bad:
+        batches[iteration].sparse_features.values()[0] = 10**6
     if rank == 1:
-        batches[3].sparse_features.values()[0] = 10**6
-    pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(1)))
-    source = iter(batches)
-    with pytest.raises(BLSError, match="id 1000000 at position 0 of feature 'f") as raised:
-        for _ in batches:
-            pipeline.progress(source)
-    if rank == 1:
-        assert isinstance(raised.value, PipelineError) and raised.value.iteration == 3
-        assert isinstance(raised.value.__cause__, ValueError)
-    else:
-        assert isinstance(raised.value, PoisonedError)
+        batches[4] = Batch(batches[3].dense_features, None, batches[3].labels)  # type: ignore[arg-type]
+    pipeline = BoundedLagPipeline[Batch, Any](make_dlrm(sharder(bound)))
+    answers = outcomes(pipeline, iter(batches))
+    assert_only_failed(answers, expected, bad)
+    for iteration in bad - {4}:
+        error = answers[iteration]
+        assert isinstance(error, BadBatchError) and isinstance(error, ValueError)
+        assert re.match(
+            rf"iteration {iteration}: .* on rank {rank}: id 1000000 at position 0 of feature 'f",
+            str(error),
+        )
 
 
-def test_an_id_out_of_range_names_its_iteration() -> None:
-    run(2, fail_in_the_input)
+@pytest.mark.parametrize("bound", [0, 2])
+def test_a_batch_that_does_not_fit_is_its_senders_problem(bound: int) -> None:
+    run(3, fail_in_the_input, bound)
 
 
 class TwoCalls(nn.Module):
@@ -279,7 +320,7 @@ def pipe_odd_models(rank: int) -> None:
         BoundedLagPipeline(make_dlrm(EmbeddingBagCollectionSharder()))
     with pytest.raises(ValueError, match="no sharded module: give BLSEmbeddingCollectionSharder"):
         BoundedLagPipeline(nn.Linear(1, 1))
-    with pytest.raises(PipelineError, match="the model changes it before the embedding module"):
+    with pytest.raises(ValueError, match="the model changes it before the embedding module"):
         BoundedLagPipeline[Batch, Any](sharded_in(ChangedInput)).progress(batches())
     labels = [batch.labels for batch in batches()]
     outputs = drain(BoundedLagPipeline[Batch, Any](sharded_in(UnusedEmbeddings)), batches())
@@ -292,7 +333,7 @@ def test_models_that_cannot_be_piped_are_refused_by_name() -> None:
 
 def call_twice(rank: int) -> str:
     pipeline = BoundedLagPipeline[Batch, Any](sharded_in(TwoCalls, bound=0))
-    with pytest.raises(BLSError) as raised:
+    with pytest.raises(ValueError) as raised:
         pipeline.progress(iter([make_batch(rank, 0)]))
     return str(raised.value)
 

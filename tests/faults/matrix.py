@@ -188,7 +188,12 @@ DAMAGE = [
         fault=Damage("credit", 16),
         words=("rank 1 says it read 16 of 5 messages", _CAUSE),
     ),
-    Row("reserved field, which nobody reads", Damage("reserved", 7), moment="wait", held="wait"),
+    replace(
+        _damaged,
+        name="batch 0x7",
+        fault=Damage("batch", 7),
+        words=("sent what belongs to batch 7, but this rank waits for batch 0", "left out an exch"),
+    ),
     _damage("length", 1 << 20, "bytes in a slot of"),
     _damage("length", (1 << 64) - 1, "part 0 has"),
     _damage("address pid", 1, "memory of a foreign process", items=LARGE),

@@ -5,7 +5,7 @@ of this rank for itself are encoded, too: an embedding is the same wherever its 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,8 +54,8 @@ class CodedSequenceOutputDist(SequenceOutputDist):
             return out if order is None else out[order]
 
         frames = self._looked_up(codecs, rows, layout)
-        batch = max(layout.strides)
-        return _post(self._exchange, self._non_finite, rows, frames, batch, collect)
+        target = _Target(self._exchange, layout.slot_bytes.embeddings, layout)
+        return _post(target, self._non_finite, rows, frames, collect)
 
     def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
@@ -75,8 +75,8 @@ class CodedSequenceOutputDist(SequenceOutputDist):
             return out
 
         frames = _of_samples(codecs, by_rank, layout)
-        batch = max(layout.strides)
-        return _post(self._gradients, self._non_finite, by_rank, frames, batch, collect)
+        target = _Target(self._gradients, layout.slot_bytes.gradients, layout)
+        return _post(target, self._non_finite, by_rank, frames, collect)
 
     def _looked_up(
         self, codecs: list[list[CodedFeature]], rows: torch.Tensor, layout: IdsLayout
@@ -133,8 +133,8 @@ class CodedPooledOutputDist(PooledOutputDist):
             return self._decode(codecs, arrival, layout.strides[self._rank])
 
         frames = self._looked_up(codecs, rows, layout)
-        batch = max(layout.strides)
-        return _post(self._exchange, self._non_finite, rows, frames, batch, collect)
+        target = _Target(self._exchange, layout.slot_bytes.embeddings, layout)
+        return _post(target, self._non_finite, rows, frames, collect)
 
     def _decode(
         self, codecs: list[list[CodedFeature]], arrival: _native.Arrival, batch: int
@@ -173,7 +173,8 @@ class CodedPooledOutputDist(PooledOutputDist):
             )
             for of_rank, index in zip(codecs, self._group_of_rank, strict=True)
         ]
-        return _post(self._gradients, self._non_finite, gradient, frames, batch, collect)
+        target = _Target(self._gradients, layout.slot_bytes.gradients, layout)
+        return _post(target, self._non_finite, gradient, frames, collect)
 
     def _looked_up(
         self, codecs: list[list[CodedFeature]], rows: torch.Tensor, layout: IdsLayout
@@ -196,17 +197,26 @@ def _side_by_side(features: Iterable[CodedFeature], address: int, rows: int, str
     return frame
 
 
+class _Target(NamedTuple):
+    """Where frames go: an exchange, the slots agreed on for it, and the layout of the batch."""
+
+    exchange: Exchange
+    slot_bytes: int
+    layout: IdsLayout
+
+
 def _post(
-    exchange: Exchange,
+    target: _Target,
     non_finite: str,
     rows: torch.Tensor,
     frames: list[Frame],
-    batch: int,
     collect: Callable[[_native.Arrival], torch.Tensor],
 ) -> Pending[torch.Tensor]:
     """Posts frames whose tables lie in `rows`."""
-    if exchange.channel is None:
-        exchange.open(max(map(_native.usual_frame_bytes, frames)), batch)
+    exchange, slot_bytes, layout = target
+    if not exchange.has_slots(slot_bytes):
+        largest = max(map(_native.usual_frame_bytes, frames))
+        exchange.open(largest, max(layout.strides), slot_bytes)
 
     def send(channel: _native.Channel) -> None:
         if rows.dtype != torch.float32:
@@ -222,4 +232,4 @@ def _post(
             )
         _native.post_frames(channel, frames)
 
-    return exchange.post(send, collect, [])
+    return exchange.post(send, collect, [], layout.number)

@@ -7,6 +7,8 @@ from torchrec_bls.collective.channel import check_bound, check_deadline, check_t
 from torchrec_bls.collective.verbs_config import VerbsConfig
 from torchrec_bls.distributed.codecs import CodecConfig
 
+_BAD_IDS = ("refuse", "row0")
+
 
 @dataclass(frozen=True)
 class BLSConfig:
@@ -21,6 +23,9 @@ class BLSConfig:
         slot_bytes: size of every slot. None derives it per exchange from the first batch, with
             room for messages half as large again.
         expected_batch: largest batch per rank, for that derivation, when the first is not typical.
+        bad_ids: what becomes of a batch with ids that tables have no rows for. "refuse": this rank
+            raises ValueError for it, and in inference the others go on. "row0": row 0 is looked up
+            for them, as TorchRec does; the modules' `replaced_ids` counts them.
         deadline: seconds after which waiting for a peer is an error.
         codecs: how embeddings and their gradients are encoded; None: they travel as they are.
         verbs: how RDMA devices are used; None: as the environment variables TORCHREC_BLS_IB_* say.
@@ -30,6 +35,7 @@ class BLSConfig:
     transport: str = "auto"
     slot_bytes: int | None = None
     expected_batch: int | None = None
+    bad_ids: str = "refuse"
     deadline: float = 60.0
     codecs: CodecConfig | None = None
     verbs: VerbsConfig | None = None
@@ -45,4 +51,8 @@ class BLSConfig:
             )
         if self.expected_batch is not None and self.expected_batch < 1:
             raise ValueError(f"expected_batch is {self.expected_batch}, but must be positive")
+        if self.bad_ids not in _BAD_IDS:
+            raise ValueError(
+                f"bad_ids is {self.bad_ids!r}, but must be one of {', '.join(_BAD_IDS)}"
+            )
         check_deadline(self.deadline)

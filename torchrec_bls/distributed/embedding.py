@@ -39,7 +39,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         **kwargs: Any,
     ) -> None:
         self._init_bounded_lag(
-            config, env.process_group, module_fqn, module.embedding_configs(), params
+            config, env.process_group, module_fqn, module.embedding_configs(), params, False
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 
@@ -82,14 +82,14 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             unbucketize_permute_tensor=route.unbucketize_permute,
         )
 
-    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Looks up and posts; see TorchRec, which cannot do batches without samples."""
+    def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """See BoundedLagModule. TorchRec's cannot do batches without samples."""
         features = ctx.sharding_contexts[0].features_before_input_dist
         counts = getattr(ctx, "bls_counts", None)
         if self._bls_routes is not None and counts is not None and self._only_copies_rows():
             sent = self._look_up_and_post(ctx, input)
         elif all(ids.stride() > 0 for ids in input):
-            awaitable = super().compute_and_output_dist(ctx, input)
+            awaitable = ShardedEmbeddingCollection.compute_and_output_dist(self, ctx, input)
             sent = awaitable._awaitables_per_sharding
         else:
             sent = self._post_no_rows(ctx)

@@ -12,17 +12,19 @@ from torchrec.distributed.embeddingbag import (
 )
 from torchrec.distributed.types import (
     Awaitable,
+    LazyAwaitable,
     ParameterSharding,
     ShardingEnv,
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.input_check import CheckedBatch
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder
@@ -65,7 +67,12 @@ class BLSEmbeddingBagCollection(
         **kwargs: Any,
     ) -> None:
         self._init_bounded_lag(
-            config, env.process_group, module_fqn, module.embedding_bag_configs(), params
+            config,
+            env.process_group,
+            module_fqn,
+            module.embedding_bag_configs(),
+            params,
+            module.is_weighted(),
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 
@@ -109,30 +116,26 @@ class BLSEmbeddingBagCollection(
             batch_size_per_feature_pre_a2a=[features.stride()] * len(route.order)
         )
 
-    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
-        """Posts the ids of a batch; see BoundedLagModule."""
+    def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
         mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
-        if not (
-            mean_pooling and isinstance(features, KeyedJaggedTensor) and features.stride() == 0
-        ):
-            return super().input_dist(ctx, features)
+        if not (mean_pooling and batch.features.stride() == 0):
+            return super()._post_ids(ctx, batch)
         # TorchRec cannot compute the divisors of a batch without samples, which need none.
         first_batch = self._has_uninitialized_input_dist
         self._has_mean_pooling_callback = False
         try:
-            awaitable = super().input_dist(ctx, features)
+            awaitable = super()._post_ids(ctx, batch)
         finally:
             self._has_mean_pooling_callback = mean_pooling
         self._bls_routes = None  # planned, if at all, as if there were no mean pooling
         if first_batch:
-            self._init_mean_pooling_callback(features.keys(), None)
+            self._init_mean_pooling_callback(batch.features.keys(), None)
         ctx.divisor = torch.ones(())
         return awaitable
 
-    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Looks up and posts; see TorchRec."""
+    def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
         if not self._only_sums_rows(ctx, input):
-            return super().compute_and_output_dist(ctx, input)
+            return ShardedEmbeddingBagCollection.compute_and_output_dist(self, ctx, input)
         return EmbeddingBagCollectionAwaitable(
             awaitables=[
                 output_dist.look_up_and_post(tables, ids, context)

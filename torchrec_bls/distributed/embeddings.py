@@ -164,7 +164,11 @@ class SequenceOutputDist(OutputDist):
         layout = request.layout
         dim = request.shape[1]
         row_bytes = dim * rows.element_size()
-        self._exchange.open(max(layout.values_received) * row_bytes, max(layout.strides))
+        self._exchange.open(
+            max(layout.values_received) * row_bytes,
+            max(layout.strides),
+            layout.slot_bytes.embeddings,
+        )
         order = order_of(request.sharding_ctx)
 
         def send(channel: _native.Channel) -> None:
@@ -177,7 +181,7 @@ class SequenceOutputDist(OutputDist):
             own = (rows.data_ptr(), layout.counts, layout.order)
             return self._collect(arrival, out, layout, order, own)
 
-        return self._exchange.post(send, collect, [rows])
+        return self._exchange.post(send, collect, [rows], layout.number)
 
     def look_up_and_post(
         self, tables: LookupTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
@@ -195,7 +199,11 @@ class SequenceOutputDist(OutputDist):
         """
         layout = layout_of(sharding_ctx)
         row_bytes = dim * tables.dtype.itemsize
-        self._exchange.open(max(layout.values_received) * row_bytes, max(layout.strides))
+        self._exchange.open(
+            max(layout.values_received) * row_bytes,
+            max(layout.strides),
+            layout.slot_bytes.embeddings,
+        )
         order = order_of(sharding_ctx)
         values = ids.values()
         out = torch.empty(sum(layout.values_sent), dim, dtype=tables.dtype)
@@ -223,7 +231,7 @@ class SequenceOutputDist(OutputDist):
                 arrival, out, layout, order, (own.data_ptr(), [own_rows], [self._rank])
             )
 
-        return EmbeddingsAwaitable(self._exchange.post(send, collect, []).wait)
+        return EmbeddingsAwaitable(self._exchange.post(send, collect, [], layout.number).wait)
 
     def _collect(
         self,
@@ -251,7 +259,9 @@ class SequenceOutputDist(OutputDist):
         layout = request.layout
         dim = request.shape[1]
         row_bytes = dim * gradient.element_size()
-        self._gradients.open(max(layout.values_sent) * row_bytes, max(layout.strides))
+        self._gradients.open(
+            max(layout.values_sent) * row_bytes, max(layout.strides), layout.slot_bytes.gradients
+        )
         permutation = request.sharding_ctx.unbucketize_permute_tensor
         if permutation is not None:
             by_rank = torch.empty_like(gradient)
@@ -271,7 +281,9 @@ class SequenceOutputDist(OutputDist):
             )
             return out
 
-        return self._gradients.post(lambda channel: channel.post(blocks), collect, [gradient])
+        return self._gradients.post(
+            lambda channel: channel.post(blocks), collect, [gradient], layout.number
+        )
 
 
 @dataclass(frozen=True)
@@ -324,7 +336,9 @@ class PooledOutputDist(OutputDist):
         """See OutputDist."""
         layout = request.layout
         row_bytes = request.shape[1] * rows.element_size()
-        self._exchange.open(max(layout.strides) * row_bytes, max(layout.strides))
+        self._exchange.open(
+            max(layout.strides) * row_bytes, max(layout.strides), layout.slot_bytes.embeddings
+        )
         batches = [layout.strides[rank] for rank in layout.order]
 
         def send(channel: _native.Channel) -> None:
@@ -335,7 +349,7 @@ class PooledOutputDist(OutputDist):
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._collect(arrival, layout.strides[self._rank], request.dtype)
 
-        return self._exchange.post(send, collect, [rows])
+        return self._exchange.post(send, collect, [rows], layout.number)
 
     def look_up_and_post(
         self, tables: LookupTables, ids: KeyedJaggedTensor, sharding_ctx: Any
@@ -353,7 +367,9 @@ class PooledOutputDist(OutputDist):
         layout = layout_of(sharding_ctx)
         by_feature = tables.by_feature()
         row_bytes = sum(bytes_of_row for _, _, bytes_of_row in by_feature)
-        self._exchange.open(max(layout.strides) * row_bytes, max(layout.strides))
+        self._exchange.open(
+            max(layout.strides) * row_bytes, max(layout.strides), layout.slot_bytes.embeddings
+        )
         values, lengths = ids.values(), ids.lengths()
 
         def send(channel: _native.Channel) -> None:
@@ -371,7 +387,7 @@ class PooledOutputDist(OutputDist):
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._collect(arrival, layout.strides[self._rank], tables.dtype)
 
-        pending = self._exchange.post(send, collect, [])
+        pending = self._exchange.post(send, collect, [], layout.number)
         awaitable = EmbeddingsAwaitable(pending.wait)
         awaitable.callbacks.extend(self._callbacks)
         return awaitable
@@ -407,7 +423,7 @@ class PooledOutputDist(OutputDist):
         item = gradient.element_size()
         batch, columns = gradient.shape
         widest = max(group.width for group in self._groups)
-        self._gradients.open(batch * widest * item, batch)
+        self._gradients.open(batch * widest * item, batch, layout.slot_bytes.gradients)
         blocks = [
             [
                 [
@@ -429,4 +445,6 @@ class PooledOutputDist(OutputDist):
             _native.collect_grouped_rows(arrival, out.data_ptr(), row_bytes, batches, layout.order)
             return out
 
-        return self._gradients.post(lambda channel: channel.post(blocks), collect, [gradient])
+        return self._gradients.post(
+            lambda channel: channel.post(blocks), collect, [gradient], layout.number
+        )

@@ -1,5 +1,6 @@
 """One direction of one module: a channel made at its first use, and its posts in order."""
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,19 +13,34 @@ from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig
-from torchrec_bls.errors import ProtocolError
+from torchrec_bls.errors import ProtocolError, RendezvousError
 
 T = TypeVar("T")
 
-# Room for messages larger than those of the first batch, whose size all that follows is guessed by.
+# Room for messages larger than those whose size all that follows is guessed by.
 _HEADROOM = 1.5
 _SMALLEST_SLOT = 1 << 14
+# One huge batch is no reason to reserve memory for its like in every slot.
+_PULLED_BEFORE_GROWTH = 8
+_LABEL = 0xFFFFFFFF
 
 
 class Pending(Generic[T]):
-    """A post whose messages are still to be collected."""
+    """A post whose messages are still to be collected.
 
-    def __init__(self, exchange: "Exchange", collect: Callable[[_native.Arrival], T]) -> None:
+    Attributes:
+        channel: that the post went through.
+        sequence: of the post in the channel.
+    """
+
+    def __init__(
+        self,
+        exchange: "Exchange",
+        channel: BoundedLagChannel,
+        collect: Callable[[_native.Arrival], T],
+    ) -> None:
+        self.channel = channel
+        self.sequence = channel.native.posted
         self._exchange = exchange
         self._collect: Callable[[_native.Arrival], T] | None = collect
         self._result: T | None = None
@@ -40,8 +56,17 @@ class Pending(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     def complete(self, arrival: _native.Arrival) -> None:
-        """Collects from `arrival` and lets go of what was posted."""
+        """Collects from `arrival` and lets go of what was posted.
+
+        Raises:
+            ProtocolError: the arrival is another post's. Its rows are somebody else's.
+        """
         assert self._collect is not None, "a post is completed once"
+        if arrival.sequence != self.sequence:
+            raise ProtocolError(
+                f"sequence {arrival.sequence} arrived for what was posted as {self.sequence}: an "
+                "interrupted call left this rank's posts and waits apart. Start the ranks again"
+            )
         self._result = self._collect(arrival)
         self._collect = None
         self._done = True
@@ -64,6 +89,11 @@ class Exchange:
         name: unique among the exchanges of the group.
         on_failure: called with the reason when a post or its completion fails; `fail` unless given.
             The other ranks may be waiting for this one in another exchange of the same module.
+
+    Attributes:
+        channel: that posts go through; None before the first.
+        expected_batch: largest batch per rank that slots should have room for.
+        growth_is_due: whether the ranks have agreed on larger slots and not made them yet.
     """
 
     def __init__(
@@ -75,59 +105,121 @@ class Exchange:
     ) -> None:
         self.name = name
         self.channel: BoundedLagChannel | None = None
+        self.expected_batch = config.expected_batch
+        self.growth_is_due = False
         self._group = group
         self._config = config
         self._on_failure = on_failure or self.fail
         self._pending: deque[Pending[Any]] = deque()
+        self._slot_bytes = 0
+        self._pulled_posts = 0
+        # The channel before this one, and the posts to complete until all ranks have done with it.
+        self._retired: BoundedLagChannel | None = None
+        self._retired_for = 0
 
-    def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:
+    def open(self, message_bytes: int, batch: int, slot_bytes: int = 0) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
 
         Args:
             message_bytes: size of this rank's largest message of the first post.
             batch: this rank's batch size in it.
+            slot_bytes: that all ranks have agreed on since; a channel with smaller slots is
+                replaced, collectively.
         """
         if self.channel is None:
-            slot_bytes = self._config.slot_bytes or self._derive_slot_bytes(message_bytes, batch)
-            self.channel = BoundedLagChannel(
-                self._group,
-                bound=self._config.bound,
-                slot_bytes=slot_bytes,
-                name=self.name,
-                deadline=self._config.deadline,
-                transport=self._config.transport,
-                verbs=self._config.verbs,
-            )
+            self._slot_bytes = max(slot_bytes, self._first_slot_bytes(message_bytes, batch))
+            self.channel = self._make_channel(self._slot_bytes)
+        elif slot_bytes > self._slot_bytes:
+            self._grow(slot_bytes)
         return self.channel
+
+    def has_slots(self, slot_bytes: int) -> bool:
+        """Whether `open` has nothing to do."""
+        return self.channel is not None and slot_bytes <= self._slot_bytes
+
+    @property
+    def wanted_slot_bytes(self) -> int:
+        """Bytes of the slots that this rank's messages ask for; 0: those that it has."""
+        if self.channel is None or self._pulled_posts < _PULLED_BEFORE_GROWTH:
+            return 0
+        return int(self.channel.native.stats().largest_message * _HEADROOM)
 
     def fail(self, reason: str) -> None:
         """Fails this exchange on all ranks; those that are setting up its channel, too."""
-        if self.channel is not None:
-            self.channel.poison(reason)
-            return
-        slots_are_given = self._config.slot_bytes is not None
-        name, phase = (self.name, "terms") if slots_are_given else (self._slots_name, "bytes")
-        # Without a store nobody is setting up anything.
-        with suppress(RuntimeError):
-            Rendezvous(self._group, name, self._config.deadline).fail(phase, reason)
+        for channel in (self.channel, self._retired):
+            if channel is not None:
+                channel.poison(reason)
+        if self.channel is None or self.growth_is_due:
+            slots_are_known = self._config.slot_bytes is not None or self.channel is not None
+            name, phase = (self.name, "terms") if slots_are_known else (self._slots_name, "bytes")
+            # Without a store nobody is setting up anything.
+            with suppress(RuntimeError):
+                Rendezvous(self._group, name, self._config.deadline).fail(phase, reason)
 
     @property
     def _slots_name(self) -> str:
         return f"{self.name} slots"
 
-    def _derive_slot_bytes(self, message_bytes: int, batch: int) -> int:
-        expected = self._config.expected_batch
+    def _first_slot_bytes(self, message_bytes: int, batch: int) -> int:
+        if self._config.slot_bytes is not None:
+            return self._config.slot_bytes
+        expected = self.expected_batch
         scale = max(1.0, expected / batch) if expected is not None and batch > 0 else 1.0
         wanted = int(message_bytes * scale * _HEADROOM) + _native.MIN_SLOT_BYTES
         rendezvous = Rendezvous(self._group, self._slots_name, self._config.deadline)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
         return max(_SMALLEST_SLOT, *(int(record["bytes"]) for record in records))
 
+    def _make_channel(self, slot_bytes: int) -> BoundedLagChannel:
+        return BoundedLagChannel(
+            self._group,
+            bound=self._config.bound,
+            slot_bytes=slot_bytes,
+            name=self.name,
+            deadline=self._config.deadline,
+            transport=self._config.transport,
+            verbs=self._config.verbs,
+        )
+
+    def _grow(self, slot_bytes: int) -> None:
+        """Replaces the channel by one with larger slots, or on no rank if one has no memory."""
+        channel, failure = None, ""
+        try:
+            channel = self._make_channel(slot_bytes)
+        except RendezvousError as error:
+            failure = str(error)
+        rendezvous = Rendezvous(self._group, f"{self.name} growth", self._config.deadline)
+        failures = [r["failure"] for r in rendezvous.exchange("made", {"failure": failure})]
+        self._slot_bytes = slot_bytes  # is not tried again
+        self._pulled_posts = 0
+        self.growth_is_due = False
+        if channel is None or any(failures):
+            if channel is not None:
+                channel.close()
+            reason = next(filter(None, failures))
+            warnings.warn(
+                f"{self.name}: messages outgrew their slots, which cannot be enlarged ({reason}). "
+                "Larger messages go on being pulled, which is slower",
+                stacklevel=2,
+            )
+            return
+        if self._retired is not None:
+            self._retired.close()
+        self._retired, self.channel = self.channel, channel
+        # Whoever has posted that much to the new channel has completed all posts of the old one.
+        self._retired_for = self._config.bound + 1
+
+    def make_room(self) -> None:
+        """Completes old posts until a further one is possible."""
+        while len(self._pending) > self._config.bound:
+            self.complete_oldest()
+
     def post(
         self,
         send: Callable[[_native.Channel], object],
         collect: Callable[[_native.Arrival], T],
         own: Sequence[torch.Tensor],
+        batch: int,
     ) -> Pending[T]:
         """Posts through `send` and returns the handle whose `wait` returns what `collect` does.
 
@@ -135,37 +227,65 @@ class Exchange:
             send: posts exactly one message to each rank.
             collect: reads the arrival; called once, before its slots are released.
             own: tensors that the message to this rank itself is read from in place.
+            batch: number of the batch, by which receivers know that no post was left out.
         """
         channel = self.channel
         assert channel is not None, "open comes before post"
-        while len(self._pending) > channel.bound:
-            self.complete_oldest()
+        self.make_room()
+        pulled = channel.native.pulled_messages
+        # A signal may be raised between any two lines: whatever interrupts them fails the exchange,
+        # so that nobody counts on messages that have left without a handle.
         try:
+            pending = Pending(self, channel, collect)
+            self._pending.append(pending)
+            channel.native.label(batch & _LABEL)
             with channel.range("post"):
                 send(channel.native)
-        except Exception as error:
+            channel.hold_until_release(own)
+        except BaseException as error:
+            if self._pending and self._pending[-1].sequence == channel.native.posted:
+                self._pending.pop()  # its messages have not left
             # The other ranks count on this post.
-            self._on_failure(str(error))
+            self._on_failure(_reason(error))
             raise
-        channel.hold_until_release(own)
-        channel.warn_if_pulled()
-        pending = Pending(self, collect)
-        self._pending.append(pending)
+        if channel.native.pulled_messages != pulled:
+            self._note_pulled(channel)
         return pending
+
+    def _note_pulled(self, channel: BoundedLagChannel) -> None:
+        if self._config.slot_bytes is None:
+            self._pulled_posts += 1
+        else:
+            channel.warn_if_pulled()
 
     def complete_oldest(self) -> None:
         """Waits for the messages of the oldest post and collects them."""
-        channel = self.channel
-        assert channel is not None and self._pending, "a handle is pending until it is completed"
-        pending = self._pending.popleft()
+        assert self._pending, "a handle is pending until it is completed"
+        pending = self._pending[0]
+        channel = pending.channel
         try:
             with channel.wait() as arrival:
                 try:
                     pending.complete(arrival.native)
                 except ProtocolError as error:
                     raise channel.refuse(arrival, str(error)) from error
+            self._pending.popleft()
+            if self._retired is not None and channel is self.channel:
+                self._count_down_retired()
         except BaseException as error:
             pending.fail(error)
-            if isinstance(error, Exception):
-                self._on_failure(str(error))
+            if self._pending and self._pending[0] is pending:
+                self._pending.popleft()
+            self._on_failure(_reason(error))
             raise
+
+    def _count_down_retired(self) -> None:
+        self._retired_for -= 1
+        if self._retired_for == 0 and self._retired is not None:
+            self._retired.close()
+            self._retired = None
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what the other ranks are told."""
+    return str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"

@@ -1,26 +1,32 @@
 """What the bounded-lag sharded modules have in common: their exchanges and the checks of inputs."""
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.types import Awaitable, ParameterSharding
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.agreement import Agreement, terms_of
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchange import Exchange
-from torchrec_bls.distributed.ids import BoundedLagIdsDist
+from torchrec_bls.distributed.ids import BoundedLagIdsDist, IdsLayout, layout_of
+from torchrec_bls.distributed.ids_note import IdsNote
+from torchrec_bls.distributed.input_check import CheckedBatch, InputCheck
+from torchrec_bls.distributed.refusals import RefusedEmbeddings
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
+from torchrec_bls.distributed.slot_growth import SlotGrowth
 from torchrec_bls.distributed.tables import LookupTables
+from torchrec_bls.errors import BLSError
 
-_NO_LIMIT = (1 << 63) - 1
+_DIRECTIONS = ("ids", "embeddings", "gradients")
+_NO_NOTE = IdsNote()
 
 
 class BoundedLagModule:
@@ -35,6 +41,7 @@ class BoundedLagModule:
         module_fqn: str | None,
         tables: Sequence[Any],
         params: Mapping[str, ParameterSharding],
+        is_weighted: bool,
     ) -> None:
         if config.codecs is not None:
             config.codecs.check(tables)
@@ -44,9 +51,9 @@ class BoundedLagModule:
         terms = terms_of(config, tables, params)
         self._bls_agreement = Agreement(group, self._bls_name, config.deadline, terms)
         self._bls_exchanges: dict[str, Exchange] = {}
-        self._bls_rows_by_feature = _rows_by_feature(tables)
-        self._bls_keys: list[str] | None = None
-        self._bls_row_limits: list[int] = []
+        self._bls_growth: dict[str, SlotGrowth] = {}
+        self._bls_input = InputCheck(self._bls_name, tables, is_weighted, config.bad_ids)
+        self._bls_note = _NO_NOTE
         self._bls_routes: list[Route] | None = None
         self._bls_tables: list[LookupTables] | None = None
 
@@ -82,6 +89,12 @@ class BoundedLagModule:
             name, Exchange(self._bls_group, self._bls_config, name, self.fail)
         )
 
+    def _slot_growth(self, sharding_type: str) -> SlotGrowth:
+        if sharding_type not in self._bls_growth:
+            exchanges = [self._exchange(sharding_type, direction) for direction in _DIRECTIONS]
+            self._bls_growth[sharding_type] = SlotGrowth(self.bound, exchanges)
+        return self._bls_growth[sharding_type]
+
     def _swap_ids_dists(
         self, sharding_types: Iterable[str], input_dists: Iterable[nn.Module]
     ) -> None:
@@ -93,18 +106,108 @@ class BoundedLagModule:
                 theirs._splits,
                 theirs._stagger,
                 self._exchange(sharding_type, "ids"),
+                self._slot_growth(sharding_type),
+                lambda: self._bls_note,
                 self._bls_config.codecs is not None,
             )
 
-    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
+    def input_dist(self, ctx: Any, features: object) -> Awaitable[Any]:
         """Posts the ids of a batch; see TorchRec.
 
-        Raises:
-            ValueError: the input does not fit the module. The other ranks raise PoisonedError, or
-                RendezvousError if it is the first batch.
+        A batch that does not fit the module keeps nobody from going on. In inference the other
+        ranks get their rows, and this rank raises ValueError where the embeddings are used. Under
+        autograd all ranks raise when they wait for the ids: ValueError here, BatchRefusedError on
+        the others.
         """
-        counts = self._check_input(features)
+        try:
+            batch, refusal = self.check_input(features), None
+        except ValueError as error:
+            batch, refusal = self.nothing(), error
+        if refusal is None:
+            return self.post_ids(ctx, batch)
+        if torch.is_grad_enabled() and self.bound == 0:
+            return self.post_ids(ctx, batch, IdsNote(refusal=str(refusal)))
+        ctx.bls_refusal = refusal
+        with torch.no_grad():
+            return self.post_ids(ctx, batch)
+
+    def check_input(self, features: object) -> CheckedBatch:
+        """Returns `features` as `post_ids` takes them. Tells the other ranks nothing.
+
+        Raises:
+            ValueError: they do not fit the module.
+        """
+        where = f"{self._bls_name} on rank {self._bls_group.rank()}"
+        if self.bound > 0 and torch.is_grad_enabled():
+            raise ValueError(
+                f"{where}: bound is {self.bound} and autograd is on: gradients of up to "
+                f"{self.bound} iterations ago would update rows that later lookups have read "
+                "already. Use torch.no_grad() for inference, or bound 0 for training"
+            )
+        known = self._bls_input.keys
+        try:
+            batch = self._bls_input.check(features)
+        except Exception as error:  # whatever a request holds, it is this request's fault
+            raise ValueError(f"{where}: {error}") from error
+        if known is None:
+            self._forget_assumed_keys()
+        return batch
+
+    def nothing(self) -> CheckedBatch:
+        """Returns a batch without samples, with which a rank that has none takes part."""
+        return self._bls_input.nothing()
+
+    @staticmethod
+    def layout_of(ctx: Any) -> IdsLayout:
+        """Returns how the ids of a batch came, once they are waited for.
+
+        Args:
+            ctx: of the batch.
+        """
+        return next(layout_of(context) for context in ctx.sharding_contexts)
+
+    @property
+    def replaced_ids(self) -> int:
+        """Ids that row 0 was looked up for, as BLSConfig(bad_ids="row0") has it."""
+        return self._bls_input.replaced_ids
+
+    def post_ids(self, ctx: Any, batch: CheckedBatch, note: IdsNote = _NO_NOTE) -> Awaitable[Any]:
+        """Posts a batch, and `note` to every rank; the first call makes channels, collectively.
+
+        Args:
+            ctx: of `create_context`.
+            batch: of `check_input` or `nothing`.
+            note: what to tell along with the ids.
+        """
         self._bls_agreement.reach()
+        self._bls_note = note
+        with self._all_or_none("posting ids"):
+            return self._post_ids(ctx, batch)
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up and posts the embeddings; see TorchRec."""
+        with self._all_or_none("lookup"):
+            embeddings = self._look_up(ctx, input)
+        refusal = getattr(ctx, "bls_refusal", None)
+        return embeddings if refusal is None else RefusedEmbeddings(embeddings, refusal)
+
+    @contextmanager
+    def _all_or_none(self, what: str) -> Iterator[None]:
+        """Fails all ranks for whatever ends this rank's part between the messages of a batch."""
+        try:
+            yield
+        except BLSError:
+            raise  # known to all ranks
+        except BaseException as error:
+            self.fail(f"{what} failed: {type(error).__name__}: {error}")
+            raise
+
+    @abstractmethod
+    def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[Any]:
+        """Returns what TorchRec's compute_and_output_dist does."""
+
+    def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
+        features, counts = batch
         if self._bls_routes is not None:
             with torch.no_grad():
                 return self._post_along_routes(self._bls_routes, ctx, features, counts)
@@ -114,6 +217,43 @@ class BoundedLagModule:
         # TorchRec has made its input dists by now.
         self._bls_routes = self._plan_routes(features.keys())
         return awaitable
+
+    def _forget_assumed_keys(self) -> None:
+        """Has TorchRec make its input dists anew: those of batches without samples, before the
+        first one with keys, were made for any order of keys."""
+        module: Any = self  # TorchRec's attributes
+        module._input_dists = []
+        module._has_uninitialized_input_dist = True
+        self._bls_routes = None
+
+    def prepare(self, sample: KeyedJaggedTensor, largest_batch: int | None = None) -> None:
+        """Makes the channels of inference before traffic, collectively, by looking `sample` up.
+
+        Args:
+            sample: a batch of usual content, of this rank.
+            largest_batch: that a rank will ever have; slots get room for it. None: the config's
+                expected_batch.
+
+        Raises:
+            ValueError: `sample` does not fit the module.
+        """
+        if largest_batch is not None:
+            self.expect_batch(largest_batch)
+        with torch.no_grad():
+            self(sample).wait()  # type: ignore[operator]
+
+    def expect_batch(self, largest_batch: int) -> None:
+        """Says how large batches get, before the first one. Raises ValueError afterwards."""
+        if self.channels():
+            raise ValueError(
+                f"{self._bls_name}: its channels are made already: say how large batches get "
+                "before the first one"
+            )
+        if largest_batch < 1:
+            raise ValueError(f"largest_batch is {largest_batch}, but must be positive")
+        self._bls_config = replace(self._bls_config, expected_batch=largest_batch)
+        for exchange in self._bls_exchanges.values():
+            exchange.expected_batch = largest_batch
 
     def _post_along_routes(
         self, routes: list[Route], ctx: Any, features: KeyedJaggedTensor, counts: list[int]
@@ -151,81 +291,3 @@ class BoundedLagModule:
             module: Any = self
             self._bls_tables = [LookupTables(lookup) for lookup in module._lookups]
         return self._bls_tables
-
-    def _check_input(self, features: object) -> list[int]:
-        """Returns the number of ids of each key. Raises ValueError, and fails the other ranks with
-        the reason, for input that does not fit the module."""
-        if self.bound > 0 and torch.is_grad_enabled():
-            self._refuse(
-                f"bound is {self.bound} and autograd is on: gradients of up to {self.bound} "
-                "iterations ago would update rows that later lookups have read already. Use "
-                "torch.no_grad() for inference, or bound 0 for training"
-            )
-        if not isinstance(features, KeyedJaggedTensor):
-            self._refuse(f"input is a {type(features).__name__}, not a KeyedJaggedTensor")
-        if features.variable_stride_per_key():
-            self._refuse(
-                "input has a batch size per key; bounded-lag modules need one batch size per rank"
-            )
-        keys = features.keys()
-        if keys != self._bls_keys:
-            self._learn_keys(keys)
-        return self._check_ids(features)
-
-    def _learn_keys(self, keys: list[str]) -> None:
-        unknown = [key for key in keys if key not in self._bls_rows_by_feature]
-        missing = [key for key in self._bls_rows_by_feature if key not in keys]
-        if missing:
-            self._refuse(
-                f"the KeyedJaggedTensor lacks the features {missing} of the module"
-                + (f" and has keys that the module does not have: {unknown}" if unknown else "")
-            )
-        if self._bls_keys is not None:
-            self._refuse(
-                f"the keys are {keys}, but those of the first batch were {self._bls_keys}: keep "
-                "keys and their order the same in all batches"
-            )
-        if unknown:
-            warnings.warn(
-                f"{self._bls_name}: the KeyedJaggedTensor has keys that the module does not have, "
-                f"which are ignored: {unknown}",
-                stacklevel=4,
-            )
-        self._bls_keys = list(keys)
-        self._bls_row_limits = [self._bls_rows_by_feature.get(key, _NO_LIMIT) for key in keys]
-
-    def _check_ids(self, features: KeyedJaggedTensor) -> list[int]:
-        lengths, values = features.lengths().contiguous(), features.values().contiguous()
-        try:
-            counts, bad = _native.check_ids(
-                (lengths.data_ptr(), lengths.element_size()),
-                (values.data_ptr(), values.element_size()),
-                features.stride(),
-                values.numel(),
-                self._bls_row_limits,
-            )
-        except ValueError as error:
-            self._refuse(f"malformed KeyedJaggedTensor: {error}")
-        if bad is not None:
-            feature, position, value = bad
-            key, rows = features.keys()[feature], self._bls_row_limits[feature]
-            self._refuse(
-                f"id {value} at position {position} of feature '{key}' is out of range: its table "
-                f"has {rows} rows, so ids go from 0 to {rows - 1}"
-            )
-        return counts
-
-    def _refuse(self, problem: str) -> NoReturn:
-        message = f"{self._bls_name} on rank {self._bls_group.rank()}: {problem}"
-        # The other ranks count on this one's messages of this batch.
-        self.fail(message)
-        raise ValueError(message)
-
-
-def _rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
-    """Returns the smallest number of rows of the tables that each feature is looked up in."""
-    rows: dict[str, int] = {}
-    for table in tables:
-        for feature in table.feature_names:
-            rows[feature] = min(table.num_embeddings, rows.get(feature, table.num_embeddings))
-    return rows

@@ -1,0 +1,136 @@
+"""The stages of one embedding module in a pipeline, and how a model's forward comes to use them."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
+from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
+from torchrec.distributed.train_pipeline.utils import _rewrite_model
+from torchrec.distributed.types import LazyAwaitable
+
+from torchrec_bls.distributed.ids import IdsLayout
+from torchrec_bls.distributed.ids_note import IdsNote
+from torchrec_bls.distributed.input_check import CheckedBatch
+from torchrec_bls.distributed.module import BoundedLagModule
+
+
+class ModuleStages:
+    """The batches of one embedding module that are under way.
+
+    Args:
+        module: the sharded module.
+    """
+
+    def __init__(self, module: BoundedLagModule) -> None:
+        self.module = module
+        self._ids: deque[tuple[Any, Any]] = deque()
+        self._embeddings: deque[LazyAwaitable[Any]] = deque()
+
+    def post_ids(self, batch: CheckedBatch, note: IdsNote) -> None:
+        """Posts the ids of a batch, and `note` to every rank."""
+        module: Any = self.module  # TorchRec's create_context
+        context = module.create_context()
+        self._ids.append((context, self.module.post_ids(context, batch, note)))
+
+    def look_up(self) -> IdsLayout:
+        """Waits for the ids of the oldest batch, looks them up and posts the embeddings. Returns
+        what the other ranks told along with the ids."""
+        context, awaitable = self._ids.popleft()
+        ids = awaitable.wait().wait()
+        self._embeddings.append(self.module.compute_and_output_dist(context, ids))
+        return self.module.layout_of(context)
+
+    def take(self) -> LazyAwaitable[Any]:
+        """Returns the embeddings of the oldest batch that was looked up."""
+        return self._embeddings.popleft()
+
+    def skip_to(self, batches: int) -> None:
+        """Completes the exchange of embeddings that nobody asked for, until those of `batches` are
+        left."""
+        while self.looked_up > batches:
+            self.take().wait()
+
+    @property
+    def looked_up(self) -> int:
+        """Batches looked up and not handed to the model yet."""
+        return len(self._embeddings)
+
+
+class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc]
+    """Stands for the forward of a sharded module in a model whose batches are pipelined."""
+
+    stages: ModuleStages
+
+    def input_of(self, batch: Any) -> Any:
+        """Returns what the model would call the module with for `batch`."""
+        args, kwargs = self._module.preprocess_input(*self._args.build_args_kwargs(batch))
+        return [*args, *kwargs.values()][0]
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Returns the embeddings of the oldest batch that was looked up."""
+        if not self.stages.looked_up:
+            raise RuntimeError(
+                f"the model calls '{self._name}' more than once in a forward, but the pipeline "
+                "prepares its embeddings once"
+            )
+        return self.stages.take()
+
+
+class RewrittenModel:
+    """A model whose embedding modules give what their stages have prepared.
+
+    Args:
+        model: as the pipeline calls it, with a batch.
+        stages: of its embedding modules.
+        batch: any, for TorchRec's tracing.
+
+    Raises:
+        ValueError: an embedding module cannot be pipelined; it is named. The model is as before.
+    """
+
+    def __init__(self, model: nn.Module, stages: Mapping[str, ModuleStages], batch: Any) -> None:
+        by_module: dict[Any, ModuleStages] = {each.module: each for each in stages.values()}
+        originals = {module: module.forward for module in by_module}
+        # TorchRec's tracing finds how each sharded module's input comes from the batch.
+        rewritten, *_, left_out = _rewrite_model(
+            model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
+        )
+        self._originals: list[tuple[Any, Callable[..., Any]]] = [
+            (module, originals[module]) for module in rewritten
+        ]
+        forwards: list[BoundedLagForward] = [module.forward for module in rewritten]
+        for module, forward in zip(rewritten, forwards, strict=True):
+            forward.stages = by_module[module]
+        names = [forward.name for forward in forwards]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if left_out or repeated:
+            self.restore()
+        if left_out:
+            raise ValueError(
+                f"the input of {left_out} is not an attribute of the batch: the model changes it "
+                "before the embedding module. Do that when loading the batch"
+            )
+        if repeated:
+            raise ValueError(
+                f"the model calls {repeated} more than once in a forward, but the pipeline "
+                "prepares one call. Put the ids of all calls into one KeyedJaggedTensor"
+            )
+        self._forwards = {id(forward.stages): forward for forward in forwards}
+
+    def check(self, stages: ModuleStages, batch: Any) -> CheckedBatch:
+        """Returns the input of a module for `batch`; none where the model does not call it.
+
+        Raises:
+            Exception: the batch does not fit.
+        """
+        forward = self._forwards.get(id(stages))
+        if forward is None:
+            return stages.module.nothing()
+        return stages.module.check_input(forward.input_of(batch))
+
+    def restore(self) -> None:
+        """Gives the modules their own forwards back."""
+        for module, forward in self._originals:
+            module.forward = forward

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchrec import KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
@@ -34,8 +34,9 @@ from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
     BLSEmbeddingCollectionSharder,
+    bounded_lag_modules,
 )
-from torchrec_bls.errors import PoisonedError, RendezvousError
+from torchrec_bls.errors import BatchRefusedError, RendezvousError
 
 KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
 SHARDERS = [BLSEmbeddingCollectionSharder, BLSEmbeddingBagCollectionSharder]
@@ -119,30 +120,73 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def give_bad_input(rank: int, case: str, warm: bool) -> None:
+def give_bad_input(rank: int, case: str, warm: bool, kind: Kind = EBC) -> None:
     make_bad, message = BAD[case]
-    model = sharded(EBC)
+    ours = sharded(kind)
     with torch.no_grad():
+        expected = flatten(sharded(kind)(Batch(good_ids(kind))))
         if warm:
-            arrived(model(Batch(good_ids())))
-            torch.distributed.barrier()  # a failure reaches ranks that still wait for this batch
-        if rank == 1:
-            with pytest.raises(ValueError, match=f"^embeddings on rank 1: .*{message}"):
-                model(Batch(make_bad()))
-        else:
-            error = PoisonedError if warm else RendezvousError
-            with pytest.raises(error, match=rf"rank 1 .*embeddings on rank 1: .*{message}"):
-                arrived(model(Batch(good_ids())))
+            arrived(ours(Batch(good_ids(kind))))
+        for bad_rank in (1, 0, 1):
+            if rank == bad_rank:
+                with pytest.raises(ValueError, match=f"^embeddings on rank {rank}: .*{message}"):
+                    arrived(ours(Batch(make_bad())))
+            else:
+                assert_same_bits(flatten(ours(Batch(good_ids(kind)))), expected)
+        assert_same_bits(flatten(ours(Batch(good_ids(kind)))), expected)
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_and_the_other_ranks_hear_why(case: str) -> None:
+def test_bad_input_is_refused_and_the_other_ranks_get_their_rows(case: str) -> None:
     run(3, give_bad_input, case, True)
 
 
-@pytest.mark.parametrize("case", ["id too large", "keys missing"])
+@pytest.mark.parametrize("case", ["id too large", "keys missing", "no KeyedJaggedTensor"])
 def test_bad_input_in_the_first_batch(case: str) -> None:
     run(3, give_bad_input, case, False)
+
+
+def give_bad_input_in_training(rank: int, case: str, kind_name: str) -> None:
+    kind = KINDS[kind_name]
+    make_bad, message = BAD[case]
+    ours, theirs = sharded(kind), shard(kind, "mixed", kind.torchrec_sharder())
+    for step in range(5):
+        ids = make_ids(kind, 10 * step + rank, 4)
+        if step in (0, 3):
+            # All ranks leave the step out.
+            if rank == 1:
+                with pytest.raises(ValueError, match=f"^embeddings on rank 1: .*{message}"):
+                    arrived(ours(Batch(make_bad())))
+            else:
+                with pytest.raises(
+                    BatchRefusedError,
+                    match=rf"on rank {rank}: rank 1 refused its batch, .*embeddings on rank 1: .*"
+                    + message,
+                ):
+                    arrived(ours(Batch(ids)))
+            continue
+        outputs = [step_of(model, ids) for model in (ours, theirs)]
+        assert_same_bits(*outputs)
+
+
+def step_of(model: DistributedModelParallel, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+    """Returns the output of a step of training whose loss is the sum of all embeddings."""
+    output = arrived(model(Batch(ids)))
+    tensors = (
+        [output.values()]
+        if isinstance(output, KeyedTensor)
+        else [j.values() for j in output.values()]
+    )
+    sum(tensor.sum() for tensor in tensors).backward()
+    return flatten(output)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["id too large", "no KeyedJaggedTensor"])
+def test_bad_input_in_training_is_refused_by_all_and_the_next_step_is_right(
+    case: str, kind: str
+) -> None:
+    run(2, give_bad_input_in_training, case, kind)
 
 
 def give_bad_ids_to_each_kind(rank: int) -> None:
@@ -151,11 +195,39 @@ def give_bad_ids_to_each_kind(rank: int) -> None:
         ids = good_ids(kind)
         ids.values()[0] = 41  # f0 has 41 rows in its own table and 64 in the other
         with torch.no_grad(), pytest.raises(ValueError, match=r"id 41 .*'f0' .* has 41 rows"):
-            model(Batch(ids))
+            arrived(model(Batch(ids)))
 
 
 def test_a_feature_of_several_tables_has_the_ids_of_the_smallest() -> None:
     run(1, give_bad_ids_to_each_kind)
+
+
+def look_row_0_up(rank: int, kind_name: str) -> None:
+    kind = KINDS[kind_name]
+    model = sharded(kind, bad_ids="row0")
+    ids = make_ids(kind, rank, 6)
+    with torch.no_grad():
+        assert_same_bits(flatten(model(Batch(ids))), flatten(sharded(kind)(Batch(ids))))
+        values = ids.values()
+        values[0], values[-1], values[3] = -1, 10**12, 41
+        zeroed = values.clone()
+        zeroed[0] = zeroed[-1] = 0
+        zeroed[3] = 0 if ids.offset_per_key()[1] > 3 else 41
+        wanted = KeyedJaggedTensor(ids.keys(), zeroed, ids.weights_or_none(), ids.lengths())
+        with pytest.warns(UserWarning, match="looked up as row 0"):
+            output = flatten(model(Batch(ids)))
+        assert_same_bits(output, flatten(sharded(kind)(Batch(wanted))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # once is enough
+            assert_same_bits(flatten(model(Batch(ids))), output)
+        (module,) = bounded_lag_modules(model).values()
+        assert module.replaced_ids == 2 * int((zeroed != values).sum()) > 0
+        assert values[-1] == 10**12  # the caller's ids are left as they are
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_row_0_stands_for_ids_without_rows_if_wanted(kind: str) -> None:
+    run(2, look_row_0_up, kind)
 
 
 def give_ids_at_the_edges(rank: int) -> None:
@@ -181,7 +253,7 @@ def change_the_keys(rank: int) -> None:
             match=r"the keys are \['f4', .*\], but those of the first batch were \['f0', .*: keep "
             "keys and their order the same in all batches",
         ):
-            model(Batch(of_keys(*reversed(FEATURES))))
+            arrived(model(Batch(of_keys(*reversed(FEATURES)))))
 
 
 def test_keys_may_not_change_their_order() -> None:
@@ -258,6 +330,7 @@ def test_codecs_are_refused(sharder: type) -> None:
         ({"transport": "rdma"}, "transport is 'rdma', but has to be one of auto"),
         ({"slot_bytes": 8}, "slot_bytes is 8, but a message header alone may take"),
         ({"expected_batch": 0}, "expected_batch is 0, but must be positive"),
+        ({"bad_ids": "ignore"}, "bad_ids is 'ignore', but must be one of refuse, row0"),
         ({"deadline": 0}, "deadline is 0 s, but must be positive"),
         ({"deadline": float("nan")}, "deadline is nan s, but must be positive"),
         ({"deadline": float("inf")}, "deadline is inf s, but must be"),
@@ -307,22 +380,3 @@ def shard_differently(rank: int, changes: dict[str, Any], message: str) -> None:
 )
 def test_ranks_need_one_plan(changes: dict[str, Any], message: str) -> None:
     run(3, shard_differently, changes, message)
-
-
-def outgrow_the_slots(rank: int) -> None:
-    small, large = make_ids(EBC, rank, 2), make_ids(EBC, 9 + rank, 2000)
-    ours, theirs = sharded(EBC), shard(EBC, "mixed", EBC.torchrec_sharder())
-    expecting = sharded(EBC, expected_batch=2000)
-    with torch.no_grad():
-        for model in (ours, expecting):
-            arrived(model(Batch(small)))
-        with pytest.warns(UserWarning, match="Set slot_bytes to at least .* or expected_batch to"):
-            output = flatten(ours(Batch(large)))
-        assert_same_bits(output, flatten(theirs(Batch(large))))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert_same_bits(flatten(expecting(Batch(large))), output)
-
-
-def test_messages_that_outgrow_the_slots_of_the_first_batch_arrive_with_a_warning() -> None:
-    run(2, outgrow_the_slots)

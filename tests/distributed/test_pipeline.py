@@ -32,8 +32,11 @@ from torchrec_bls.errors import BadBatchError, PipelineError
 BOUNDS = [0, 1, 2, 4]
 
 
-def sharder(bound: int, deadline: float = 30) -> BLSEmbeddingBagCollectionSharder:
-    return BLSEmbeddingBagCollectionSharder(BLSConfig(bound=bound, deadline=deadline), SGD)
+def sharder(
+    bound: int, deadline: float = 60, transport: str = "auto"
+) -> BLSEmbeddingBagCollectionSharder:
+    config = BLSConfig(bound=bound, deadline=deadline, transport=transport)
+    return BLSEmbeddingBagCollectionSharder(config, SGD)
 
 
 def flat(output: Any) -> dict[str, torch.Tensor]:

@@ -169,7 +169,9 @@ def forward_with_autograd(rank: int, kind: Kind) -> None:
         match=rf"embeddings on rank {rank}: bound is 1 and autograd is on: gradients of up to 1 "
         r"iterations ago .* torch.no_grad\(\) for inference, or bound 0 for training",
     ):
-        model(Batch(ids))
+        flatten(model(Batch(ids)))
+    with torch.no_grad():
+        assert flatten(model(Batch(ids)))  # the next batch is not affected
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -112,6 +112,7 @@ class Exchange:
         self._on_failure = on_failure or self.fail
         self._pending: deque[Pending[Any]] = deque()
         self._slot_bytes = 0
+        self._grows = config.slot_bytes is None
         self._pulled_posts = 0
         # The channel before this one, and the posts to complete until all ranks have done with it.
         self._retired: BoundedLagChannel | None = None
@@ -129,18 +130,18 @@ class Exchange:
         if self.channel is None:
             self._slot_bytes = max(slot_bytes, self._first_slot_bytes(message_bytes, batch))
             self.channel = self._make_channel(self._slot_bytes)
-        elif slot_bytes > self._slot_bytes:
+        elif not self.has_slots(slot_bytes):
             self._grow(slot_bytes)
         return self.channel
 
     def has_slots(self, slot_bytes: int) -> bool:
         """Whether `open` has nothing to do."""
-        return self.channel is not None and slot_bytes <= self._slot_bytes
+        return self.channel is not None and (slot_bytes <= self._slot_bytes or not self._grows)
 
     @property
     def wanted_slot_bytes(self) -> int:
         """Bytes of the slots that this rank's messages ask for; 0: those that it has."""
-        if self.channel is None or self._pulled_posts < _PULLED_BEFORE_GROWTH:
+        if self.channel is None or not self._grows or self._pulled_posts < _PULLED_BEFORE_GROWTH:
             return 0
         return int(self.channel.native.stats().largest_message * _HEADROOM)
 
@@ -190,10 +191,10 @@ class Exchange:
             failure = str(error)
         rendezvous = Rendezvous(self._group, f"{self.name} growth", self._config.deadline)
         failures = [r["failure"] for r in rendezvous.exchange("made", {"failure": failure})]
-        self._slot_bytes = slot_bytes  # is not tried again
         self._pulled_posts = 0
         self.growth_is_due = False
         if channel is None or any(failures):
+            self._grows = False
             if channel is not None:
                 channel.close()
             reason = next(filter(None, failures))
@@ -205,7 +206,7 @@ class Exchange:
             return
         if self._retired is not None:
             self._retired.close()
-        self._retired, self.channel = self.channel, channel
+        self._retired, self.channel, self._slot_bytes = self.channel, channel, slot_bytes
         # Whoever has posted that much to the new channel has completed all posts of the old one.
         self._retired_for = self._config.bound + 1
 
@@ -253,9 +254,8 @@ class Exchange:
         return pending
 
     def _note_pulled(self, channel: BoundedLagChannel) -> None:
-        if self._config.slot_bytes is None:
-            self._pulled_posts += 1
-        else:
+        self._pulled_posts += 1
+        if self._config.slot_bytes is not None:
             channel.warn_if_pulled()
 
     def complete_oldest(self) -> None:

@@ -150,7 +150,7 @@ class BoundedLagModule:
         except Exception as error:  # whatever a request holds, it is this request's fault
             raise ValueError(f"{where}: {error}") from error
         if known is None:
-            self._forget_assumed_keys()
+            self._forget_input_dists()
         return batch
 
     def nothing(self) -> CheckedBatch:
@@ -218,11 +218,14 @@ class BoundedLagModule:
         self._bls_routes = self._plan_routes(features.keys())
         return awaitable
 
-    def _forget_assumed_keys(self) -> None:
-        """Has TorchRec make its input dists anew: those of batches without samples, before the
-        first one with keys, were made for any order of keys."""
+    def _forget_input_dists(self) -> None:
+        """Has TorchRec make its input dists anew for the next batch: those made for batches without
+        samples, before the first one with keys, are for any order of keys."""
         module: Any = self  # TorchRec's attributes
         module._input_dists = []
+        module._feature_splits = []
+        module._features_order = []
+        module._has_features_permute = True
         module._has_uninitialized_input_dist = True
         self._bls_routes = None
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torchrec import KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.fbgemm_qcomm_codec import (
@@ -144,6 +145,48 @@ def test_bad_input_is_refused_and_the_other_ranks_get_their_rows(case: str) -> N
 @pytest.mark.parametrize("case", ["id too large", "keys missing", "no KeyedJaggedTensor"])
 def test_bad_input_in_the_first_batch(case: str) -> None:
     run(3, give_bad_input, case, False)
+
+
+class Towers(nn.Module):
+    """Uses the embeddings of each module before it calls the next."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, third: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.third = first, second, third
+
+    def forward(self, batches: dict[str, KeyedJaggedTensor]) -> dict[str, torch.Tensor]:
+        sums = {}
+        for name in ("second", "first", "third"):
+            output = getattr(self, name)(batches[name])
+            sums[name] = flatten(output)
+        return {f"{name} {key}": t for name, flat in sums.items() for key, t in flat.items()}
+
+
+def give_bad_input_to_towers(rank: int) -> None:
+    kinds = {"first": EBC, "second": EC, "third": WEIGHTED}
+    modules = [kind.module() for kind in kinds.values()]
+    plans = {
+        name: make_plan(module, ["table_wise"] * kind.tables, kind.bls_sharder(BLSConfig()))
+        for (name, kind), module in zip(kinds.items(), modules, strict=True)
+    }
+    config = BLSConfig(deadline=30)
+    model = shard_model(Towers(*modules), plans, [EBC.bls_sharder(config), EC.bls_sharder(config)])
+    good = {name: good_ids(kind) for name, kind in kinds.items()}
+    with torch.no_grad():
+        expected = None
+        for bad_name in ("second", "first", "third", "first", None):
+            bad = {**good, bad_name: torch.zeros(1)}
+            if rank == 1 and bad_name is not None:
+                with pytest.raises(ValueError, match=f"^{bad_name} on rank 1: input is a Tensor"):
+                    model(bad)
+                continue
+            output = model(good)
+            expected = expected or output
+            assert_same_bits(output, expected)
+
+
+def test_modules_that_the_failed_forward_did_not_call_answer_the_other_ranks() -> None:
+    run(3, give_bad_input_to_towers)
 
 
 def give_bad_input_in_training(rank: int, case: str, kind_name: str) -> None:

@@ -4,7 +4,6 @@ import atexit
 import os
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -197,7 +196,7 @@ class BoundedLagChannel:
         self.bound = bound
         self.rank: int = group.rank()
         self.world_size: int = group.size()
-        self._own_tensors: deque[Sequence[torch.Tensor]] = deque()
+        self._own_tensors: dict[int, Sequence[torch.Tensor]] = {}
         self._pulled_seen = 0
         self._abandoned = False
         slots = 2 * (bound + 1)
@@ -250,9 +249,9 @@ class BoundedLagChannel:
             BLSError: a rank failed or died.
         """
         blocks = [[[_block(t)] for t in tensors] for tensors in parts]
+        self.hold_until_release(parts[self.rank])
         with self.range("post"):
             sequence = self.native.post(blocks)
-        self._own_tensors.append(parts[self.rank])
         self.warn_if_pulled()
         return sequence
 
@@ -274,11 +273,11 @@ class BoundedLagChannel:
                 f"before sequence {sequence}"
             )
         self.native.release()
-        self._own_tensors.popleft()
+        self._own_tensors.pop(sequence, None)
 
     def hold_until_release(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keeps what a post through `native` sends to this rank itself alive until its release."""
-        self._own_tensors.append(tensors)
+        """Keeps what the next post sends to this rank itself alive until its release."""
+        self._own_tensors[self.native.posted] = tensors
 
     def range(self, action: str) -> AbstractContextManager[object]:
         """Returns a profiler range that names channel, action and lag, if a profiler runs."""

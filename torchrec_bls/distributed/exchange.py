@@ -114,9 +114,11 @@ class Exchange:
         self._slot_bytes = 0
         self._grows = config.slot_bytes is None
         self._pulled_posts = 0
-        # The channel before this one, and the posts to complete until all ranks have done with it.
-        self._retired: BoundedLagChannel | None = None
-        self._retired_for = 0
+        self._posted = 0
+        self._completed = 0
+        # Channels before this one, and how many posts are completed when all ranks have done with
+        # them.
+        self._retired: deque[tuple[BoundedLagChannel, int]] = deque()
 
     def open(self, message_bytes: int, batch: int, slot_bytes: int = 0) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
@@ -130,8 +132,9 @@ class Exchange:
         if self.channel is None:
             self._slot_bytes = max(slot_bytes, self._first_slot_bytes(message_bytes, batch))
             self.channel = self._make_channel(self._slot_bytes)
+            self.growth_is_due = False
         elif not self.has_slots(slot_bytes):
-            self._grow(slot_bytes)
+            self._grow(self.channel, slot_bytes)
         return self.channel
 
     def has_slots(self, slot_bytes: int) -> bool:
@@ -147,7 +150,7 @@ class Exchange:
 
     def fail(self, reason: str) -> None:
         """Fails this exchange on all ranks; those that are setting up its channel, too."""
-        for channel in (self.channel, self._retired):
+        for channel in (self.channel, *(channel for channel, _ in self._retired)):
             if channel is not None:
                 channel.poison(reason)
         if self.channel is None or self.growth_is_due:
@@ -182,7 +185,7 @@ class Exchange:
             verbs=self._config.verbs,
         )
 
-    def _grow(self, slot_bytes: int) -> None:
+    def _grow(self, old: BoundedLagChannel, slot_bytes: int) -> None:
         """Replaces the channel by one with larger slots, or on no rank if one has no memory."""
         channel, failure = None, ""
         try:
@@ -204,11 +207,9 @@ class Exchange:
                 stacklevel=2,
             )
             return
-        if self._retired is not None:
-            self._retired.close()
-        self._retired, self.channel, self._slot_bytes = self.channel, channel, slot_bytes
         # Whoever has posted that much to the new channel has completed all posts of the old one.
-        self._retired_for = self._config.bound + 1
+        self._retired.append((old, self._posted + self._config.bound + 1))
+        self.channel, self._slot_bytes = channel, slot_bytes
 
     def make_room(self) -> None:
         """Completes old posts until a further one is possible."""
@@ -240,9 +241,10 @@ class Exchange:
             pending = Pending(self, channel, collect)
             self._pending.append(pending)
             channel.native.label(batch & _LABEL)
+            channel.hold_until_release(own)
             with channel.range("post"):
                 send(channel.native)
-            channel.hold_until_release(own)
+            self._posted += 1
         except BaseException as error:
             if self._pending and self._pending[-1].sequence == channel.native.posted:
                 self._pending.pop()  # its messages have not left
@@ -270,20 +272,15 @@ class Exchange:
                 except ProtocolError as error:
                     raise channel.refuse(arrival, str(error)) from error
             self._pending.popleft()
-            if self._retired is not None and channel is self.channel:
-                self._count_down_retired()
+            self._completed += 1
+            while self._retired and self._retired[0][1] <= self._completed:
+                self._retired.popleft()[0].close()
         except BaseException as error:
             pending.fail(error)
             if self._pending and self._pending[0] is pending:
                 self._pending.popleft()
             self._on_failure(_reason(error))
             raise
-
-    def _count_down_retired(self) -> None:
-        self._retired_for -= 1
-        if self._retired_for == 0 and self._retired is not None:
-            self._retired.close()
-            self._retired = None
 
 
 def _reason(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist, IdsLayout, layout_of
 from torchrec_bls.distributed.ids_note import IdsNote
 from torchrec_bls.distributed.input_check import CheckedBatch, InputCheck
-from torchrec_bls.distributed.refusals import RefusedEmbeddings
+from torchrec_bls.distributed.refusals import Calls, RefusedEmbeddings, take_part_in_the_rest
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.slot_growth import SlotGrowth
 from torchrec_bls.distributed.tables import LookupTables
@@ -54,6 +55,7 @@ class BoundedLagModule:
         self._bls_growth: dict[str, SlotGrowth] = {}
         self._bls_input = InputCheck(self._bls_name, tables, is_weighted, config.bad_ids)
         self._bls_note = _NO_NOTE
+        self.calls = Calls()
         self._bls_routes: list[Route] | None = None
         self._bls_tables: list[LookupTables] | None = None
 
@@ -181,6 +183,7 @@ class BoundedLagModule:
         """
         self._bls_agreement.reach()
         self._bls_note = note
+        self.calls.note()
         with self._all_or_none("posting ids"):
             return self._post_ids(ctx, batch)
 
@@ -189,7 +192,9 @@ class BoundedLagModule:
         with self._all_or_none("lookup"):
             embeddings = self._look_up(ctx, input)
         refusal = getattr(ctx, "bls_refusal", None)
-        return embeddings if refusal is None else RefusedEmbeddings(embeddings, refusal)
+        if refusal is None:
+            return embeddings
+        return RefusedEmbeddings(embeddings, refusal, partial(take_part_in_the_rest, self))
 
     @contextmanager
     def _all_or_none(self, what: str) -> Iterator[None]:

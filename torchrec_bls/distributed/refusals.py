@@ -5,9 +5,13 @@ and raises where the embeddings are first used. In training no rank may go on, s
 all ranks belong to one step: all raise where they wait for the ids.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from itertools import count
+from types import FrameType
 from typing import Any
 
+from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 
 from torchrec_bls.errors import BatchRefusedError
@@ -36,13 +40,64 @@ class RefusedEmbeddings(LazyAwaitable[Any]):  # type: ignore[misc]
     Args:
         nothing: the embeddings of the batch without samples that was sent instead.
         error: to raise.
+        before: called first.
     """
 
-    def __init__(self, nothing: LazyAwaitable[Any], error: ValueError) -> None:
+    def __init__(
+        self, nothing: LazyAwaitable[Any], error: ValueError, before: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._nothing = nothing
         self._error = error
+        self._before = before
 
     def _wait_impl(self) -> Any:
         self._nothing.wait()
+        self._before()
         raise self._error
+
+
+class Calls:
+    """How often a module was called, and when last, compared with other modules."""
+
+    _clock = count(1)
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.last = 0
+
+    def note(self) -> None:
+        """Counts a call."""
+        self.number += 1
+        self.last = next(self._clock)
+
+
+def take_part_in_the_rest(module: Any) -> None:
+    """Takes part, without samples, for modules that the forward which now ends would have called
+    after `module`: the other ranks call them.
+
+    The forward is that of the outermost module on the stack that contains `module`. It calls its
+    sharded modules once each, so that those which it has not called lag one call behind.
+    """
+    modules: list[Any] = list(_outermost_caller(module).modules())
+    rest = [
+        other
+        for other in modules
+        if isinstance(getattr(other, "calls", None), Calls)
+        and other.calls.number == module.calls.number - 1
+    ]
+    for other in sorted(rest, key=lambda each: each.calls.last):
+        context = other.create_context()
+        ids = other.post_ids(context, other.nothing()).wait().wait()
+        other.compute_and_output_dist(context, ids).wait()
+
+
+def _outermost_caller(module: nn.Module) -> nn.Module:
+    outermost = module
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, nn.Module) and any(each is module for each in caller.modules()):
+            outermost = caller
+        frame = frame.f_back
+    return outermost

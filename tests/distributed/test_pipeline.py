@@ -153,7 +153,7 @@ class Fuse(nn.Module):
     """Raises at the batch whose labels say so; a module, so that tracing leaves it whole."""
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if labels[0] == 666:
+        if (labels == 666).any():
             raise ZeroDivisionError("the fuse has blown")
         return logits
 

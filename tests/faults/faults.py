@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from tests.distributed.models import Batch
 from tests.faults.memory import Slot
 from tests.faults.row import LeaveError, Scene
 from torchrec_bls import BoundedLagChannel
@@ -71,6 +73,42 @@ class Stop:
         scene.strike()
         subprocess.Popen(["sh", "-c", script])
         time.sleep(0.5)
+
+
+@dataclass(frozen=True)
+class Malform:
+    """A request that does not fit the model."""
+
+    make: Callable[[Any], Any]
+
+    def __call__(self, scene: Scene) -> None:
+        scene.strike()
+        scene.request = self.make(scene.request)
+
+
+@dataclass(frozen=True)
+class EndOfRequests:
+    """This rank gets no request any more; the others go on."""
+
+    def __call__(self, scene: Scene) -> None:
+        scene.strike()
+        scene.request = None
+
+
+def with_bad_id(request: Any) -> Any:
+    """Returns the request with an id that its table has no row for."""
+    request.ids.values()[-1] = 10**9
+    return Batch(request.ids)
+
+
+def with_tensor(request: Any) -> Any:
+    """Returns a request whose ids are a tensor."""
+    return Batch(request.ids.values())
+
+
+def without_ids(request: Any) -> Any:
+    """Returns a request of another form."""
+    return request.ids
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ from tests.faults.faults import (
     CloseMeanwhile,
     CountOneMore,
     Damage,
+    EndOfRequests,
     Exit,
     Fork,
     Kill,
     KillDuring,
     LeaveOutstanding,
+    Malform,
     Mismatch,
     NeverCome,
     Nothing,
@@ -24,8 +26,11 @@ from tests.faults.faults import (
     Stop,
     UseUpDescriptors,
     another_host,
+    with_bad_id,
+    with_tensor,
+    without_ids,
 )
-from tests.faults.plays import pipeline
+from tests.faults.plays import pipeline, serve
 from tests.faults.row import Row
 
 NEVER = 3600.0
@@ -101,18 +106,6 @@ LEAVING = [
         within=1.0,
     ),
     Row(
-        "exception in a model's forward",
-        Raise("no such table"),
-        errors=("PoisonedError",),
-        words=("because rank 1 failed: ", "model of iteration 4 failed: KeyError: 'no such table'"),
-        play=pipeline,
-        moment="forward",
-        end="PipelineError",
-        exit_code=1,
-        deadline=30.0,
-        within=1.0,
-    ),
-    Row(
         "close, some iterations early",
         CloseEarly(),
         errors=("PeerClosedError",),
@@ -152,6 +145,51 @@ LEAVING = [
         for thread_waits, and_thread in ((False, ""), (True, " and a thread in wait"))
     ),
     Row("two ranks post large messages to each other", Nothing(), world=2, items=LARGE),
+]
+
+_request = Row("", Nothing(), play=serve, moment="request", bound=2, deadline=30.0)
+SERVICE = [
+    *(
+        replace(
+            _request,
+            name=f"malformed request: {what}{over}",
+            fault=Malform(make),
+            end_of_request="BadBatchError",
+            arguments=arguments,
+        )
+        for what, make in (
+            ("id without a row", with_bad_id),
+            ("no KeyedJaggedTensor", with_tensor),
+            ("without the attribute", without_ids),
+        )
+        for over, arguments in (("", ()), (", c10d", (("transport", "c10d"),)))
+    ),
+    replace(
+        _request,
+        name="exception in a model's forward",
+        fault=Raise("no such table"),
+        moment="forward",
+        end_of_request="PipelineError",
+    ),
+    replace(
+        _request,
+        name="malformed first request",
+        fault=Malform(with_bad_id),
+        iteration=0,
+        end_of_request="BadBatchError",
+    ),
+    replace(_request, name="a rank has fewer requests", fault=EndOfRequests()),
+    replace(_request, name="a rank has no request", fault=EndOfRequests(), iteration=0),
+    replace(
+        _request,
+        name="a rank has fewer requests, c10d",
+        fault=EndOfRequests(),
+        arguments=(("transport", "c10d"),),
+    ),
+    *(
+        replace(_request, name=f"refresh under load{over}", arguments=(("refresh", True), *more))
+        for over, more in (("", ()), (", c10d", (("transport", "c10d"),)))
+    ),
 ]
 
 _damaged = Row(
@@ -439,4 +477,13 @@ TWO_SIDED = [
     and not isinstance(row.fault, (UseUpDescriptors, SmallSharedMemory))
 ]
 
-MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER, *TWO_SIDED]
+MATRIX: list[Row] = [
+    *DEATH,
+    *DELAY,
+    *LEAVING,
+    *SERVICE,
+    *DAMAGE,
+    *CREATION,
+    *LATER,
+    *TWO_SIDED,
+]

@@ -1,6 +1,7 @@
 """What the ranks do when the fault strikes."""
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from tests.distributed.models import EBC, Batch, flatten, make_ids, shard
+from tests.distributed.models import EBC, Batch, flatten, local_shards, make_ids, shard
 from tests.faults.row import LeaveError, Row, Scene
 from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline, CodecConfig
 from torchrec_bls.collective.rendezvous import Rendezvous
+from torchrec_bls.errors import PipelineError
 
 ITERATIONS = 8
+REQUESTS = 20
 SLOT_BYTES = 4096
 
 
@@ -119,3 +122,72 @@ def pipeline(scene: Scene) -> None:
             direction = scene.arguments.get("direction", "ids")
             name = next(n for n in embeddings.channels() if n.endswith(f".{direction}"))
             scene.channel = embeddings.channels()[name]
+
+
+def serve(scene: Scene) -> None:
+    """Requests through a pipeline, each answered by what a model without lag gives for it, of one
+    version of the weights. The fault may change a request, which then has an error for an answer,
+    or end them. With the argument "refresh" each rank has other weights ready at some time."""
+    config = BLSConfig(
+        bound=scene.row.bound,
+        deadline=scene.row.deadline,
+        transport=scene.arguments.get("transport", "auto"),
+    )
+    requests = [Batch(make_ids(EBC, 100 * scene.rank + i, samples=4)) for i in range(REQUESTS)]
+    twin = shard(EBC, "table_wise", EBC.bls_sharder(BLSConfig(deadline=scene.row.deadline)))
+    expected = []
+    for _ in range(2):
+        with torch.no_grad():
+            expected.append([flatten(twin(request)) for request in requests])
+        refresh(twin)
+    model = shard(EBC, "table_wise", EBC.bls_sharder(config))
+    pipe = BoundedLagPipeline[Batch, Any](model)
+    sent: list[bool] = []  # whether as it should be
+    model.register_forward_pre_hook(lambda *_: scene.reach("forward", len(answers)))
+
+    def source() -> Iterator[Batch]:
+        for number, request in enumerate(requests):
+            scene.request = request
+            scene.reach("request", number)
+            if scene.request is None:
+                return
+            sent.append(scene.request is request)
+            yield scene.request
+
+    answers: list[Any] = []
+    versions = []
+    batches = source()
+    while True:
+        if scene.arguments.get("refresh") and len(answers) == scene.row.iteration - scene.rank:
+            pipe.update(lambda: refresh(model))
+        try:
+            answers.append(flatten(pipe.progress(batches)))
+            versions.append(_version(answers[-1], expected, len(answers) - 1))
+        except PipelineError as error:
+            answers.append(error)
+        except StopIteration:
+            break
+    assert len(answers) == len(sent), f"{len(answers)} answers for {len(sent)} requests"
+    assert versions == sorted(versions), f"versions go back: {versions}"
+    assert versions[-1:] == [int("refresh" in scene.arguments)][: len(versions)]
+    failed = [answer for answer in answers if isinstance(answer, PipelineError)]
+    assert len(failed) == (scene.row.end_of_request is not None and scene.rank == scene.row.rank)
+    for error in failed:
+        assert type(error).__name__ == scene.row.end_of_request, repr(error)
+        assert error.iteration == scene.row.iteration
+
+
+def refresh(model: Any) -> None:
+    """Gives this rank's rows other values."""
+    for _, _, shard_ in local_shards(model).values():
+        shard_.mul_(-2)
+
+
+def _version(answer: dict[str, torch.Tensor], expected: list[Any], number: int) -> int:
+    of = [
+        version
+        for version, answers in enumerate(expected)
+        if all(torch.equal(answer[name], answers[number][name]) for name in answer)
+    ]
+    assert len(of) == 1, f"answer {number} is of the versions {of}"
+    return of[0]

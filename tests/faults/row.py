@@ -32,6 +32,7 @@ class Scene:
         arguments: of the channel. A fault may change them before it is made.
         channel: that the fault strikes, once there is one.
         arrival: that the rank reads, at the moment "read".
+        request: that is sent next. A fault may change it, or make it None: there are no more.
         stack: closes the channel when the rank is done or fails.
     """
 
@@ -42,6 +43,7 @@ class Scene:
     arguments: dict[str, Any]
     channel: BoundedLagChannel | None = None
     arrival: Arrival | None = None
+    request: Any = None
     stack: ExitStack = field(default_factory=ExitStack)
 
     def reach(self, moment: str, iteration: int | None = None) -> None:
@@ -85,8 +87,9 @@ class Row:
         exit_code: of the struck rank.
         words_of_struck: that the text of the struck rank's own error holds.
         play: what the ranks do.
-        moment: "create", "post", "wait", "read" or, for models, "forward", "output" (what the model
-            returned is not waited for yet) or "between".
+        end_of_request: error that stands for the answer of the struck request; None: it has one.
+        moment: "create", "post", "wait", "read" or, for models, "request", "forward", "output"
+            (what the model returned is not waited for yet) or "between".
         rank: that the fault strikes.
         iteration: in which.
         held: the moment of that iteration at which the others wait for the fault; None if they run.
@@ -109,6 +112,7 @@ class Row:
     end: str | tuple[str, ...] | None = None
     exit_code: int = 0
     words_of_struck: tuple[str, ...] = ()
+    end_of_request: str | None = None
     play: Callable[[Scene], None] | None = None
     moment: str = "post"
     rank: int = 1

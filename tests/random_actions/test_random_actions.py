@@ -1,0 +1,19 @@
+"""Some hundred of the actions that `make random-actions` draws."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.random_actions.check import check
+from tests.random_actions.life import Life
+
+
+@pytest.mark.parametrize("transport", ["shm", "c10d"])
+@pytest.mark.parametrize("seed", [3, 7])
+def test_no_answer_is_wrong_and_nobody_hangs(seed: int, transport: str) -> None:
+    life = replace(Life.draw(seed, epochs=3, batches=30), transport=transport, interrupted=None)
+    assert check(life).total() > 50
+
+
+def test_an_interrupt_ends_all_ranks() -> None:
+    check(replace(Life.draw(11, epochs=3, batches=200), interrupted=0))

@@ -22,7 +22,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
-from torchrec_bls.distributed.sharder import BoundedLagSharder
+from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.tables import copies_rows
 
 
@@ -39,7 +39,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         **kwargs: Any,
     ) -> None:
         self._init_bounded_lag(
-            config, env.process_group, module_fqn, module.embedding_configs(), params
+            config, sharding_group(env), module_fqn, module.embedding_configs(), params
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 
@@ -200,6 +200,12 @@ class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ign
         }
 
 
+_NO_DENSE_KERNEL = (
+    "FBGEMM's dense kernel, which data_parallel takes, mishandles unpooled lookups on CPU and "
+    "corrupts memory"
+)
+
+
 class BLSEmbeddingCollectionSharder(
     BoundedLagSharder,
     EmbeddingCollectionSharder,  # type: ignore[misc]
@@ -214,6 +220,17 @@ class BLSEmbeddingCollectionSharder(
         ShardingType.ROW_WISE.value,
         ShardingType.COLUMN_WISE.value,
     )
-    # FBGEMM's dense kernel mishandles unpooled lookups on CPU and corrupts memory.
     _kernels = (EmbeddingComputeKernel.FUSED.value,)
+    _refused = {
+        ShardingType.DATA_PARALLEL.value: _NO_DENSE_KERNEL,
+        EmbeddingComputeKernel.DENSE.value: _NO_DENSE_KERNEL,
+        **dict.fromkeys(
+            (
+                ShardingType.TABLE_ROW_WISE.value,
+                ShardingType.TABLE_COLUMN_WISE.value,
+                ShardingType.GRID_SHARD.value,
+            ),
+            "TorchRec has it for EmbeddingBagCollections alone",
+        ),
+    }
     _sharded_module = BLSEmbeddingCollection

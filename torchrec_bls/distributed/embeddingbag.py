@@ -1,8 +1,10 @@
 """EmbeddingBagCollection, sharded with bounded-lag exchanges."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import (
@@ -16,24 +18,29 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
-from torchrec_bls.distributed.sharder import BoundedLagSharder
+from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.tables import sums_rows
+
+# Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
+_BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
 
 def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[ColumnGroup]:
     """Reads from TorchRec's output dist which ranks compute which columns."""
     if sharding_type == ShardingType.ROW_WISE.value:
         return [ColumnGroup(0, world_size, sum(theirs._embedding_dims))]
-    if sharding_type == ShardingType.TABLE_ROW_WISE.value:
+    if sharding_type in _BY_NODE:
         local_size = theirs._intra_pg.size()
         return [
             ColumnGroup(node * local_size, local_size, width)
@@ -43,7 +50,7 @@ def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[Col
 
 
 def _gradient_divisors(sharding_type: str, theirs: Any, world_size: int) -> list[int]:
-    if sharding_type == ShardingType.TABLE_ROW_WISE.value:
+    if sharding_type in _BY_NODE:
         # TorchRec divides in the backward of both of its exchanges.
         return [theirs._cross_pg.size(), theirs._intra_pg.size()]
     return [world_size]
@@ -65,7 +72,7 @@ class BLSEmbeddingBagCollection(
         **kwargs: Any,
     ) -> None:
         self._init_bounded_lag(
-            config, env.process_group, module_fqn, module.embedding_bag_configs(), params
+            config, sharding_group(env), module_fqn, module.embedding_bag_configs(), params
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 
@@ -78,6 +85,8 @@ class BLSEmbeddingBagCollection(
         world_size = self._env.world_size
         codecs = self._bls_config.codecs
         for index, sharding_type in enumerate(self._sharding_types):
+            if not exchanged([sharding_type]):
+                continue
             theirs = self._output_dists[index]
             arguments = (
                 _column_groups(sharding_type, theirs, world_size),
@@ -135,9 +144,12 @@ class BLSEmbeddingBagCollection(
             return super().compute_and_output_dist(ctx, input)
         return EmbeddingBagCollectionAwaitable(
             awaitables=[
-                output_dist.look_up_and_post(tables, ids, context)
-                for output_dist, tables, ids, context in zip(
+                output_dist(lookup(ids), context)
+                if is_replicated(lookup)
+                else output_dist.look_up_and_post(tables, ids, context)
+                for output_dist, lookup, tables, ids, context in zip(
                     self._output_dists,
+                    self._lookups,
                     self._lookup_tables(),
                     input,
                     ctx.sharding_contexts,
@@ -155,7 +167,7 @@ class BLSEmbeddingBagCollection(
             and not mean_pooling
             and not ctx.variable_batch_per_feature
             and all(ids.weights_or_none() is None for ids in input)
-            and all(sums_rows(lookup) for lookup in self._lookups)
+            and all(is_replicated(lookup) or sums_rows(lookup) for lookup in self._lookups)
         )
 
 
@@ -165,8 +177,8 @@ class BLSEmbeddingBagCollectionSharder(
 ):
     """Shards EmbeddingBagCollections with bounded-lag exchanges.
 
-    Table-, row-, column- and table-row-wise; sum and mean pooling; weighted or not. The
-    arguments are those of BoundedLagSharder.
+    Table-, row-, column-, table-row- and table-column-wise, as a grid, and data-parallel; sum and
+    mean pooling; weighted or not. The arguments are those of BoundedLagSharder.
     """
 
     _sharding_types = (
@@ -174,6 +186,25 @@ class BLSEmbeddingBagCollectionSharder(
         ShardingType.ROW_WISE.value,
         ShardingType.COLUMN_WISE.value,
         ShardingType.TABLE_ROW_WISE.value,
+        ShardingType.TABLE_COLUMN_WISE.value,
+        ShardingType.GRID_SHARD.value,
+        ShardingType.DATA_PARALLEL.value,
     )
     _kernels = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+    _refused = {
+        EmbeddingComputeKernel.FUSED.value: "a fused optimizer would give each replica the updates "
+        "of its own rank alone",
+    }
     _sharded_module = BLSEmbeddingBagCollection
+
+    def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
+        super()._check_plan(module, params)
+        tables: Any = module
+        for table in tables.embedding_bag_configs():
+            grid = params[table.name].sharding_type == ShardingType.GRID_SHARD.value
+            if grid and table.pooling == PoolingType.MEAN:
+                raise ValueError(
+                    f"{type(self).__name__}: table '{table.name}' has mean pooling and is planned "
+                    f"with sharding type {ShardingType.GRID_SHARD.value}, for which TorchRec adds "
+                    "up the means of the ranks' rows: use table_row_wise, or sum pooling"
+                )

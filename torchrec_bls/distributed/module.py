@@ -15,6 +15,7 @@ from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.agreement import Agreement, terms_of
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
@@ -69,7 +70,7 @@ class BoundedLagModule:
             self._bls_agreement.fail(reason)
             return
         # The other ranks may be at their first batch, with which these exchanges are made.
-        for sharding_type in self._sharding_types:
+        for sharding_type in exchanged(self._sharding_types):
             self._exchange(sharding_type, "ids")
         # Those with a channel first: to tell of the others takes a store, which may be slow.
         for exchange in sorted(self._bls_exchanges.values(), key=lambda each: each.channel is None):
@@ -83,10 +84,14 @@ class BoundedLagModule:
         )
 
     def _swap_ids_dists(
-        self, sharding_types: Iterable[str], input_dists: Iterable[nn.Module]
+        self, sharding_types: Iterable[str], input_dists: list[nn.Module]
     ) -> None:
         # The outer dist stays: TorchRec asks for its class and for what it keeps of bucketizing.
-        for sharding_type, input_dist in zip(sharding_types, input_dists, strict=True):
+        for index, sharding_type in enumerate(sharding_types):
+            if not exchanged([sharding_type]):
+                input_dists[index] = LocalIdsDist()
+                continue
+            input_dist = input_dists[index]
             theirs: Any = input_dist._dist
             input_dist._dist = BoundedLagIdsDist(
                 self._bls_group,

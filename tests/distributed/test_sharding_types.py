@@ -1,0 +1,150 @@
+"""Sharding types that EmbeddingBagCollections have beside the usual ones give TorchRec's results."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torchrec.distributed import DistributedModelParallel
+
+from tests.distributed.models import (
+    EBC,
+    WEIGHTED,
+    Batch,
+    Kind,
+    SparseOnly,
+    arrived,
+    assert_same_bits,
+    flatten,
+    local_shards,
+    make_ids,
+    make_plan,
+    replicas,
+    set_nodes,
+    shard_model,
+)
+from tests.distributed.rank_order import in_rank_order
+from tests.distributed.test_exactness import with_a_sample, without_samples
+from tests.distributed.test_training import loss_of
+from tests.processes import run
+from torchrec_bls import BLSConfig, BoundedLagPipeline, CodecConfig
+
+NODES = {2: 2, 4: 2}
+KINDS = {kind.name: kind for kind in (EBC, WEIGHTED)}
+# Tables 1 and 3 of EBC have mean pooling, which TorchRec gets wrong in a grid.
+MIXES = {
+    "grid": ["grid_shard", "table_wise", "grid_shard", "column_wise", "grid_shard"],
+    "table-column-wise": ["table_column_wise"] * 5,
+    "replicas": ["data_parallel"] * 5,
+    "replicas beside others": [
+        "data_parallel",
+        "row_wise",
+        "table_wise",
+        "data_parallel",
+        "table_wise",
+    ],
+    "everything": ["grid_shard", "data_parallel", "table_column_wise", "column_wise", "row_wise"],
+}
+BOUNDS = (0, 2)
+STEPS = 4
+
+
+def shard_by(kind: Kind, mix: str, sharder: object) -> DistributedModelParallel:
+    module, nodes = kind.module(), NODES[torch.distributed.get_world_size()]
+    set_nodes(nodes)
+    plan = make_plan(module, MIXES[mix], sharder, nodes)
+    return shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+
+
+def compare_outputs(rank: int, kind: Kind, mix: str) -> None:
+    batches = [make_ids(kind, 10 * rank + i, 3 + rank + i) for i in range(3)]
+    batches.append(make_ids(kind, rank, 0 if rank else 4))
+    batches.append(make_ids(kind, rank, 2, dtype=torch.int32))
+    theirs = shard_by(kind, mix, kind.torchrec_sharder())
+    with torch.no_grad(), in_rank_order():
+        expected = [flatten(theirs(Batch(with_a_sample(kind, ids)))) for ids in batches]
+    expected = [
+        out if ids.stride() else without_samples(out)
+        for out, ids in zip(expected, batches, strict=True)
+    ]
+    for bound in BOUNDS:
+        ours = shard_by(kind, mix, kind.bls_sharder(BLSConfig(bound=bound)))
+        with torch.no_grad():
+            for ids, wanted in zip(batches, expected, strict=True):
+                assert_same_bits(flatten(ours(Batch(ids))), wanted)
+        pipeline = BoundedLagPipeline[Batch, object](ours)
+        loader = iter([Batch(ids) for ids in batches])
+        for wanted in expected:
+            assert_same_bits(flatten(pipeline.progress(loader)), wanted)
+
+
+@pytest.mark.parametrize("world_size", NODES)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_torchrecs(kind: str, mix: str, world_size: int) -> None:
+    run(world_size, compare_outputs, KINDS[kind], mix)
+
+
+def train(model: DistributedModelParallel, kind: Kind, rank: int) -> dict[str, torch.Tensor]:
+    """Returns all outputs and the weights at the end; replicas are trained by plain SGD."""
+    results = {}
+    parameters = dict(model.named_parameters())
+    of_replicas = [parameters[name] for name in replicas(model)]
+    optimizer = torch.optim.SGD(of_replicas, lr=0.1) if of_replicas else None
+    for step in range(STEPS):
+        output = arrived(model(Batch(make_ids(kind, 10 * rank + step, 5))))
+        loss_of(output).backward()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        results |= {f"{step} {name}": value for name, value in flatten(output).items()}
+    results |= {name: shard.clone() for name, (_, _, shard) in local_shards(model).items()}
+    return results | {name: table.clone() for name, table in replicas(model).items()}
+
+
+def compare_training(rank: int, kind: Kind, mix: str) -> None:
+    two_ranks = torch.distributed.get_world_size() == 2
+    theirs = shard_by(kind, mix, kind.torchrec_sharder())
+    before = {name: table.clone() for name, table in replicas(theirs).items()}
+    with nullcontext() if two_ranks else in_rank_order():
+        expected = train(theirs, kind, rank)
+    ours = shard_by(kind, mix, kind.bls_sharder(BLSConfig()))
+    trained = train(ours, kind, rank)
+    assert_same_bits(trained, expected)
+    assert all(not torch.equal(trained[name], table) for name, table in before.items())
+
+
+@pytest.mark.parametrize("world_size", NODES)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_torchrecs(kind: str, mix: str, world_size: int) -> None:
+    run(world_size, compare_training, KINDS[kind], mix)
+
+
+def shard_means_as_a_grid(rank: int) -> None:
+    set_nodes(2)
+    sharder = EBC.bls_sharder(BLSConfig())
+    plan = make_plan(EBC.module(), ["table_wise"] * 3 + ["grid_shard"] * 2, sharder, 2)
+    message = "table 't3' has mean pooling and is planned with sharding type grid_shard, for which"
+    with pytest.raises(ValueError, match=message):
+        shard_model(EBC.module(), {"": plan}, [sharder])
+
+
+def test_mean_pooling_in_a_grid_is_refused() -> None:
+    run(2, shard_means_as_a_grid)
+
+
+def encode_beside_replicas(rank: int) -> None:
+    """Rows of replicas do not travel, so that no codec touches them."""
+    config = BLSConfig(codecs=CodecConfig(forward="uint2"))
+    coded = shard_by(EBC, "replicas beside others", EBC.bls_sharder(config))
+    plain = shard_by(EBC, "replicas beside others", EBC.bls_sharder(BLSConfig()))
+    ids = make_ids(EBC, rank, 4)
+    with torch.no_grad():
+        ours, exact = arrived(coded(Batch(ids))), arrived(plain(Batch(ids)))
+    for feature, replicated in (("f0", True), ("f3", True), ("f1", False), ("f4", False)):
+        name = feature if feature in ours.keys() else f"{feature}@t{feature[1]}"  # noqa: SIM118
+        assert torch.equal(ours[name], exact[name]) == replicated, name
+
+
+def test_codecs_leave_replicas_alone() -> None:
+    run(2, encode_beside_replicas)

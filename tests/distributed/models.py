@@ -174,10 +174,14 @@ def _grid(world_size: int, nodes: int) -> Callable[..., ParameterSharding]:
 
 
 def make_plan(
-    module: nn.Module, types: Sequence[str], sharder: ModuleSharder[Any], nodes: int = 1
+    module: nn.Module,
+    types: Sequence[str],
+    sharder: ModuleSharder[Any],
+    nodes: int = 1,
+    world_size: int | None = None,
 ) -> Any:
     """Returns the plan that shards table i by `types[i]`, with fused kernels where there are."""
-    world_size = dist.get_world_size()
+    world_size = world_size or dist.get_world_size()
     plan = construct_module_sharding_plan(
         module,
         {f"t{i}": _generator(s, i, world_size, nodes) for i, s in enumerate(types)},

@@ -1,4 +1,4 @@
-"""Sharding types that EmbeddingBagCollections have beside the usual ones give TorchRec's results."""
+"""Sharding types that only EmbeddingBagCollections have give TorchRec's results."""
 
 from contextlib import nullcontext
 

@@ -1,6 +1,7 @@
 """EmbeddingCollection, sharded with bounded-lag exchanges."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
@@ -221,7 +222,7 @@ class BLSEmbeddingCollectionSharder(
         ShardingType.COLUMN_WISE.value,
     )
     _kernels = (EmbeddingComputeKernel.FUSED.value,)
-    _refused = {
+    _refused: ClassVar[Mapping[str, str]] = {
         ShardingType.DATA_PARALLEL.value: _NO_DENSE_KERNEL,
         EmbeddingComputeKernel.DENSE.value: _NO_DENSE_KERNEL,
         **dict.fromkeys(

@@ -1,7 +1,7 @@
 """EmbeddingBagCollection, sharded with bounded-lag exchanges."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -191,7 +191,7 @@ class BLSEmbeddingBagCollectionSharder(
         ShardingType.DATA_PARALLEL.value,
     )
     _kernels = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
-    _refused = {
+    _refused: ClassVar[Mapping[str, str]] = {
         EmbeddingComputeKernel.FUSED.value: "a fused optimizer would give each replica the updates "
         "of its own rank alone",
     }

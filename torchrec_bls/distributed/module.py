@@ -18,13 +18,14 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist
+from torchrec_bls.distributed.own_input_dist import OwnInputDist
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.tables import LookupTables
 
 _NO_LIMIT = (1 << 63) - 1
 
 
-class BoundedLagModule:
+class BoundedLagModule(OwnInputDist):
     """Mix-in of the sharded modules: owns their exchanges and checks what goes in."""
 
     _sharding_types: list[str]  # TorchRec's
@@ -83,9 +84,7 @@ class BoundedLagModule:
             name, Exchange(self._bls_group, self._bls_config, name, self.fail)
         )
 
-    def _swap_ids_dists(
-        self, sharding_types: Iterable[str], input_dists: list[nn.Module]
-    ) -> None:
+    def _swap_ids_dists(self, sharding_types: Iterable[str], input_dists: list[nn.Module]) -> None:
         # The outer dist stays: TorchRec asks for its class and for what it keeps of bucketizing.
         for index, sharding_type in enumerate(sharding_types):
             if not exchanged([sharding_type]):

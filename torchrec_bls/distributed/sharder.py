@@ -29,8 +29,8 @@ def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
 class BoundedLagSharder:
     """Mix-in of the sharders, before TorchRec's own.
 
-    Either of `config` and `fused_params` may be the first positional argument, and the other one the
-    second: `Sharder(BLSConfig(bound=2))`, and as of TorchRec's sharders
+    Either of `config` and `fused_params` may be the first positional argument:
+    `Sharder(BLSConfig(bound=2))`, and as of TorchRec's sharders
     `Sharder({"learning_rate": 0.1}, config=BLSConfig(bound=2))`.
 
     Args:

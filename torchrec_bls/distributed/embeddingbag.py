@@ -1,6 +1,7 @@
 """EmbeddingBagCollection, sharded with bounded-lag exchanges."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +32,7 @@ from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.tables import sums_rows
+from torchrec_bls.distributed.variable_batch import spread, varies
 
 # Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
 _BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
@@ -120,6 +122,9 @@ class BLSEmbeddingBagCollection(
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
         """Posts the ids of a batch; see BoundedLagModule."""
+        if varies(features):
+            ctx.bls_inverse_indices = features.inverse_indices_or_none()
+            features = self._of_one_size(features)
         mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
         if not (
             mean_pooling and isinstance(features, KeyedJaggedTensor) and features.stride() == 0
@@ -140,8 +145,17 @@ class BLSEmbeddingBagCollection(
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts; see TorchRec."""
-        if not self._only_sums_rows(ctx, input):
-            return super().compute_and_output_dist(ctx, input)
+        awaitable = (
+            self._look_up_and_post(ctx, input)
+            if self._only_sums_rows(ctx, input)
+            else super().compute_and_output_dist(ctx, input)
+        )
+        inverse = getattr(ctx, "bls_inverse_indices", None)
+        if inverse is not None:
+            awaitable.callbacks.append(partial(spread, inverse=inverse))
+        return awaitable
+
+    def _look_up_and_post(self, ctx: Any, input: Any) -> EmbeddingBagCollectionAwaitable:
         return EmbeddingBagCollectionAwaitable(
             awaitables=[
                 output_dist(lookup(ids), context)
@@ -165,7 +179,6 @@ class BLSEmbeddingBagCollection(
         return (
             self._may_skip_lookups()
             and not mean_pooling
-            and not ctx.variable_batch_per_feature
             and all(ids.weights_or_none() is None for ids in input)
             and all(is_replicated(lookup) or sums_rows(lookup) for lookup in self._lookups)
         )

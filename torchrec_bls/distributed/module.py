@@ -21,6 +21,7 @@ from torchrec_bls.distributed.ids import BoundedLagIdsDist
 from torchrec_bls.distributed.own_input_dist import OwnInputDist
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.tables import LookupTables
+from torchrec_bls.distributed.variable_batch import padded, varies
 
 _NO_LIMIT = (1 << 63) - 1
 
@@ -48,6 +49,7 @@ class BoundedLagModule(OwnInputDist):
         self._bls_exchanges: dict[str, Exchange] = {}
         self._bls_rows_by_feature = _rows_by_feature(tables)
         self._bls_keys: list[str] | None = None
+        self._bls_inverse_keys: list[str] | None = None
         self._bls_row_limits: list[int] = []
         self._bls_routes: list[Route] | None = None
         self._bls_tables: list[LookupTables] | None = None
@@ -107,9 +109,12 @@ class BoundedLagModule(OwnInputDist):
             ValueError: the input does not fit the module. The other ranks raise PoisonedError, or
                 RendezvousError if it is the first batch.
         """
-        counts = self._check_input(features)
+        of_one_size = self._of_one_size(features)
+        counts = self._check_input(of_one_size)
         self._bls_agreement.reach()
-        if self._bls_routes is not None:
+        if of_one_size.stride() == 0:
+            features = of_one_size  # TorchRec cannot do batch sizes per key that are all 0
+        if self._bls_routes is not None and features is of_one_size:
             with torch.no_grad():
                 return self._post_along_routes(self._bls_routes, ctx, features, counts)
         awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
@@ -156,6 +161,23 @@ class BoundedLagModule(OwnInputDist):
             self._bls_tables = [LookupTables(lookup) for lookup in module._lookups]
         return self._bls_tables
 
+    def _of_one_size(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Returns `features`, padded if their batch size varies by key, for which see _refuse."""
+        if not varies(features):
+            return features
+        try:
+            of_one_size = padded(features, self._bls_rows_by_feature)
+        except ValueError as error:
+            self._refuse(str(error))
+        keys = features.inverse_indices()[0]
+        if self._bls_inverse_keys not in (None, keys):  # TorchRec keeps the order of the first
+            self._refuse(
+                f"inverse_indices are given for {keys}, but those of an earlier batch for "
+                f"{self._bls_inverse_keys}: keep keys and their order the same in all batches"
+            )
+        self._bls_inverse_keys = list(keys)
+        return of_one_size
+
     def _check_input(self, features: object) -> list[int]:
         """Returns the number of ids of each key. Raises ValueError, and fails the other ranks with
         the reason, for input that does not fit the module."""
@@ -167,10 +189,6 @@ class BoundedLagModule(OwnInputDist):
             )
         if not isinstance(features, KeyedJaggedTensor):
             self._refuse(f"input is a {type(features).__name__}, not a KeyedJaggedTensor")
-        if features.variable_stride_per_key():
-            self._refuse(
-                "input has a batch size per key; bounded-lag modules need one batch size per rank"
-            )
         keys = features.keys()
         if keys != self._bls_keys:
             self._learn_keys(keys)

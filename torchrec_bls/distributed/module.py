@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.agreement import Agreement, terms_of
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist
@@ -45,7 +45,8 @@ class BoundedLagModule(OwnInputDist):
         self._bls_group = group
         self._bls_name = module_fqn or type(self).__name__
         terms = terms_of(config, tables, params)
-        self._bls_agreement = Agreement(group, self._bls_name, config.deadline, terms)
+        self._bls_deadline = Deadline(config.deadline, group)
+        self._bls_agreement = Agreement(group, self._bls_name, self._bls_deadline, terms)
         self._bls_exchanges: dict[str, Exchange] = {}
         self._bls_rows_by_feature = _rows_by_feature(tables)
         self._bls_keys: list[str] | None = None
@@ -83,7 +84,8 @@ class BoundedLagModule(OwnInputDist):
         """Returns the exchange of a direction: "ids", "embeddings" or "gradients"."""
         name = f"{self._bls_name}.{sharding_type}.{direction}"
         return self._bls_exchanges.setdefault(
-            name, Exchange(self._bls_group, self._bls_config, name, self.fail)
+            name,
+            Exchange(self._bls_group, self._bls_config, name, self.fail, self._bls_deadline),
         )
 
     def _swap_ids_dists(self, sharding_types: Iterable[str], input_dists: list[nn.Module]) -> None:
@@ -109,6 +111,7 @@ class BoundedLagModule(OwnInputDist):
             ValueError: the input does not fit the module. The other ranks raise PoisonedError, or
                 RendezvousError if it is the first batch.
         """
+        self._bls_deadline.training = torch.is_grad_enabled()
         of_one_size = self._of_one_size(features)
         counts = self._check_input(of_one_size)
         self._bls_agreement.reach()

@@ -65,6 +65,7 @@ def look_at_sharding_types(rank: int) -> None:
     assert type(output_dist) is DpPooledEmbeddingDist
     assert isinstance(lookup, DistributedDataParallel)
     assert list(lookup.module._emb_modules)
+    assert lookup.modules_buffers == []  # which a forward would synchronise, in inference too
     rows = torch.ones(3)
     assert type(output_dist(rows, None)) is NoWait
     assert output_dist(rows, None).wait() is rows

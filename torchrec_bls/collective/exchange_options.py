@@ -1,5 +1,6 @@
 """What a channel is made with, whoever makes it: the backend or the sharded modules."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -59,9 +60,8 @@ class ExchangeOptions:
 
 def timeout_of(group: dist.ProcessGroup) -> float:
     """Returns the seconds after which collectives of CPU tensors fail in `group`."""
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:  # the group has none for CPU tensors
-        return default_pg_timeout.total_seconds()
-    timeout: timedelta = getattr(backend.options, "_timeout", default_pg_timeout)
+    timeout: timedelta = default_pg_timeout
+    # A group may have no backend for CPU tensors, and a backend no options.
+    with suppress(RuntimeError, AttributeError):
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
     return min(timeout.total_seconds(), LONGEST_DEADLINE)

@@ -1,5 +1,6 @@
 """Sharding types that only EmbeddingBagCollections have give TorchRec's results."""
 
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -131,6 +132,32 @@ def shard_means_as_a_grid(rank: int) -> None:
 
 def test_mean_pooling_in_a_grid_is_refused() -> None:
     run(2, shard_means_as_a_grid)
+
+
+def shard_means_by_rows(rank: int) -> None:
+    sharder = EBC.bls_sharder(BLSConfig())
+    for types, wrong in (
+        (["table_wise", "row_wise", "table_wise", "table_wise", "column_wise"], True),
+        (["row_wise"] * 5, False),
+        (["row_wise", "table_wise", "row_wise", "column_wise", "row_wise"], False),
+    ):
+        plan = make_plan(EBC.module(), types, sharder)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = shard_model(SparseOnly(EBC.module()), {"embeddings": plan}, [sharder])
+        told = [str(each.message) for each in caught if "mean pooling" in str(each.message)]
+        ids = make_ids(EBC, rank, 5)
+        with torch.no_grad():
+            ours, expected = arrived(model(Batch(ids))).to_dict(), EBC.module()(ids).to_dict()
+        right = all(torch.allclose(ours[name], expected[name]) for name in expected)
+        assert right != wrong, types
+        assert len(told) == wrong
+        if wrong:
+            assert "tables ['t1'] have mean pooling and are sharded by rows, and ['t0', " in told[0]
+
+
+def test_what_torchrec_divides_too_often_is_warned_about() -> None:
+    run(2, shard_means_by_rows)
 
 
 def encode_beside_replicas(rank: int) -> None:

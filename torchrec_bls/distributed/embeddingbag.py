@@ -1,5 +1,6 @@
 """EmbeddingBagCollection, sharded with bounded-lag exchanges."""
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -36,6 +37,8 @@ from torchrec_bls.distributed.variable_batch import spread, varies
 
 # Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
 _BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+# TorchRec makes means of sums for tables of these.
+_BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
 
 def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[ColumnGroup]:
@@ -213,11 +216,24 @@ class BLSEmbeddingBagCollectionSharder(
     def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
         super()._check_plan(module, params)
         tables: Any = module
+        means, others = [], []
         for table in tables.embedding_bag_configs():
-            grid = params[table.name].sharding_type == ShardingType.GRID_SHARD.value
-            if grid and table.pooling == PoolingType.MEAN:
+            sharding_type = params[table.name].sharding_type
+            if sharding_type not in _BY_ROWS:
+                others.append(table.name)
+            elif table.pooling == PoolingType.MEAN:
+                means.append(table.name)
+            if sharding_type == ShardingType.GRID_SHARD.value and table.pooling == PoolingType.MEAN:
                 raise ValueError(
                     f"{type(self).__name__}: table '{table.name}' has mean pooling and is planned "
-                    f"with sharding type {ShardingType.GRID_SHARD.value}, for which TorchRec adds "
-                    "up the means of the ranks' rows: use table_row_wise, or sum pooling"
+                    f"with sharding type {sharding_type}, for which TorchRec adds up the means of "
+                    "the ranks' rows: use table_row_wise, or sum pooling"
                 )
+        if means and others:
+            warnings.warn(
+                f"{type(self).__name__}: tables {means} have mean pooling and are sharded by rows, "
+                f"and {others} are not. TorchRec then divides the sums and means of these by their "
+                "lengths as well, and so do the modules here: shard all tables of the collection "
+                f"by rows, none with mean pooling, or give {means} a collection of their own",
+                stacklevel=3,
+            )

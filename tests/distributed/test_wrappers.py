@@ -1,6 +1,7 @@
 """TorchRec's modules around an embedding module, and its two-dimensional sharding."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -103,9 +104,9 @@ def processed_outputs(
     return results | {str(i): p.detach() for i, p in enumerate(processors)}
 
 
-def process_features(rank: int, mix: str) -> None:
+def process_features(rank: int) -> None:
     set_nodes(2)
-    for as_collection in (True, False):
+    for mix, as_collection in product(MIXES, (True, False)):
         torch.manual_seed(1)
         module = processed(as_collection)
         theirs = processed_outputs(rank, module, mix, TO_WEIGH.torchrec_sharder())
@@ -113,9 +114,8 @@ def process_features(rank: int, mix: str) -> None:
         assert_same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("mix", MIXES)
-def test_feature_processed_collections_are_torchrecs(mix: str) -> None:
-    run(2, process_features, mix)
+def test_feature_processed_collections_are_torchrecs() -> None:
+    run(2, process_features, deadline=120)
 
 
 def sharded_by(
@@ -206,13 +206,20 @@ def plan_2d(rank: int, kind: Kind, types: list[str], sharder: ModuleSharder[Any]
     return plan
 
 
-def shard_in_two_dimensions(rank: int, kind: Kind, types: list[str]) -> None:
+def shard_in_two_dimensions(rank: int, kind: Kind) -> None:
     env = environment_2d(rank, 2)
+    for sharding in ("table_wise", "row_wise", "column_wise"):
+        compare_in_two_dimensions(rank, kind, env, [sharding] * 5)
+    mix = ["row_wise", "table_wise", "row_wise", "column_wise", "table_wise"]
+    compare_in_two_dimensions(rank, kind, env, mix)
+
+
+def compare_in_two_dimensions(rank: int, kind: Kind, env: ShardingEnv2D, types: list[str]) -> None:
     module = kind.module()
     results = []
     for sharder in (kind.torchrec_sharder(), kind.bls_sharder(BLSConfig())):
         plan = plan_2d(rank, kind, types, sharder)
-        sharded = sharder.shard(module, plan, env, CPU, "embeddings")
+        sharded = sharder.shard(module, plan, env, CPU, "-".join(types))
         with torch.no_grad():
             for name, table in sharded.state_dict().items():
                 whole = module.state_dict()[name]
@@ -234,8 +241,5 @@ def shard_in_two_dimensions(rank: int, kind: Kind, types: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [EC, EBC], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise", "mixed"])
-def test_sharding_in_two_dimensions_is_torchrecs(kind: Kind, sharding: str) -> None:
-    mix = ["table_wise", "row_wise", "column_wise", "column_wise", "row_wise"]
-    types = mix if sharding == "mixed" else [sharding] * 5
-    run(4, shard_in_two_dimensions, kind, types)
+def test_sharding_in_two_dimensions_is_torchrecs(kind: Kind) -> None:
+    run(4, shard_in_two_dimensions, kind, deadline=120)

@@ -1,4 +1,10 @@
 """Planning of shardings from calibrated cost models (imported as ``torchrec_bls.sharding``)."""
+# ruff: noqa: E402
+
+from torchrec_bls._versions import check_packages
+
+# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+check_packages()
 
 from .costs import ProfiledCosts
 from .planner import BLSShardingPlanner

@@ -29,7 +29,16 @@ DEFAULT_DEADLINE = 60.0
 preparation: Callable[[], None] | None = None
 
 _context = get_context(os.environ.get("TORCHREC_BLS_TEST_START_METHOD", "forkserver"))
-_context.set_forkserver_preload(["torch", "torchrec_bls", "pytest", "hypothesis"])
+_context.set_forkserver_preload(
+    [
+        "torch",
+        "torchrec_bls.distributed.embedding",
+        "torchrec_bls.distributed.embeddingbag",
+        "torchrec_bls.pipeline",
+        "pytest",
+        "hypothesis",
+    ]
+)
 
 
 @dataclass(frozen=True)

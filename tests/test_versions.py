@@ -12,6 +12,7 @@ from torchrec_bls._versions import (
     VersionError,
     check_native,
     check_packages,
+    check_torch,
     parse_pins,
 )
 
@@ -156,3 +157,29 @@ def test_pins_hold_everything_that_is_required() -> None:
 def test_damaged_pins_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_pins(text)
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [
+        environment(),
+        environment(without="torchrec"),
+        environment(fbgemm_gpu_cpu="1.7.0"),
+        lookup({"torch": "2.13.0"}),
+    ],
+)
+def test_torch_alone_is_enough_for_the_first_check(installed: Callable[[str], str]) -> None:
+    check_torch(installed)
+
+
+def test_another_torch_is_refused_by_the_first_check() -> None:
+    with pytest.raises(VersionError) as raised:
+        check_torch(lookup({"torch": "2.12.1"}))
+    assert str(raised.value) == (
+        "torchrec_bls found torch 2.12.1; it needs torch 2.13.0.\n"
+        "Mend it with: pip install 'torch==2.13.0'"
+    )
+    with pytest.raises(VersionError, match="found torch not installed; it needs torch 2"):
+        check_torch(lookup({}))
+    with pytest.raises(VersionError, match=r"torch 2\.12\.1 and fbgemm-gpu-cpu 1\.8\.0 are"):
+        check_torch(environment(torch="2.12.1"))

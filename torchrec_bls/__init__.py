@@ -1,25 +1,34 @@
-"""Bounded-lag one-sided embedding all-to-alls for TorchRec."""
+"""Bounded-lag one-sided embedding all-to-alls for TorchRec.
+
+With torch alone there is what needs nothing else: the backend "bls" of torch.distributed and its
+options, and the channel. What is made for TorchRec is imported when it is asked for.
+"""
 # ruff: noqa: E402
 
-from torchrec_bls._versions import check_native, check_packages
+import importlib
+from typing import TYPE_CHECKING, Any
 
-# Before any other import: a pair that doesn't match would fail there with an undefined symbol.
-check_packages()
+from torchrec_bls._versions import VersionError, check_native, check_packages, check_torch
+
+# Before any other import: what doesn't match would fail there, with an undefined symbol.
+check_torch()
 check_native()
 
 from torchrec_bls.collective import backend
 from torchrec_bls.collective.backend_options import BLSOptions
 from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
 from torchrec_bls.collective.verbs_config import VerbsConfig
-from torchrec_bls.distributed.codecs import CodecConfig
-from torchrec_bls.distributed.config import BLSConfig
-from torchrec_bls.distributed.embedding import BLSEmbeddingCollectionSharder
-from torchrec_bls.distributed.embeddingbag import BLSEmbeddingBagCollectionSharder
-from torchrec_bls.pipeline import (
-    BoundedLagPipeline,
-    bounded_lag_channels,
-    bounded_lag_modules,
-)
+
+if TYPE_CHECKING:
+    from torchrec_bls.distributed.codecs import CodecConfig
+    from torchrec_bls.distributed.config import BLSConfig
+    from torchrec_bls.distributed.embedding import BLSEmbeddingCollectionSharder
+    from torchrec_bls.distributed.embeddingbag import BLSEmbeddingBagCollectionSharder
+    from torchrec_bls.pipeline import (
+        BoundedLagPipeline,
+        bounded_lag_channels,
+        bounded_lag_modules,
+    )
 
 __all__ = [
     "Arrival",
@@ -36,4 +45,31 @@ __all__ = [
     "bounded_lag_modules",
 ]
 
+_FOR_TORCHREC = {
+    "BLSConfig": "distributed.config",
+    "BLSEmbeddingBagCollectionSharder": "distributed.embeddingbag",
+    "BLSEmbeddingCollectionSharder": "distributed.embedding",
+    "BoundedLagPipeline": "pipeline",
+    "CodecConfig": "distributed.codecs",
+    "bounded_lag_channels": "pipeline",
+    "bounded_lag_modules": "pipeline",
+}
+
 backend.register()
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is made for TorchRec, and says what is missing for it."""
+    if name not in _FOR_TORCHREC:
+        raise AttributeError(f"module 'torchrec_bls' has no attribute {name!r}")
+    try:
+        check_packages()
+    except VersionError as error:
+        raise VersionError(f"torchrec_bls.{name} is made for TorchRec. {error}") from None
+    value = getattr(importlib.import_module(f"torchrec_bls.{_FOR_TORCHREC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Checks, before anything is imported, that the installed packages fit together.
+"""Checks, before they are imported, that the installed packages fit together.
 
 torch, fbgemm and torchrec are built against one another. A pair that doesn't match fails while it
 is being imported, with an undefined symbol that names neither package, so the check reads the
@@ -94,7 +94,7 @@ def examine_packages(installed: Callable[[str], str] = metadata.version) -> Pack
     Args:
         installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
     """
-    pins = parse_pins(resources.files("torchrec_bls").joinpath("pins.txt").read_text("utf-8"))
+    pins = _installed_pins()
     trio = _Trio.find(installed)
     to_install = trio.unfit(pins)
     faults = trio.faults(pins) if to_install else []
@@ -104,6 +104,28 @@ def examine_packages(installed: Callable[[str], str] = metadata.version) -> Pack
             to_install.append(name)
     command = _install_command(to_install, replaced=trio.fbgemms, pins=pins)
     return PackageReport(trio.found(), _needed(pins), faults, command)
+
+
+def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
+    """Raises if torch, which everything here needs, is missing or does not match.
+
+    Args:
+        installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
+
+    Raises:
+        VersionError: Names what was found, what is needed and the command that mends it.
+    """
+    pins = _installed_pins()
+    trio = _Trio.find(installed)
+    if "torch" not in trio.unfit(pins):
+        return
+    if trio.torchrec or trio.fbgemms:
+        check_packages(installed)
+    cure = _install_command(["torch"], replaced=(), pins=pins)
+    raise VersionError(
+        f"torchrec_bls found torch {trio.torch or 'not installed'}; it needs torch "
+        f"{pins.exact('torch')}.\nMend it with: {cure}"
+    )
 
 
 def check_packages(installed: Callable[[str], str] = metadata.version) -> None:
@@ -138,6 +160,10 @@ def check_native(load: Callable[[str], object] = importlib.import_module) -> Non
             f"Build it in the source tree with: {BUILD_COMMAND} "
             f"(or, in an environment of your own: {BUILD_COMMAND_WITHOUT_MAKE})"
         ) from error
+
+
+def _installed_pins() -> Pins:
+    return parse_pins(resources.files("torchrec_bls").joinpath("pins.txt").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

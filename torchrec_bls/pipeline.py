@@ -72,7 +72,8 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         super().__init__()
         self._model = model
         self._stages = {
-            name: ModuleStages(module) for name, module in bounded_lag_modules(model).items()
+            name: ModuleStages(module, _owner_of(module, model))
+            for name, module in bounded_lag_modules(model).items()
         }
         bounds = {stages.module.bound for stages in self._stages.values()}
         if len(bounds) > 1:
@@ -240,17 +241,20 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         iteration = self._with_ids[0]
         with self._all_or_none(f"lookup of iteration {iteration.number}"):
             # Modules and sharding types all tell the same.
-            told, *_ = [stages.look_up() for stages in self._stages.values()]
+            layouts = [stages.look_up() for stages in self._stages.values()]
             self._looked_up.append(self._with_ids.popleft())
-            self._learn(told)
+            self._learn(next(filter(None, layouts), None))
 
-    def _learn(self, told: IdsLayout) -> None:
-        """Takes over what the ranks told along with the ids of the batch just looked up."""
-        if told.all_ended and self._last_step is None:
+    def _learn(self, told: IdsLayout | None) -> None:
+        """Takes over what the ranks told along with the ids of the batch just looked up, in each
+        module the same; None where no module has anything to exchange."""
+        all_ended = self._ended if told is None else told.all_ended
+        updates = self._updates_offered if told is None else told.updates
+        if all_ended and self._last_step is None:
             # No rank is further ahead than that, whatever the bound of its pipeline.
             self._last_step = self._completed + self._channels_bound
         self._completed += 1
-        while self._updates_done < told.updates:
+        while self._updates_done < updates:
             self._update()
 
     def _update(self) -> None:
@@ -326,7 +330,11 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
     if isinstance(model, DistributedModelParallel):
         model = model.module
     sharded = {n: m for n, m in model.named_modules() if isinstance(m, ShardedModule)}
-    others = [name for name, m in sharded.items() if not isinstance(m, BoundedLagModule)]
+    others = [
+        name
+        for name, m in sharded.items()
+        if not any(isinstance(part, BoundedLagModule) for part in m.modules())
+    ]
     if others or not sharded:
         found = f"{others} were sharded by others" if others else "the model has no sharded module"
         raise ValueError(
@@ -334,6 +342,16 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
             "DistributedModelParallel"
         )
     return {n: m for n, m in sharded.items() if isinstance(m, BoundedLagModule)}
+
+
+def _owner_of(module: BoundedLagModule, model: nn.Module) -> nn.Module:
+    """Returns the outermost sharded module that `module` is, or is a part of."""
+    owner: nn.Module = next(
+        each
+        for each in model.modules()
+        if isinstance(each, ShardedModule) and any(part is module for part in each.modules())
+    )
+    return owner
 
 
 def bounded_lag_channels(model: nn.Module) -> list[BoundedLagChannel]:

@@ -20,26 +20,27 @@ class ModuleStages:
     """The batches of one embedding module that are under way.
 
     Args:
-        module: the sharded module.
+        module: that exchanges.
+        owner: that the model calls: `module` itself, or one of TorchRec's around it.
     """
 
-    def __init__(self, module: BoundedLagModule) -> None:
+    def __init__(self, module: BoundedLagModule, owner: Any) -> None:
         self.module = module
+        self.owner = owner
         self._ids: deque[tuple[Any, Any]] = deque()
         self._embeddings: deque[LazyAwaitable[Any]] = deque()
 
     def post_ids(self, batch: CheckedBatch, note: IdsNote) -> None:
         """Posts the ids of a batch, and `note` to every rank."""
-        module: Any = self.module  # TorchRec's create_context
-        context = module.create_context()
+        context = self.owner.create_context()
         self._ids.append((context, self.module.post_ids(context, batch, note)))
 
-    def look_up(self) -> IdsLayout:
+    def look_up(self) -> IdsLayout | None:
         """Waits for the ids of the oldest batch, looks them up and posts the embeddings. Returns
-        what the other ranks told along with the ids."""
+        what the other ranks told along with the ids; None if none were sent."""
         context, awaitable = self._ids.popleft()
         ids = awaitable.wait().wait()
-        self._embeddings.append(self.module.compute_and_output_dist(context, ids))
+        self._embeddings.append(self.owner.compute_and_output_dist(context, ids))
         return self.module.layout_of(context)
 
     def take(self) -> LazyAwaitable[Any]:
@@ -91,8 +92,8 @@ class RewrittenModel:
     """
 
     def __init__(self, model: nn.Module, stages: Mapping[str, ModuleStages], batch: Any) -> None:
-        by_module: dict[Any, ModuleStages] = {each.module: each for each in stages.values()}
-        originals = {module: module.forward for module in by_module}
+        by_owner: dict[Any, ModuleStages] = {each.owner: each for each in stages.values()}
+        originals = {owner: owner.forward for owner in by_owner}
         # TorchRec's tracing finds how each sharded module's input comes from the batch.
         rewritten, *_, left_out = _rewrite_model(
             model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
@@ -102,7 +103,7 @@ class RewrittenModel:
         ]
         forwards: list[BoundedLagForward] = [module.forward for module in rewritten]
         for module, forward in zip(rewritten, forwards, strict=True):
-            forward.stages = by_module[module]
+            forward.stages = by_owner[module]
         names = [forward.name for forward in forwards]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if left_out or repeated:
@@ -134,3 +135,4 @@ class RewrittenModel:
         """Gives the modules their own forwards back."""
         for module, forward in self._originals:
             module.forward = forward
+            module.is_pipelined = False  # of a row-wise FeatureProcessedEmbeddingBagCollection

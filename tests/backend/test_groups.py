@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run
-from torchrec_bls import BLSOptions
+from torchrec_bls import BLSOptions, BoundedLagChannel, VerbsConfig
 from torchrec_bls.collective import backend
 
 
@@ -55,8 +55,12 @@ def test_the_environment_says_what_options_do_not(monkeypatch: pytest.MonkeyPatc
     default = BLSOptions()
     monkeypatch.delenv("TORCHREC_BLS_BACKEND", raising=False)
     assert BLSOptions.from_environment() == default
-    monkeypatch.setenv("TORCHREC_BLS_BACKEND", " bound=2, deadline=0.5 ,slot_bytes=512,")
-    assert BLSOptions.from_environment() == BLSOptions(2, 0.5, 512)
+    monkeypatch.setenv(
+        "TORCHREC_BLS_BACKEND", " bound=2, deadline=0.5 ,slot_bytes = 512,transport=c10d,"
+    )
+    assert BLSOptions.from_environment() == BLSOptions(
+        bound=2, transport="c10d", slot_bytes=512, deadline=0.5
+    )
     monkeypatch.setenv("TORCHREC_BLS_BACKEND", "bound=1")
     assert BLSOptions.from_environment() == BLSOptions(bound=1)
 
@@ -66,6 +70,30 @@ def test_what_the_environment_cannot_say(text: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TORCHREC_BLS_BACKEND", text)
     with pytest.raises(ValueError, match=r"TORCHREC_BLS_BACKEND is '.*none of bound=NUMBER"):
         BLSOptions.from_environment()
+
+
+def choose_a_transport(rank: int) -> list[dict[str, Any]]:
+    verbs = VerbsConfig(port=1)
+    made: list[dict[str, Any]] = []
+
+    def make(*args: Any, **options: Any) -> BoundedLagChannel:
+        made.append({name: options[name] for name in ("transport", "slot_bytes", "verbs")})
+        return BoundedLagChannel(*args, **options)
+
+    with mock.patch.object(backend, "BoundedLagChannel", make):
+        exchange(dist.new_group(backend="bls"))
+        options = BLSOptions(transport="c10d", verbs=verbs)
+        exchange(dist.new_group(backend="bls", pg_options=options))
+    assert made[1].pop("verbs") is verbs
+    return made
+
+
+def test_the_transport_is_an_option() -> None:
+    expected = [
+        {"transport": "auto", "slot_bytes": 65536, "verbs": None},
+        {"transport": "c10d", "slot_bytes": 65536},
+    ]
+    assert run(2, choose_a_transport) == [expected] * 2
 
 
 def use_the_environment(rank: int) -> list[int]:
@@ -92,6 +120,7 @@ def test_options_come_before_the_environment() -> None:
         ({"bound": -1}, "bound is -1"),
         ({"deadline": 0.0}, "deadline is 0.0"),
         ({"slot_bytes": 8}, "slot_bytes is 8"),
+        ({"transport": "rdma"}, "transport is 'rdma', but has to be one of auto"),
     ],
 )
 def test_options_that_no_channel_can_have(values: dict[str, Any], text: str) -> None:

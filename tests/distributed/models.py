@@ -24,11 +24,20 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
+    data_parallel,
     row_wise,
     table_row_wise,
     table_wise,
 )
-from torchrec.distributed.types import LazyAwaitable, ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    LazyAwaitable,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+    ShardMetadata,
+)
 
 from torchrec_bls import (
     BLSConfig,
@@ -132,17 +141,47 @@ def _generator(sharding_type: str, table: int, world_size: int, nodes: int) -> C
         return table_wise(rank=table % world_size, compute_kernel="fused")
     if sharding_type == "row_wise":
         return row_wise(compute_kernel="fused")
-    if sharding_type == "column_wise":
+    if sharding_type in ("column_wise", "table_column_wise"):
         ranks = [(table + 1) % world_size, table % world_size]
         return column_wise(ranks=ranks, compute_kernel="fused")
+    if sharding_type == "grid_shard":
+        return _grid(world_size, nodes)
+    if sharding_type == "data_parallel":
+        return data_parallel()
     return table_row_wise(host_index=table % nodes)
 
 
+def _grid(world_size: int, nodes: int) -> Callable[..., ParameterSharding]:
+    """As TorchRec's grid_shard, which cuts no columns of tables as small as these."""
+
+    def generate(table: nn.Parameter, *_: object) -> ParameterSharding:
+        local_size = world_size // nodes
+        columns, block = table.shape[1] // nodes, -(-table.shape[0] // local_size)
+        shards = [
+            ShardMetadata(
+                shard_sizes=[max(0, min(block, table.shape[0] - block * local)), columns],
+                shard_offsets=[min(block * local, table.shape[0]), columns * node],
+                placement=f"rank:{node * local_size + local}/cpu",
+            )
+            for node in range(nodes)
+            for local in range(local_size)
+        ]
+        return ParameterSharding(
+            "grid_shard", "fused", list(range(world_size)), EnumerableShardingSpec(shards)
+        )
+
+    return generate
+
+
 def make_plan(
-    module: nn.Module, types: Sequence[str], sharder: ModuleSharder[Any], nodes: int = 1
+    module: nn.Module,
+    types: Sequence[str],
+    sharder: ModuleSharder[Any],
+    nodes: int = 1,
+    world_size: int | None = None,
 ) -> Any:
-    """Returns the plan that shards table i by `types[i]`, with fused kernels."""
-    world_size = dist.get_world_size()
+    """Returns the plan that shards table i by `types[i]`, with fused kernels where there are."""
+    world_size = world_size or dist.get_world_size()
     plan = construct_module_sharding_plan(
         module,
         {f"t{i}": _generator(s, i, world_size, nodes) for i, s in enumerate(types)},
@@ -151,8 +190,11 @@ def make_plan(
         local_size=world_size // nodes,
         device_type="cpu",
     )
-    for parameter in plan.values():  # table_row_wise has no argument for it
-        parameter.compute_kernel = "fused"
+    for parameter, sharding_type in zip(plan.values(), types, strict=True):
+        # TorchRec has no generator for table_column_wise, whose plans look alike.
+        parameter.sharding_type = sharding_type
+        # Most generators have no argument for it.
+        parameter.compute_kernel = "dense" if sharding_type == "data_parallel" else "fused"
     return plan
 
 
@@ -197,7 +239,18 @@ def shard_model(
     )
     for name, (rows, columns, shard) in local_shards(sharded).items():
         shard.copy_(weights[name.partition(" ")[0]][rows, columns])
+    for name, replica in replicas(sharded).items():
+        replica.copy_(weights[name])
     return sharded
+
+
+def replicas(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the tables that every rank has whole."""
+    return {
+        name: value.detach()
+        for name, value in model.state_dict().items()
+        if type(value) in (torch.Tensor, nn.Parameter)
+    }
 
 
 def local_shards(

@@ -81,13 +81,17 @@ def of_keys(*keys: str) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(list(keys), torch.zeros(len(keys), dtype=torch.int64), lengths=one)
 
 
-def per_key() -> KeyedJaggedTensor:
+def per_key(
+    rows: int | None = 0, names: list[str] = FEATURES, lengths: int = 9
+) -> KeyedJaggedTensor:
+    """A batch size per key, and three samples that have row `rows` of all keys."""
+    inverse = None if rows is None else (names, torch.full((len(names), 3), rows))
     return KeyedJaggedTensor(
         FEATURES,
-        torch.zeros(9, dtype=torch.int64),
-        lengths=torch.ones(9, dtype=torch.int32),
+        torch.zeros(lengths, dtype=torch.int64),
+        lengths=torch.ones(lengths, dtype=torch.int32),
         stride_per_key_per_rank=[[1], [2], [1], [2], [3]],
-        inverse_indices=(FEATURES, torch.zeros(5, 3, dtype=torch.int64)),
+        inverse_indices=inverse,
     )
 
 
@@ -113,7 +117,23 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "lengths too long": (too_long, r"malformed KeyedJaggedTensor: .*lengths"),
     "length negative": (negative, r"malformed KeyedJaggedTensor: .*negative"),
-    "batch size per key": (per_key, "bounded-lag modules need one batch size per rank"),
+    "batch size per key alone": (
+        lambda: per_key(None),
+        "a batch size per key and no inverse_indices, which say the row of each sample",
+    ),
+    "no such row of a key": (
+        lambda: per_key(1),
+        "inverse_indices of key 'f0' are from 1 to 1, but it has 1 rows",
+    ),
+    "a negative row": (lambda: per_key(-1), "inverse_indices of key 'f0' are from -1 to -1"),
+    "no rows of a key": (
+        lambda: per_key(0, FEATURES[:4]),
+        r"inverse_indices are given for \['f0', 'f1', 'f2', 'f3'\], but not for key 'f4'",
+    ),
+    "batch sizes that are not those of the lengths": (
+        lambda: per_key(0, lengths=8),
+        r"input has 8 lengths, but its batch sizes per key are \[1, 2, 1, 2, 3\]",
+    ),
     "no KeyedJaggedTensor": (
         lambda: torch.zeros(3),
         "input is a Tensor, not a KeyedJaggedTensor",
@@ -339,10 +359,11 @@ def plan_with(kind: Kind, sharding_type: str, kernel: str) -> None:
 def plan_badly(rank: int) -> None:
     for kind, sharding_type, kernel, message in (
         (EC, "table_row_wise", "fused", "sharding type table_row_wise, but only table_wise, row_w"),
-        (EC, "data_parallel", "fused", "sharding type data_parallel, but only table_wise"),
-        (EC, "table_wise", "dense", "compute kernel dense, but only fused are possible"),
-        (EBC, "data_parallel", "dense", "sharding type data_parallel, but only table_wise"),
-        (EBC, "grid_shard", "fused", "sharding type grid_shard, but only table_wise"),
+        (EC, "table_column_wise", "fused", ".*since TorchRec has it for EmbeddingBagCollections"),
+        (EC, "grid_shard", "fused", ".*since TorchRec has it for EmbeddingBagCollections alone"),
+        (EC, "data_parallel", "dense", ".*since FBGEMM's dense kernel, .* mishandles unpooled"),
+        (EC, "table_wise", "dense", "compute kernel dense, but only fused are possible with table"),
+        (EBC, "data_parallel", "fused", "compute kernel fused, .*updates of its own rank alone"),
         (EBC, "table_wise", "fused_uvm", "compute kernel fused_uvm, but only fused"),
     ):
         sharder = "BLSEmbeddingCollection" if kind is EC else "BLSEmbeddingBagCollection"

@@ -9,7 +9,7 @@ import torch
 from tests.distributed.models import EBC, EC, Batch, Kind, arrived, flatten, make_ids, shard
 from tests.processes import run
 from torchrec_bls import BLSConfig, _native, bounded_lag_modules
-from torchrec_bls.errors import BLSError, PoisonedError, ProtocolError
+from torchrec_bls.errors import BLSError, PoisonedError
 
 KINDS = {kind.name: kind for kind in (EC, EBC)}
 
@@ -108,8 +108,8 @@ def lose_a_handle(rank: int) -> None:
         output = model(Batch(make_ids(EC, 10 + rank, 4)))
         exchange._pending.popleft()
         del output
-        error = ProtocolError if rank == 1 else BLSError
-        with pytest.raises(error, match=r"arrived for what was posted as|rank . failed"):
+        torch.distributed.barrier()  # a failure reaches ranks that are still posting this batch
+        with pytest.raises(BLSError, match="arrived for what was posted as"):
             arrived(model(Batch(make_ids(EC, 20 + rank, 4))))
 
 

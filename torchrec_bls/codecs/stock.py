@@ -3,8 +3,15 @@
 TorchRec needs the size of a message before it is made, so that rows cannot be escaped here: one
 that holds NaN or an infinity arrives as NaN. The bounded-lag sharders have no such limit.
 """
+# ruff: noqa: E402
 
 import torch
+
+from torchrec_bls._versions import check_packages
+
+# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+check_packages()
+
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 
 from torchrec_bls import _native

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls import _native
 from torchrec_bls.collective import buffers
-from torchrec_bls.collective.backend_options import BLSOptions
+from torchrec_bls.collective.backend_options import DEFAULT_SLOT_BYTES, BLSOptions
 from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
 from torchrec_bls.collective.work import CallQueue, CallWork, Receive
 
@@ -202,9 +202,11 @@ class BLSProcessGroup(dist.ProcessGroup):
         return BoundedLagChannel(
             self,
             bound=self._options.bound,
-            slot_bytes=self._options.slot_bytes,
+            slot_bytes=self._options.slot_bytes or DEFAULT_SLOT_BYTES,
             name=f"all-to-all of group {self.group_name}",
             deadline=self._deadline,
+            transport=self._options.transport,
+            verbs=self._options.verbs,
         )
 
     def get_group_store(self) -> Store:

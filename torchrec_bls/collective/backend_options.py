@@ -1,59 +1,49 @@
 """Options of the torch.distributed backend, and the environment variable that sets them."""
 
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from torchrec_bls import _native
-from torchrec_bls.collective.channel import check_bound, check_deadline
+from torchrec_bls.collective.exchange_options import ExchangeOptions
 
 ENVIRONMENT_VARIABLE = "TORCHREC_BLS_BACKEND"
+DEFAULT_SLOT_BYTES = 64 << 10
+
+# RDMA devices have environment variables of their own, see VerbsConfig.
+_FIELDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "bound": (int, "NUMBER"),
+    "transport": (str, "NAME"),
+    "slot_bytes": (int, "NUMBER"),
+    "deadline": (float, "SECONDS"),
+}
 
 
 @dataclass(frozen=True)
-class BLSOptions:
-    """How a process group of backend "bls" does its all-to-alls.
+class BLSOptions(ExchangeOptions):
+    """How a process group of backend "bls" does its all-to-alls; the fields are ExchangeOptions'.
 
     Given as `pg_options` to `init_process_group` or `new_group`. Groups made without get what the
-    environment variable TORCHREC_BLS_BACKEND says, for instance "bound=2,deadline=30"; fields that
-    it does not name have their defaults. Every rank needs the same bound and slot size.
-
-    Attributes:
-        bound: iterations that ranks may be apart; bound + 1 all-to-alls may be outstanding.
-        deadline: seconds after which waiting for a peer is an error. None is the timeout of the
-            group, half an hour unless given.
-        slot_bytes: messages up to this size (less a header of at most 256 bytes) go straight into
-            the receiver's memory; larger ones are pulled by it.
+    environment variable TORCHREC_BLS_BACKEND says, for instance "bound=2,transport=shm"; fields
+    that it does not name have their defaults.
     """
-
-    bound: int = 0
-    deadline: float | None = None
-    slot_bytes: int = 64 << 10
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for values that no channel can have."""
-        check_bound(self.bound)
-        if self.deadline is not None:
-            check_deadline(self.deadline)
-        if self.slot_bytes < _native.MIN_SLOT_BYTES:
-            raise ValueError(
-                f"slot_bytes is {self.slot_bytes}, but a message header alone may take "
-                f"{_native.MIN_SLOT_BYTES}: use at least that plus the usual message size"
-            )
 
     @classmethod
     def from_environment(cls) -> "BLSOptions":
-        """Returns the options that TORCHREC_BLS_BACKEND says."""
+        """Returns the options that TORCHREC_BLS_BACKEND says.
+
+        Raises:
+            ValueError: it names another field, or a value that no channel can have.
+        """
         text = os.environ.get(ENVIRONMENT_VARIABLE, "")
-        types = {"bound": int, "deadline": float, "slot_bytes": int}
-        assert types.keys() == {field.name for field in fields(cls)}
         values = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
-            name, _, value = item.partition("=")
+            name, _, value = (part.strip() for part in item.partition("="))
             try:
-                values[name.strip()] = types[name.strip()](value)
+                values[name] = _FIELDS[name][0](value)
             except (KeyError, ValueError) as error:
+                possible = ", ".join(f"{field}={form}" for field, (_, form) in _FIELDS.items())
                 raise ValueError(
-                    f"{ENVIRONMENT_VARIABLE} is {text!r}, and {item!r} in it is none of "
-                    "bound=NUMBER, deadline=SECONDS, slot_bytes=NUMBER"
+                    f"{ENVIRONMENT_VARIABLE} is {text!r}, and {item!r} in it is none of {possible}"
                 ) from error
         return cls(**values)

@@ -1,4 +1,10 @@
 """Batches in Criteo's shape: readers of the real rows and a built-in generator."""
+# ruff: noqa: E402
+
+from torchrec_bls._versions import check_packages
+
+# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+check_packages()
 
 from torchrec_bls.datasets.criteo import CriteoDataset
 from torchrec_bls.datasets.criteo_shape import (

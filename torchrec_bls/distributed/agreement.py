@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torchrec.distributed.types import ParameterSharding
 
 from torchrec_bls.collective.rendezvous import Rendezvous, require_equal
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import RendezvousError
 
 _PHASE = "digest"
@@ -28,7 +28,7 @@ class Agreement:
     Args:
         group: the module's ranks.
         name: of the module.
-        deadline: seconds to wait for the other ranks.
+        deadline: for the other ranks to come.
         terms: one line each; names have no ": ".
 
     Attributes:
@@ -36,7 +36,7 @@ class Agreement:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, name: str, deadline: float, terms: Mapping[str, str]
+        self, group: dist.ProcessGroup, name: str, deadline: Deadline, terms: Mapping[str, str]
     ) -> None:
         self._group = group
         self._name = f"{name} plan"
@@ -52,7 +52,7 @@ class Agreement:
         """
         if self.reached:
             return
-        rendezvous = Rendezvous(self._group, self._name, self._deadline)
+        rendezvous = Rendezvous(self._group, self._name, self._deadline.seconds)
         # The terms of many tables are long, and the store brings those of each rank to each.
         digest = hashlib.sha256(self._text.encode()).hexdigest()
         records = rendezvous.exchange(_PHASE, {"digest": digest})
@@ -64,7 +64,7 @@ class Agreement:
         """Tells ranks that compare terms why this one does not come."""
         # Without a store nobody waits.
         with suppress(RuntimeError):
-            Rendezvous(self._group, self._name, self._deadline).fail(_PHASE, reason)
+            Rendezvous(self._group, self._name, self._deadline.seconds).fail(_PHASE, reason)
 
     def _explain(self, rendezvous: Rendezvous) -> NoReturn:
         texts = [record["text"] for record in rendezvous.exchange("text", {"text": self._text})]

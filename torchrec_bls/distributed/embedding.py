@@ -1,6 +1,7 @@
 """EmbeddingCollection, sharded with bounded-lag exchanges."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
@@ -22,7 +23,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
-from torchrec_bls.distributed.sharder import BoundedLagSharder
+from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.tables import copies_rows
 
 
@@ -39,7 +40,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         **kwargs: Any,
     ) -> None:
         self._init_bounded_lag(
-            config, env.process_group, module_fqn, module.embedding_configs(), params, False
+            config, sharding_group(env), module_fqn, module.embedding_configs(), params, False
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
 
@@ -200,6 +201,12 @@ class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ign
         }
 
 
+_NO_DENSE_KERNEL = (
+    "FBGEMM's dense kernel, which data_parallel takes, mishandles unpooled lookups on CPU and "
+    "corrupts memory"
+)
+
+
 class BLSEmbeddingCollectionSharder(
     BoundedLagSharder,
     EmbeddingCollectionSharder,  # type: ignore[misc]
@@ -214,6 +221,17 @@ class BLSEmbeddingCollectionSharder(
         ShardingType.ROW_WISE.value,
         ShardingType.COLUMN_WISE.value,
     )
-    # FBGEMM's dense kernel mishandles unpooled lookups on CPU and corrupts memory.
     _kernels = (EmbeddingComputeKernel.FUSED.value,)
+    _refused: ClassVar[Mapping[str, str]] = {
+        ShardingType.DATA_PARALLEL.value: _NO_DENSE_KERNEL,
+        EmbeddingComputeKernel.DENSE.value: _NO_DENSE_KERNEL,
+        **dict.fromkeys(
+            (
+                ShardingType.TABLE_ROW_WISE.value,
+                ShardingType.TABLE_COLUMN_WISE.value,
+                ShardingType.GRID_SHARD.value,
+            ),
+            "TorchRec has it for EmbeddingBagCollections alone",
+        ),
+    }
     _sharded_module = BLSEmbeddingCollection

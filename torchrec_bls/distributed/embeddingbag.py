@@ -1,8 +1,12 @@
 """EmbeddingBagCollection, sharded with bounded-lag exchanges."""
 
-from typing import Any
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import (
@@ -17,25 +21,33 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.input_check import CheckedBatch
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
-from torchrec_bls.distributed.sharder import BoundedLagSharder
+from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.tables import sums_rows
+from torchrec_bls.distributed.variable_batch import spread
+
+# Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
+_BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+# TorchRec makes means of sums for tables of these.
+_BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
 
 def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[ColumnGroup]:
     """Reads from TorchRec's output dist which ranks compute which columns."""
     if sharding_type == ShardingType.ROW_WISE.value:
         return [ColumnGroup(0, world_size, sum(theirs._embedding_dims))]
-    if sharding_type == ShardingType.TABLE_ROW_WISE.value:
+    if sharding_type in _BY_NODE:
         local_size = theirs._intra_pg.size()
         return [
             ColumnGroup(node * local_size, local_size, width)
@@ -45,7 +57,7 @@ def _column_groups(sharding_type: str, theirs: Any, world_size: int) -> list[Col
 
 
 def _gradient_divisors(sharding_type: str, theirs: Any, world_size: int) -> list[int]:
-    if sharding_type == ShardingType.TABLE_ROW_WISE.value:
+    if sharding_type in _BY_NODE:
         # TorchRec divides in the backward of both of its exchanges.
         return [theirs._cross_pg.size(), theirs._intra_pg.size()]
     return [world_size]
@@ -68,7 +80,7 @@ class BLSEmbeddingBagCollection(
     ) -> None:
         self._init_bounded_lag(
             config,
-            env.process_group,
+            sharding_group(env),
             module_fqn,
             module.embedding_bag_configs(),
             params,
@@ -85,6 +97,8 @@ class BLSEmbeddingBagCollection(
         world_size = self._env.world_size
         codecs = self._bls_config.codecs
         for index, sharding_type in enumerate(self._sharding_types):
+            if not exchanged([sharding_type]):
+                continue
             theirs = self._output_dists[index]
             arguments = (
                 _column_groups(sharding_type, theirs, world_size),
@@ -117,6 +131,9 @@ class BLSEmbeddingBagCollection(
         )
 
     def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
+        if batch.varying is not None:
+            ctx.bls_inverse_indices = batch.varying.inverse_indices_or_none()
+            batch = batch._replace(varying=None)
         mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
         if not (mean_pooling and batch.features.stride() == 0):
             return super()._post_ids(ctx, batch)
@@ -134,13 +151,25 @@ class BLSEmbeddingBagCollection(
         return awaitable
 
     def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
-        if not self._only_sums_rows(ctx, input):
-            return ShardedEmbeddingBagCollection.compute_and_output_dist(self, ctx, input)
+        awaitable = (
+            self._look_up_and_post(ctx, input)
+            if self._only_sums_rows(ctx, input)
+            else ShardedEmbeddingBagCollection.compute_and_output_dist(self, ctx, input)
+        )
+        inverse = getattr(ctx, "bls_inverse_indices", None)
+        if inverse is not None:
+            awaitable.callbacks.append(partial(spread, inverse=inverse))
+        return awaitable
+
+    def _look_up_and_post(self, ctx: Any, input: Any) -> EmbeddingBagCollectionAwaitable:
         return EmbeddingBagCollectionAwaitable(
             awaitables=[
-                output_dist.look_up_and_post(tables, ids, context)
-                for output_dist, tables, ids, context in zip(
+                output_dist(lookup(ids), context)
+                if is_replicated(lookup)
+                else output_dist.look_up_and_post(tables, ids, context)
+                for output_dist, lookup, tables, ids, context in zip(
                     self._output_dists,
+                    self._lookups,
                     self._lookup_tables(),
                     input,
                     ctx.sharding_contexts,
@@ -156,9 +185,8 @@ class BLSEmbeddingBagCollection(
         return (
             self._may_skip_lookups()
             and not mean_pooling
-            and not ctx.variable_batch_per_feature
             and all(ids.weights_or_none() is None for ids in input)
-            and all(sums_rows(lookup) for lookup in self._lookups)
+            and all(is_replicated(lookup) or sums_rows(lookup) for lookup in self._lookups)
         )
 
 
@@ -168,8 +196,8 @@ class BLSEmbeddingBagCollectionSharder(
 ):
     """Shards EmbeddingBagCollections with bounded-lag exchanges.
 
-    Table-, row-, column- and table-row-wise; sum and mean pooling; weighted or not. The
-    arguments are those of BoundedLagSharder.
+    Table-, row-, column-, table-row- and table-column-wise, as a grid, and data-parallel; sum and
+    mean pooling; weighted or not. The arguments are those of BoundedLagSharder.
     """
 
     _sharding_types = (
@@ -177,6 +205,38 @@ class BLSEmbeddingBagCollectionSharder(
         ShardingType.ROW_WISE.value,
         ShardingType.COLUMN_WISE.value,
         ShardingType.TABLE_ROW_WISE.value,
+        ShardingType.TABLE_COLUMN_WISE.value,
+        ShardingType.GRID_SHARD.value,
+        ShardingType.DATA_PARALLEL.value,
     )
     _kernels = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+    _refused: ClassVar[Mapping[str, str]] = {
+        EmbeddingComputeKernel.FUSED.value: "a fused optimizer would give each replica the updates "
+        "of its own rank alone",
+    }
     _sharded_module = BLSEmbeddingBagCollection
+
+    def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
+        super()._check_plan(module, params)
+        tables: Any = module
+        means, others = [], []
+        for table in tables.embedding_bag_configs():
+            sharding_type = params[table.name].sharding_type
+            if sharding_type not in _BY_ROWS:
+                others.append(table.name)
+            elif table.pooling == PoolingType.MEAN:
+                means.append(table.name)
+            if sharding_type == ShardingType.GRID_SHARD.value and table.pooling == PoolingType.MEAN:
+                raise ValueError(
+                    f"{type(self).__name__}: table '{table.name}' has mean pooling and is planned "
+                    f"with sharding type {sharding_type}, for which TorchRec adds up the means of "
+                    "the ranks' rows: use table_row_wise, or sum pooling"
+                )
+        if means and others:
+            warnings.warn(
+                f"{type(self).__name__}: tables {means} have mean pooling and are sharded by rows, "
+                f"and {others} are not. TorchRec then divides the sums and means of these by their "
+                "lengths as well, and so do the modules here: shard all tables of the collection "
+                f"by rows, none with mean pooling, or give {means} a collection of their own",
+                stacklevel=3,
+            )

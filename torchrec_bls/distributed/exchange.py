@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.rendezvous import Rendezvous
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import ProtocolError, RendezvousError
 
 T = TypeVar("T")
@@ -89,6 +89,7 @@ class Exchange:
         name: unique among the exchanges of the group.
         on_failure: called with the reason when a post or its completion fails; `fail` unless given.
             The other ranks may be waiting for this one in another exchange of the same module.
+        deadline: of the module; that of `config` unless given.
 
     Attributes:
         channel: that posts go through; None before the first.
@@ -102,6 +103,7 @@ class Exchange:
         config: BLSConfig,
         name: str,
         on_failure: Callable[[str], None] | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         self.name = name
         self.channel: BoundedLagChannel | None = None
@@ -109,6 +111,7 @@ class Exchange:
         self.growth_is_due = False
         self._group = group
         self._config = config
+        self._deadline = deadline or Deadline(config.deadline, group)
         self._on_failure = on_failure or self.fail
         self._pending: deque[Pending[Any]] = deque()
         self._slot_bytes = 0
@@ -158,7 +161,7 @@ class Exchange:
             name, phase = (self.name, "terms") if slots_are_known else (self._slots_name, "bytes")
             # Without a store nobody is setting up anything.
             with suppress(RuntimeError):
-                Rendezvous(self._group, name, self._config.deadline).fail(phase, reason)
+                Rendezvous(self._group, name, self._deadline.seconds).fail(phase, reason)
 
     @property
     def _slots_name(self) -> str:
@@ -170,7 +173,7 @@ class Exchange:
         expected = self.expected_batch
         scale = max(1.0, expected / batch) if expected is not None and batch > 0 else 1.0
         wanted = int(message_bytes * scale * _HEADROOM) + _native.MIN_SLOT_BYTES
-        rendezvous = Rendezvous(self._group, self._slots_name, self._config.deadline)
+        rendezvous = Rendezvous(self._group, self._slots_name, self._deadline.seconds)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
         return max(_SMALLEST_SLOT, *(int(record["bytes"]) for record in records))
 
@@ -180,7 +183,7 @@ class Exchange:
             bound=self._config.bound,
             slot_bytes=slot_bytes,
             name=self.name,
-            deadline=self._config.deadline,
+            deadline=self._deadline.seconds,
             transport=self._config.transport,
             verbs=self._config.verbs,
         )
@@ -192,7 +195,7 @@ class Exchange:
             channel = self._make_channel(slot_bytes)
         except RendezvousError as error:
             failure = str(error)
-        rendezvous = Rendezvous(self._group, f"{self.name} growth", self._config.deadline)
+        rendezvous = Rendezvous(self._group, f"{self.name} growth", self._deadline.seconds)
         failures = [r["failure"] for r in rendezvous.exchange("made", {"failure": failure})]
         self._pulled_posts = 0
         self.growth_is_due = False

@@ -8,6 +8,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
+from torchrec_bls.distributed.variable_batch import padded, varies, with_batch_sizes_of
 
 _NO_LIMIT = (1 << 63) - 1
 _INTEGERS = (torch.int32, torch.int64)
@@ -22,10 +23,12 @@ class CheckedBatch(NamedTuple):
     Attributes:
         features: tensors on the CPU, contiguous, of dtypes and sizes that native code reads.
         counts: ids of each key.
+        varying: the same ids with a batch size per key, if they came so; `features` are padded.
     """
 
     features: KeyedJaggedTensor
     counts: list[int]
+    varying: KeyedJaggedTensor | None = None
 
 
 class InputCheck:
@@ -52,6 +55,7 @@ class InputCheck:
         self._bad_ids = bad_ids
         self._row_limits: list[int] = []
         self._dtypes: dict[str, torch.dtype] = {}
+        self._inverse_keys: list[str] | None = None
 
     def check(self, features: object) -> CheckedBatch:
         """Returns `features` as they can be sent.
@@ -61,15 +65,25 @@ class InputCheck:
         """
         if not isinstance(features, KeyedJaggedTensor):
             raise ValueError(f"input is a {type(features).__name__}, not a KeyedJaggedTensor")
-        if features.variable_stride_per_key():
-            raise ValueError(
-                "input has a batch size per key; bounded-lag modules need one batch size per rank"
-            )
+        of_one_size = self._padded(features) if varies(features) else features
         keys = features.keys()
         if keys != self.keys:
             self._learn_keys(keys)
-        checked = self._check_ids(_readable(features))
-        return checked._replace(features=self._of_first_dtypes(checked.features))
+        checked = self._check_ids(_readable(of_one_size))
+        sent = self._of_first_dtypes(checked.features)
+        varying = None if of_one_size is features else with_batch_sizes_of(features, sent)
+        return CheckedBatch(sent, checked.counts, varying)
+
+    def _padded(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        of_one_size = padded(features, self._rows_by_feature)
+        keys = features.inverse_indices()[0]
+        if self._inverse_keys not in (None, keys):  # TorchRec keeps the order of the first
+            raise ValueError(
+                f"inverse_indices are given for {keys}, but those of an earlier batch for "
+                f"{self._inverse_keys}: keep keys and their order the same in all batches"
+            )
+        self._inverse_keys = list(keys)
+        return of_one_size
 
     def _of_first_dtypes(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Returns `features` in the dtypes of the first batch: messages of all ranks have to agree,

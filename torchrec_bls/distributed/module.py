@@ -15,11 +15,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.agreement import Agreement, terms_of
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.config import BLSConfig, Deadline
+from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.exchange import Exchange
-from torchrec_bls.distributed.ids import BoundedLagIdsDist, IdsLayout, layout_of
+from torchrec_bls.distributed.ids import BoundedLagIdsDist, IdsLayout
 from torchrec_bls.distributed.ids_note import IdsNote
 from torchrec_bls.distributed.input_check import CheckedBatch, InputCheck
+from torchrec_bls.distributed.own_input_dist import OwnInputDist
 from torchrec_bls.distributed.refusals import Calls, RefusedEmbeddings, take_part_in_the_rest
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.slot_growth import SlotGrowth
@@ -30,7 +32,7 @@ _DIRECTIONS = ("ids", "embeddings", "gradients")
 _NO_NOTE = IdsNote()
 
 
-class BoundedLagModule:
+class BoundedLagModule(OwnInputDist):
     """Mix-in of the sharded modules: owns their exchanges and checks what goes in."""
 
     _sharding_types: list[str]  # TorchRec's
@@ -50,7 +52,8 @@ class BoundedLagModule:
         self._bls_group = group
         self._bls_name = module_fqn or type(self).__name__
         terms = terms_of(config, tables, params)
-        self._bls_agreement = Agreement(group, self._bls_name, config.deadline, terms)
+        self._bls_deadline = Deadline(config.deadline, group)
+        self._bls_agreement = Agreement(group, self._bls_name, self._bls_deadline, terms)
         self._bls_exchanges: dict[str, Exchange] = {}
         self._bls_growth: dict[str, SlotGrowth] = {}
         self._bls_input = InputCheck(self._bls_name, tables, is_weighted, config.bad_ids)
@@ -78,7 +81,7 @@ class BoundedLagModule:
             self._bls_agreement.fail(reason)
             return
         # The other ranks may be at their first batch, with which these exchanges are made.
-        for sharding_type in self._sharding_types:
+        for sharding_type in exchanged(self._sharding_types):
             self._exchange(sharding_type, "ids")
         # Those with a channel first: to tell of the others takes a store, which may be slow.
         for exchange in sorted(self._bls_exchanges.values(), key=lambda each: each.channel is None):
@@ -88,7 +91,8 @@ class BoundedLagModule:
         """Returns the exchange of a direction: "ids", "embeddings" or "gradients"."""
         name = f"{self._bls_name}.{sharding_type}.{direction}"
         return self._bls_exchanges.setdefault(
-            name, Exchange(self._bls_group, self._bls_config, name, self.fail)
+            name,
+            Exchange(self._bls_group, self._bls_config, name, self.fail, self._bls_deadline),
         )
 
     def _slot_growth(self, sharding_type: str) -> SlotGrowth:
@@ -97,11 +101,13 @@ class BoundedLagModule:
             self._bls_growth[sharding_type] = SlotGrowth(self.bound, exchanges)
         return self._bls_growth[sharding_type]
 
-    def _swap_ids_dists(
-        self, sharding_types: Iterable[str], input_dists: Iterable[nn.Module]
-    ) -> None:
+    def _swap_ids_dists(self, sharding_types: Iterable[str], input_dists: list[nn.Module]) -> None:
         # The outer dist stays: TorchRec asks for its class and for what it keeps of bucketizing.
-        for sharding_type, input_dist in zip(sharding_types, input_dists, strict=True):
+        for index, sharding_type in enumerate(sharding_types):
+            if not exchanged([sharding_type]):
+                input_dists[index] = LocalIdsDist()
+                continue
+            input_dist = input_dists[index]
             theirs: Any = input_dist._dist
             input_dist._dist = BoundedLagIdsDist(
                 self._bls_group,
@@ -160,13 +166,14 @@ class BoundedLagModule:
         return self._bls_input.nothing()
 
     @staticmethod
-    def layout_of(ctx: Any) -> IdsLayout:
-        """Returns how the ids of a batch came, once they are waited for.
+    def layout_of(ctx: Any) -> IdsLayout | None:
+        """Returns how the ids of a batch came, once they are waited for; None if none are sent.
 
         Args:
             ctx: of the batch.
         """
-        return next(layout_of(context) for context in ctx.sharding_contexts)
+        layouts = (getattr(each, "bls_ids_layout", None) for each in ctx.sharding_contexts)
+        return next((layout for layout in layouts if layout is not None), None)
 
     @property
     def replaced_ids(self) -> int:
@@ -181,6 +188,7 @@ class BoundedLagModule:
             batch: of `check_input` or `nothing`.
             note: what to tell along with the ids.
         """
+        self._bls_deadline.training = torch.is_grad_enabled()
         self._bls_agreement.reach()
         self._bls_note = note
         self.calls.note()
@@ -212,10 +220,12 @@ class BoundedLagModule:
         """Returns what TorchRec's compute_and_output_dist does."""
 
     def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
-        features, counts = batch
-        if self._bls_routes is not None:
+        features: KeyedJaggedTensor = batch.features
+        if batch.varying is not None and features.stride() > 0:
+            features = batch.varying  # TorchRec cannot do batch sizes per key that are all 0
+        if self._bls_routes is not None and features is batch.features:
             with torch.no_grad():
-                return self._post_along_routes(self._bls_routes, ctx, features, counts)
+                return self._post_along_routes(self._bls_routes, ctx, features, batch.counts)
         awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
         for ids, sharding_context in zip(awaitable.awaitables, ctx.sharding_contexts, strict=True):
             ids.bind(sharding_context)

@@ -17,7 +17,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls.distributed.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.ids import IdsAwaitable
 
-_BUCKETIZED = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
+_BUCKETIZED = (
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+    ShardingType.GRID_SHARD.value,
+)
 
 
 @dataclass(frozen=True)

@@ -4,39 +4,74 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
-from torchrec.distributed.types import ParameterSharding, QuantizedCommCodecs, ShardingEnv
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import (
+    ParameterSharding,
+    ShardingEnv,
+    ShardingEnv2D,
+    ShardingType,
+)
 
 from torchrec_bls.distributed.config import BLSConfig
+
+
+def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
+    """Returns the ranks that a module is sharded over: in two dimensions, those of one replica."""
+    group: dist.ProcessGroup = (
+        env.sharding_pg if isinstance(env, ShardingEnv2D) else env.process_group
+    )
+    return group
 
 
 class BoundedLagSharder:
     """Mix-in of the sharders, before TorchRec's own.
 
+    Either of `config` and `fused_params` may be the first positional argument:
+    `Sharder(BLSConfig(bound=2))`, and as of TorchRec's sharders
+    `Sharder({"learning_rate": 0.1}, config=BLSConfig(bound=2))`.
+
     Args:
-        config: of the exchanges.
-        fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...).
+        first: `config` or `fused_params`.
+        second: the other one.
+        config: of the exchanges; None: BLSConfig().
+        fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...), as a dict.
         qcomm_codecs_registry: must be empty: codecs of bounded-lag messages stand in `config`.
 
     Raises:
+        TypeError: an argument is of another type, or is given twice.
         ValueError: codecs are given.
     """
 
     _sharding_types: ClassVar[tuple[str, ...]]
     _kernels: ClassVar[tuple[str, ...]]
     _sharded_module: ClassVar[type]
+    # Why a sharding type or kernel of TorchRec is not among them.
+    _refused: ClassVar[Mapping[str, str]]
 
     def __init__(
         self,
+        first: BLSConfig | dict[str, Any] | None = None,
+        second: BLSConfig | dict[str, Any] | None = None,
+        /,
+        *,
         config: BLSConfig | None = None,
         fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        qcomm_codecs_registry: object = None,
     ) -> None:
+        name = type(self).__name__
         if qcomm_codecs_registry:
             raise ValueError(
                 "bounded-lag sharders take no qcomm_codecs_registry: use BLSConfig(codecs=...)"
             )
+        for given in (first, second):
+            config, fused_params = _sorted_in(name, given, config, fused_params)
+        if config is not None and not isinstance(config, BLSConfig):
+            raise TypeError(f"{name}: config is {config!r}, but must be a BLSConfig")
+        if fused_params is not None and not isinstance(fused_params, dict):
+            raise TypeError(f"{name}: fused_params are {fused_params!r}, but must be a dict")
         # FBGEMM's own check of ids is off unless named: every id is checked before it is sent.
         super().__init__(  # type: ignore[call-arg]
             {"bounds_check_mode": BoundsCheckMode.NONE, **(fused_params or {})}
@@ -54,9 +89,15 @@ class BoundedLagSharder:
         """Shards `module` by `params`; called by DistributedModelParallel on every rank.
 
         Raises:
-            ValueError: a table has a sharding type or kernel that is not supported.
+            ValueError: a table has a sharding type or kernel that is not supported, or `device` is
+                not the CPU.
         """
-        self._check_plan(params)
+        if device is not None and torch.device(device).type != "cpu":
+            raise ValueError(
+                f"{type(self).__name__}: device is {device}, but bounded-lag modules have their "
+                "tables in host memory: give device=torch.device('cpu')"
+            )
+        self._check_plan(module, params)
         return self._sharded_module(
             self._config,
             module,
@@ -68,23 +109,54 @@ class BoundedLagSharder:
         )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Returns what a planner may choose from."""
-        return list(self._sharding_types)
+        """Returns what a planner may choose from: the types that any table may have."""
+        return [each for each in self._sharding_types if each != ShardingType.GRID_SHARD.value]
 
     @property
     def sharded_module_type(self) -> type:
         """The class that `shard` returns."""
         return self._sharded_module
 
-    def _check_plan(self, params: Mapping[str, Any]) -> None:
+    def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
         for table, parameter in params.items():
+            kernels = self._kernels
+            if parameter.sharding_type == ShardingType.DATA_PARALLEL.value:
+                # A fused optimizer would give each replica the updates of its own rank alone.
+                kernels = (EmbeddingComputeKernel.DENSE.value,)
             for what, planned, possible in (
                 ("sharding type", parameter.sharding_type, self._sharding_types),
-                ("compute kernel", parameter.compute_kernel, self._kernels),
+                ("compute kernel", parameter.compute_kernel, kernels),
             ):
                 if planned not in possible:
+                    reason = self._refused.get(planned, "")
                     raise ValueError(
                         f"{type(self).__name__}: table '{table}' is planned with {what} {planned}, "
-                        f"but only {', '.join(possible)} are possible; name it in the plan "
-                        "(ParameterConstraints, or the generators of sharding_plan)"
+                        f"but only {', '.join(possible)} are possible"
+                        + (f" with {parameter.sharding_type}" if what == "compute kernel" else "")
+                        + (f", since {reason}" if reason else "")
+                        + "; name it in the plan (ParameterConstraints, or the generators of "
+                        "sharding_plan)"
                     )
+
+
+def _sorted_in(
+    name: str, given: object, config: BLSConfig | None, fused_params: dict[str, Any] | None
+) -> tuple[BLSConfig | None, dict[str, Any] | None]:
+    """Returns the two with a positional argument in its place."""
+    if given is None:
+        return config, fused_params
+    if isinstance(given, BLSConfig):
+        if config is not None:
+            raise TypeError(f"{name}: config is given twice")
+        return given, fused_params
+    if not isinstance(given, dict):
+        raise TypeError(
+            f"{name}: {given!r} is neither a BLSConfig nor a dict of fused_params: use "
+            f"{name}(BLSConfig(...), fused_params={{...}})"
+        )
+    if fused_params is not None:
+        raise TypeError(
+            f"{name}: fused_params are given twice. If the second dict is TorchRec's "
+            "qcomm_codecs_registry: use BLSConfig(codecs=...)"
+        )
+    return config, given

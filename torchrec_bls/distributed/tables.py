@@ -22,6 +22,8 @@ from torchrec.distributed.embedding_lookup import (
     GroupedPooledEmbeddingsLookup,
 )
 
+from torchrec_bls.distributed.data_parallel import is_replicated
+
 # Those for which FBGEMM does not count forwards in the state of the optimizer.
 _STATELESS_FORWARD = {
     EmbOptimType.NONE,
@@ -35,11 +37,12 @@ class LookupTables:
     """The tables of one of TorchRec's lookups.
 
     Args:
-        lookup: `copies_rows` or `sums_rows` says yes to it.
+        lookup: `copies_rows` or `sums_rows` says yes to it, or nobody asks for its tables.
     """
 
     def __init__(self, lookup: Any) -> None:
-        self._kernels: list[Any] = list(lookup._emb_modules)
+        replicas: Any = lookup.module if is_replicated(lookup) else lookup
+        self._kernels: list[Any] = list(replicas._emb_modules)
         self._memory: list[int] | None = None
         self._by_feature: list[tuple[int, int, int]] = []
 

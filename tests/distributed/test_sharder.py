@@ -1,0 +1,85 @@
+"""The sharders take their arguments as TorchRec's do, and refuse what cannot work by name."""
+
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+
+from tests.distributed.models import EBC, EC, SGD
+from torchrec_bls import (
+    BLSConfig,
+    BLSEmbeddingBagCollectionSharder,
+    BLSEmbeddingCollectionSharder,
+)
+
+SHARDERS = [BLSEmbeddingCollectionSharder, BLSEmbeddingBagCollectionSharder]
+CONFIG = BLSConfig(bound=2)
+UNNAMED = {"bounds_check_mode": BoundsCheckMode.NONE}
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [
+        ((SGD,), {"config": CONFIG}),  # as TorchRec does it
+        ((CONFIG,), {"fused_params": SGD}),
+        ((CONFIG, SGD), {}),
+        ((SGD, CONFIG), {}),
+        ((None, SGD), {"config": CONFIG}),
+        ((), {"config": CONFIG, "fused_params": SGD}),
+    ],
+)
+@pytest.mark.parametrize("sharder", SHARDERS)
+def test_either_argument_may_come_first(
+    sharder: type, positional: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    made: Any = sharder(*positional, **named)
+    assert made._config is CONFIG
+    assert made.fused_params == UNNAMED | SGD
+
+
+@pytest.mark.parametrize("sharder", SHARDERS)
+def test_both_arguments_have_defaults(sharder: type) -> None:
+    made: Any = sharder()
+    assert made._config == BLSConfig()
+    assert made.fused_params == UNNAMED
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "message"),
+    [
+        ((2,), {}, r"2 is neither a BLSConfig nor a dict of fused_params: use BLS.*\(BLSConfig"),
+        ((), {"config": SGD}, "config is .*learning_rate.*, but must be a BLSConfig"),
+        ((), {"fused_params": CONFIG}, r"fused_params are BLSConfig\(.*, but must be a dict"),
+        ((CONFIG,), {"config": CONFIG}, "config is given twice"),
+        ((SGD,), {"fused_params": SGD}, "fused_params are given twice"),
+        ((SGD, {"a": 1}), {}, r"qcomm_codecs_registry: use BLSConfig\(codecs=...\)"),
+    ],
+)
+@pytest.mark.parametrize("sharder", SHARDERS)
+def test_arguments_of_other_types_are_refused(
+    sharder: type, positional: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^{sharder.__name__}: .*{message}"):
+        sharder(*positional, **named)
+
+
+@pytest.mark.parametrize("kind", [EC, EBC], ids=lambda kind: kind.name)
+def test_devices_without_host_memory_are_refused(kind: Any) -> None:
+    sharder = kind.bls_sharder(CONFIG)
+    with pytest.raises(ValueError, match=r"device is meta.*give device=torch.device\('cpu'\)"):
+        sharder.shard(kind.module(), {}, None, torch.device("meta"))
+
+
+def test_planners_may_choose_what_every_table_can_have() -> None:
+    """A grid is refused for mean pooling, of which a planner does not know."""
+    ours = BLSEmbeddingBagCollectionSharder().sharding_types("cpu")
+    assert ours == [
+        "table_wise",
+        "row_wise",
+        "column_wise",
+        "table_row_wise",
+        "table_column_wise",
+        "data_parallel",
+    ]
+    assert BLSEmbeddingCollectionSharder().sharding_types("cpu") == ours[:3]

@@ -1,0 +1,67 @@
+"""What a channel is made with, whoever makes it: the backend or the sharded modules."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from torchrec_bls import _native
+from torchrec_bls.collective.channel import (
+    LONGEST_DEADLINE,
+    check_bound,
+    check_deadline,
+    check_transport,
+)
+from torchrec_bls.collective.verbs_config import VerbsConfig
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """The fields that BLSConfig and BLSOptions share. Ranks have to agree in the first three.
+
+    Attributes:
+        bound: iterations that ranks may be apart; bound + 1 exchanges may be outstanding. 0 is
+            synchronous and, for modules, the only one that trains.
+        transport: what messages travel by. "shm" is shared memory, for the ranks of one host;
+            "verbs" is RDMA for all; "c10d" is asynchronous all-to-alls of gloo; "auto" is shared
+            memory among the ranks of a host and RDMA between hosts, or c10d for all where a host
+            has no RDMA.
+        slot_bytes: size of every slot. Messages up to it, less a header of at most 256 bytes, go
+            straight into the receiver's memory, and larger ones are pulled by it. None: modules
+            derive it per exchange from the first batch, with room for messages half as large
+            again; the backend takes 64 KiB.
+        deadline: seconds after which waiting for a peer is an error. None: the timeout of the
+            process group, which is half an hour unless given, but 60 s for modules without
+            autograd.
+        verbs: how RDMA devices are used; None: as the environment variables TORCHREC_BLS_IB_* say.
+    """
+
+    bound: int = 0
+    transport: str = "auto"
+    slot_bytes: int | None = None
+    deadline: float | None = None
+    verbs: VerbsConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that no channel can have."""
+        check_bound(self.bound)
+        check_transport(self.transport)
+        if self.slot_bytes is not None and self.slot_bytes < _native.MIN_SLOT_BYTES:
+            raise ValueError(
+                f"slot_bytes is {self.slot_bytes}, but a message header alone may take "
+                f"{_native.MIN_SLOT_BYTES}: leave it None, or use that plus the usual message size"
+            )
+        if self.deadline is not None:
+            check_deadline(self.deadline)
+
+
+def timeout_of(group: dist.ProcessGroup) -> float:
+    """Returns the seconds after which collectives of CPU tensors fail in `group`."""
+    timeout: timedelta = default_pg_timeout
+    # A group may have no backend for CPU tensors, and a backend no options.
+    with suppress(RuntimeError, AttributeError):
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+    return min(timeout.total_seconds(), LONGEST_DEADLINE)

@@ -1,0 +1,30 @@
+"""Refuses wrappers that exchange the ids of a sharded module in its place."""
+
+from typing import Any
+
+
+class OwnInputDist:
+    """Mix-in of the sharded modules: their input dist is the one that is used.
+
+    The embeddings go back by the layout that it leaves.
+    """
+
+    _input_dists: list[Any]  # TorchRec's
+
+    @property
+    def _has_uninitialized_input_dist(self) -> bool:
+        """TorchRec's mark of a module that has had no batch yet."""
+        return self._bls_has_no_input_dist
+
+    @_has_uninitialized_input_dist.setter
+    def _has_uninitialized_input_dist(self, value: bool) -> None:
+        # TorchRec's ManagedCollision modules take the mark off without a batch: they have input
+        # dists of their own, and ask for `compute` and `output_dist` alone.
+        if not value and not self._input_dists:
+            raise ValueError(
+                f"{type(self).__name__} is sharded inside of a ManagedCollision module, which "
+                "exchanges ids itself, in steps that have no bound and leave no layout for the way "
+                "back: give ManagedCollisionEmbeddingCollectionSharder and "
+                "ManagedCollisionEmbeddingBagCollectionSharder TorchRec's own sharders"
+            )
+        self._bls_has_no_input_dist = value

@@ -1,0 +1,99 @@
+"""Batches whose size varies by key: padded to one size for the exchange, and put right after it.
+
+A KeyedJaggedTensor may hold equal samples once per key. Its inverse indices then say which row of
+a key each sample of the batch has.
+"""
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+InverseIndices = tuple[list[str], torch.Tensor]
+
+
+def varies(features: object) -> bool:
+    """Whether `features` is a KeyedJaggedTensor with a batch size per key."""
+    return isinstance(features, KeyedJaggedTensor) and features.variable_stride_per_key()
+
+
+def padded(features: KeyedJaggedTensor, used: Iterable[str]) -> KeyedJaggedTensor:
+    """Returns `features` with the largest batch size for all keys: rows without ids are added.
+
+    Args:
+        features: `varies` says yes to it.
+        used: the keys that inverse indices are needed of.
+
+    Raises:
+        ValueError: the inverse indices, or the lengths, do not fit the batch sizes.
+    """
+    strides: list[int] = features.stride_per_key()
+    lengths = features.lengths()
+    if lengths.numel() != sum(strides):
+        raise ValueError(
+            f"input has {lengths.numel()} lengths, but its batch sizes per key are {strides}"
+        )
+    _check_inverse_indices(features, used)
+    stride = max(strides, default=0)
+    rectangle = lengths.new_zeros(len(strides), stride)
+    for row, first, count in zip(rectangle, accumulate(strides, initial=0), strides, strict=False):
+        row[:count] = lengths[first : first + count]
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        weights=features.weights_or_none(),
+        lengths=rectangle.view(-1),
+        stride=stride,
+    )
+
+
+def with_batch_sizes_of(
+    features: KeyedJaggedTensor, of_one_size: KeyedJaggedTensor
+) -> KeyedJaggedTensor:
+    """Returns `features` with the ids and weights of `of_one_size`, which may have been changed
+    since it was made of them."""
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=of_one_size.values(),
+        weights=of_one_size.weights_or_none(),
+        lengths=features.lengths().to(of_one_size.lengths().dtype),
+        stride_per_key_per_rank=features.stride_per_key_per_rank(),
+        inverse_indices=features.inverse_indices(),
+    )
+
+
+def _check_inverse_indices(features: KeyedJaggedTensor, used: Iterable[str]) -> None:
+    inverse: InverseIndices | None = features.inverse_indices_or_none()
+    if inverse is None:
+        raise ValueError(
+            "input has a batch size per key and no inverse_indices, which say the row of each "
+            "sample: give them to the KeyedJaggedTensor"
+        )
+    names, indices = inverse
+    rows = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+    for key in used:
+        if key not in names:
+            raise ValueError(f"inverse_indices are given for {names}, but not for key '{key}'")
+        of_key = indices[names.index(key)]
+        if of_key.numel() and not 0 <= int(of_key.min()) <= int(of_key.max()) < rows.get(key, 0):
+            raise ValueError(
+                f"inverse_indices of key '{key}' are from {int(of_key.min())} to "
+                f"{int(of_key.max())}, but it has {rows.get(key, 0)} rows"
+            )
+
+
+def spread(output: Any, inverse: InverseIndices) -> KeyedTensor:
+    """Returns a pooled output with the row of each sample in the place of the rows of each key.
+
+    Args:
+        output: KeyedTensor, [rows, columns of all keys].
+        inverse: [keys, samples], by name.
+    """
+    names, indices = inverse
+    columns = output.values().split(output.length_per_key(), dim=1)
+    # TorchRec names what is looked up in several tables "feature@table".
+    rows = [indices[names.index(name.partition("@")[0])] for name in output.keys()]  # noqa: SIM118
+    values = torch.cat([c.index_select(0, r) for c, r in zip(columns, rows, strict=True)], dim=1)
+    return KeyedTensor(output.keys(), output.length_per_key(), values)

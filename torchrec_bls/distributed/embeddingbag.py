@@ -23,6 +23,7 @@ from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder
@@ -64,10 +65,12 @@ class BLSEmbeddingBagCollection(
         module_fqn: str | None,
         **kwargs: Any,
     ) -> None:
+        check_device(kwargs.get("device"))
         self._init_bounded_lag(
             config, env.process_group, module_fqn, module.embedding_bag_configs(), params
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
+        load_initial_weights(self, module)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)

@@ -80,6 +80,11 @@ class Exchange:
         self._on_failure = on_failure or self.fail
         self._pending: deque[Pending[Any]] = deque()
 
+    @property
+    def bound(self) -> int:
+        """Iterations that ranks may be apart."""
+        return self._config.bound
+
     def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
 

@@ -80,9 +80,11 @@ class Model(nn.Module):
         return result
 
 
-def sharded(kind: Kind, sharding: str, sharder: ModuleSharder[Any]) -> DistributedModelParallel:
+def sharded(
+    kind: Kind, sharding: str, sharder: ModuleSharder[Any], nodes: int = 1
+) -> DistributedModelParallel:
     module = kind.module()
-    plan = make_plan(module, sharding_types(kind, sharding, 1), sharder)
+    plan = make_plan(module, sharding_types(kind, sharding, nodes), sharder, nodes)
     return shard_model(Model(module), {"embeddings": plan}, [sharder])
 
 
@@ -123,7 +125,7 @@ def refuse_all_to_alls(*_: Any, **__: Any) -> None:
     raise AssertionError("a bounded-lag module needs no exchange of the process group")
 
 
-def train_both(rank: int, kind: Kind, sharding: str, name: str) -> None:
+def train_in_pipelines(rank: int, kind: Kind, sharding: str, name: str) -> None:
     fused = OPTIMIZERS["rowwise-adagrad"]
     theirs = sharded(kind, sharding, kind.torchrec_sharder(fused))
     ours = sharded(kind, sharding, kind.bls_sharder(BLSConfig(deadline=30), fused))
@@ -149,7 +151,7 @@ def train_both(rank: int, kind: Kind, sharding: str, name: str) -> None:
 def test_outputs_weights_and_optimizer_states_are_torchrecs(
     kind: str, sharding: str, name: str
 ) -> None:
-    run(2, train_both, KINDS[kind], sharding, name)
+    run(2, train_in_pipelines, KINDS[kind], sharding, name)
 
 
 class TwoModules(nn.Module):

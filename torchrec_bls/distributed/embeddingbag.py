@@ -25,6 +25,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
 from torchrec_bls.distributed.module import BoundedLagModule
+from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder
 from torchrec_bls.distributed.tables import sums_rows
@@ -150,6 +151,18 @@ class BLSEmbeddingBagCollection(
             embedding_dims=self._embedding_dims,
             embedding_names=self._embedding_names,
         )
+
+    def update_shards(
+        self,
+        changed_sharding_params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None,
+    ) -> None:
+        """Moves shards, with their optimizer states; DistributedModelParallel.reshard calls it.
+
+        The arguments and errors are those of `reshard`.
+        """
+        reshard(self, changed_sharding_params, env, device)
 
     def _only_sums_rows(self, ctx: Any, input: Any) -> bool:
         mean_pooling: bool = self._has_mean_pooling_callback

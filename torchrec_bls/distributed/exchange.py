@@ -85,6 +85,11 @@ class Exchange:
         """Iterations that ranks may be apart."""
         return self._config.bound
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a post is not completed yet."""
+        return bool(self._pending)
+
     def open(self, message_bytes: int, batch: int) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
 

@@ -63,6 +63,17 @@ class BoundedLagModule:
             if exchange.channel is not None
         }
 
+    @property
+    def under_way(self) -> bool:
+        """Whether exchanges of this rank are posted and not waited for."""
+        return any(exchange.under_way for exchange in self._bls_exchanges.values())
+
+    def forget_plan(self, agreement: Agreement) -> None:
+        """Derives nothing more from the plan so far, and compares `agreement` at the next batch."""
+        self._bls_agreement = agreement
+        self._bls_routes = None
+        self._bls_tables = None
+
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
         if not self._bls_agreement.reached:

@@ -20,6 +20,7 @@ from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedSequenceOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
+from torchrec_bls.distributed.inference import outside_inference_mode
 from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
@@ -86,6 +87,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             unbucketize_permute_tensor=route.unbucketize_permute,
         )
 
+    @outside_inference_mode
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts; see TorchRec, which cannot do batches without samples."""
         features = ctx.sharding_contexts[0].features_before_input_dist

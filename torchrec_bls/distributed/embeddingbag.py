@@ -23,6 +23,7 @@ from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.inference import outside_inference_mode
 from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.reshard import reshard
@@ -133,6 +134,7 @@ class BLSEmbeddingBagCollection(
         ctx.divisor = torch.ones(())
         return awaitable
 
+    @outside_inference_mode
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts; see TorchRec."""
         if not self._only_sums_rows(ctx, input):

@@ -107,6 +107,11 @@ class BoundedLagModule:
                 self._bls_config.codecs is not None,
             )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *input: Any, **kwargs: Any) -> Any:
+        """See TorchRec; torch.compile breaks its graph here."""
+        return super().forward(*input, **kwargs)  # type: ignore[misc]
+
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Any]:
         """Posts the ids of a batch; see TorchRec.
 

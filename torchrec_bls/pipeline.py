@@ -188,7 +188,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
 
     def _rewrite(self, batch: In) -> list[BoundedLagForward]:
         # TorchRec's tracing finds how each sharded module's input comes from the batch.
-        originals = {id(m): m.forward for m in self._modules.values()}  # type: ignore[attr-defined]
+        originals = {id(m): m.forward for m in self._modules.values()}
         rewritten, *_, left_out = _rewrite_model(
             self._model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
         )

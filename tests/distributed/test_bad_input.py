@@ -8,6 +8,7 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import set_ec_index_dedup
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
@@ -326,3 +327,15 @@ def outgrow_the_slots(rank: int) -> None:
 
 def test_messages_that_outgrow_the_slots_of_the_first_batch_arrive_with_a_warning() -> None:
     run(2, outgrow_the_slots)
+
+
+def ask_for_dedup(rank: int) -> None:
+    with pytest.raises(ValueError, match=r"use_index_dedup.*no kernel for the CPU"):
+        BLSEmbeddingCollectionSharder(BLSConfig(), use_index_dedup=True)
+    set_ec_index_dedup(True)
+    with pytest.raises(ValueError, match=r"no kernel for the CPU.*set_ec_index_dedup\(False\)"):
+        sharded(EC)
+
+
+def test_deduplication_of_ids_is_refused_with_the_reason() -> None:
+    run(1, ask_for_dedup)

@@ -3,7 +3,11 @@
 from typing import Any
 
 import torch
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding import (
+    EmbeddingCollectionSharder,
+    ShardedEmbeddingCollection,
+    get_ec_index_dedup,
+)
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import (
@@ -27,6 +31,11 @@ from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder
 from torchrec_bls.distributed.tables import copies_rows
 
+_NO_DEDUP = (
+    "ids can't be deduplicated (use_index_dedup): FBGEMM does that on GPUs alone, its "
+    "jagged_unique_indices has no kernel for the CPU. Leave it off"
+)
+
 
 class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # type: ignore[misc]
     """TorchRec's ShardedEmbeddingCollection with its all-to-alls through bounded-lag channels."""
@@ -40,6 +49,8 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         module_fqn: str | None,
         **kwargs: Any,
     ) -> None:
+        if get_ec_index_dedup():
+            raise ValueError(f"{_NO_DEDUP}: set_ec_index_dedup(False)")
         check_device(kwargs.get("device"))
         self._init_bounded_lag(
             config, env.process_group, module_fqn, module.embedding_configs(), params
@@ -212,8 +223,16 @@ class BLSEmbeddingCollectionSharder(
 ):
     """Shards EmbeddingCollections table-, row- or column-wise with bounded-lag exchanges.
 
-    The arguments are those of BoundedLagSharder.
+    The arguments are those of BoundedLagSharder, and `use_index_dedup` as in TorchRec.
+
+    Raises:
+        ValueError: `use_index_dedup` is asked for, which needs a GPU.
     """
+
+    def __init__(self, *args: Any, use_index_dedup: bool = False, **kwargs: Any) -> None:
+        if use_index_dedup:
+            raise ValueError(_NO_DEDUP)
+        super().__init__(*args, **kwargs)
 
     _sharding_types = (
         ShardingType.TABLE_WISE.value,

@@ -53,7 +53,7 @@ def main() -> None:
     """Runs ten batches on every rank, up to two iterations apart."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    torch.manual_seed(0)  # load your weights instead, as with TorchRec's own sharders
+    torch.manual_seed(0)  # or load your weights into the model before it is sharded
     model = DistributedModelParallel(
         Model(),
         device=CPU,

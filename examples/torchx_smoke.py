@@ -56,21 +56,13 @@ def shard(collection: EmbeddingBagCollection) -> DistributedModelParallel:
         device_type="cpu",
     )
     assert dist.group.WORLD is not None
-    model = DistributedModelParallel(
+    return DistributedModelParallel(
         collection,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=CPU,
         plan=ShardingPlan({"": plan}),
         sharders=[sharder],
     )
-    # TorchRec starts the shards of an EmbeddingBagCollection on the CPU from new random weights.
-    whole = collection.state_dict()
-    for name, sharded in model.state_dict().items():
-        for part in sharded.local_shards():
-            row, column = part.metadata.shard_offsets
-            rows, columns = part.metadata.shard_sizes
-            part.tensor.copy_(whole[name][row : row + rows, column : column + columns])
-    return model
 
 
 def make_batch(step: int) -> KeyedJaggedTensor:

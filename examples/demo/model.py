@@ -14,7 +14,7 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardedTensor, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -86,7 +86,7 @@ def sharding_plan(model: DlrmOnBatches, sharder: Any, ranks: int) -> ShardingPla
 
 def shard_model(model: DlrmOnBatches, sharder: Any, ranks: int) -> DistributedModelParallel:
     """Shards the model for inference, with the weights it has."""
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = model.state_dict()
     sharded = DistributedModelParallel(
         model,
         device=torch.device("cpu"),
@@ -94,22 +94,5 @@ def shard_model(model: DlrmOnBatches, sharder: Any, ranks: int) -> DistributedMo
         sharders=[sharder],
         init_data_parallel=False,
     )
-    load_weights(sharded, weights)
+    sharded.load_state_dict(weights)  # on CPU TorchRec's own sharders leave pooled shards random
     return sharded.eval()
-
-
-def load_weights(sharded: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Copies whole weights into the shards; on CPU TorchRec leaves pooled shards random."""
-    for name, value in sharded.state_dict().items():
-        whole = weights[name]
-        if isinstance(value, ShardedTensor):
-            for shard in value.local_shards():
-                region = tuple(
-                    slice(offset, offset + size)
-                    for offset, size in zip(
-                        shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True
-                    )
-                )
-                shard.tensor.detach().copy_(whole[region])
-        else:
-            value.detach().copy_(whole)

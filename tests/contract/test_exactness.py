@@ -8,7 +8,9 @@ import torchrec
 from torchrec.models.dlrm import DLRMTrain
 
 from tests.distributed.test_exactness import KINDS, compare_with_torchrec
-from tests.distributed.test_pipeline import pipe_dlrm, use_torchrecs_pipeline
+from tests.distributed.test_pipeline import pipe_dlrm
+from tests.distributed.test_reshard import MOVES, reshard_while_training
+from tests.distributed.test_torchrec_pipelines import PIPELINES, train_in_pipelines
 from tests.distributed.test_training import train_both
 from tests.processes import run
 
@@ -41,5 +43,12 @@ def test_pipeline() -> None:
     run(2, pipe_dlrm, DLRMTrain)
 
 
-def test_torchrecs_pipeline_is_refused() -> None:
-    run(2, use_torchrecs_pipeline)
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchrecs_pipelines(kind: str, name: str) -> None:
+    run(2, train_in_pipelines, KINDS[kind], "mixed", name)
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_resharding(move: str) -> None:
+    run(2, reshard_while_training, KINDS["ebc"], move, "rowwise-adagrad")

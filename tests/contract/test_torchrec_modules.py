@@ -356,3 +356,9 @@ def a_forward_is_its_stages(rank: int, kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forward_is_its_stages(kind: str) -> None:
     run(2, a_forward_is_its_stages, KINDS[kind])
+
+
+def test_ids_are_deduplicated_on_gpus_alone() -> None:
+    # The day there is a kernel, use_index_dedup need not be refused.
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert not has_kernel("fbgemm::jagged_unique_indices", "CPU")

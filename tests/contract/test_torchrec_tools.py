@@ -11,11 +11,16 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.dist_data import KJTAllToAll
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionContext,
+    EmbeddingBagCollectionSharder,
+)
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.train_pipeline.utils import (
+    _fuse_input_dist_splits,
     _override_input_dist_forwards,
     _rewrite_model,
 )
@@ -155,7 +160,7 @@ def test_changed_inputs_are_left_out_and_repeated_calls_are_repeated() -> None:
 
 
 def test_pipelines_replace_the_forward_of_an_all_to_all() -> None:
-    # Which BoundedLagIdsDist refuses; it is asked for the class first.
+    # Which BoundedLagIdsDist ignores; it is asked for the class first.
     class AllToAll(KJTAllToAll):
         def __init__(self) -> None:
             nn.Module.__init__(self)
@@ -168,3 +173,28 @@ def test_pipelines_replace_the_forward_of_an_all_to_all() -> None:
     module = SimpleNamespace(named_modules=lambda: [("", owner)])
     _override_input_dist_forwards([module])
     assert "forward" in vars(inner)
+
+
+class Ids(Awaitable):  # type: ignore[misc]
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._result = result
+
+    def _wait_impl(self) -> Any:
+        return self._result
+
+
+def test_pipelines_take_awaitables_that_need_no_splits() -> None:
+    module_ids = KeyedJaggedTensor(["f"], torch.tensor([7]), None, torch.tensor([1]))
+    context = EmbeddingBagCollectionContext(sharding_contexts=[SimpleNamespace()])
+    request = KJTListSplitsAwaitable([Ids(Ids(module_ids))], ctx=None)
+    pipeline = TrainPipelineContext(
+        input_dist_splits_requests={"module": request},
+        module_contexts={"module": context},
+        version=1,
+    )
+    _fuse_input_dist_splits(pipeline)
+    [(names, fused)] = pipeline.fused_splits_awaitables
+    [tensors] = fused.wait()
+    [arrived] = tensors.wait()
+    assert names == ["module"] and arrived is module_ids

@@ -44,6 +44,7 @@ from torchrec_bls import (
     BLSEmbeddingBagCollectionSharder,
     BLSEmbeddingCollectionSharder,
 )
+from torchrec_bls.distributed.sharder import BoundedLagSharder
 
 CPU = torch.device("cpu")
 SGD = {"learning_rate": 0.1}
@@ -228,7 +229,7 @@ def shard(
 def shard_model(
     model: nn.Module, plans: dict[str, Any], sharders: list[ModuleSharder[Any]]
 ) -> DistributedModelParallel:
-    """Shards `model` and gives the shards the weights it had."""
+    """Shards `model`; gives TorchRec's own shards, too, the weights it had."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sharded = DistributedModelParallel(
         copy.deepcopy(model),
@@ -237,10 +238,11 @@ def shard_model(
         plan=ShardingPlan(plans),
         sharders=sharders,
     )
-    for name, (rows, columns, shard) in local_shards(sharded).items():
-        shard.copy_(weights[name.partition(" ")[0]][rows, columns])
-    for name, replica in replicas(sharded).items():
-        replica.copy_(weights[name])
+    if not all(isinstance(sharder, BoundedLagSharder) for sharder in sharders):
+        for name, (rows, columns, shard) in local_shards(sharded).items():
+            shard.copy_(weights[name.partition(" ")[0]][rows, columns])
+        for name, replica in replicas(sharded).items():
+            replica.copy_(weights[name])
     return sharded
 
 

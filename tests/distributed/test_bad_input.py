@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchrec import KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import set_ec_index_dedup
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
@@ -444,3 +445,15 @@ def shard_differently(rank: int, changes: dict[str, Any], message: str) -> None:
 )
 def test_ranks_need_one_plan(changes: dict[str, Any], message: str) -> None:
     run(3, shard_differently, changes, message)
+
+
+def ask_for_dedup(rank: int) -> None:
+    with pytest.raises(ValueError, match=r"use_index_dedup.*no kernel for the CPU"):
+        BLSEmbeddingCollectionSharder(BLSConfig(), use_index_dedup=True)
+    set_ec_index_dedup(True)
+    with pytest.raises(ValueError, match=r"no kernel for the CPU.*set_ec_index_dedup\(False\)"):
+        sharded(EC)
+
+
+def test_deduplication_of_ids_is_refused_with_the_reason() -> None:
+    run(1, ask_for_dedup)

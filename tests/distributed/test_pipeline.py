@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.models.dlrm import DLRM, DLRMTrain
 
@@ -344,24 +343,6 @@ def call_twice(rank: int) -> str:
 def test_a_model_that_calls_an_embedding_module_twice_is_refused() -> None:
     for message in run(2, call_twice):
         assert "the model calls ['embeddings'] more than once in a forward" in message
-
-
-class WithLoss(TwoCalls):
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        values = self.embeddings(batch.sparse_features).values()
-        return values.sum(), values
-
-
-def use_torchrecs_pipeline(rank: int) -> None:
-    model = sharded_in(WithLoss, bound=0)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"a TorchRec pipeline tried .*: use BoundedLagPipeline"):
-        pipeline.progress(iter([make_batch(rank, step) for step in range(4)]))
-
-
-def test_torchrecs_own_pipeline_is_refused() -> None:
-    run(2, use_torchrecs_pipeline)
 
 
 def test_the_pipeline_is_one_of_torchrecs() -> None:

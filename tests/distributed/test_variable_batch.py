@@ -184,7 +184,7 @@ def change_the_order_of_inverse_indices(rank: int) -> None:
         arrived(model(Batch(first)))
         torch.distributed.barrier()
         with pytest.raises(ValueError, match=r"inverse_indices are given for \['f4', .*the same"):
-            model(Batch(second))
+            arrived(model(Batch(second)))
 
 
 def test_inverse_indices_may_not_change_their_order() -> None:

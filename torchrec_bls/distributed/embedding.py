@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding import (
+    EmbeddingCollectionSharder,
+    ShardedEmbeddingCollection,
+    get_ec_index_dedup,
+)
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import (
@@ -21,10 +25,16 @@ from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedSequenceOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
+from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.tables import copies_rows
+
+_NO_DEDUP = (
+    "ids can't be deduplicated (use_index_dedup): FBGEMM does that on GPUs alone, its "
+    "jagged_unique_indices has no kernel for the CPU. Leave it off"
+)
 
 
 class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # type: ignore[misc]
@@ -39,10 +49,15 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         module_fqn: str | None,
         **kwargs: Any,
     ) -> None:
+        if get_ec_index_dedup():
+            raise ValueError(f"{_NO_DEDUP}: set_ec_index_dedup(False)")
+        check_device(kwargs.get("device"))
         self._init_bounded_lag(
             config, sharding_group(env), module_fqn, module.embedding_configs(), params, False
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
+        if module.device.type == "meta":
+            load_initial_weights(self, module)  # otherwise TorchRec has done so
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)
@@ -213,8 +228,16 @@ class BLSEmbeddingCollectionSharder(
 ):
     """Shards EmbeddingCollections table-, row- or column-wise with bounded-lag exchanges.
 
-    The arguments are those of BoundedLagSharder.
+    The arguments are those of BoundedLagSharder, and `use_index_dedup` as in TorchRec.
+
+    Raises:
+        ValueError: `use_index_dedup` is asked for, which needs a GPU.
     """
+
+    def __init__(self, *args: Any, use_index_dedup: bool = False, **kwargs: Any) -> None:
+        if use_index_dedup:
+            raise ValueError(_NO_DEDUP)
+        super().__init__(*args, **kwargs)
 
     _sharding_types = (
         ShardingType.TABLE_WISE.value,

@@ -30,8 +30,10 @@ from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
 from torchrec_bls.distributed.input_check import CheckedBatch
 from torchrec_bls.distributed.module import BoundedLagModule
+from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.tables import sums_rows
@@ -78,6 +80,7 @@ class BLSEmbeddingBagCollection(
         module_fqn: str | None,
         **kwargs: Any,
     ) -> None:
+        check_device(kwargs.get("device"))
         self._init_bounded_lag(
             config,
             sharding_group(env),
@@ -87,6 +90,7 @@ class BLSEmbeddingBagCollection(
             module.is_weighted(),
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
+        load_initial_weights(self, module)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)
@@ -179,6 +183,18 @@ class BLSEmbeddingBagCollection(
             embedding_dims=self._embedding_dims,
             embedding_names=self._embedding_names,
         )
+
+    def update_shards(
+        self,
+        changed_sharding_params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None,
+    ) -> None:
+        """Moves shards, with their optimizer states; DistributedModelParallel.reshard calls it.
+
+        The arguments and errors are those of `reshard`.
+        """
+        reshard(self, changed_sharding_params, env, device)
 
     def _only_sums_rows(self, ctx: Any, input: Any) -> bool:
         mean_pooling: bool = self._has_mean_pooling_callback

@@ -123,6 +123,16 @@ class Exchange:
         # them.
         self._retired: deque[tuple[BoundedLagChannel, int]] = deque()
 
+    @property
+    def bound(self) -> int:
+        """Iterations that ranks may be apart."""
+        return self._config.bound
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a post is not completed yet."""
+        return bool(self._pending)
+
     def open(self, message_bytes: int, batch: int, slot_bytes: int = 0) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
 

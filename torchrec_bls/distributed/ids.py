@@ -177,13 +177,20 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         self._count_keys = count_keys
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses what TorchRec's own pipelines do to KJTAllToAll: replace its forward."""
-        if name == "forward":
+        """Keeps the forward, which TorchRec's pipelines replace to fuse the exchanges of splits.
+
+        There is none here, and they take an awaitable without one as it is.
+
+        Raises:
+            ValueError: the bound is not 0. Their depth is fixed.
+        """
+        if name != "forward":
+            super().__setattr__(name, value)
+        elif self._exchange.bound > 0:
             raise ValueError(
-                "a TorchRec pipeline tried to replace the ids exchange of a bounded-lag module by "
-                "its own, which needs more messages and no bound: use BoundedLagPipeline"
+                f"a TorchRec pipeline runs a module of bound {self._exchange.bound}, but has a "
+                "depth of its own: use BoundedLagPipeline, or BLSConfig(bound=0)"
             )
-        super().__setattr__(name, value)
 
     def forward(self, ids: KeyedJaggedTensor) -> IdsAwaitable:
         """Posts `ids` and returns the awaitable of the awaitable of this rank's share."""

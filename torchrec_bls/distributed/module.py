@@ -20,6 +20,7 @@ from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.exchange import Exchange
 from torchrec_bls.distributed.ids import BoundedLagIdsDist, IdsLayout
 from torchrec_bls.distributed.ids_note import IdsNote
+from torchrec_bls.distributed.inference import outside_inference_mode
 from torchrec_bls.distributed.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.own_input_dist import OwnInputDist
 from torchrec_bls.distributed.refusals import Calls, RefusedEmbeddings, take_part_in_the_rest
@@ -75,6 +76,17 @@ class BoundedLagModule(OwnInputDist):
             if exchange.channel is not None
         }
 
+    @property
+    def under_way(self) -> bool:
+        """Whether exchanges of this rank are posted and not waited for."""
+        return any(exchange.under_way for exchange in self._bls_exchanges.values())
+
+    def forget_plan(self, agreement: Agreement) -> None:
+        """Derives nothing more from the plan so far, and compares `agreement` at the next batch."""
+        self._bls_agreement = agreement
+        self._bls_routes = None
+        self._bls_tables = None
+
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
         if not self._bls_agreement.reached:
@@ -118,6 +130,11 @@ class BoundedLagModule(OwnInputDist):
                 lambda: self._bls_note,
                 self._bls_config.codecs is not None,
             )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *input: Any, **kwargs: Any) -> Any:
+        """See TorchRec; torch.compile breaks its graph here."""
+        return super().forward(*input, **kwargs)  # type: ignore[misc]
 
     def input_dist(self, ctx: Any, features: object) -> Awaitable[Any]:
         """Posts the ids of a batch; see TorchRec.
@@ -195,6 +212,7 @@ class BoundedLagModule(OwnInputDist):
         with self._all_or_none("posting ids"):
             return self._post_ids(ctx, batch)
 
+    @outside_inference_mode
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts the embeddings; see TorchRec."""
         with self._all_or_none("lookup"):

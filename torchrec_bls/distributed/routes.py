@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -74,12 +75,17 @@ def plan_routes(
     return routes
 
 
-class RoutedIdsAwaitable(ExchangeAwaitable["RoutedIdsAwaitable"]):
-    """First wait of routed input dists: nothing; the second is that of RoutedTensorsAwaitable."""
+class RoutedIdsAwaitable(
+    ExchangeAwaitable["RoutedTensorsAwaitable"],
+    KJTListSplitsAwaitable[None],  # type: ignore[misc]
+):
+    """First wait of routed input dists: nothing; the second is that of RoutedTensorsAwaitable.
+
+    TorchRec's pipelines take `awaitables` and other attributes of the class for waits of their own.
+    """
 
     def __init__(self, awaitables: list[IdsAwaitable]) -> None:
-        super().__init__()
-        self.awaitables = awaitables
+        super().__init__(awaitables, ctx=None)
 
     def _wait_impl(self) -> "RoutedTensorsAwaitable":
         return RoutedTensorsAwaitable(self.awaitables)

@@ -1,0 +1,167 @@
+"""Bounded-lag modules within torch.compile, torch.inference_mode and torch.autocast."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.types import ModuleSharder
+from torchrec.modules.embedding_configs import DataType
+
+from tests.distributed.models import (
+    EBC,
+    EC,
+    WEIGHTED,
+    Batch,
+    Kind,
+    SparseOnly,
+    arrived,
+    assert_same_bits,
+    flatten,
+    make_ids,
+    make_plan,
+    shard,
+    shard_model,
+    sharding_types,
+)
+from tests.distributed.test_training import loss_of, state_of
+from tests.processes import run
+from torchrec_bls import BLSConfig, BoundedLagPipeline
+
+KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+CONFIG = BLSConfig(deadline=60)
+
+
+class Dense(nn.Module):
+    """Something to compile on both sides of the embeddings."""
+
+    def __init__(self, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        torch.manual_seed(1)
+        self.scale = nn.Parameter(torch.rand(1))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        scale = torch.sigmoid(self.scale) + 1
+        embeddings = arrived(self.embeddings(batch.ids))
+        return torch.tanh(loss_of(embeddings) * scale) + scale
+
+
+def train(model: nn.Module, kind: Kind, rank: int) -> list[torch.Tensor]:
+    outputs = []
+    for step in range(4):
+        batch = Batch(make_ids(kind, 100 * rank + step, 4 + step % 2))
+        with torch.no_grad():
+            outputs.append(model(batch))
+        output = model(batch)
+        output.sum().backward()
+        outputs.append(output.detach())
+    return outputs
+
+
+def compile_model(rank: int, kind: Kind) -> None:
+    eager, model = (dense(kind, kind.bls_sharder(CONFIG)) for _ in range(2))
+    expected = train(eager, kind, rank)
+    outputs = train(torch.compile(model, backend="eager"), kind, rank)
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(output, wanted)
+    assert_same_bits(state_of(model), state_of(eager))
+
+
+def dense(kind: Kind, sharder: ModuleSharder[Any]) -> DistributedModelParallel:
+    module = kind.module()
+    plan = make_plan(module, sharding_types(kind, "mixed", 1), sharder)
+    return shard_model(Dense(module), {"embeddings": plan}, [sharder])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_model_computes_and_trains_as_an_eager_one(kind: str) -> None:
+    run(2, compile_model, KINDS[kind], deadline=240)
+
+
+def forward_in_inference_mode(rank: int, kind: Kind) -> None:
+    batches = [Batch(make_ids(kind, 100 * rank + step, 4)) for step in range(5)]
+    with torch.no_grad():
+        theirs = shard(kind, "mixed", kind.torchrec_sharder())
+        expected = [flatten(theirs(batch)) for batch in batches]
+    model = shard(kind, "mixed", kind.bls_sharder(CONFIG))
+    with torch.inference_mode():
+        for batch, wanted in zip(batches, expected, strict=True):
+            assert_same_bits(flatten(model(batch)), wanted)
+    piped = shard(kind, "mixed", kind.bls_sharder(BLSConfig(bound=1, deadline=60)))
+    pipeline, data = BoundedLagPipeline(piped), iter(batches)
+    with torch.inference_mode():
+        for wanted in expected:
+            assert_same_bits(flatten(pipeline.progress(data)), wanted)
+    # Nothing of it is left to training.
+    loss_of(arrived(model(batches[0]))).backward()
+    loss_of(arrived(theirs(batches[0]))).backward()
+    assert_same_bits(state_of(model), state_of(theirs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_mode(kind: str) -> None:
+    run(2, forward_in_inference_mode, KINDS[kind])
+
+
+def of_data_type(kind: Kind, data_type: DataType) -> nn.Module:
+    module: Any = kind.module()
+    if isinstance(module, EmbeddingCollection):
+        configs: Any = module.embedding_configs()
+        collection: Callable[..., nn.Module] = EmbeddingCollection
+    else:
+        configs, collection = module.embedding_bag_configs(), EmbeddingBagCollection
+    for config in configs:
+        config.data_type = data_type
+    torch.manual_seed(0)
+    arguments = {"is_weighted": True} if kind.name == "weighted" else {}
+    return collection(tables=configs, **arguments)
+
+
+def compare_under(
+    rank: int, kind: Kind, data_type: DataType, mode: AbstractContextManager[Any]
+) -> None:
+    outputs: list[list[dict[str, torch.Tensor]]] = []
+    states = []
+    for sharder in (kind.torchrec_sharder(), kind.bls_sharder(CONFIG)):
+        module = of_data_type(kind, data_type)
+        plan = make_plan(module, sharding_types(kind, "mixed", 1), sharder)
+        model = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+        outputs.append([])
+        for step in range(3):
+            batch = Batch(make_ids(kind, 100 * rank + step, 4))
+            with mode:
+                with torch.no_grad():
+                    outputs[-1].append(as_float(flatten(model(batch))))
+                output = arrived(model(batch))
+                loss = loss_of(output)
+            loss.float().backward()
+            outputs[-1].append(as_float(flatten(output)))
+        states.append(as_float(state_of(model)))
+    theirs, ours = outputs
+    for output, wanted in zip(ours, theirs, strict=True):
+        assert_same_bits(output, wanted)
+    assert_same_bits(states[1], states[0])
+
+
+def as_float(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Keeps all bits; the name says what they were."""
+    return {
+        f"{name} {t.dtype}": t.float() if t.is_floating_point() else t
+        for name, t in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_gives_torchrecs_bits(kind: str) -> None:
+    mode = torch.autocast("cpu", dtype=torch.bfloat16)
+    run(2, compare_under, KINDS[kind], DataType.FP32, mode)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_half_precision_give_torchrecs_bits(kind: str) -> None:
+    run(2, compare_under, KINDS[kind], DataType.FP16, torch.enable_grad())

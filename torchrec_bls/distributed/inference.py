@@ -1,0 +1,23 @@
+"""Lookups under torch.inference_mode."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+
+def outside_inference_mode(look_up: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a method that calls FBGEMM, whose lookups on CPU are found by their autograd key.
+
+    Inference mode takes it away; without gradients the results are the same.
+    """
+
+    @wraps(look_up)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return look_up(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return look_up(*args, **kwargs)
+
+    return call

@@ -38,6 +38,11 @@ class TransportError(BLSError):
     and what to do."""
 
 
+def named(error: BaseException) -> str:
+    """Returns the type and the text of `error`, to tell other ranks."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 class PipelineError(BLSError):
     """The model raised in a pipeline; ``iteration`` says for which batch, ``__cause__`` what."""
 

@@ -17,6 +17,7 @@ from tests.faults.faults import (
     NeverCome,
     Nothing,
     Patch,
+    PressCtrlC,
     Raise,
     Replay,
     SignalStore,
@@ -25,7 +26,7 @@ from tests.faults.faults import (
     UseUpDescriptors,
     another_host,
 )
-from tests.faults.plays import pipeline
+from tests.faults.plays import leave_unread, pipeline
 from tests.faults.row import Row
 
 NEVER = 3600.0
@@ -130,7 +131,7 @@ LEAVING = [
         hold_longer=0.3,
         end="ChannelClosedError",
         exit_code=1,
-        words_of_struck=("another thread closed the channel during a wait",),
+        words_of_struck=("closed the channel during a wait",),
         deadline=30.0,
         within=1.0,
     ),
@@ -152,6 +153,31 @@ LEAVING = [
         for thread_waits, and_thread in ((False, ""), (True, " and a thread in wait"))
     ),
     Row("two ranks post large messages to each other", Nothing(), world=2, items=LARGE),
+]
+
+_interrupted = Row(
+    "",
+    PressCtrlC(after=0.3),
+    errors=("PoisonedError",),
+    words=("because rank 1 failed: channel 'exchange' on rank 1, sequence ", "KeyboardInterrupt"),
+    end="KeyboardInterrupt",
+    exit_code=1,
+    deadline=30.0,
+    within=1.0,
+)
+INTERRUPTS = [
+    # It strikes before, in or after the native call.
+    replace(_interrupted, name="SIGINT in post", fault=PressCtrlC(after=0.001), items=LARGE),
+    replace(_interrupted, name="SIGINT in wait", moment="wait", bound=0, held="post"),
+    replace(
+        _interrupted,
+        name="SIGINT in close",
+        moment="close",
+        held="close",
+        hold_longer=0.3,
+        play=leave_unread,
+        items=LARGE,
+    ),
 ]
 
 _damaged = Row(
@@ -268,6 +294,16 @@ CREATION = [
         words=("ranks [1] did not come to phase 'terms'", "must create the channel"),
         end=None,
         exit_code=0,
+    ),
+    replace(
+        _setup,
+        name="SIGINT in the rendezvous",
+        fault=PressCtrlC(after=0.3),
+        held="create",
+        words=("rank 1 could not set it up: channel 'exchange' on rank 1: KeyboardInterrupt",),
+        end="KeyboardInterrupt",
+        deadline=30.0,
+        within=1.0,
     ),
     *(
         replace(
@@ -428,10 +464,19 @@ TWO_SIDED = [
         arguments=(("transport", "c10d"),),
         **(_STOPPED_TWO_SIDED if row in DELAY and row.errors else {}),
     )
-    for row in (*DEATH, *DELAY, *LEAVING, *LATER)
+    for row in (*DEATH, *DELAY, *LEAVING, *INTERRUPTS, *LATER)
     if row.world < 8
     and "SIGKILL before a large message" not in row.name
     and not isinstance(row.fault, (UseUpDescriptors, SmallSharedMemory))
 ]
 
-MATRIX: list[Row] = [*DEATH, *DELAY, *LEAVING, *DAMAGE, *CREATION, *LATER, *TWO_SIDED]
+MATRIX: list[Row] = [
+    *DEATH,
+    *DELAY,
+    *LEAVING,
+    *INTERRUPTS,
+    *DAMAGE,
+    *CREATION,
+    *LATER,
+    *TWO_SIDED,
+]

@@ -85,8 +85,8 @@ class Row:
         exit_code: of the struck rank.
         words_of_struck: that the text of the struck rank's own error holds.
         play: what the ranks do.
-        moment: "create", "post", "wait", "read" or, for models, "forward", "output" (what the model
-            returned is not waited for yet) or "between".
+        moment: "create", "post", "wait", "read", "close" or, for models, "forward", "output"
+            (what the model returned is not waited for yet) or "between".
         rank: that the fault strikes.
         iteration: in which.
         held: the moment of that iteration at which the others wait for the fault; None if they run.

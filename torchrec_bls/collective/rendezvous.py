@@ -149,7 +149,8 @@ class Rendezvous:
     def _waiting_store(self) -> Store:
         """A connection of its own: on one that waits nothing can be told."""
         with suppress(RuntimeError):  # no descriptors, or the store is gone, which its use will say
-            return self._store.clone()
+            own: Store = self._store.clone()  # type: ignore[attr-defined]
+            return own
         return self._store
 
     def _key(self, phase: str, rank: int | str) -> str:

@@ -27,9 +27,10 @@ from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportErro
 
 # Deadlines are the channel's. One of gloo ends all of a group's connections.
 _FOREVER = timedelta(days=10_000)
-# Seconds that telling others of a failure may take, and that a failed exchange may take to end
-# after a peer is gone.
+# Seconds that telling others of a failure may take, of these in the call that fails, and that a
+# failed exchange may take to end after a peer is gone.
 _TELLING = 0.5
+_TELLING_IN_CALL = 0.1
 _SETTLING = 1.0
 _LINE = 64  # bytes of a cache line, of which slots are multiples
 # Between two looks at something that no event announces, in rare moments.
@@ -95,6 +96,7 @@ class TwoSidedMessenger:
         self._started = 0
         self._finished = 0
         self._knowing_poison: set[int] = set()
+        self._teller: threading.Thread | None = None
         self._notes: SimpleQueue[tuple[dist.Work, torch.Tensor] | None] = SimpleQueue()
         # Memory of messages larger than a slot, by peer and slot.
         self._exposed: dict[tuple[int, int], torch.Tensor] = {}
@@ -196,11 +198,13 @@ class TwoSidedMessenger:
         self._tell(peer, _ASKED)
 
     def spread_poison(self, origin: int, message: bytes) -> None:
-        """Tells all peers that a rank failed, and returns when they know or do not listen."""
+        """Tells all peers that a rank failed. Mostly they know when it returns; `leave` waits longer
+        for those that are slow."""
         if self._left:
             return  # nobody listens any more
         # A signal that comes meanwhile does not keep it from the rest.
-        self._start(partial(self._tell_poison, origin, message), "poison").join()
+        self._teller = self._start(partial(self._tell_poison, origin, message), "poison")
+        self._teller.join(_TELLING_IN_CALL)
 
     def _tell_poison(self, origin: int, message: bytes) -> None:
         for peer in self._peers:
@@ -230,6 +234,8 @@ class TwoSidedMessenger:
     def leave(self) -> None:
         """Tells all peers that no note follows, and ends this rank's threads but its listeners,
         which hear the peers out."""
+        if self._teller is not None:
+            self._teller.join()
         self._left = True
         for peer in self._peers:
             self._tell(peer, _LEFT)

@@ -198,8 +198,8 @@ class TwoSidedMessenger:
         self._tell(peer, _ASKED)
 
     def spread_poison(self, origin: int, message: bytes) -> None:
-        """Tells all peers that a rank failed. Mostly they know when it returns; `leave` waits longer
-        for those that are slow."""
+        """Tells all peers that a rank failed. Mostly they know when it returns; `leave` waits
+        longer for those that are slow."""
         if self._left:
             return  # nobody listens any more
         # A signal that comes meanwhile does not keep it from the rest.

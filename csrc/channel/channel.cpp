@@ -339,16 +339,10 @@ const Arrival& Channel::wait() {
   if (polled_) transport_->progress();
   Arrival& arrival = next_wait_->arrival;
   End end;
-  try {
-    for (int step = 1; step < config_.world_size; ++step) {
-      // In the order in which the peers send to this rank.
-      const int source = config_.rank - step;
-      receive(source < 0 ? source + config_.world_size : source, arrival, end);
-    }
-  } catch (const Interruption& interruption) {
-    // What has arrived is not read, and this rank may not come back for it.
-    poison(interruption.what());
-    throw;
+  for (int step = 1; step < config_.world_size; ++step) {
+    // In the order in which the peers send to this rank.
+    const int source = config_.rank - step;
+    receive(source < 0 ? source + config_.world_size : source, arrival, end);
   }
   advance(next_wait_);
   ++completed_;
@@ -408,7 +402,8 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
     } else if (pair.pulled_for != 0 && --pair.pulled_for == 0) {
       transport_->drop(source, slot_of(*next_wait_));
     }
-  } catch (const Interruption&) {
+  } catch (const Interruption& interruption) {
+    poison(interruption.what());
     throw;
   } catch (const std::exception& error) {
     fail_unread(source, layout, error);
@@ -517,19 +512,18 @@ void Channel::release() {
   if (released_ == completed_) refuse("has nothing to release: wait for it first");
   ++released_;
   // The next message to each peer tells it.
-  if (!credit_word_needed_) return;
-  try {
-    return_credits();
-  } catch (const Interruption& interruption) {
-    poison(interruption.what());
-    throw;
-  }
+  if (credit_word_needed_) return_credits();
 }
 
 void Channel::return_credits() {
   const CallGuard guard(*this);
-  for (int source = 0; source < config_.world_size; ++source) {
-    if (source != config_.rank) transport_->return_credit(source, released_);
+  try {
+    for (int source = 0; source < config_.world_size; ++source) {
+      if (source != config_.rank) transport_->return_credit(source, released_);
+    }
+  } catch (const Interruption& interruption) {
+    poison(interruption.what());
+    throw;
   }
 }
 
@@ -600,7 +594,13 @@ void Channel::check_interrupt(const End& end) {
 void Channel::ask_interrupt() {
   // What is asked may close the channel, and must not wait for this very call to end.
   const bool in_call = in_call_.exchange(false);
-  config_.interrupt();
+  try {
+    config_.interrupt();
+  } catch (const Interruption& interruption) {
+    // What has arrived is not read, and this rank may not come back for it.
+    poison(interruption.what());
+    throw;
+  }
   if (!in_call) return;
   in_call_.store(true);
   check_running();

@@ -28,4 +28,11 @@ class ChannelError : public std::runtime_error {
   ErrorKind kind_;
 };
 
+/// Ends a call of a channel for a reason outside of it, a signal for instance. The channel fails on
+/// all ranks with the text, and what was thrown is passed on to the caller.
+class Interruption : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace bls

@@ -59,3 +59,8 @@ class PipelineError(RuntimeError):
 
 class BadBatchError(PipelineError, ValueError):
     """The batch does not fit the model."""
+
+
+def named(error: BaseException) -> str:
+    """Returns the type and the text of `error`, to tell other ranks."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

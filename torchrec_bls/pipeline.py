@@ -22,6 +22,7 @@ from torchrec_bls.errors import (
     PipelineError,
     RankFailedError,
     RendezvousError,
+    named,
 )
 from torchrec_bls.pipeline_stages import ModuleStages, RewrittenModel
 
@@ -301,7 +302,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         except RendezvousError:
             raise  # the other ranks were in it, too
         except BaseException as error:
-            message = f"{what} failed: {type(error).__name__}: {error}"
+            message = f"{what} failed: {named(error)}"
             self._fail(message)
             if isinstance(error, BLSError) or not isinstance(error, Exception):
                 raise
@@ -314,9 +315,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
 
 
 def _failed(stage: str, iteration: int, error: Exception) -> PipelineError:
-    failed = PipelineError(
-        f"{stage} of iteration {iteration} failed: {type(error).__name__}: {error}", iteration
-    )
+    failed = PipelineError(f"{stage} of iteration {iteration} failed: {named(error)}", iteration)
     failed.__cause__ = error
     return failed
 

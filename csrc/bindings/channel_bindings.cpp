@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/python_interruption.h"
 #include "bindings/transport_handle.h"
 #include "channel/channel.h"
 
@@ -52,6 +53,12 @@ uint64_t post(Channel& channel, const MessageList& list) {
 struct DeleteWithoutGil {
   void operator()(Channel* channel) const {
     const py::gil_scoped_release release;
+    try {
+      channel->close();
+    } catch (const PythonInterruption& interruption) {
+      interruption.raise_later();
+    } catch (...) {  // the peers know, and here is nobody to tell
+    }
     delete channel;
   }
 };
@@ -65,15 +72,27 @@ std::span<const View> parts_from(const Arrival& arrival, int source) {
   return arrival.parts(source);
 }
 
-py::memoryview view_of(const Arrival& arrival, int source, size_t index) {
+/// Bytes that a channel holds, and what keeps them there.
+struct OwnedView {
+  View view;
+  py::object owner;
+};
+
+/// The memory stays for as long as anything is made of the view, whatever becomes of the channel.
+py::memoryview view_of(py::object self, int source, size_t index) {
+  const auto& arrival = self.cast<const Arrival&>();
   const auto parts = parts_from(arrival, source);
   if (index >= parts.size()) {
     throw py::index_error("part " + std::to_string(index) + " of " + std::to_string(parts.size()) +
                           " from rank " + std::to_string(source));
   }
+  return py::memoryview(py::cast(OwnedView{parts[index], std::move(self)}));
+}
+
+py::buffer_info buffer_of(const OwnedView& owned) {
   // Writable because torch has no read-only tensors; the memory is this rank's own.
-  auto* data = const_cast<std::byte*>(parts[index].data);
-  return py::memoryview::from_memory(data, static_cast<py::ssize_t>(parts[index].bytes));
+  auto* data = const_cast<std::byte*>(owned.view.data);
+  return {reinterpret_cast<uint8_t*>(data), static_cast<py::ssize_t>(owned.view.bytes)};
 }
 
 }  // namespace
@@ -87,6 +106,8 @@ void bind_channel(py::module_& module) {
       .def_readonly("wait_seconds", &ChannelStats::wait_seconds)
       .def_readonly("lag_histogram", &ChannelStats::lag_histogram);
 
+  py::class_<OwnedView>(module, "View", py::buffer_protocol()).def_buffer(&buffer_of);
+
   py::class_<Arrival>(module, "Arrival")
       .def_property_readonly("sequence", &Arrival::sequence)
       .def("part_count", [](const Arrival& a, int source) { return parts_from(a, source).size(); })
@@ -97,6 +118,7 @@ void bind_channel(py::module_& module) {
                        uint32_t slots, double deadline_seconds, const std::string& name) {
              ChannelConfig config{rank, world_size, bound, slots, {}, name};
              config.deadline = milliseconds(deadline_seconds);
+             config.interrupt = SignalCheck();
              return ChannelHolder(new Channel(transport.take(), config));
            }),
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
@@ -109,6 +131,9 @@ void bind_channel(py::module_& module) {
       .def("release", &Channel::release)
       .def("poison", &Channel::poison)
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())
+      // For the owner of what the messages to this rank itself are views of.
+      .def(
+          "keep", [](Channel&, const py::object&) {}, py::keep_alive<1, 2>())
       .def("abandon", &Channel::abandon)
       .def("stats", &Channel::stats)
       .def_property_readonly("pulled_messages", &Channel::pulled_messages)

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
+#include "bindings/python_interruption.h"
 #include "channel/wire.h"
 #include "errors.h"
 
@@ -42,6 +43,8 @@ void translate(std::exception_ptr pointer) {
     const py::object text = py::reinterpret_steal<py::object>(
         PyUnicode_DecodeUTF8(error.what(), std::strlen(error.what()), "replace"));
     PyErr_SetObject(type.ptr(), text.ptr());
+  } catch (const bls::PythonInterruption& interruption) {
+    interruption.raise();
   }
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/python_interruption.h"
 #include "bindings/transport_handle.h"
 #include "errors.h"
 #include "transport/two_sided_transport.h"
@@ -43,6 +44,7 @@ class PythonMessenger final : public Messenger {
     call("spread_poison", origin, py::bytes(message));
   }
   void close(uint64_t posted) override { call("close", posted); }
+  void leave() override { call("leave"); }
 
  private:
   template <class... Arguments>
@@ -63,10 +65,17 @@ class PythonMessenger final : public Messenger {
     const py::gil_scoped_acquire acquire;
     try {
       call();
-    } catch (const py::error_already_set& error) {
-      const bool late = error.matches(PyExc_TimeoutError);
-      throw ChannelError(late ? ErrorKind::kTimeout : ErrorKind::kTransport,
-                         py::str(error.value()).cast<std::string>());
+    } catch (py::error_already_set& error) {
+      const auto text = [&] { return py::str(error.value()).cast<std::string>(); };
+      const auto errors = py::module_::import("torchrec_bls.errors");
+      if (error.matches(errors.attr("PeerTimeoutError"))) {
+        throw ChannelError(ErrorKind::kTimeout, text());
+      }
+      if (error.matches(errors.attr("TransportError"))) {
+        throw ChannelError(ErrorKind::kTransport, text());
+      }
+      // Raised by a signal's handler: the messenger knows its own errors.
+      throw PythonInterruption(std::move(error));
     }
   }
 

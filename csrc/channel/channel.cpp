@@ -126,6 +126,7 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
                                 std::to_string(config_.bound + 1) + " slots, not " +
                                 std::to_string(config_.slots));
   }
+  if (config_.interrupt) transport_->use_interrupt([this] { ask_interrupt(); });
   syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
   const size_t world = static_cast<size_t>(config_.world_size);
   credit_.assign(world, 0);
@@ -144,7 +145,10 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
 }
 
 Channel::~Channel() {
-  close();
+  try {
+    close();
+  } catch (...) {  // the peers know, and here is nobody to tell
+  }
   // A forked child has none of the memory, and something else may stand at its addresses.
   if (abandoned_) static_cast<void>(transport_.release());
 }
@@ -316,7 +320,9 @@ void Channel::await_credit(int destination, End& end) {
   const bool done = wait_until(*transport_, policy_, begun(end), kCreditSlice, elapsed, have_credit,
                                [&](bool slow) {
                                  check_running();
-                                 if (slow) check_alive(destination, posted_, "to free a slot");
+                                 if (!slow) return;
+                                 check_interrupt(end);
+                                 check_alive(destination, posted_, "to free a slot");
                                });
   stats_.wait_seconds[destination] += std::chrono::duration<double>(elapsed).count();
   if (!done) {
@@ -398,6 +404,9 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
     } else if (pair.pulled_for != 0 && --pair.pulled_for == 0) {
       transport_->drop(source, slot_of(*next_wait_));
     }
+  } catch (const Interruption& interruption) {
+    poison(interruption.what());
+    throw;
   } catch (const std::exception& error) {
     fail_unread(source, layout, error);
   }
@@ -478,7 +487,9 @@ void Channel::await_message(int source, End& end) {
       },
       [&](bool slow) {
         check_running();
-        if (slow) check_all_alive(sequence);
+        if (!slow) return;
+        check_interrupt(end);
+        check_all_alive(sequence);
       });
   stats_.wait_seconds[source] += std::chrono::duration<double>(elapsed).count();
   if (done) return;
@@ -516,8 +527,13 @@ void Channel::release() {
 
 void Channel::return_credits() {
   const CallGuard guard(*this);
-  for (int source = 0; source < config_.world_size; ++source) {
-    if (source != config_.rank) transport_->return_credit(source, released_);
+  try {
+    for (int source = 0; source < config_.world_size; ++source) {
+      if (source != config_.rank) transport_->return_credit(source, released_);
+    }
+  } catch (const Interruption& interruption) {
+    poison(interruption.what());
+    throw;
   }
 }
 
@@ -551,26 +567,61 @@ void Channel::close() {
   }
   transport_->wake_self();
   while (in_call_.load()) sched_yield();
-  const Clock::time_point end = Clock::now() + config_.deadline;
-  // First, so that peers which close as well do not wait for this rank to read what they sent.
-  transport_->announce_close();
-  // Messages that peers may still have to pull live in this rank's memory.
-  for (int peer = 0; peer < config_.world_size; ++peer) {
-    const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing(); };
-    if (std::none_of(rounds_.begin(), rounds_.end(), exposing)) continue;
-    while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < end &&
-           transport_->peer_state(peer) == PeerState::kOpen) {
-      std::this_thread::sleep_for(kCreditSlice);
-    }
+  try {
+    End end;
+    begun(end);
+    // First, so that peers which close as well do not wait for this rank to read what they sent.
+    transport_->announce_close();
+    await_readers(end);
+  } catch (const Interruption& interruption) {
+    transport_->poison_all(here(completed_) + ": " + interruption.what());
+    transport_->leave();
+    throw;
   }
   // A peer that cannot read a message any more then knows why.
   transport_->pass_poison_on();
+  transport_->leave();
+}
+
+/// Messages that peers may still have to pull live in this rank's memory.
+void Channel::await_readers(const End& end) {
+  for (int peer = 0; peer < config_.world_size; ++peer) {
+    const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing(); };
+    if (std::none_of(rounds_.begin(), rounds_.end(), exposing)) continue;
+    while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < *end &&
+           transport_->peer_state(peer) == PeerState::kOpen) {
+      check_interrupt(end);
+      std::this_thread::sleep_for(kCreditSlice);
+    }
+  }
+}
+
+void Channel::check_interrupt(const End& end) {
+  if (!config_.interrupt) return;
+  if (Clock::now() >= *end - config_.deadline + kBeforeInterrupt) ask_interrupt();
+}
+
+void Channel::ask_interrupt() {
+  // What is asked may close the channel, and must not wait for this very call to end.
+  const bool in_call = in_call_.exchange(false);
+  try {
+    config_.interrupt();
+  } catch (const Interruption& interruption) {
+    // What has arrived is not read, and this rank may not come back for it.
+    poison(interruption.what());
+    throw;
+  }
+  if (!in_call) return;
+  in_call_.store(true);
+  check_running();
 }
 
 void Channel::check_running() {
   if (closing_.load(std::memory_order_relaxed)) {
-    throw ChannelError(ErrorKind::kClosed,
-                       here(completed_) + ": another thread closed the channel during a wait");
+    throw ChannelError(
+        ErrorKind::kClosed,
+        here(completed_) +
+            ": another thread or a signal's handler closed the channel during a wait");
   }
   if (poisoned()) raise_poison();
 }

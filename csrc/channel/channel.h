@@ -26,6 +26,9 @@ struct ChannelConfig {
   uint32_t slots = 2;
   std::chrono::milliseconds deadline{60000};
   std::string name = "channel";
+  /// Ends long waits of post, wait and close, or nothing. Called by the threads that wait. It may
+  /// close or poison the channel.
+  Interrupt interrupt{};
 };
 
 struct ChannelStats {
@@ -65,6 +68,7 @@ class Arrival {
 class Channel {
  public:
   Channel(std::unique_ptr<Transport> transport, const ChannelConfig& config);
+  /// Closes the channel. Who wants to know how that went, calls `close` before.
   ~Channel();
 
   /// Sends `messages[d]` to rank d and returns the sequence number. The memory may be reused at
@@ -95,7 +99,8 @@ class Channel {
   /// Nothing once the channel is closed.
   void poison(const std::string& reason);
   /// Ends the channel for this rank: messages that peers may still pull are kept until they are
-  /// read (at most the deadline). Peers that wait for more than was posted raise kPeerClosed.
+  /// read (at most the deadline). Peers that wait for more than was posted raise kPeerClosed. The
+  /// channel is closed also when an Interruption comes out of it, which fails it on all ranks.
   void close();
   bool closed() const { return closing_.load(); }
   /// For a child right after a fork, which has none of the channel's memory: every call raises
@@ -157,6 +162,10 @@ class Channel {
   void record_lag(int source);
   [[noreturn, gnu::cold]] void fail_credit(int source, uint64_t credit);
   bool poisoned() const { return poisoned_.load(std::memory_order_acquire) != 0; }
+  void await_readers(const End& end);
+  /// For waits of the call that ends at `end`.
+  void check_interrupt(const End& end);
+  void ask_interrupt();
   void check_running();
   void check_alive(int peer, uint64_t sequence, const char* doing);
   void check_all_alive(uint64_t sequence);

@@ -46,8 +46,9 @@ Ranks::Ranks(const Setup& setup, Transports transports) {
     auto& transport = transports[static_cast<size_t>(rank)];
     transports_.push_back(transport.get());
     channels_.push_back(std::make_unique<Channel>(
-        std::move(transport), ChannelConfig{rank, setup.world_size, setup.bound, setup.slot_count(),
-                                            setup.deadline, "tested"}));
+        std::move(transport),
+        ChannelConfig{rank, setup.world_size, setup.bound, setup.slot_count(), setup.deadline,
+                      "tested", rank == 0 ? setup.interrupt : Interrupt{}}));
   }
 }
 

@@ -20,6 +20,7 @@ struct Setup {
   uint32_t slots = 0;  ///< 0: the 2(bound + 1) that never wait
   size_t slot_bytes = 4096;
   std::chrono::milliseconds deadline{60000};
+  Interrupt interrupt{};  ///< of rank 0
 
   uint32_t slot_count() const { return slots != 0 ? slots : 2 * (bound + 1); }
 };

@@ -54,6 +54,7 @@ class NotingMessenger final : public Messenger {
     note("poison " + message, origin);
   }
   void close(uint64_t posted) override { note("close", static_cast<int>(posted)); }
+  void leave() override {}
 
  private:
   template <class... Numbers>

@@ -463,6 +463,53 @@ TEST_CASE("reading a large message ends at the deadline") {
                 "rank 0 sent a message that cannot be read: fake0 port 1: reading 10000 bytes");
 }
 
+TEST_CASE("an interrupt ends the waits for a device, and all ranks are told") {
+  const Setup setup{.slot_bytes = kMinSlotBytes,
+                    .deadline = std::chrono::minutes(10),
+                    .interrupt = [] { throw Interruption("struck"); }};
+  const auto check_struck = [](const std::optional<Failure>& failure) {
+    REQUIRE(failure);
+    CHECK_MESSAGE((!failure->kind && failure->message == "struck"), failure->message);
+  };
+  const auto name = "because rank 0 failed: channel 'tested' on rank 0, sequence 0, lag 0: struck";
+  SUBCASE("in reading a large message") {
+    FakeRanks ranks(setup);
+    for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], std::string(10000, 'x'));
+    for (int rank = 0; rank < 2; ++rank) ranks.ranks->arrived(rank, 1 - rank, 0);
+    ranks.library->hold(ranks.pair(0, 1), true);
+    check_struck(failure_of([&] { ranks[0].wait(); }));
+    ranks.library->hold(ranks.pair(0, 1), false);
+    check_poisoned(ranks, 1, name);
+  }
+  SUBCASE("in what still has to leave at a close") {
+    FakeRanks ranks(setup);
+    ranks.library->hold(ranks.pair(0, 1), true);
+    post_text(ranks[0]);
+    check_struck(failure_of([&] { ranks[0].close(); }));
+    CHECK(ranks[0].closed());
+    ranks.library->hold(ranks.pair(0, 1), false);
+    check_poisoned(ranks, 1, name);
+  }
+  SUBCASE("in a post whose slot is still in use") {
+    FakeRanks ranks(setup);
+    for (int i = 0; i < 2; ++i) {
+      for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], std::to_string(i));
+      for (int rank = 0; rank < 2; ++rank) {
+        ranks.ranks->arrived(rank, 1 - rank, static_cast<uint64_t>(i));
+        ranks[rank].wait();
+        ranks[rank].release();
+      }
+    }
+    auto& transport = ranks.ranks->transport(0);
+    std::byte* const slot = transport.outbox(1, 0);
+    ranks.library->hold(ranks.pair(0, 1), true);
+    transport.deliver(1, slot, 64, 2);
+    check_struck(failure_of([&] { post_text(ranks[0]); }));
+    ranks.library->hold(ranks.pair(0, 1), false);
+    check_poisoned(ranks, 1, "because rank 0 failed: ");
+  }
+}
+
 TEST_CASE("each reason why no device can be used is told with its cure") {
   FakeDevice device;
   ErrorKind kind = ErrorKind::kRendezvous;

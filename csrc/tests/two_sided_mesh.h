@@ -67,6 +67,7 @@ class MeshMessenger final : public Messenger {
   void ask(int peer) override;
   void spread_poison(int origin, const std::string& message) override;
   void close(uint64_t posted) override;
+  void leave() override {}
 
  private:
   using Lock = std::unique_lock<std::mutex>;

@@ -24,6 +24,7 @@ class MixedTransport final : public Transport {
   size_t slot_bytes() const override { return verbs_->slot_bytes(); }
   size_t ring_bytes() const override { return shm_->ring_bytes() + verbs_->ring_bytes(); }
   bool polled() const override { return true; }
+  void use_interrupt(const Interrupt& interrupt) override { verbs_->use_interrupt(interrupt); }
   void progress() override;
   std::byte* inbox(int source, uint32_t slot) override;
   std::byte* outbox(int destination, uint32_t slot) override;

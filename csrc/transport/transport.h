@@ -4,12 +4,18 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <new>
 #include <string>
 
 namespace bls {
 
 using Clock = std::chrono::steady_clock;
+
+/// Asked again and again by waits that take longer than kBeforeInterrupt. Throws an Interruption if
+/// the wait has to end. No lock is held meanwhile.
+using Interrupt = std::function<void()>;
+constexpr std::chrono::milliseconds kBeforeInterrupt{20};
 
 /// What a rank that failed tells the others.
 struct Poison {
@@ -55,6 +61,8 @@ class Transport {
   /// Bytes a message may take in a slot, arrival word included.
   virtual size_t slot_bytes() const = 0;
   virtual bool polled() const { return false; }
+  /// Makes what waits within this transport's calls ask `interrupt`.
+  virtual void use_interrupt(const Interrupt&) {}
   virtual void progress() {}
   /// Memory this rank reserved for its inbox.
   virtual size_t ring_bytes() const = 0;
@@ -105,8 +113,12 @@ class Transport {
   /// here. May take a moment.
   virtual bool on_its_way(int, uint64_t) { return false; }
   /// Tells the peers that no further message will come from this rank. What was delivered before
-  /// has left this rank when it returns, unless its receiver is gone.
+  /// has left this rank when it returns, unless its receiver is gone. When an Interruption ends its
+  /// wait, the peers have been told nevertheless.
   virtual void announce_close() = 0;
+  /// After the announcement, when no failure can come of what peers still read: the last call that
+  /// tells them anything.
+  virtual void leave() {}
 };
 
 }  // namespace bls

@@ -29,6 +29,8 @@ class Messenger {
   /// Tells all peers that this rank posted `posted` messages and is done, and returns when they
   /// have left.
   virtual void close(uint64_t posted) = 0;
+  /// Tells all peers that nothing more will be told.
+  virtual void leave() = 0;
 };
 
 /// A transport over collectives and messages that both sides take part in: what a messenger moves
@@ -68,6 +70,7 @@ class TwoSidedTransport final : public Transport {
   std::string peer_fault(int peer) override { return inbox_->fault_of(peer); }
   bool on_its_way(int source, uint64_t sequence) override;
   void announce_close() override { messenger_->close(posted_); }
+  void leave() override { messenger_->leave(); }
 
  private:
   std::unique_ptr<Messenger> messenger_;

@@ -154,8 +154,8 @@ std::byte* VerbsTransport::outbox(int destination, uint32_t slot) {
   const size_t pair = pair_index(destination, slot);
   std::unique_lock lock(mutex_);
   // Its receiver has read what stood here; the device, which may still send it again, must know.
-  const bool free =
-      await(lock, deadline_, [&] { return sending_[pair] == 0 || peers_[destination].fault; });
+  const bool free = await(lock, deadline_, interrupt_,
+                          [&] { return sending_[pair] == 0 || peers_[destination].fault; });
   if (!free) {
     throw ChannelError(ErrorKind::kTransport,
                        "RDMA device " + device_.label() + " did not complete a message to rank " +
@@ -351,7 +351,7 @@ const std::byte* VerbsTransport::pull(int source, uint32_t slot, const MemoryAdd
     request.wr.rdma.rkey = static_cast<uint32_t>(address.where[1]);
     peer.reading = true;
     post(source, {&request, 1}, kReadTag);
-    if (!await(lock, end - Clock::now(), [&] { return !peer.reading || peer.fault; })) {
+    if (!await(lock, end - Clock::now(), interrupt_, [&] { return !peer.reading || peer.fault; })) {
       throw ChannelError(ErrorKind::kTimeout, device_.label() + ": reading " +
                                                   std::to_string(bytes) +
                                                   " bytes did not end within the deadline");
@@ -448,7 +448,7 @@ void VerbsTransport::spread_poison(std::unique_lock<std::mutex>& lock) {
                                         write_request(index, pieces[1], 0)};
     post(index, requests, kControlTag);
   }
-  flush(lock, kPoisonGrace);
+  flush(lock, kPoisonGrace, nullptr);
 }
 
 PeerState VerbsTransport::peer_state(int peer) {
@@ -505,15 +505,16 @@ void VerbsTransport::announce_close() {
     // Also to those that have closed: they may be keeping a large message for this rank.
     write_word(index, offsetof(PeerBlock, closed), 1);
   }
+  block_of(shape_.rank).closed.store(1, std::memory_order_release);
   // Nobody expects anything of a rank that has failed, and one of its peers may be dead.
   latch_poison();
-  flush(lock, poison_ ? kPoisonGrace : deadline_);
-  block_of(shape_.rank).closed.store(1, std::memory_order_release);
+  flush(lock, poison_ ? kPoisonGrace : deadline_, interrupt_);
 }
 
 /// Lets what is under way leave, except to peers that do not want it any more.
-void VerbsTransport::flush(std::unique_lock<std::mutex>& lock, Clock::duration limit) {
-  await(lock, limit, [&] {
+void VerbsTransport::flush(std::unique_lock<std::mutex>& lock, Clock::duration limit,
+                           const Interrupt& interrupt) {
+  await(lock, limit, interrupt, [&] {
     for (int index = 0; index < shape_.world_size; ++index) {
       const Peer& peer = peers_[index];
       if (peer.queue && !peer.fault && !closed(index) && peer.queue->in_flight() > 0) return false;
@@ -524,14 +525,17 @@ void VerbsTransport::flush(std::unique_lock<std::mutex>& lock, Clock::duration l
 
 /// Waits until `done()`; false after `limit`. Others may come in between.
 template <class Done>
-bool VerbsTransport::await(std::unique_lock<std::mutex>& lock, Clock::duration limit, Done done) {
+bool VerbsTransport::await(std::unique_lock<std::mutex>& lock, Clock::duration limit,
+                           const Interrupt& interrupt, Done done) {
   if (done()) return true;
-  const Clock::time_point end = Clock::now() + limit;
+  const Clock::time_point start = Clock::now();
   for (;;) {
     drain();
     if (done()) return true;
-    if (Clock::now() >= end) return false;
+    const Clock::duration waited = Clock::now() - start;
+    if (waited >= limit) return false;
     lock.unlock();
+    if (interrupt && waited >= kBeforeInterrupt) interrupt();
     sched_yield();
     lock.lock();
   }

@@ -62,6 +62,7 @@ class VerbsTransport final : public Transport {
   size_t slot_bytes() const override { return layout_.stride(); }
   size_t ring_bytes() const override { return layout_.ring_bytes(); }
   bool polled() const override { return true; }
+  void use_interrupt(const Interrupt& interrupt) override { interrupt_ = interrupt; }
   void progress() override;
   std::byte* inbox(int source, uint32_t slot) override;
   std::byte* outbox(int destination, uint32_t slot) override;
@@ -121,9 +122,10 @@ class VerbsTransport final : public Transport {
   void latch_poison() const;
   void keep_poison(const Poison& poison);
   void spread_poison(std::unique_lock<std::mutex>& lock);
-  void flush(std::unique_lock<std::mutex>& lock, Clock::duration limit);
+  void flush(std::unique_lock<std::mutex>& lock, Clock::duration limit, const Interrupt& interrupt);
   template <class Done>
-  bool await(std::unique_lock<std::mutex>& lock, Clock::duration limit, Done done);
+  bool await(std::unique_lock<std::mutex>& lock, Clock::duration limit, const Interrupt& interrupt,
+             Done done);
   bool closed(int peer) const;
 
   ibv_send_wr write_request(int peer, ibv_sge& piece, uint64_t remote_offset) const;
@@ -137,6 +139,7 @@ class VerbsTransport final : public Transport {
 
   RingShape shape_;
   std::chrono::milliseconds deadline_;
+  Interrupt interrupt_;
   VerbsLayout layout_;
   VerbsDevice device_;
   size_t pieces_;  // requests that a message takes at most

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from tests.processes import run, run_outcomes
 from torchrec_bls import BLSOptions, _native
@@ -187,3 +189,42 @@ def test_an_interrupt_in_a_call_ends_the_channel(after: str) -> None:
     assert outcomes[0].error is None, outcomes[0]
     assert outcomes[1].error == "PoisonedError", outcomes[1]
     assert "KeyboardInterrupt" in outcomes[1].message
+
+
+def be_interrupted_in_a_wait(rank: int, how: str) -> None:
+    store = dist.group.WORLD.get_group_store()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    group = dist.new_group(backend="bls", pg_options=NEVER)
+    if how != "first call":
+        start(group).wait()
+    if rank == 0:
+        store.wait(["struck"])
+    else:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        if how == "future":
+            work = start(group)
+            future = work.get_future()
+            time.sleep(0.1)  # by when its thread waits
+            work.wait()
+            future.wait()
+        elif how == "functional":
+            rows = [2] * group.size()
+            sent = functional.all_to_all_single(torch.ones(sum(rows)), rows, rows, group)
+            functional.wait_tensor(sent)
+        else:
+            rows = 2 * group.size()
+            dist.all_to_all_single(torch.empty(rows), torch.ones(rows), group=group)
+    finally:
+        store.set("struck", "")
+    # What was struck may have been there already.
+    start(group).wait()
+
+
+@pytest.mark.parametrize("how", ["first call", "blocking call", "future", "functional"])
+def test_an_interrupt_ends_a_wait_and_all_ranks_are_told(how: str) -> None:
+    peer, struck = run_outcomes(2, be_interrupted_in_a_wait, how)
+    assert struck.error == "KeyboardInterrupt", struck
+    assert peer.error == ("RendezvousError" if how == "first call" else "PoisonedError"), peer
+    assert "on rank 1" in peer.message
+    assert "KeyboardInterrupt" in peer.message

@@ -1,6 +1,9 @@
 """What ranks that cannot or may not set up a channel together are told."""
 
 import gc
+import os
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -105,6 +108,48 @@ def test_a_failure_that_follows_from_another_names_that_one() -> None:
             "rank 1 could not set it up: ",
             "no space in /dev/shm for a test",
         )
+
+
+def be_interrupted(rank: int, where: str) -> None:
+    """Rank 1 waits for the others, which come after it was struck."""
+    assert dist.group.WORLD is not None
+    store = dist.group.WORLD.get_group_store()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def wait_or_be_struck() -> None:
+        if rank == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            store.wait(["struck"])
+
+    # Whatever ends the wait of rank 1, it is not its deadline.
+    deadline = 3600.0 if rank == 1 else 3.0
+    connect = dist.ProcessGroupGloo
+
+    def connect_late(*arguments: Any, **options: Any) -> dist.ProcessGroup:
+        wait_or_be_struck()
+        return connect(*arguments, **options)
+
+    try:
+        if where == "rendezvous":
+            wait_or_be_struck()
+            BoundedLagChannel(dist.group.WORLD, deadline=deadline, **FITTING)
+        else:
+            with mock.patch("torch.distributed.ProcessGroupGloo", connect_late):
+                BoundedLagChannel(dist.group.WORLD, deadline=deadline, transport="c10d", **FITTING)
+    finally:
+        store.set("struck", "")
+
+
+@pytest.mark.parametrize("transport", ["shm"], indirect=True)
+@pytest.mark.parametrize("where", ["rendezvous", "connecting"])
+@pytest.mark.usefixtures("transport")
+def test_an_interrupt_ends_the_creation(where: str) -> None:
+    outcomes = run_outcomes(3, be_interrupted, where)
+    check_all([outcomes[1]], "KeyboardInterrupt")
+    # gloo notices nothing while it connects, so that the others may come to their own deadline.
+    told = "rank 1 could not set it up: channel 'channel' on rank 1: KeyboardInterrupt"
+    check_all([outcomes[0], outcomes[2]], "RendezvousError", told if where == "rendezvous" else "")
 
 
 def create_many(rank: int) -> None:

@@ -123,6 +123,21 @@ class Raise:
 
 
 @dataclass(frozen=True)
+class PressCtrlC:
+    """SIGINT after some seconds, by when the rank waits."""
+
+    after: float
+
+    def __call__(self, scene: Scene) -> None:
+        def press() -> None:
+            scene.strike()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(self.after, press).start()
+
+
+@dataclass(frozen=True)
 class Exit:
     """The process ends without any clean-up."""
 

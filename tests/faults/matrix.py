@@ -19,6 +19,7 @@ from tests.faults.faults import (
     NeverCome,
     Nothing,
     Patch,
+    PressCtrlC,
     Raise,
     Replay,
     SignalStore,
@@ -30,7 +31,7 @@ from tests.faults.faults import (
     with_tensor,
     without_ids,
 )
-from tests.faults.plays import pipeline, serve
+from tests.faults.plays import leave_unread, pipeline, serve
 from tests.faults.row import Row
 
 NEVER = 3600.0
@@ -123,7 +124,7 @@ LEAVING = [
         hold_longer=0.3,
         end="ChannelClosedError",
         exit_code=1,
-        words_of_struck=("another thread closed the channel during a wait",),
+        words_of_struck=("closed the channel during a wait",),
         deadline=30.0,
         within=1.0,
     ),
@@ -189,6 +190,31 @@ SERVICE = [
     *(
         replace(_request, name=f"refresh under load{over}", arguments=(("refresh", True), *more))
         for over, more in (("", ()), (", c10d", (("transport", "c10d"),)))
+    ),
+]
+
+_interrupted = Row(
+    "",
+    PressCtrlC(after=0.3),
+    errors=("PoisonedError",),
+    words=("because rank 1 failed: channel 'exchange' on rank 1, sequence ", "KeyboardInterrupt"),
+    end="KeyboardInterrupt",
+    exit_code=1,
+    deadline=30.0,
+    within=1.0,
+)
+INTERRUPTS = [
+    # It strikes before, in or after the native call.
+    replace(_interrupted, name="SIGINT in post", fault=PressCtrlC(after=0.001), items=LARGE),
+    replace(_interrupted, name="SIGINT in wait", moment="wait", bound=0, held="post"),
+    replace(
+        _interrupted,
+        name="SIGINT in close",
+        moment="close",
+        held="close",
+        hold_longer=0.3,
+        play=leave_unread,
+        items=LARGE,
     ),
 ]
 
@@ -311,6 +337,16 @@ CREATION = [
         words=("ranks [1] did not come to phase 'terms'", "must create the channel"),
         end=None,
         exit_code=0,
+    ),
+    replace(
+        _setup,
+        name="SIGINT in the rendezvous",
+        fault=PressCtrlC(after=0.3),
+        held="create",
+        words=("rank 1 could not set it up: channel 'exchange' on rank 1: KeyboardInterrupt",),
+        end="KeyboardInterrupt",
+        deadline=30.0,
+        within=1.0,
     ),
     *(
         replace(
@@ -471,7 +507,7 @@ TWO_SIDED = [
         arguments=(("transport", "c10d"),),
         **(_STOPPED_TWO_SIDED if row in DELAY and row.errors else {}),
     )
-    for row in (*DEATH, *DELAY, *LEAVING, *LATER)
+    for row in (*DEATH, *DELAY, *LEAVING, *INTERRUPTS, *LATER)
     if row.world < 8
     and "SIGKILL before a large message" not in row.name
     and not isinstance(row.fault, (UseUpDescriptors, SmallSharedMemory))
@@ -482,6 +518,7 @@ MATRIX: list[Row] = [
     *DELAY,
     *LEAVING,
     *SERVICE,
+    *INTERRUPTS,
     *DAMAGE,
     *CREATION,
     *LATER,

@@ -78,6 +78,21 @@ def exchange(scene: Scene) -> None:
             _read(scene, iteration)
 
 
+def leave_unread(scene: Scene) -> None:
+    """The struck rank closes its channel while the others still have to fetch what it posted."""
+    row = scene.row
+    with scene.stack:
+        channel = scene.stack.enter_context(BoundedLagChannel(scene.group, **scene.arguments))
+        scene.channel = channel
+        for iteration in range(ITERATIONS):
+            channel.post([[_stamped(row, scene.rank, iteration)]] * row.world)
+            if iteration == 0:
+                scene.reach("close")
+                if scene.rank == row.rank:
+                    return
+            _read(scene, iteration)
+
+
 def _stamped(row: Row, rank: int, iteration: int) -> torch.Tensor:
     return torch.full((row.items,), 1000 * rank + iteration)
 

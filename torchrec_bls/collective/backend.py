@@ -219,13 +219,17 @@ class BLSProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: closes the channel."""
-        if self.channel is not None:
-            self.channel.close()
-        super().shutdown()
+        try:
+            if self.channel is not None:
+                self.channel.close()
+        finally:
+            super().shutdown()
 
     def abort(self) -> None:
         """Fails the all-to-alls of all ranks, and aborts gloo."""
-        if self.channel is not None:
-            self.channel.poison("aborted")
-            self.channel.close()
-        super().abort()
+        try:
+            if self.channel is not None:
+                self.channel.poison("aborted")
+                self.channel.close()
+        finally:
+            super().abort()

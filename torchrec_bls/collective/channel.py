@@ -5,7 +5,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
 from types import TracebackType
@@ -20,7 +20,7 @@ from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, requir
 from torchrec_bls.collective.shape import Shape
 from torchrec_bls.collective.transports import TRANSPORTS, set_up
 from torchrec_bls.collective.verbs_config import VerbsConfig
-from torchrec_bls.errors import ChannelClosedError, ProtocolError
+from torchrec_bls.errors import ChannelClosedError, ProtocolError, named
 
 _MUST_AGREE = {
     "package": "Install one version of torchrec-bls on all ranks",
@@ -45,8 +45,9 @@ _channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     # A thread that is still in a wait must leave it while there is an interpreter to return to.
-    for channel in list(_channels):
-        channel.close()
+    with ExitStack() as stack:  # all are closed, also if a signal ends the waiting of one
+        for channel in list(_channels):
+            stack.callback(channel.close)
 
 
 def _abandon_all() -> None:
@@ -100,15 +101,16 @@ class Arrival:
         self._channel = channel
         self.native = native
         self.sequence = native.sequence
-        self._released = False
 
     def parts(self, source: int) -> list[memoryview]:
-        """Returns the parts that rank `source` sent, as uint8 views valid until `release`."""
+        """Returns the parts that rank `source` sent, as uint8 views valid until `release`. Until
+        then their memory stays, even if the channel and this object are gone."""
         self._check()
         return [self.native.view(source, i) for i in range(self.native.part_count(source))]
 
     def tensor(self, source: int, part: int = 0, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Returns a part as a flat tensor of `dtype` in place, valid until `release`."""
+        """Returns a part as a flat tensor of `dtype` in place, valid until `release`. Until then
+        its memory stays, even if the channel and this object are gone."""
         self._check()
         view = self.native.view(source, part)
         if view.nbytes == 0:
@@ -126,10 +128,12 @@ class Arrival:
         Raises:
             ValueError: an older arrival is not released yet.
         """
-        if self._released:
-            return
-        self._channel._release(self.sequence)
-        self._released = True
+        if not self._released:
+            self._channel._release(self.sequence)
+
+    @property
+    def _released(self) -> bool:
+        return self._channel.native.released > self.sequence
 
     def _check(self) -> None:
         if self._released:
@@ -196,7 +200,8 @@ class BoundedLagChannel:
         self.bound = bound
         self.rank: int = group.rank()
         self.world_size: int = group.size()
-        self._own_tensors: dict[int, Sequence[torch.Tensor]] = {}
+        # What views of this rank's message to itself show, by sequence number.
+        self._own_tensors: dict[int, Sequence[object]] = {}
         self._pulled_seen = 0
         self._abandoned = False
         slots = 2 * (bound + 1)
@@ -212,6 +217,7 @@ class BoundedLagChannel:
             deadline,
             name,
         )
+        self.native.keep(self._own_tensors)
         _channels.add(self)
 
     def _agree(self, rendezvous: Rendezvous, slot_bytes: int, transport: str) -> list[str]:
@@ -249,10 +255,18 @@ class BoundedLagChannel:
             BLSError: a rank failed or died.
         """
         blocks = [[[_block(t)] for t in tensors] for tensors in parts]
-        self.hold_until_release(parts[self.rank])
-        with self.range("post"):
-            sequence = self.native.post(blocks)
-        self.warn_if_pulled()
+        sequence = self.native.posted
+        self._own_tensors[sequence] = parts[self.rank : self.rank + 1]
+        try:
+            with self.range("post"):
+                self.native.post(blocks)
+            self.warn_if_pulled()
+        except BaseException as error:
+            if self.native.posted == sequence:
+                del self._own_tensors[sequence]
+            else:
+                self._fail_unnoticed("post", error)
+            raise
         return sequence
 
     def wait(self) -> Arrival:
@@ -263,8 +277,19 @@ class BoundedLagChannel:
             PeerTimeoutError: the deadline passed; the text names the missing ranks.
             PeerDiedError, PeerClosedError, ProtocolError, PoisonedError: as their names say.
         """
-        with self.range("wait"):
-            return Arrival(self, self.native.wait())
+        completed = self.native.completed
+        try:
+            with self.range("wait"):
+                return Arrival(self, self.native.wait())
+        except BaseException as error:
+            if self.native.completed != completed:
+                self._fail_unnoticed("wait", error)
+            raise
+
+    def _fail_unnoticed(self, action: str, error: BaseException) -> None:
+        """For what a signal's handler or a warning raised behind a call that was done: its caller
+        does not know of it, and would take every later message for the one before."""
+        self.poison(f"{named(error)}, right after a {action}")
 
     def _release(self, sequence: int) -> None:
         if sequence != self.native.released:
@@ -276,7 +301,8 @@ class BoundedLagChannel:
         self._own_tensors.pop(sequence, None)
 
     def hold_until_release(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keeps what the next post sends to this rank itself alive until its release."""
+        """Keeps what the next post, through `native`, sends to this rank itself alive until its
+        release."""
         self._own_tensors[self.native.posted] = tensors
 
     def range(self, action: str) -> AbstractContextManager[object]:
@@ -348,7 +374,11 @@ class BoundedLagChannel:
     def close(self) -> None:
         """Ends the channel for this rank. Peers that wait for more than it posted raise
         PeerClosedError. Messages that peers have yet to pull are kept until then (at most the
-        deadline). Closing twice does nothing."""
+        deadline). Closing twice does nothing.
+
+        What a signal's handler raises, KeyboardInterrupt for instance, ends the waiting. The
+        channel is closed then, too, and has failed on all ranks.
+        """
         self.native.close()
 
     def __enter__(self) -> "BoundedLagChannel":
@@ -360,9 +390,11 @@ class BoundedLagChannel:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self.poison(f"{type(error).__name__}: {error}")
-        self.close()
+        try:
+            if error is not None:
+                self.poison(named(error))
+        finally:
+            self.close()
 
 
 def check_bound(bound: int) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from torchrec_bls.errors import BLSError, RendezvousError
+from torchrec_bls.errors import BLSError, RendezvousError, named
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
@@ -45,6 +46,9 @@ class Rendezvous:
         self._world_size = group.size()
         self.group = group
         self._store = group.get_group_store()
+        # A signal may end an exchange whose thread goes on: what is told last is the failure.
+        self._telling = threading.Lock()
+        self._comes = True
         self._prefix = ""
         self._last_key = ""
 
@@ -57,9 +61,14 @@ class Rendezvous:
         """
         end = time.monotonic() + self._deadline
         try:
-            texts = _within(self._deadline + _GRACE, lambda: self._exchange(phase, record, end))
-        except TimeoutError as error:
+            texts = within(self._deadline + _GRACE, lambda: self._exchange(phase, record, end))
+        except TooLateError as error:
             raise RendezvousError(self._silent_store(phase)) from error
+        except RendezvousError:
+            raise
+        except BaseException as error:  # of a signal's handler
+            self._interrupted(phase, error)
+            raise
         own = json.loads(texts[self._rank])
         return [self._parse(phase, rank, text, own) for rank, text in enumerate(texts)]
 
@@ -95,18 +104,29 @@ class Rendezvous:
             reason += self._earlier_failure(phase)
             self.fail(phase, reason)
             raise RendezvousError(reason) from error
+        except BaseException as error:
+            self._interrupted(phase, error)
+            raise
+
+    def _interrupted(self, phase: str, error: BaseException) -> None:
+        self.fail(phase, f"channel '{self._name}' on rank {self._rank}: {named(error)}")
 
     def own_store(self, phase: str) -> Store:
         """Returns a store that only the ranks of this channel have, for use in `phase`."""
-        return PrefixStore(self._key(phase, "own"), self._store)
+        return PrefixStore(self._key(phase, "own"), self._waiting_store)
 
     def fail(self, phase: str, reason: str) -> None:
         """Tells the ranks that wait in `phase` why this one does not come."""
         record = json.dumps({"error": reason})
         # Without a store nobody waits in `phase`.
-        with suppress(RuntimeError, TimeoutError):
-            telling = min(self._deadline, _TELLING)
-            _within(telling, lambda: self._store.set(self._key(phase, self._rank), record))
+        with suppress(RuntimeError, TooLateError):
+            within(min(self._deadline, _TELLING), lambda: self._tell(phase, record, comes=False))
+
+    def _tell(self, phase: str, record: str, *, comes: bool) -> None:
+        with self._telling:
+            if self._comes:
+                self._comes = comes
+                self._store.set(self._key(phase, self._rank), record)
 
     def _earlier_failure(self, phase: str) -> str:
         """Says which other rank has failed already: what it set up is gone, and that may be all
@@ -121,9 +141,17 @@ class Rendezvous:
                         return f". Before, rank {rank} could not set it up: {record['error']}"
             return ""
 
-        with suppress(RuntimeError, TimeoutError, ValueError, RecursionError):
-            return _within(min(self._deadline, _TELLING), look)
+        with suppress(RuntimeError, TooLateError, ValueError, RecursionError):
+            return within(min(self._deadline, _TELLING), look)
         return ""
+
+    @cached_property
+    def _waiting_store(self) -> Store:
+        """A connection of its own: on one that waits nothing can be told."""
+        with suppress(RuntimeError):  # no descriptors, or the store is gone, which its use will say
+            own: Store = self._store.clone()  # type: ignore[attr-defined]
+            return own
+        return self._store
 
     def _key(self, phase: str, rank: int | str) -> str:
         if not self._prefix:
@@ -136,12 +164,12 @@ class Rendezvous:
     def _exchange(self, phase: str, record: Record, end: float) -> list[bytes]:
         keys: list[str] = []
         try:
+            self._tell(phase, json.dumps(record), comes=True)
             keys = [self._key(phase, rank) for rank in range(self._world_size)]
-            self._store.set(keys[self._rank], json.dumps(record))
             # What the store took so far is not added to the deadline: the grace is for what it
             # takes to ask who is missing.
             remaining = max(end - time.monotonic(), _SHORTEST_WAIT)
-            self._store.wait(keys, timedelta(seconds=remaining))
+            self._waiting_store.wait(keys, timedelta(seconds=remaining))
             texts = [self._store.get(key) for key in keys]
             self._forget_last(keys[self._rank])
             return texts
@@ -176,9 +204,14 @@ class Rendezvous:
         )
 
 
-def _within(seconds: float, function: Callable[[], T]) -> T:
-    """Returns `function()`. Raises TimeoutError after `seconds`; a store whose host hangs leaves
-    the function no other way to end, and its thread stays behind."""
+class TooLateError(Exception):
+    """A function did not return in time."""
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """Returns `function()`. Raises TooLateError after `seconds`; a store whose host hangs leaves
+    the function no other way to end, and its thread stays behind. So it does after a signal whose
+    handler raises, which would otherwise be noticed when the function returns."""
     result: Future[T] = Future()
 
     def call() -> None:
@@ -191,7 +224,7 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
     thread.start()
     thread.join(seconds)
     if not result.done():
-        raise TimeoutError
+        raise TooLateError
     return result.result()
 
 

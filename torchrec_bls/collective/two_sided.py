@@ -21,22 +21,26 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from torchrec_bls import _native
+from torchrec_bls.collective.rendezvous import TooLateError, within
 from torchrec_bls.collective.shape import Shape
-from torchrec_bls.errors import RendezvousError
+from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError
 
 # Deadlines are the channel's. One of gloo ends all of a group's connections.
 _FOREVER = timedelta(days=10_000)
-# Seconds that telling others of a failure may take, and that a failed exchange may take to end
-# after a peer is gone.
+# Seconds that telling others of a failure may take, of these in the call that fails, and that a
+# failed exchange may take to end after a peer is gone.
 _TELLING = 0.5
+_TELLING_IN_CALL = 0.1
 _SETTLING = 1.0
 _LINE = 64  # bytes of a cache line, of which slots are multiples
 # Between two looks at something that no event announces, in rare moments.
 _PAUSE = 0.002
+# The same for a failure elsewhere, while a large message comes.
+_WATCH = 0.02
 
 # What a note is about: its number is a count of messages, or the rank that failed first.
-_ABOUT = range(6)
-_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN = _ABOUT
+_ABOUT = range(7)
+_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN, _LEFT = _ABOUT
 _TEXT_BYTES = 1000
 _NOTE = struct.Struct(f"<qqq{_TEXT_BYTES}s")  # about, number, bytes of the text, text
 
@@ -88,10 +92,11 @@ class TwoSidedMessenger:
         self._options = dist.AllToAllOptions()
         self._options.timeout = _FOREVER
         self._rounds: SimpleQueue[tuple[int, dist.Work] | None] = SimpleQueue()
-        self._closed = False
+        self._left = False
         self._started = 0
         self._finished = 0
         self._knowing_poison: set[int] = set()
+        self._teller: threading.Thread | None = None
         self._notes: SimpleQueue[tuple[dist.Work, torch.Tensor] | None] = SimpleQueue()
         # Memory of messages larger than a slot, by peer and slot.
         self._exposed: dict[tuple[int, int], torch.Tensor] = {}
@@ -151,17 +156,33 @@ class TwoSidedMessenger:
         self._exposed.pop((destination, slot), None)
 
     def pull(self, source: int, slot: int, size: int) -> int:
-        """Waits for what `source` exposed and returns its address."""
+        """Waits for what `source` exposed and returns its address.
+
+        Raises:
+            PeerTimeoutError: it did not come within the deadline.
+            TransportError: it won't come.
+        """
         message = _memory(self._pulled, (source, slot), size)
+        faults: list[str] = []
+
+        def receive() -> None:
+            try:
+                self._own.recv([message], source, _FIRST_SLOT + slot).wait(_FOREVER)
+            except RuntimeError as error:
+                faults.append(str(error))
+
+        # No signal and no failure elsewhere ends a wait of gloo, but that for a thread.
+        receiving = self._start(receive, f"message of rank {source}")
         end = time.monotonic() + self._shape.deadline
-        try:
-            work = self._own.recv([message], source, _FIRST_SLOT + slot)
-            work.wait(timedelta(seconds=self._shape.deadline))
-        except RuntimeError as error:
-            if time.monotonic() >= end:
-                raise TimeoutError(f"it did not come within {self._shape.deadline} s") from error
+        while receiving.is_alive():
+            receiving.join(_WATCH)
+            if self._inbox.poisoned and receiving.is_alive():
+                raise TransportError("a rank failed meanwhile")
+            if time.monotonic() >= end and receiving.is_alive():
+                raise PeerTimeoutError(f"it did not come within {self._shape.deadline} s")
+        if faults:
             self._listeners[source].join(_SETTLING)  # it ends when `source` is gone
-            raise
+            raise TransportError(faults[0])
         return message.data_ptr()
 
     def drop(self, source: int, slot: int) -> None:
@@ -177,9 +198,15 @@ class TwoSidedMessenger:
         self._tell(peer, _ASKED)
 
     def spread_poison(self, origin: int, message: bytes) -> None:
-        """Tells all peers that a rank failed, and returns when they know or do not listen."""
-        if self._closed:
+        """Tells all peers that a rank failed. Mostly they know when it returns; `leave` waits
+        longer for those that are slow."""
+        if self._left:
             return  # nobody listens any more
+        # A signal that comes meanwhile does not keep it from the rest.
+        self._teller = self._start(partial(self._tell_poison, origin, message), "poison")
+        self._teller.join(_TELLING_IN_CALL)
+
+    def _tell_poison(self, origin: int, message: bytes) -> None:
         for peer in self._peers:
             self._tell(peer, _POISON, origin, message)
         end = time.monotonic() + _TELLING
@@ -190,13 +217,12 @@ class TwoSidedMessenger:
         return {*self._peers} - self._knowing_poison
 
     def _is_heard(self, peer: int) -> bool:
-        """Whether more may come from `peer`: it has neither closed nor gone."""
+        """Whether more may come from `peer`: it has not left and is not gone."""
         return self._listeners[peer].is_alive()
 
     def close(self, posted: int) -> None:
         """Tells all peers that there will be no further message, and lets those that are under way
         leave while anybody can take them."""
-        self._closed = True
         for peer in self._peers:
             self._tell(peer, _CLOSED, posted)
         end = time.monotonic() + self._shape.deadline
@@ -204,6 +230,15 @@ class TwoSidedMessenger:
             if self._inbox.poisoned or not all(map(self._inbox.is_open, self._peers)):
                 break
             time.sleep(_PAUSE)
+
+    def leave(self) -> None:
+        """Tells all peers that no note follows, and ends this rank's threads but its listeners,
+        which hear the peers out."""
+        if self._teller is not None:
+            self._teller.join()
+        self._left = True
+        for peer in self._peers:
+            self._tell(peer, _LEFT)
         self._rounds.put(None)
         self._notes.put(None)
         if not self._inbox.poisoned:
@@ -261,8 +296,9 @@ class TwoSidedMessenger:
                 self._tell(peer, _POISON_KNOWN)
             elif about == _POISON_KNOWN:
                 self._knowing_poison.add(peer)
-            else:
+            elif about == _CLOSED:
                 self._inbox.closed(peer, number)
+            else:
                 return
 
     def _lose(self, peer: int, fault: str) -> None:
@@ -312,14 +348,13 @@ def parse_note(note: bytes, world_size: int, posted: int) -> tuple[int, int, byt
 
 def _own_group(store: Store, shape: Shape) -> Any:
     """Returns a gloo group, of which torch's annotations lack most."""
+    timeout = min(timedelta(seconds=shape.deadline), _FOREVER)
     try:
-        return dist.ProcessGroupGloo(
-            store,
-            shape.rank,
-            shape.world_size,
-            timeout=min(timedelta(seconds=shape.deadline), _FOREVER),
+        return within(
+            shape.deadline + _SETTLING,
+            lambda: dist.ProcessGroupGloo(store, shape.rank, shape.world_size, timeout=timeout),
         )
-    except RuntimeError as error:
+    except (RuntimeError, TooLateError) as error:
         raise RendezvousError(
             f"gloo could not connect the ranks: {error}. GLOO_SOCKET_IFNAME names the network "
             "interface that it should use"
@@ -342,12 +377,16 @@ def _carrier(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
 def _memory(
     kept: dict[tuple[int, int], torch.Tensor], key: tuple[int, int], size: int
 ) -> torch.Tensor:
-    """Returns `size` bytes, of the memory that is kept where it has so many."""
+    """Returns `size` bytes, of the memory that is kept where it has so many.
+
+    Raises:
+        TransportError: there is no memory.
+    """
     if key not in kept or kept[key].numel() < size:
         try:
             kept[key] = torch.empty(size, dtype=torch.uint8)
         except (RuntimeError, TypeError) as error:  # TypeError: no tensor is as large
-            raise MemoryError(
+            raise TransportError(
                 f"no memory for a message of {size} bytes: {error}. Post smaller messages, or "
                 "raise the limit of memory (ulimit -v, --memory of a container)"
             ) from error

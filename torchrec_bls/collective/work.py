@@ -12,7 +12,7 @@ from torch.futures import Future
 from torchrec_bls import _native
 from torchrec_bls.collective.buffers import Buffer
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.errors import BLSError, PoisonedError, ProtocolError
+from torchrec_bls.errors import BLSError, PoisonedError, ProtocolError, named
 
 Receive = Callable[[_native.Arrival], None]
 
@@ -52,22 +52,28 @@ class CallQueue:
             if len(self._outstanding) > self.channel.bound:
                 self._complete_oldest()
             work = CallWork(self, receive, inputs, outputs)
+            posted = self._native.posted
             try:
                 with self.channel.range("post"):
                     _native.post_buffers(self._native, send)
                 self._outstanding.append(work)
-            except Exception:
-                raise
             except BaseException as error:
-                self._fail(error)
+                if self._native.posted != posted or not isinstance(error, Exception):
+                    self._fail(error)
                 raise
             return work
 
     def complete(self, work: "CallWork") -> None:
         """Waits until `work` is finished, and with it everything posted before."""
-        with self._lock:
-            while not work.finished:
-                self._complete_oldest()
+        try:
+            with self._lock:
+                while not work.finished:
+                    self._complete_oldest()
+        except BaseException as error:
+            # While this thread waited for another one, which finds it in its own wait.
+            if not work.finished:
+                self.channel.poison(named(error))
+            raise
 
     def complete_if_ready(self, work: "CallWork") -> None:
         """Finishes `work` if that needs no waiting."""
@@ -102,7 +108,7 @@ class CallQueue:
     def _fail(self, error: BaseException) -> None:
         """Ends the channel for `error`. One that is no Exception, a KeyboardInterrupt for instance,
         may strike anywhere: which message belongs to which handle is not known any more."""
-        told = f"{type(error).__name__}: {error}"
+        told = named(error)
         failure = error if isinstance(error, Exception) else self._stopped(told)
         for failed in self._outstanding:
             failed.finish(failure)

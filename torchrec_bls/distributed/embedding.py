@@ -25,7 +25,7 @@ from torchrec_bls.distributed.codecs import plan_codecs
 from torchrec_bls.distributed.coded import CodedSequenceOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.embeddings import SequenceOutputDist
-from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
+from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.routes import Route, plan_routes
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
@@ -51,7 +51,6 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
     ) -> None:
         if get_ec_index_dedup():
             raise ValueError(f"{_NO_DEDUP}: set_ec_index_dedup(False)")
-        check_device(kwargs.get("device"))
         self._init_bounded_lag(
             config, sharding_group(env), module_fqn, module.embedding_configs(), params, False
         )

@@ -30,7 +30,7 @@ from torchrec_bls.distributed.coded import CodedPooledOutputDist
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
 from torchrec_bls.distributed.embeddings import ColumnGroup, PooledOutputDist
-from torchrec_bls.distributed.initial_weights import check_device, load_initial_weights
+from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.input_check import CheckedBatch
 from torchrec_bls.distributed.module import BoundedLagModule
 from torchrec_bls.distributed.reshard import reshard
@@ -80,7 +80,6 @@ class BLSEmbeddingBagCollection(
         module_fqn: str | None,
         **kwargs: Any,
     ) -> None:
-        check_device(kwargs.get("device"))
         self._init_bounded_lag(
             config,
             sharding_group(env),

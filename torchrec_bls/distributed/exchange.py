@@ -13,7 +13,7 @@ from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
-from torchrec_bls.errors import ProtocolError, RendezvousError
+from torchrec_bls.errors import ProtocolError, RendezvousError, named
 
 T = TypeVar("T")
 
@@ -298,4 +298,4 @@ class Exchange:
 
 def _reason(error: BaseException) -> str:
     """Returns what the other ranks are told."""
-    return str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, Exception) else named(error)

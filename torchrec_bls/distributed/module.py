@@ -27,7 +27,7 @@ from torchrec_bls.distributed.refusals import Calls, RefusedEmbeddings, take_par
 from torchrec_bls.distributed.routes import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.slot_growth import SlotGrowth
 from torchrec_bls.distributed.tables import LookupTables
-from torchrec_bls.errors import BLSError
+from torchrec_bls.errors import BLSError, named
 
 _DIRECTIONS = ("ids", "embeddings", "gradients")
 _NO_NOTE = IdsNote()
@@ -230,7 +230,7 @@ class BoundedLagModule(OwnInputDist):
         except BLSError:
             raise  # known to all ranks
         except BaseException as error:
-            self.fail(f"{what} failed: {type(error).__name__}: {error}")
+            self.fail(f"{what} failed: {named(error)}")
             raise
 
     @abstractmethod

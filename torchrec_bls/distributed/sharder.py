@@ -16,6 +16,7 @@ from torchrec.distributed.types import (
 )
 
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.initial_weights import check_device
 
 
 def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
@@ -92,11 +93,7 @@ class BoundedLagSharder:
             ValueError: a table has a sharding type or kernel that is not supported, or `device` is
                 not the CPU.
         """
-        if device is not None and torch.device(device).type != "cpu":
-            raise ValueError(
-                f"{type(self).__name__}: device is {device}, but bounded-lag modules have their "
-                "tables in host memory: give device=torch.device('cpu')"
-            )
+        check_device(device)
         self._check_plan(module, params)
         return self._sharded_module(
             self._config,

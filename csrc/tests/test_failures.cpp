@@ -166,7 +166,7 @@ TEST_CASE("a message for which there is no memory fails the channel on all ranks
   const Part part(&block, 1);
   const Message messages[] = {{}, {}, {&part, 1}};
   const auto failure = failure_of([&] { ranks[0].post(messages); });
-  check_failure(failure, ErrorKind::kRendezvous, "no space in /dev/shm");
+  check_failure(failure, ErrorKind::kRendezvous, "no memory for a message of rank 0");
   check_failure(failure, ErrorKind::kRendezvous, "1048576 MiB needed");
   check_failure(failure_of([&] { post_text(ranks[1]); }), ErrorKind::kPoisoned, "rank 0 failed: ");
 }

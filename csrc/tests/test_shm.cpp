@@ -1,10 +1,16 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/inotify.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -40,6 +46,33 @@ TEST_CASE("a segment is zeroed, private to its user and has no name") {
   CHECK(info.st_blocks * 512 >= 10000);  // reserved, not only promised
 }
 
+TEST_CASE("signals that come all the time do not keep a segment from being reserved") {
+  struct sigaction nothing {};
+  nothing.sa_handler = [](int) {};
+  struct sigaction before {};
+  REQUIRE(sigaction(SIGALRM, &nothing, &before) == 0);
+  const itimerval often{{0, 2000}, {0, 2000}};  // microseconds
+  REQUIRE(setitimer(ITIMER_REAL, &often, nullptr) == 0);
+  std::optional<Failure> failure;
+  failure = failure_of([] {
+    const ShmSegment segment = ShmSegment::create(size_t{256} << 20, "a test");
+    CHECK(segment.data()[segment.size() - 1] == std::byte{0});
+  });
+  const itimerval never{};
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
+  CHECK_MESSAGE(!failure, failure->message);
+}
+
+TEST_CASE("nobody can cut off a segment that others have mapped") {
+  const ShmSegment segment = ShmSegment::create(10000, "a test");
+  const int fd = segment.address().fd;
+  CHECK(ftruncate(fd, 0) != 0);
+  CHECK(errno == EPERM);
+  CHECK(ftruncate(fd, 20000) != 0);
+  CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) != 0);
+}
+
 TEST_CASE("a segment that is opened is the same memory") {
   const ShmSegment segment = ShmSegment::create(4096, "a test");
   const ShmSegment opened = ShmSegment::open(segment.address());
@@ -69,10 +102,50 @@ TEST_CASE("a descriptor number that means another file by now is refused") {
                 "is not there any more: it restarted or closed");
 }
 
+TEST_CASE("nothing is opened but the memory of a segment") {
+  const auto refuses = [](int fd) {
+    struct stat info {};
+    REQUIRE(fstat(fd, &info) == 0);
+    const SegmentAddress address{getpid(), fd, info.st_dev, info.st_ino,
+                                 static_cast<uint64_t>(info.st_size)};
+    check_failure(failure_of([&] { ShmSegment::open(address); }), ErrorKind::kProtocol,
+                  "is not there any more");
+    close(fd);
+  };
+  SUBCASE("a memory file of another size tomorrow") {
+    const int fd = memfd_create("not sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(ftruncate(fd, 4096) == 0);
+    refuses(fd);
+  }
+  SUBCASE("a memory file that may shrink") {
+    const int fd = memfd_create("half sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(ftruncate(fd, 4096) == 0);
+    REQUIRE(fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SEAL) == 0);
+    refuses(fd);
+  }
+  // What has a name can be watched, by the test and by whoever waits at the end of a pipe.
+  char folder[] = "/tmp/torchrec-bls-test-XXXXXX";
+  REQUIRE(mkdtemp(folder) != nullptr);
+  const std::string path = std::string(folder) + "/named";
+  SUBCASE("a file with a name") { REQUIRE(mknod(path.c_str(), S_IFREG | 0600, 0) == 0); }
+  SUBCASE("a pipe") { REQUIRE(mkfifo(path.c_str(), 0600) == 0); }
+  const int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  if (access(path.c_str(), F_OK) == 0) {
+    REQUIRE(inotify_add_watch(watch, path.c_str(), IN_OPEN) >= 0);
+    refuses(open(path.c_str(), O_PATH | O_CLOEXEC));
+    inotify_event event;
+    CHECK(read(watch, &event, sizeof(event)) < 0);
+    CHECK(errno == EAGAIN);
+  }
+  close(watch);
+  unlink(path.c_str());
+  rmdir(folder);
+}
+
 TEST_CASE("more memory than there is gives an error that says how much and what to do") {
   const auto failure = failure_of([] { ShmSegment::create(size_t{1} << 44, "a test"); });
   check_failure(failure, ErrorKind::kRendezvous,
-                "no space in /dev/shm for a test: 16777216 MiB needed, ");
+                "no memory for a test: 16777216 MiB needed, ");
   check_failure(failure, ErrorKind::kRendezvous, "Lower the bound, slot_bytes or the batch");
 }
 
@@ -80,7 +153,7 @@ TEST_CASE("the memory of a large message is kept while small ones take turns wit
   const auto mappings = [] {
     std::ifstream maps("/proc/self/maps");
     int count = 0;
-    for (std::string line; std::getline(maps, line);) count += line.find(" /dev/shm/") != line.npos;
+    for (std::string line; std::getline(maps, line);) count += line.find(" /memfd:torchrec_bls") != line.npos;
     return count;
   };
   Ranks ranks({.slot_bytes = 1024});

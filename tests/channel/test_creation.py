@@ -55,14 +55,14 @@ def test_arguments_out_of_range_are_refused(changed: dict[str, Any], message: st
     indirect=["transport"],
 )
 def test_a_failure_of_one_rank_is_told_to_the_others(target: str) -> None:
-    change = {"side_effect": RendezvousError("no space in /dev/shm for a test")}
+    change = {"side_effect": RendezvousError("no memory for a test")}
     outcomes = run_outcomes(3, create_patched, f"torchrec_bls._native.{target}", change)
-    check_all([outcomes[1]], "RendezvousError", "on rank 1: no space in /dev/shm for a test")
+    check_all([outcomes[1]], "RendezvousError", "on rank 1: no memory for a test")
     check_all(
         [outcomes[0], outcomes[2]],
         "RendezvousError",
         "rank 1 could not set it up: ",
-        "no space in /dev/shm for a test",
+        "no memory for a test",
     )
 
 
@@ -74,7 +74,7 @@ def connect_in_turn(rank: int) -> None:
 
     def connect_late(transport: _native.ShmTransport, addresses: Any) -> None:
         if rank == 1:
-            raise RendezvousError("no space in /dev/shm for a test")
+            raise RendezvousError("no memory for a test")
         store.wait(["rank 1 is gone"], timedelta(seconds=30))
         connect(transport, addresses)
 
@@ -103,7 +103,7 @@ def test_a_failure_that_follows_from_another_names_that_one() -> None:
             "RendezvousError",
             "rank 1: cannot open shared memory",
             "rank 1 could not set it up: ",
-            "no space in /dev/shm for a test",
+            "no memory for a test",
         )
 
 

@@ -170,8 +170,8 @@ class BoundedLagChannel:
 
     Raises:
         ValueError: an argument is out of range.
-        RendezvousError: the ranks disagree, do not all come, /dev/shm has no room, or there is no
-            RDMA device where one is needed.
+        RendezvousError: the ranks disagree, do not all come, memory is short, or there is no RDMA
+            device where one is needed.
     """
 
     def __init__(

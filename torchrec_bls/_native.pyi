@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 WIRE_VERSION: int
 MIN_SLOT_BYTES: int
+MAX_SLOT_BYTES: int
 MAX_PARTS: int
 WITH_VERBS: bool
 

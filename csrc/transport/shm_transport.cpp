@@ -65,11 +65,12 @@ ShmTransport::ShmTransport(const RingShape& shape)
     : shape_(shape),
       slot_stride_(slot_stride(shape.slot_bytes)),
       ring_offset_(align_up(sizeof(ControlBlock) + shape.world_size * kCacheLine, kPage)) {
-  const size_t pairs = static_cast<size_t>(shape.world_size) * shape.slots;
-  own_ = ShmSegment::create(ring_offset_ + pairs * slot_stride_,
-                            std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) +
-                                " slots of " + std::to_string(slot_stride_) + " bytes on rank " +
-                                std::to_string(shape.rank));
+  const size_t pairs = pair_index(shape.world_size, 0);
+  const auto world_size = static_cast<size_t>(shape.world_size);
+  own_ = ShmSegment::create(
+      ring_offset_ + bls::ring_bytes(world_size, shape.slots, shape.slot_bytes),
+      std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) + " slots of " +
+          std::to_string(slot_stride_) + " bytes on rank " + std::to_string(shape.rank));
   new (own_.data()) ControlBlock{};
   // Before any peer can sleep on this rank's messages; see `sleep`.
   syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);

@@ -3,8 +3,7 @@
 import os
 from dataclasses import dataclass, fields
 
-from torchrec_bls import _native
-from torchrec_bls.collective.channel import check_bound, check_deadline
+from torchrec_bls.collective.channel import check_bound, check_deadline, check_slot_bytes
 
 ENVIRONMENT_VARIABLE = "TORCHREC_BLS_BACKEND"
 
@@ -34,11 +33,7 @@ class BLSOptions:
         check_bound(self.bound)
         if self.deadline is not None:
             check_deadline(self.deadline)
-        if self.slot_bytes < _native.MIN_SLOT_BYTES:
-            raise ValueError(
-                f"slot_bytes is {self.slot_bytes}, but a message header alone may take "
-                f"{_native.MIN_SLOT_BYTES}: use at least that plus the usual message size"
-            )
+        check_slot_bytes(self.slot_bytes)
 
     @classmethod
     def from_environment(cls) -> "BLSOptions":

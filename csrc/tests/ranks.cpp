@@ -47,7 +47,7 @@ Ranks::Ranks(const Setup& setup, Transports transports) {
     transports_.push_back(transport.get());
     channels_.push_back(std::make_unique<Channel>(
         std::move(transport), ChannelConfig{rank, setup.world_size, setup.bound, setup.slot_count(),
-                                            setup.deadline, "tested"}));
+                                            setup.deadline, "tested", setup.world_size}));
   }
 }
 

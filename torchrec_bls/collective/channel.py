@@ -208,6 +208,7 @@ class BoundedLagChannel:
             slots,
             deadline,
             name,
+            len(shape.local_ranks),
         )
         _channels.add(self)
 

@@ -55,7 +55,8 @@ class ArrivedIds {
   /// [features][world size], the second in `order`.
   const std::vector<int64_t>& counts() const { return counts_; }
 
-  /// Writes lengths, values and weights feature-major, within a feature by rank in `order`.
+  /// Writes lengths, values and weights feature-major, within a feature by rank in `order`. Throws
+  /// ChannelError(kProtocol) where lengths are not those that the constructor checked.
   void assemble(std::byte* lengths, std::byte* values, std::byte* weights) const;
 
  private:

@@ -31,15 +31,19 @@ std::optional<uint64_t> read_bytes(const fs::path& path) {
   return static_cast<uint64_t>(numbers[0]);
 }
 
-/// Adds up the numbers behind these words, each at the beginning of a line.
-uint64_t sum_of_lines(const fs::path& path, std::initializer_list<std::string_view> words) {
+/// Adds up the numbers behind these words, each at the beginning of a line. Nothing where there is
+/// no such line.
+std::optional<uint64_t> sum_of_lines(const fs::path& path,
+                                     std::initializer_list<std::string_view> words) {
   std::ifstream file(path);
-  uint64_t sum = 0;
+  std::optional<uint64_t> sum;
   for (std::string line; std::getline(file, line);) {
     std::istringstream fields(line);
     std::string word;
     uint64_t number = 0;
-    if (fields >> word >> number && std::ranges::find(words, word) != words.end()) sum += number;
+    if (fields >> word >> number && std::ranges::find(words, word) != words.end()) {
+      sum = sum.value_or(0) + number;
+    }
   }
   return sum;
 }
@@ -81,8 +85,8 @@ std::vector<fs::path> group_folders(const fs::path& root, const std::string& con
 uint64_t reclaimable(const fs::path& folder) {
   const fs::path stat = folder / "memory.stat";
   // Version 1 has both: those of the group alone, and with the groups within it.
-  const uint64_t total = sum_of_lines(stat, {"total_inactive_file", "total_active_file"});
-  return total != 0 ? total : sum_of_lines(stat, {"inactive_file", "active_file"});
+  const auto total = sum_of_lines(stat, {"total_inactive_file", "total_active_file"});
+  return total ? *total : sum_of_lines(stat, {"inactive_file", "active_file"}).value_or(0);
 }
 
 }  // namespace
@@ -115,8 +119,9 @@ double cpu_quota(const fs::path& root) {
 uint64_t memory_left(uint64_t wanted, const fs::path& root) {
   const fs::path meminfo = root / "proc/meminfo";
   uint64_t left = std::numeric_limits<uint64_t>::max();
-  if (const uint64_t available = sum_of_lines(meminfo, {"MemAvailable:"}); available != 0) {
-    left = (available + sum_of_lines(meminfo, {"SwapFree:"})) * 1024;
+  const uint64_t swap = sum_of_lines(meminfo, {"SwapFree:"}).value_or(0) * 1024;
+  if (const auto available = sum_of_lines(meminfo, {"MemAvailable:"})) {
+    left = *available * 1024 + swap;
   }
   for (const fs::path& folder : group_folders(root, "memory")) {
     auto limit = read_bytes(folder / "memory.max");
@@ -126,7 +131,7 @@ uint64_t memory_left(uint64_t wanted, const fs::path& root) {
     if (!limit || !usage) continue;
     uint64_t of_group = *limit - std::min(*limit, *usage);
     if (of_group < wanted) {  // only then, as these take the kernel long
-      of_group += reclaimable(folder) + sum_of_lines(meminfo, {"SwapFree:"}) * 1024;
+      of_group += reclaimable(folder) + swap;
     }
     left = std::min(left, of_group);
   }

@@ -68,6 +68,9 @@ TEST_CASE("what is left of memory is the least of the host's and of all groups'"
   CHECK(memory_left(1, host.root()) == UINT64_MAX);
   host.write("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable: 2048 kB\nSwapFree: 1024 kB");
   CHECK(memory_left(1, host.root()) == 3 * kMebibyte);
+  host.write("proc/meminfo", "MemAvailable: 0 kB");
+  CHECK(memory_left(1, host.root()) == 0);
+  host.write("proc/meminfo", "MemAvailable: 2048 kB\nSwapFree: 1024 kB");
   host.write("proc/self/cgroup", "4:memory:/pod");
   const std::string group = "sys/fs/cgroup/memory/pod/memory.";
   host.write(group + "limit_in_bytes", "9223372036854771712");

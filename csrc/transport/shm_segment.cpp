@@ -21,8 +21,8 @@ constexpr unsigned kNoExec = 8;                // MFD_NOEXEC_SEAL of Linux 6.3
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 constexpr uint64_t kMebibyte = 1u << 20;
-// A signal ends the reservation of a piece, whose pages are lost then. Timers of profilers leave
-// the time for a small one.
+// In older kernels a signal ends the reservation of a piece, whose pages are lost then. Timers of
+// profilers leave the time for a small one.
 constexpr uint64_t kPiece = kMebibyte;
 
 std::string mebibytes(uint64_t bytes) {
@@ -133,9 +133,9 @@ ShmSegment ShmSegment::create(size_t bytes, const std::string& purpose) {
 }
 
 ShmSegment ShmSegment::open(const SegmentAddress& address) {
-  const Descriptor there(::open(
-      ("/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd)).c_str(),
-      O_PATH | O_CLOEXEC));
+  const Descriptor there(
+      ::open(("/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd)).c_str(),
+             O_PATH | O_CLOEXEC));
   if (there.get() < 0) fail_open(address);
   if (!is_memory_file(there.get(), address)) not_there(address);
   const Descriptor file(

@@ -94,7 +94,7 @@ def test_a_lack_of_memory_is_told_by_size_and_by_the_self_test(tmp_path: Path) -
     assert by_subject["memory"]["status"] == "problem"
     assert by_subject["memory"]["text"].startswith("4,096 MiB, 0 MiB available")
     assert by_subject["shm self-test"]["status"] == "problem"
-    assert "no memory for 2 x 2 slots" in by_subject["shm self-test"]["text"]
+    assert "no memory for 2 x 4 slots" in by_subject["shm self-test"]["text"]
 
 
 def test_a_wrong_command_line_is_refused() -> None:

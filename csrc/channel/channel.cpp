@@ -518,8 +518,10 @@ void Channel::poison(const std::string& reason) {
 }
 
 void Channel::abandon() {
+  if (abandoned_) return;  // in a child of a child, whose descriptors may be other ones by now
   abandoned_ = true;
   closing_ = true;
+  transport_->abandon();
 }
 
 void Channel::close() {

@@ -107,6 +107,9 @@ class Transport {
   /// Tells the peers that no further message will come from this rank. What was delivered before
   /// has left this rank when it returns, unless its receiver is gone.
   virtual void announce_close() = 0;
+  /// For a child right after a fork: gives back the descriptors that it has inherited, since they
+  /// would hide the end of its parent. Nothing may be called after that.
+  virtual void abandon() {}
 };
 
 }  // namespace bls

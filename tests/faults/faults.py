@@ -48,6 +48,19 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class KillWithChild:
+    """SIGKILL of a rank whose forked child lives on, as the workers of a loader do."""
+
+    seconds: float
+
+    def __call__(self, scene: Scene) -> None:
+        if os.fork() == 0:
+            time.sleep(self.seconds)
+            os._exit(0)
+        Kill()(scene)
+
+
+@dataclass(frozen=True)
 class KillDuring:
     """SIGKILL in the middle of a call."""
 

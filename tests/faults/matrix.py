@@ -12,6 +12,7 @@ from tests.faults.faults import (
     Fork,
     Kill,
     KillDuring,
+    KillWithChild,
     LeaveOutstanding,
     Mismatch,
     NeverCome,
@@ -56,6 +57,13 @@ DEATH = [
     for world in (2, 4, 8)
 ] + [
     replace(_dead, name="process exits without closing", fault=Exit(7), exit_code=7),
+    replace(
+        _dead,
+        name="SIGKILL while a forked child lives on",
+        fault=KillWithChild(seconds=30.0),
+        deadline=60.0,
+        within=10.0,
+    ),
     replace(
         _dead,
         name="SIGKILL before a large message is read",

@@ -25,7 +25,7 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-model test-sanitizers test-verbs test-next faults model \
+.PHONY: help build demo test test-cpp test-arm test-model test-sanitizers test-verbs test-next faults model \
   fuzz soak paper-bls study-quantized study-planner lint format wheel \
   benchmarks-build clean
 
@@ -43,6 +43,14 @@ test: build test-cpp test-model  ## Run the C++ and Python tests, and check the 
 test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
 	$(call build-tests)
 	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+
+# RelWithDebInfo, since whole programs are optimized in Release, which takes longer than the tests.
+test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what they do, not how fast
+	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
+	@$(call need,cross compiler and emulator,g++-aarch64-linux-gnu qemu-user,$(has_arm))
+	$(call configure,build/arm,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DBLS_BUILD_TESTS=ON $(arm))
+	$(BIN)/cmake --build build/arm
+	$(BIN)/ctest --test-dir build/arm --output-on-failure --no-tests=error
 
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
@@ -168,6 +176,11 @@ build/torchrec-next/.installed: $(PINS) | $(VENV)/.packages
 comma := ,
 
 has_doctest = echo '\#include <doctest/doctest.h>' | $(CXX_OR_DEFAULT) -x c++ -E - -o /dev/null
+has_arm = command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64
+# The C library of the cross compiler is where the emulator looks for it with -L.
+arm = -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+  -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/aarch64-linux-gnu"
 has_libfuzzer = echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' \
   | clang++ -fsanitize=fuzzer$(comma)address$(comma)undefined -x c++ - -o /dev/null
 has_python_headers = $(BIN)/python -c 'import os, sysconfig; \

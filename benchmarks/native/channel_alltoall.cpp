@@ -34,6 +34,7 @@ class ChannelPeer {
     config.rank = rank;
     config.world_size = options.ranks;
     config.slots = kSlots;
+    config.local_ranks = options.ranks;
     channel_ = std::make_unique<bls::Channel>(std::move(transport), config);
     for (int to = 0; to < options.ranks; ++to) {
       const auto index = static_cast<std::size_t>(to);

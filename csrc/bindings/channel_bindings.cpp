@@ -115,14 +115,15 @@ void bind_channel(py::module_& module) {
 
   py::class_<Channel, ChannelHolder>(module, "Channel")
       .def(py::init([](TransportHandle& transport, int rank, int world_size, uint32_t bound,
-                       uint32_t slots, double deadline_seconds, const std::string& name) {
-             ChannelConfig config{rank, world_size, bound, slots, {}, name};
+                       uint32_t slots, double deadline_seconds, const std::string& name,
+                       int local_ranks) {
+             ChannelConfig config{rank, world_size, bound, slots, {}, name, local_ranks};
              config.deadline = milliseconds(deadline_seconds);
              config.interrupt = SignalCheck();
              return ChannelHolder(new Channel(transport.take(), config));
            }),
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
-           py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"))
+           py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"), py::arg("local_ranks"))
       .def("post", &post)
       .def("label", &Channel::label)
       .def("wait", &Channel::wait, py::return_value_policy::reference_internal,

@@ -6,6 +6,7 @@
 #include "bindings/python_interruption.h"
 #include "channel/wire.h"
 #include "errors.h"
+#include "transport/ring_shape.h"
 
 namespace py = pybind11;
 
@@ -54,6 +55,7 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "The compiled core of torchrec_bls: channel, transports and row messages.";
   module.attr("WIRE_VERSION") = bls::kWireVersion;
   module.attr("MIN_SLOT_BYTES") = bls::kMinSlotBytes;
+  module.attr("MAX_SLOT_BYTES") = bls::kMaxSlotBytes;
   module.attr("MAX_PARTS") = bls::kMaxParts;
 #ifdef BLS_WITH_VERBS
   module.attr("WITH_VERBS") = true;

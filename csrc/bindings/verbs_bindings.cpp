@@ -87,6 +87,8 @@ void bind_verbs(py::module_& module) {
                              [](const VerbsHandle& t) { return to_tuple(t.get().address()); })
       .def_property_readonly("device",
                              [](const VerbsHandle& t) { return t.get().device().label(); })
+      .def_property_readonly("fork_hazard",
+                             [](const VerbsHandle& t) { return t.get().device().fork_hazard(); })
       .def_property_readonly("link",
                              [](const VerbsHandle& t) {
                                const auto& port = t.get().device().port_attributes();

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "host/limits.h"
+
 namespace bls {
 namespace {
 
@@ -24,19 +26,6 @@ constexpr const char* kCausesDelay = " causes this; raise the deadline if it is 
 constexpr const char* kCauseOfDamage =
     ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
     "this";
-
-WaitPolicy policy_for(int world_size) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  const bool known = sched_getaffinity(0, sizeof(cpus), &cpus) == 0;
-  const int available = known ? CPU_COUNT(&cpus) : 1;
-  WaitPolicy policy;
-  // With more ranks than cores the awaited peer may need this very core.
-  if (world_size > std::max(available, static_cast<int>(std::thread::hardware_concurrency()))) {
-    policy.spins = 50;
-  }
-  return policy;
-}
 
 std::string seconds(Clock::duration duration) {
   return std::to_string(std::chrono::duration<double>(duration).count()) + " s";
@@ -116,7 +105,7 @@ class Channel::CallGuard {
 Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& config)
     : transport_(std::move(transport)),
       config_(config),
-      policy_(policy_for(config.world_size)),
+      policy_(policy_for(config.local_ranks, usable_cpus())),
       slot_bytes_(transport_->slot_bytes()),
       polled_(transport_->polled()),
       poisoned_(transport_->poisoned()),
@@ -273,8 +262,8 @@ size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
     length += sizeof(bytes);
   }
   stats_.bytes += payload;
-  write_header(slot, header_kind(config_.rank, 0, message.size()),
-               static_cast<uint32_t>(released_), batch_);
+  write_header(slot, header_kind(config_.rank, 0, message.size()), static_cast<uint32_t>(released_),
+               batch_);
   return at;
 }
 
@@ -366,7 +355,7 @@ bool Channel::ready() {
 
 void Channel::receive(int source, Arrival& arrival, End& end) {
   record_lag(source);
-  const auto has_arrived = [&] {
+  const auto has_arrived = [this, source] {
     if (polled_) transport_->progress();
     return arrived(source, *next_wait_, completed_);
   };
@@ -555,8 +544,10 @@ void Channel::poison(const std::string& reason) {
 }
 
 void Channel::abandon() {
+  if (abandoned_) return;  // in a child of a child, whose descriptors may be other ones by now
   abandoned_ = true;
   closing_ = true;
+  transport_->abandon();
 }
 
 void Channel::close() {

@@ -26,6 +26,7 @@ struct ChannelConfig {
   uint32_t slots = 2;
   std::chrono::milliseconds deadline{60000};
   std::string name = "channel";
+  int local_ranks = 1;  ///< on this rank's host, it among them
   /// Ends long waits of post, wait and close, or nothing. Called by the threads that wait. It may
   /// close or poison the channel.
   Interrupt interrupt{};

@@ -14,9 +14,20 @@ namespace bls {
 /// (the peer is runnable but has no core), then sleeping until a peer wakes it (the peer is busy or
 /// late). See docs/design/channel.md for the measurements behind the numbers.
 struct WaitPolicy {
-  uint32_t spins = 2000;
+  /// Beyond the first `kPolls`; zero where the peer may need this very core.
+  std::chrono::microseconds spin_for{50};
   std::chrono::microseconds yield_for{200};
+
+  /// Between two looks at the clock.
+  static constexpr int kPolls = 50;
 };
+
+/// For one of `local_ranks` ranks of a host that have this many CPUs' time.
+inline WaitPolicy policy_for(int local_ranks, double cpus) {
+  WaitPolicy policy;
+  if (local_ranks > cpus) policy.spin_for = {};
+  return policy;
+}
 
 inline void cpu_relax() {
 #if defined(__x86_64__)
@@ -26,14 +37,29 @@ inline void cpu_relax() {
 #endif
 }
 
-/// The first part of a wait, for a `ready()` that has just been false. Returns whether it is true.
 template <class Ready>
-bool spin_until(const WaitPolicy& policy, Ready ready) {
-  for (uint32_t i = 0; i < policy.spins; ++i) {
+bool poll(Ready ready) {
+  for (int i = 0; i < WaitPolicy::kPolls; ++i) {
     cpu_relax();
     if (ready()) return true;
   }
   return false;
+}
+
+/// Not inline, so that it costs those nothing whose message is there soon.
+template <class Ready>
+[[gnu::noinline]] bool poll_for(std::chrono::microseconds time, Ready ready) {
+  const Clock::time_point end = Clock::now() + time;
+  while (!poll(ready)) {
+    if (Clock::now() >= end) return false;
+  }
+  return true;
+}
+
+/// The first part of a wait, for a `ready()` that has just been false. Returns whether it is true.
+template <class Ready>
+bool spin_until(const WaitPolicy& policy, Ready ready) {
+  return poll(ready) || (policy.spin_for.count() > 0 && poll_for(policy.spin_for, ready));
 }
 
 /// The rest of a wait. `check(slow)` runs between polls and throws when waiting on is pointless;

@@ -296,6 +296,11 @@ void ArrivedIds::assemble(std::byte* lengths, std::byte* values, std::byte* weig
       if (stride_bytes != 0) {
         std::memcpy(lengths, parts[kLengths].data + feature * stride_bytes, stride_bytes);
       }
+      // The sender can still write into the message: what was checked is not what is read here.
+      if (sum_lengths(lengths, static_cast<size_t>(strides_[source]), length_bytes_) !=
+          counts_[feature * world + place]) {
+        bad_message(source, "its lengths changed while they were read");
+      }
       lengths += stride_bytes;
       if (count == 0) continue;
       std::memcpy(values, parts[kValues].data + read[place] * value_bytes_, count * value_bytes_);

@@ -79,7 +79,8 @@ class ArrivedIds {
   /// Why ranks refuse their batch, by rank.
   const std::vector<std::pair<int, std::string>>& refusals() const { return refusals_; }
 
-  /// Writes lengths, values and weights feature-major, within a feature by rank in `order`.
+  /// Writes lengths, values and weights feature-major, within a feature by rank in `order`. Throws
+  /// ChannelError(kProtocol) where lengths are not those that the constructor checked.
   void assemble(std::byte* lengths, std::byte* values, std::byte* weights) const;
 
  private:

@@ -75,6 +75,7 @@ struct FakeIbverbs::Context : ibv_context {
   std::vector<ibv_port_state> ports;
   std::deque<ibv_async_event> events;
   std::optional<Call> refused;
+  std::function<void()> interference;
   int objects = 0;
 
   bool refuses(Call call) {
@@ -367,9 +368,20 @@ void FakeIbverbs::forge_arrival(uint32_t queue_pair, uint32_t immediate) {
   push(*static_cast<Completions*>(pair.recv_cq), arrival, 0);
 }
 
+void FakeIbverbs::at_next_look_for_events(ibv_context* context,
+                                          std::function<void()> interference) {
+  const std::lock_guard lock(mutex_);
+  static_cast<Context*>(context)->interference = std::move(interference);
+}
+
 int FakeIbverbs::fullest_send_queue() {
   const std::lock_guard lock(mutex_);
   return fullest_;
+}
+
+int FakeIbverbs::fork_init() {
+  fork_prepared_ = true;
+  return settings_.empty() ? 0 : settings_.front().fork_error;
 }
 
 ibv_device** FakeIbverbs::get_device_list(int* count) {
@@ -384,6 +396,7 @@ void FakeIbverbs::free_device_list(ibv_device** list) { delete[] list; }
 const char* FakeIbverbs::get_device_name(ibv_device* device) { return device->name; }
 
 ibv_context* FakeIbverbs::open_device(ibv_device* device) {
+  if (!fork_prepared_) misuse("a device is opened before forks are prepared for");
   const auto index = static_cast<size_t>(device - devices_.data());
   if (settings_[index].open_error != 0) {
     errno = settings_[index].open_error;
@@ -394,6 +407,7 @@ ibv_context* FakeIbverbs::open_device(ibv_device* device) {
   context->index = index;
   context->ports = settings_[index].ports;
   context->async_fd = event_counter();
+  context->cmd_fd = event_counter();
   return context;
 }
 
@@ -402,6 +416,7 @@ int FakeIbverbs::close_device(ibv_context* base) {
   auto* const context = static_cast<Context*>(base);
   if (context->objects != 0) misuse("a device is closed while something of it lives");
   ::close(context->async_fd);
+  ::close(context->cmd_fd);
   delete context;
   return 0;
 }
@@ -441,6 +456,12 @@ ssize_t FakeIbverbs::query_gid_table(ibv_context* base, std::span<ibv_gid_entry>
 
 int FakeIbverbs::get_async_event(ibv_context* base, ibv_async_event* event) {
   auto* const context = static_cast<Context*>(base);
+  std::function<void()> interference;
+  {
+    const std::lock_guard lock(mutex_);
+    interference.swap(context->interference);
+  }
+  if (interference) interference();
   if (!take_event(context->async_fd)) return -1;
   const std::lock_guard lock(mutex_);
   *event = context->events.front();

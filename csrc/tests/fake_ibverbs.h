@@ -1,8 +1,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -24,6 +26,7 @@ struct FakeDevice {
   int register_error = 0;           ///< errno of reg_mr
   int create_error = 0;             ///< errno of create_qp
   int connect_error = 0;            ///< what modify_qp returns where it connects
+  int fork_error = 0;               ///< what fork_init returns, of any device
   int max_qp_wr = 4096;
   int max_srq_wr = 4096;
   int max_cqe = 1 << 20;
@@ -55,9 +58,12 @@ class FakeIbverbs final : public Ibverbs {
   void raise(ibv_context* context, ibv_event_type type, uint32_t queue_pair = 0);
   /// Pretends that a peer wrote with notification: a receive completes on `queue_pair`.
   void forge_arrival(uint32_t queue_pair, uint32_t immediate);
+  /// Runs `interference` when the events of a device are read the next time.
+  void at_next_look_for_events(ibv_context* context, std::function<void()> interference);
   /// Most requests that were in a send queue at any time.
   int fullest_send_queue();
 
+  int fork_init() override;
   ibv_device** get_device_list(int* count) override;
   void free_device_list(ibv_device** list) override;
   const char* get_device_name(ibv_device* device) override;
@@ -111,6 +117,7 @@ class FakeIbverbs final : public Ibverbs {
   std::mutex mutex_;
   std::condition_variable work_;
   bool stopping_ = false;
+  std::atomic<bool> fork_prepared_{false};
   Random random_;
   std::vector<FakeDevice> settings_;
   std::vector<ibv_device> devices_;

@@ -48,7 +48,7 @@ Ranks::Ranks(const Setup& setup, Transports transports) {
     channels_.push_back(std::make_unique<Channel>(
         std::move(transport),
         ChannelConfig{rank, setup.world_size, setup.bound, setup.slot_count(), setup.deadline,
-                      "tested", rank == 0 ? setup.interrupt : Interrupt{}}));
+                      "tested", setup.world_size, rank == 0 ? setup.interrupt : Interrupt{}}));
   }
 }
 

@@ -330,6 +330,32 @@ TEST_CASE("a refused batch has no samples") {
   CHECK(failure->message == "a refused batch is sent without its 1 samples");
 }
 
+TEST_CASE("lengths that a sender changes after they were checked are refused") {
+  Ranks ranks(Setup{});
+  for (int rank = 0; rank < 2; ++rank) {
+    const ItemBytes items{.length = 4};
+    Encoded encoded;
+    encoded.add({{{1, 0}, {2, 0}}, {{3, 0}}}, items);
+    post_ids(ranks[rank], encoded.view(1, 2, items), std::vector<size_t>{1, 0}, {});
+  }
+  const Arrival& arrival = ranks[0].wait();
+  const std::vector<int> order{0, 1};
+  const ArrivedIds ids(arrival, 1, order);
+  auto* const lengths = const_cast<std::byte*>(arrival.part(1, 1).data);
+  const int32_t more = 1000;
+  std::memcpy(lengths, &more, sizeof(more));
+  std::vector<int32_t> out_lengths(4);
+  std::vector<int64_t> out_values(6);
+  const auto failure = failure_of([&] {
+    ids.assemble(reinterpret_cast<std::byte*>(out_lengths.data()),
+                 reinterpret_cast<std::byte*>(out_values.data()), nullptr);
+  });
+  REQUIRE(failure);
+  CHECK(failure->kind == ErrorKind::kProtocol);
+  CHECK(failure->message.find("ids from rank 1 do not fit: its lengths changed") !=
+        std::string::npos);
+}
+
 TEST_CASE("own lengths that are negative or do not add up are a caller's mistake") {
   const auto negative = failure_of([] { values_per_feature(ids_of({1, -1, 2, 0}, {1, 2}, 2)); });
   REQUIRE(negative);

@@ -28,6 +28,12 @@ struct alignas(64) Memory {
   std::byte bytes[6 * 64] = {};
 };
 
+std::optional<Failure> refusal_of(size_t slot_bytes) {
+  return failure_of([&] {
+    TwoSidedInbox(Slots{{.rank = 0, .world_size = 3, .slots = 2, .slot_bytes = slot_bytes}, {}});
+  });
+}
+
 bool not_ready(void*) { return false; }
 
 /// Notes what it is asked for, in words.
@@ -248,4 +254,11 @@ TEST_CASE("no memory is taken for a large message of another size than its parts
           "its parts take 100 bytes, and it announces " + std::to_string(announced));
   }
   CHECK(noted.notes == Noted::Notes{"expose 1 100", "pull 1 100"});
+}
+
+TEST_CASE("slots whose bytes cannot be counted are refused") {
+  const auto failure = refusal_of(size_t{1} << 62);
+  REQUIRE(failure);
+  CHECK(!failure->kind);  // a caller's mistake
+  CHECK(failure->message.find("slot_bytes is 4611686018427387904") == 0);
 }

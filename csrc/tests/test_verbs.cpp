@@ -3,12 +3,16 @@
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include "channel/wire.h"
 #include "random_exchange.h"
+#include "transport/mixed_transport.h"
 #include "transport/verbs_status.h"
 #include "verbs_ranks.h"
 
@@ -148,6 +152,22 @@ TEST_CASE("what a peer sent before its connection failed counts") {
   CHECK(text_of(ranks[0].wait().part(1, 0)) == "last words");
   post_text(ranks[0]);
   check_failure(failure_of([&] { ranks[0].wait(); }), ErrorKind::kPeerDied, "does not answer");
+}
+
+TEST_CASE("the last message of a peer that closes meanwhile is not taken for missing") {
+  FakeRanks ranks(Setup{});
+  post_text(ranks[0]);
+  // Rank 0 has looked for messages, and looks for the closing word next.
+  ranks.library->at_next_look_for_events(ranks.contexts[0], [&] {
+    post_text(ranks[1], "the last");
+    ranks[1].close();
+  });
+  Transport& transport = ranks.ranks->transport(0);
+  const PeerState state = transport.peer_state(1);
+  const bool arrived = arrival_word(transport.inbox(1, 0)).load() == 1;
+  CHECK((state == PeerState::kOpen || arrived));
+  CHECK(text_of(ranks[0].wait().part(1, 0)) == "the last");
+  CHECK(transport.peer_state(1) == PeerState::kClosed);
 }
 
 TEST_CASE("a dead peer is noticed by a rank that has nothing to send") {
@@ -572,6 +592,47 @@ TEST_CASE("each reason why no device can be used is told with its cure") {
   check_failure(failure, kind, text);
 }
 
+TEST_CASE("slots whose bytes cannot be counted are refused") {
+  const auto failure = refusal({}, {}, {.world_size = 2, .slot_bytes = size_t{1} << 62});
+  REQUIRE(failure);
+  CHECK(!failure->kind);  // a caller's mistake
+  CHECK(failure->message.find("slot_bytes is 4611686018427387904") == 0);
+}
+
+TEST_CASE("a library that cannot prepare for forks is told of") {
+  for (const int error : {0, EINVAL}) {
+    FakeDevice device;
+    device.fork_error = error;
+    const VerbsDevice opened(std::make_shared<FakeIbverbs>(std::vector{device}), {});
+    CHECK(opened.fork_hazard() == (error == 0 ? "" : std::strerror(error)));
+  }
+}
+
+TEST_CASE("a forked child that gives up a transport has none of its descriptors") {
+  const auto library = std::make_shared<FakeIbverbs>();
+  auto ranks = connected(library, Setup{});
+  const auto descriptors = [] {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code error;
+      const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
+      if (target.find("[eventfd]") != target.npos) ++count;
+    }
+    return count;
+  };
+  REQUIRE(descriptors() == 8);  // each rank's device (two), its events and its wake-up
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    for (auto& rank : ranks) rank->abandon();
+    _exit(descriptors());
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
 TEST_CASE("the limit of locked memory is named with its cure") {
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_MEMLOCK, &before) == 0);
@@ -666,6 +727,39 @@ TEST_CASE("hosts with different numbers of ranks are joined") {
       random_exchange(rank, channel, {.most_parts = 4, .oversized_every = 8}, 40);
     });
   }
+}
+
+TEST_CASE("a failure keeps its origin on its way through another host's memory") {
+  // Ranks 0 and 1 on a host, rank 2 alone, and rank 1 hears nothing of it over the network.
+  const Setup setup{.world_size = 3};
+  const auto library = std::make_shared<FakeIbverbs>();
+  auto verbs = connected(library, setup, {}, [](const RingShape& shape) {
+    return shape.rank == 2 ? std::vector{0, 1} : std::vector{2};
+  });
+  library->hold(verbs[2]->address().queue_pairs[1], true);
+  Setup host = setup;
+  host.world_size = 2;
+  auto shm = shm_mesh(host);
+  Transports transports;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    transports.push_back(std::make_unique<MixedTransport>(
+        std::move(shm[rank]), std::move(verbs[rank]), std::vector{0, 1}, setup.world_size));
+  }
+  transports.push_back(std::move(verbs[2]));
+  Ranks ranks(setup, std::move(transports));
+  ranks[2].poison("the first");
+  const auto end = Clock::now() + std::chrono::minutes(2);
+  while (ranks.transport(0).poisoned().load() == 0 && Clock::now() < end) {
+    std::this_thread::yield();
+  }
+  SUBCASE("passed on by a rank that fails as well") { ranks[0].poison("the second"); }
+  SUBCASE("passed on by a rank that only hears of it") {
+    check_failure(failure_of([&] { post_text(ranks[0]); }), ErrorKind::kPoisoned, "rank 2 failed");
+  }
+  const auto failure = failure_of([&] { post_text(ranks[1]); });
+  check_failure(failure, ErrorKind::kPoisoned, "stopped because rank 2 failed: ");
+  check_failure(failure, ErrorKind::kPoisoned, "the first");
+  CHECK(failure->message.find("rank 0 failed") == std::string::npos);
 }
 
 TEST_CASE("an inbox of another shape is refused") {

@@ -13,6 +13,9 @@ class Ibverbs {
  public:
   virtual ~Ibverbs() = default;
 
+  /// Keeps what the device reads and writes usable when this process forks. Before the first device
+  /// is opened; fails where another library has been using one.
+  virtual int fork_init() = 0;
   virtual ibv_device** get_device_list(int* count) = 0;
   virtual void free_device_list(ibv_device** list) = 0;
   virtual const char* get_device_name(ibv_device* device) = 0;

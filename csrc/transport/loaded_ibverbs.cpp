@@ -33,6 +33,7 @@ class LoadedIbverbs final : public Ibverbs {
                                                        ": install rdma-core 32 or later");
       }
     };
+    find(fork_init_, "ibv_fork_init");
     find(get_device_list_, "ibv_get_device_list");
     find(free_device_list_, "ibv_free_device_list");
     find(get_device_name_, "ibv_get_device_name");
@@ -60,6 +61,7 @@ class LoadedIbverbs final : public Ibverbs {
     find(destroy_qp_, "ibv_destroy_qp");
   }
 
+  int fork_init() override { return fork_init_(); }
   ibv_device** get_device_list(int* count) override { return get_device_list_(count); }
   void free_device_list(ibv_device** list) override { free_device_list_(list); }
   const char* get_device_name(ibv_device* device) override { return get_device_name_(device); }
@@ -124,6 +126,7 @@ class LoadedIbverbs final : public Ibverbs {
 
  private:
   // Parenthesized where the header has a macro of the same name.
+  decltype(&ibv_fork_init) fork_init_;
   decltype(&ibv_get_device_list) get_device_list_;
   decltype(&ibv_free_device_list) free_device_list_;
   decltype(&ibv_get_device_name) get_device_name_;

@@ -56,16 +56,24 @@ void MixedTransport::progress() {
   verbs_->progress();
   if (shm_->poisoned().load(std::memory_order_acquire) == 0) return;
   if (poisoned().load(std::memory_order_acquire) != 0) return;
-  Poison poison = shm_->poison();
-  const bool known = poison.origin >= 0 && static_cast<size_t>(poison.origin) < local_ranks_.size();
-  if (known) poison.origin = local_ranks_[static_cast<size_t>(poison.origin)];
-  verbs_->adopt_poison(poison);
+  verbs_->adopt_poison(poison_of_host());
+}
+
+/// As it came through shared memory, in which ranks tell of other hosts' failures, too.
+Poison MixedTransport::poison_of_host() const {
+  Poison told = shm_->told_poison();
+  if (told.origin >= 0 && static_cast<size_t>(told.origin) < ways_.size()) return told;
+  // A damaged number; the teller's may be, too.
+  const int teller = shm_->poison().origin;
+  const bool known = teller >= 0 && static_cast<size_t>(teller) < local_ranks_.size();
+  told.origin = known ? local_ranks_[static_cast<size_t>(teller)] : teller;
+  return told;
 }
 
 void MixedTransport::poison_all(const std::string& message) {
   progress();  // what came first stays
   verbs_->poison_all(message);
-  shm_->poison_all(poison().message);
+  shm_->tell(poison());
 }
 
 void MixedTransport::pass_poison_on() {
@@ -73,10 +81,7 @@ void MixedTransport::pass_poison_on() {
   if (poisoned().load(std::memory_order_acquire) == 0) return;
   verbs_->pass_poison_on();
   shm_->pass_poison_on();
-  if (shm_->poisoned().load() != 0) return;
-  // In shared memory a rank tells its own failures only, so this one quotes.
-  const Poison poison = this->poison();
-  shm_->poison_all("rank " + std::to_string(poison.origin) + " failed: " + poison.message);
+  if (shm_->poisoned().load() == 0) shm_->tell(poison());
 }
 
 std::byte* MixedTransport::inbox(int source, uint32_t slot) {
@@ -139,6 +144,11 @@ std::string MixedTransport::peer_fault(int peer) {
 void MixedTransport::announce_close() {
   shm_->announce_close();
   verbs_->announce_close();
+}
+
+void MixedTransport::abandon() {
+  shm_->abandon();
+  verbs_->abandon();
 }
 
 }  // namespace bls

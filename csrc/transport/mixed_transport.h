@@ -45,6 +45,7 @@ class MixedTransport final : public Transport {
   PeerState peer_state(int peer) override;
   std::string peer_fault(int peer) override;
   void announce_close() override;
+  void abandon() override;
 
  private:
   struct Way {
@@ -53,6 +54,7 @@ class MixedTransport final : public Transport {
   };
 
   void watch();
+  Poison poison_of_host() const;
 
   std::unique_ptr<ShmTransport> shm_;
   std::unique_ptr<VerbsTransport> verbs_;

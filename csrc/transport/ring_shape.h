@@ -15,6 +15,9 @@ struct RingShape {
 
 inline constexpr size_t kCacheLine = 64;
 inline constexpr size_t kPage = 4096;
+/// Far above any memory, far below overflow: of a slot, and of all slots of a rank.
+inline constexpr size_t kMaxSlotBytes = size_t{1} << 40;
+inline constexpr size_t kMaxRingBytes = size_t{1} << 46;
 
 constexpr size_t align_up(size_t value, size_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -26,5 +29,9 @@ constexpr size_t slot_stride(size_t slot_bytes) {
   // Headers of all slots would share one cache set if the stride were a multiple of a page.
   return stride % kPage == 0 ? stride + 2 * kCacheLine : stride;
 }
+
+/// Bytes of `slots` slots for each of `places` ranks, `slot_stride` apart. Throws
+/// std::invalid_argument beyond the limits above.
+size_t ring_bytes(size_t places, size_t slots, size_t slot_bytes);
 
 }  // namespace bls

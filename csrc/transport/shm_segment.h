@@ -20,14 +20,16 @@ struct SegmentAddress {
 static_assert(sizeof(SegmentAddress) == sizeof(MemoryAddress) &&
               offsetof(SegmentAddress, bytes) == offsetof(MemoryAddress, bytes));
 
-/// Shared memory without a name: a file of mode 0600 in /dev/shm that never has a directory entry,
-/// so there is nothing to unlink, to guess, or to leave behind after SIGKILL.
+/// Shared memory without a name: a memory file of mode 0600, so there is nothing to unlink, to
+/// guess, or to leave behind after SIGKILL. Its size is sealed: no process can cut off what others
+/// have mapped.
 class ShmSegment {
  public:
-  /// Reserves `bytes` (zeroed) at once, so that a full /dev/shm is an error here and not a SIGBUS
+  /// Reserves `bytes` (zeroed) at once, so that a lack of memory is an error here and not a SIGBUS
   /// later. `purpose` goes into the error message.
   static ShmSegment create(size_t bytes, const std::string& purpose);
-  /// Maps a segment of another process (or of this one).
+  /// Maps a segment of another process (or of this one). Nothing else that the address may name is
+  /// opened.
   static ShmSegment open(const SegmentAddress& address);
 
   ShmSegment() = default;

@@ -13,6 +13,7 @@
 #include <climits>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "errors.h"
 
@@ -56,7 +57,8 @@ struct ShmTransport::ControlBlock {
   std::atomic<uint32_t> sleepers;
   alignas(kCacheLine) std::atomic<uint32_t> closed;
   alignas(kCacheLine) std::atomic<uint32_t> poisoned;  // the rank that failed + 1, or 0
-  char poison_text[kPoisonText];                       // why this rank failed
+  int32_t poison_origin;                               // whose failure this rank tells, as it says
+  char poison_text[kPoisonText];                       // and why
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -65,11 +67,12 @@ ShmTransport::ShmTransport(const RingShape& shape)
     : shape_(shape),
       slot_stride_(slot_stride(shape.slot_bytes)),
       ring_offset_(align_up(sizeof(ControlBlock) + shape.world_size * kCacheLine, kPage)) {
-  const size_t pairs = static_cast<size_t>(shape.world_size) * shape.slots;
-  own_ = ShmSegment::create(ring_offset_ + pairs * slot_stride_,
-                            std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) +
-                                " slots of " + std::to_string(slot_stride_) + " bytes on rank " +
-                                std::to_string(shape.rank));
+  const size_t pairs = pair_index(shape.world_size, 0);
+  const auto world_size = static_cast<size_t>(shape.world_size);
+  own_ = ShmSegment::create(
+      ring_offset_ + bls::ring_bytes(world_size, shape.slots, shape.slot_bytes),
+      std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) + " slots of " +
+          std::to_string(slot_stride_) + " bytes on rank " + std::to_string(shape.rank));
   new (own_.data()) ControlBlock{};
   // Before any peer can sleep on this rank's messages; see `sleep`.
   syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
@@ -210,13 +213,22 @@ Poison ShmTransport::poison() const {
   return {origin, std::string(text, strnlen(text, kPoisonText))};
 }
 
-void ShmTransport::poison_all(const std::string& message) {
-  // The first failure of a rank is the one it tells: others may be reading the text already.
+Poison ShmTransport::told_poison() const {
+  Poison told = poison();
+  if (told.origin >= 0 && told.origin < shape_.world_size) {
+    told.origin = control(told.origin).poison_origin;
+  }
+  return told;
+}
+
+void ShmTransport::tell(const Poison& poison) {
+  // The first failure that a rank tells stays: others may be reading the text already.
   if (has_failed_.exchange(true)) return;
-  char* const text = control(shape_.rank).poison_text;
-  const size_t length = std::min(message.size(), kPoisonText - 1);
-  std::memcpy(text, message.data(), length);
-  text[length] = '\0';
+  ControlBlock& block = control(shape_.rank);
+  block.poison_origin = poison.origin;
+  const size_t length = std::min(poison.message.size(), kPoisonText - 1);
+  std::memcpy(block.poison_text, poison.message.data(), length);
+  block.poison_text[length] = '\0';
   spread_poison(shape_.rank);
 }
 
@@ -251,6 +263,14 @@ void ShmTransport::announce_close() {
   control(shape_.rank).closed.store(1, std::memory_order_release);
   for (int peer = 0; peer < shape_.world_size; ++peer) {
     if (peer != shape_.rank) wake(peer);
+  }
+}
+
+void ShmTransport::abandon() {
+  own_.close_descriptor();
+  for (ShmSegment& segment : exposed_) segment.close_descriptor();
+  for (int& handle : process_handles_) {
+    if (handle >= 0) ::close(std::exchange(handle, -1));
   }
 }
 

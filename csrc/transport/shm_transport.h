@@ -25,6 +25,12 @@ class ShmTransport final : public Transport {
   /// For use once every rank has returned from `connect`.
   void seal() { own_.close_descriptor(); }
 
+  /// Poisons all ranks with a failure that may be another's, of a rank that need not be of this
+  /// mesh.
+  void tell(const Poison& poison);
+  /// The poison as its teller has it, who is the origin in `poison`.
+  Poison told_poison() const;
+
   size_t slot_bytes() const override { return slot_stride_; }
   size_t ring_bytes() const override { return own_.size() - ring_offset_; }
   std::byte* inbox(int source, uint32_t slot) override {
@@ -45,10 +51,11 @@ class ShmTransport final : public Transport {
   void wake_self() override;
   const std::atomic<uint32_t>& poisoned() const override;
   Poison poison() const override;
-  void poison_all(const std::string& message) override;
+  void poison_all(const std::string& message) override { tell({shape_.rank, message}); }
   void pass_poison_on() override;
   PeerState peer_state(int peer) override;
   void announce_close() override;
+  void abandon() override;
 
  private:
   struct ControlBlock;

@@ -119,6 +119,9 @@ class Transport {
   /// After the announcement, when no failure can come of what peers still read: the last call that
   /// tells them anything.
   virtual void leave() {}
+  /// For a child right after a fork: gives back the descriptors that it has inherited, since they
+  /// would hide the end of its parent. Nothing may be called after that.
+  virtual void abandon() {}
 };
 
 }  // namespace bls

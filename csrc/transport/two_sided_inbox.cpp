@@ -9,7 +9,9 @@ constexpr std::chrono::seconds kTimeToBlame{1};
 }  // namespace
 
 TwoSidedInbox::TwoSidedInbox(const Slots& slots)
-    : slots_(slots), peers_(static_cast<size_t>(slots.shape.world_size)) {}
+    : slots_(slots), peers_(static_cast<size_t>(slots.shape.world_size)) {
+  ring_bytes(peers_.size(), slots.shape.slots, slots.shape.slot_bytes);  // or sizes overflow
+}
 
 template <class Change>
 void TwoSidedInbox::note(Change change) {

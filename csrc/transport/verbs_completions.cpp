@@ -94,6 +94,10 @@ void VerbsCompletions::await_event(int64_t left) {
   }
 }
 
+void VerbsCompletions::abandon() const {
+  for (const int fd : {events_->fd, wake_}) ::close(fd);
+}
+
 void VerbsCompletions::wake() {
   const uint64_t one = 1;
   static_cast<void>(::write(wake_, &one, sizeof(one)));

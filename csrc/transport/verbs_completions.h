@@ -36,6 +36,8 @@ class VerbsCompletions {
   /// Waits for that, for `wake`, for an event of the device, or until `left` nanoseconds are over.
   void await_event(int64_t left);
   void wake();
+  /// For a forked child: gives back its descriptors.
+  void abandon() const;
 
  private:
   const VerbsDevice& device_;

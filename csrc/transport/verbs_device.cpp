@@ -1,10 +1,16 @@
 #include "transport/verbs_device.h"
 
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <vector>
 
 #include "errors.h"
@@ -66,6 +72,7 @@ void verbs_failure(const VerbsDevice& device, const std::string& what) {
 
 VerbsDevice::VerbsDevice(std::shared_ptr<Ibverbs> verbs, const VerbsConfig& config)
     : verbs_(std::move(verbs)), config_(config) {
+  if (const int error = verbs_->fork_init(); error != 0) fork_hazard_ = std::strerror(error);
   const DeviceList list(*verbs_);
   if (list.devices().empty()) {
     refuse(
@@ -206,6 +213,28 @@ bool VerbsDevice::port_active() const {
   ibv_port_attr attributes{};
   return verbs_->query_port(context_.get(), static_cast<uint8_t>(config_.port), &attributes) == 0 &&
          attributes.state == IBV_PORT_ACTIVE;
+}
+
+void VerbsDevice::keep_from_children() const {
+  struct stat file {};
+  if (fstat(context()->cmd_fd, &file) != 0) return;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t first = 0;
+    uintptr_t end = 0;
+    unsigned major_number = 0;
+    unsigned minor_number = 0;
+    uint64_t inode = 0;
+    const int fields = std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %*s %x:%x %" SCNu64,
+                                   &first, &end, &major_number, &minor_number, &inode);
+    if (fields == 5 && inode == file.st_ino && makedev(major_number, minor_number) == file.st_dev) {
+      madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTFORK);
+    }
+  }
+}
+
+void VerbsDevice::abandon() const {
+  for (const int fd : {context()->async_fd, context()->cmd_fd}) ::close(fd);
 }
 
 }  // namespace bls

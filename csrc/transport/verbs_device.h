@@ -44,6 +44,15 @@ class VerbsDevice {
   /// Whether the port has a link right now.
   bool port_active() const;
 
+  /// Why a fork is dangerous for what the device reads and writes; empty if it is not.
+  const std::string& fork_hazard() const { return fork_hazard_; }
+  /// Makes forked children inherit nothing that the device has mapped so far. Connections live as
+  /// long as anybody has such a mapping, and peers would not notice that this process has ended.
+  void keep_from_children() const;
+  /// For a forked child: gives back its descriptors. The library must not, which would take the
+  /// parent's connections down.
+  void abandon() const;
+
  private:
   std::string open(ibv_device* device);
   std::string choose_port();
@@ -57,6 +66,7 @@ class VerbsDevice {
   ibv_port_attr port_attributes_{};
   ibv_gid gid_{};
   bool global_ = false;
+  std::string fork_hazard_;
 };
 
 /// `what` and errno's text as ChannelError(kRendezvous).

@@ -25,18 +25,20 @@ static_assert(sizeof(PeerBlock) == 1088);
 ///
 ///     poison word, alone in a cache line | a PeerBlock per place | slots from a page on, by place
 ///
-/// Places are the ranks, or fewer where a rank reaches only some.
+/// Places are the ranks, or fewer where a rank reaches only some. Slots that no memory can hold are
+/// refused by std::invalid_argument.
 class VerbsLayout {
  public:
   VerbsLayout(uint32_t places, uint32_t slots, size_t slot_bytes)
       : places_(places),
         slots_(slots),
         stride_(slot_stride(slot_bytes)),
-        ring_(align_up(block_offset(places), kPage)) {}
+        ring_(align_up(block_offset(places), kPage)),
+        ring_bytes_(bls::ring_bytes(places, slots, slot_bytes)) {}
 
   size_t stride() const { return stride_; }
-  size_t bytes() const { return slot_offset(places_, 0); }
-  size_t ring_bytes() const { return bytes() - ring_; }
+  size_t bytes() const { return ring_ + ring_bytes_; }
+  size_t ring_bytes() const { return ring_bytes_; }
   static constexpr size_t block_offset(uint32_t place) {
     return kCacheLine + place * sizeof(PeerBlock);
   }
@@ -63,6 +65,7 @@ class VerbsLayout {
   uint32_t slots_;
   size_t stride_;
   size_t ring_;
+  size_t ring_bytes_;
 };
 
 }  // namespace bls

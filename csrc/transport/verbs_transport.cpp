@@ -75,6 +75,7 @@ VerbsTransport::VerbsTransport(std::shared_ptr<Ibverbs> verbs, const VerbsConfig
   sending_.assign(pairs, 0);
   exposed_.resize(pairs);
   pulled_.resize(pairs);
+  device_.keep_from_children();
 }
 
 void VerbsTransport::open_queues(std::span<const int> reached) {
@@ -453,9 +454,11 @@ void VerbsTransport::spread_poison(std::unique_lock<std::mutex>& lock) {
 
 PeerState VerbsTransport::peer_state(int peer) {
   const std::lock_guard lock(mutex_);
+  // Before the completions: all messages of a peer that has closed are among them then.
+  const bool has_closed = closed(peer);
   drain();
   read_device_events();
-  if (closed(peer)) return PeerState::kClosed;
+  if (has_closed) return PeerState::kClosed;
   probe_if_silent(peer);
   return peers_[peer].fault ? peers_[peer].fault->state : PeerState::kOpen;
 }
@@ -509,6 +512,11 @@ void VerbsTransport::announce_close() {
   // Nobody expects anything of a rank that has failed, and one of its peers may be dead.
   latch_poison();
   flush(lock, poison_ ? kPoisonGrace : deadline_, interrupt_);
+}
+
+void VerbsTransport::abandon() {
+  completions_.abandon();
+  device_.abandon();
 }
 
 /// Lets what is under way leave, except to peers that do not want it any more.

@@ -85,6 +85,7 @@ class VerbsTransport final : public Transport {
   PeerState peer_state(int peer) override;
   std::string peer_fault(int peer) override;
   void announce_close() override;
+  void abandon() override;
 
  private:
   struct Fault {

@@ -44,6 +44,14 @@ def check_all(outcomes: Sequence[Outcome], error: str, *texts: str) -> None:
         ({"bound": 1.5}, "bound is 1.5, but must be"),
         ({"bound": True}, "bound is True, but must be"),
         ({"bound": 65537}, "bound is 65537, but must be"),
+        *(
+            (
+                {"slot_bytes": large},
+                f"slot_bytes is {large}, but must be a number of bytes, at most",
+            )
+            for large in ((1 << 40) + 1, 1 << 62, 1 << 63, (1 << 64) - 1, 1 << 64)
+        ),
+        ({"slot_bytes": 4096.0}, "slot_bytes is 4096.0, but must be a number of bytes"),
         ({"slot_bytes": 255}, "slot_bytes is 255, but a message header alone may take 256"),
         ({"deadline": 0}, "deadline is 0 s, but must be positive"),
     ],
@@ -58,14 +66,14 @@ def test_arguments_out_of_range_are_refused(changed: dict[str, Any], message: st
     indirect=["transport"],
 )
 def test_a_failure_of_one_rank_is_told_to_the_others(target: str) -> None:
-    change = {"side_effect": RendezvousError("no space in /dev/shm for a test")}
+    change = {"side_effect": RendezvousError("no memory for a test")}
     outcomes = run_outcomes(3, create_patched, f"torchrec_bls._native.{target}", change)
-    check_all([outcomes[1]], "RendezvousError", "on rank 1: no space in /dev/shm for a test")
+    check_all([outcomes[1]], "RendezvousError", "on rank 1: no memory for a test")
     check_all(
         [outcomes[0], outcomes[2]],
         "RendezvousError",
         "rank 1 could not set it up: ",
-        "no space in /dev/shm for a test",
+        "no memory for a test",
     )
 
 
@@ -77,7 +85,7 @@ def connect_in_turn(rank: int) -> None:
 
     def connect_late(transport: _native.ShmTransport, addresses: Any) -> None:
         if rank == 1:
-            raise RendezvousError("no space in /dev/shm for a test")
+            raise RendezvousError("no memory for a test")
         store.wait(["rank 1 is gone"], timedelta(seconds=30))
         connect(transport, addresses)
 
@@ -106,7 +114,7 @@ def test_a_failure_that_follows_from_another_names_that_one() -> None:
             "RendezvousError",
             "rank 1: cannot open shared memory",
             "rank 1 could not set it up: ",
-            "no space in /dev/shm for a test",
+            "no memory for a test",
         )
 
 
@@ -184,5 +192,27 @@ def test_a_channel_leaves_one_small_record_of_each_rank_in_the_store() -> None:
 
 
 def test_slots_that_no_memory_holds_are_refused() -> None:
-    outcomes = run_outcomes(2, create, [{"slot_bytes": 1 << 50}] * 2)
+    outcomes = run_outcomes(2, create, [{"slot_bytes": 1 << 40}] * 2)
     check_all(outcomes, "RendezvousError", "no ")
+
+
+@pytest.mark.parametrize("transport", ["shm"], indirect=True)
+@pytest.mark.usefixtures("transport")
+def test_slots_whose_bytes_cannot_be_counted_are_refused() -> None:
+    arguments = {"slot_bytes": 1 << 40, "bound": 65536}
+    outcomes = run_outcomes(2, create, [arguments] * 2)
+    check_all(outcomes, "ValueError", "2 x 131074 slots of", "lower slot_bytes, the bound or")
+
+
+def local_ranks(rank: int) -> int:
+    """Returns how many ranks on its host a channel counts, where two are on each."""
+    with (
+        mock.patch("torchrec_bls.collective.channel.host_identity", lambda: f"host {rank // 2}"),
+        mock.patch("torchrec_bls._native.Channel", wraps=_native.Channel) as made,
+        BoundedLagChannel(dist.group.WORLD, transport="c10d", **FITTING),
+    ):
+        return int(made.call_args.args[-1])
+
+
+def test_only_ranks_of_this_host_compete_for_its_cpus() -> None:
+    assert run(3, local_ranks) == [2, 2, 1]

@@ -4,6 +4,8 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -150,33 +152,37 @@ def test_a_channel_that_is_dropped_does_not_hang() -> None:
     run(2, drop_with_large_messages_unreleased)
 
 
-def shared_memory_of_this_process() -> dict[str, str]:
-    """Inode to path of what is mapped from /dev/shm."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    fields = [line.split(maxsplit=5) for line in lines if " /dev/shm/" in line]
-    return {line[4]: line[5] for line in fields}
+MEMORY_FILE = "/memfd:torchrec_bls (deleted)"
 
 
 def hold_memory_and_die(rank: int, folder: Path) -> None:
     ids = channel(bound=1)
     ids.post(value_to_all(rank, items=1000))
     ids.wait()
-    mapped = shared_memory_of_this_process()
+    fields = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = {field[4] for field in fields if field[5:] == [MEMORY_FILE]}
     assert len(mapped) >= 4, "two rings, memory of its own message and of the peer's"
-    assert all(path.endswith(" (deleted)") for path in mapped.values()), mapped
-    for handle in Path("/proc/self/fd").iterdir():
-        if handle.is_symlink() and str(handle.readlink()).startswith("/dev/shm/"):
-            assert handle.stat().st_mode & 0o777 == 0o600
+    handles = [handle for handle in Path("/proc/self/fd").iterdir() if handle.is_symlink()]
+    open_files = [handle for handle in handles if str(handle.readlink()) == MEMORY_FILE]
+    assert len(open_files) == 1, "that of its own message, which the peer may still open"
+    assert all(handle.stat().st_mode & 0o777 == 0o600 for handle in open_files)
     (folder / str(rank)).write_text("\n".join(mapped))
     dist.barrier()
     kill_this_process()
 
 
+def mapped_by_any_process() -> Iterator[str]:
+    """Inodes of all memory of channels that is mapped."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has just ended
+            fields = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
+            yield from (field[4] for field in fields if field[5:] == [MEMORY_FILE])
+
+
 @pytest.mark.parametrize("transport", ["shm"], indirect=True)
-def test_nothing_is_left_in_dev_shm_after_all_ranks_are_killed(tmp_path: Path) -> None:
+def test_no_memory_is_left_after_all_ranks_are_killed(tmp_path: Path) -> None:
     outcomes = run_outcomes(2, hold_memory_and_die, tmp_path)
     assert [outcome.error for outcome in outcomes] == ["ProcessDied"] * 2, outcomes
     used = {inode for rank in range(2) for inode in (tmp_path / str(rank)).read_text().split()}
-    left = {str(entry.lstat().st_ino) for entry in Path("/dev/shm").iterdir()}
     assert used
-    assert not used & left
+    assert not used & {*mapped_by_any_process()}

@@ -34,6 +34,7 @@ class Mesh:
 
     made: list[tuple[str, Any]] = []  # noqa: RUF012
     link = "RoCE"
+    fork_hazard = ""
     address: tuple[Any, ...] = ([0] * 16, 0, 1024, 0, 0, 0, 0, [], [])
 
     def __init__(self, name: str, *arguments: Any) -> None:
@@ -176,6 +177,27 @@ def test_ports_of_two_kinds_are_not_joined() -> None:
         "link differs between ranks (ranks [0]: RoCE; ranks [1]: InfiniBand)",
         "Use RDMA ports of one kind on all hosts",
     )
+
+
+def create_where_forks_are_dangerous(rank: int) -> list[str]:
+    mesh = Mesh("VerbsTransport")
+    mesh.fork_hazard = "Invalid argument"
+    with (
+        mock.patch("torchrec_bls._native.VerbsTransport", return_value=mesh),
+        mock.patch("torchrec_bls._native.Channel"),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        BoundedLagChannel(dist.group.WORLD, slot_bytes=256, transport="verbs")
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.usefixtures("build_with_rdma")
+def test_a_library_that_cannot_prepare_for_forks_is_warned_of() -> None:
+    for texts in run(2, create_where_forks_are_dangerous):
+        assert len(texts) == 1
+        assert "cannot prepare RDMA for forks of this process (Invalid argument)" in texts[0]
+        assert "'spawn' or 'forkserver'" in texts[0]
 
 
 def built_without(rank: int, hosts: str, arguments: dict[str, Any]) -> None:

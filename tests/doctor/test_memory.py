@@ -1,10 +1,7 @@
-"""What is said of /dev/shm, memory and what may be locked."""
+"""What is said of memory and of what may be locked."""
 
-import os
 import resource
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -13,7 +10,7 @@ from tests.doctor.host_tree import add_group, write
 from tests.processes import run
 from torchrec_bls import BLSConfig, BoundedLagChannel
 from torchrec_bls.doctor.finding import Status
-from torchrec_bls.doctor.memory import memlock_finding, memory_finding, ring_bytes, shm_finding
+from torchrec_bls.doctor.memory import memlock_finding, memory_finding, ring_bytes
 
 MEBIBYTE = 1 << 20
 FIRST_NAMESPACE = "         0          0 4294967295"
@@ -22,52 +19,54 @@ ALL_CAPABILITIES = "CapInh:\t0000000000000000\nCapEff:\t000001ffffffffff"
 NO_CAPABILITIES = "CapInh:\t0000000000000000\nCapEff:\t0000000000000000"
 
 
-def make_room(monkeypatch: pytest.MonkeyPatch, size: int, free: int) -> None:
-    room: Any = SimpleNamespace(f_frsize=4096, f_blocks=size // 4096, f_bavail=free // 4096)
-    monkeypatch.setattr(os, "statvfs", lambda path: room)
+def add_memory(root: Path, total: int, available: int) -> None:
+    """Adds a host with so many MiB."""
+    lines = [f"MemTotal: {total << 10} kB", f"MemFree: {1 << 10} kB"]
+    write(root / "proc/meminfo", "\n".join([*lines, f"MemAvailable: {available << 10} kB"]))
 
 
 @pytest.mark.parametrize(
-    ("size", "free", "status"),
+    ("available", "status"),
     [
-        (1024, 512, Status.OK),
-        (64, 64, Status.WARNING),  # Docker's default
-        (64, 10, Status.PROBLEM),
-        (64, 0, Status.PROBLEM),
+        (1024, Status.OK),
+        (256, Status.OK),
+        (64, Status.WARNING),
+        (16, Status.WARNING),
+        (10, Status.PROBLEM),
+        (0, Status.PROBLEM),
     ],
 )
-def test_the_room_that_is_free_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, status: Status
+def test_the_memory_that_is_available_counts(
+    tmp_path: Path, available: int, status: Status
 ) -> None:
-    (tmp_path / "dev/shm").mkdir(parents=True)
-    make_room(monkeypatch, size * MEBIBYTE, free * MEBIBYTE)
-    finding = shm_finding(tmp_path)
+    add_memory(tmp_path, 4096, available)
+    finding = memory_finding(tmp_path)
     assert finding.status is status
-    assert finding.text.startswith(f"{size:,} MiB, {free:,} MiB free")
-    assert ("--shm-size" in finding.cure) == (status is not Status.OK)
+    assert finding.text.startswith(f"4,096 MiB, {available:,} MiB available, no limit")
+    assert ("16 MiB with 2 ranks" in finding.text) == (status is not Status.OK)
     assert finding.facts == {
-        "bytes": size * MEBIBYTE,
-        "free_bytes": free * MEBIBYTE,
+        "bytes": 4096 * MEBIBYTE,
+        "available_bytes": available * MEBIBYTE,
+        "limit_bytes": None,
+        "left_bytes": None,
         "small_bytes": 16 * MEBIBYTE,
         "usual_bytes": 256 * MEBIBYTE,
     }
 
 
-def test_without_dev_shm_nothing_works(tmp_path: Path) -> None:
-    finding = shm_finding(tmp_path)
-    assert finding.status is Status.PROBLEM
-    assert "No such file or directory" in finding.text
-    assert "mount -t tmpfs" in finding.cure
-
-
 def test_what_a_group_has_left_counts(tmp_path: Path) -> None:
-    write(tmp_path / "proc/meminfo", "MemTotal:       4194304 kB\nMemFree:        1000 kB")
-    assert memory_finding(tmp_path).text == "4,096 MiB, no limit"
+    add_memory(tmp_path, 4096, 4000)
     limit = {"memory.max": str(512 * MEBIBYTE), "memory.current": str(300 * MEBIBYTE)}
     add_group(tmp_path, "0::/", limit)
     finding = memory_finding(tmp_path)
     assert finding.status is Status.WARNING
-    assert finding.text == "4,096 MiB; the control group allows 512 MiB, and has 212 MiB of it left"
+    assert finding.text.startswith(
+        "4,096 MiB, 4,000 MiB available; the control group allows 512 MiB, and has 212 MiB of it "
+        "left; a sharded module reserves 16 MiB with 2 ranks and 256 MiB with 8"
+    )
+    assert "--memory" in finding.cure
+    add_group(tmp_path, "0::/", limit | {"memory.current": str(500 * MEBIBYTE)})
+    assert memory_finding(tmp_path).status is Status.PROBLEM
     add_group(tmp_path, "0::/", limit | {"memory.current": "0"})
     assert memory_finding(tmp_path).status is Status.OK
 

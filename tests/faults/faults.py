@@ -26,6 +26,7 @@ from torchrec_bls.errors import ChannelClosedError
 
 _CLONE_NEWNS = 0x20000
 _MS_PRIVATE_ALL = 0x44000
+_MS_BIND = 0x1000
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,19 @@ class Kill:
         time.sleep(self.after)
         scene.strike()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class KillWithChild:
+    """SIGKILL of a rank whose forked child lives on, as the workers of a loader do."""
+
+    seconds: float
+
+    def __call__(self, scene: Scene) -> None:
+        if os.fork() == 0:
+            time.sleep(self.seconds)
+            os._exit(0)
+        Kill()(scene)
 
 
 @dataclass(frozen=True)
@@ -324,18 +338,19 @@ class CountOneMore:
 
 
 @dataclass(frozen=True)
-class SmallSharedMemory:
-    """The rank sees a /dev/shm of its own, with little space. Needs the right to mount."""
+class ShortMemory:
+    """The rank sees a host that has hardly any memory left. Needs the right to mount."""
 
     kibibytes: int
 
     def __call__(self, scene: Scene) -> None:
+        meminfo = scene.folder / "meminfo"
+        meminfo.write_text(f"MemAvailable: {self.kibibytes} kB\nSwapFree: 0 kB\n")
         libc = ctypes.CDLL(None, use_errno=True)
-        size = f"size={self.kibibytes}k".encode()
         for failed in (
             libc.unshare(_CLONE_NEWNS),
             libc.mount(None, b"/", None, _MS_PRIVATE_ALL, None),
-            libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, size),
+            libc.mount(os.fsencode(meminfo), b"/proc/meminfo", None, _MS_BIND, None),
         ):
             if failed:
                 raise OSError(ctypes.get_errno(), "cannot mount: run the tests as root")

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +20,6 @@ from tests.processes import DEFAULT_DEADLINE, Outcome, run_outcomes
 
 # What a rank of a channel says of itself, whatever it raises.
 _HERE = r"channel '[^']+' on rank {}, sequence \d+, lag \d+: "
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Verdict:
 
 def examine(row: Row) -> Verdict:
     """Plays `row` with real processes."""
-    names, free = _files_in_shared_memory().keys(), _free_shared_memory()
     with TemporaryDirectory() as name, _store_if(row.own_store, Path(name)):
         folder = Path(name)
         outcomes = run_outcomes(
@@ -58,10 +56,7 @@ def examine(row: Row) -> Verdict:
         *_struck_rank(row, outcomes[row.rank]),
         *problems_of_survivors(row, outcomes, seconds),
     ]
-    end = time.monotonic() + 5
-    while (left := _left_in_shared_memory(names, free)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return Verdict(row, outcomes, seconds, problems + left)
+    return Verdict(row, outcomes, seconds, problems)
 
 
 def _serve_store(folder: Path) -> None:
@@ -162,42 +157,3 @@ def _survivor(row: Row, outcome: Outcome) -> Iterator[str]:
     for words in row.words:
         if words not in text:
             yield f"rank {outcome.rank} does not say '{words}': {text}"
-
-
-def _files_in_shared_memory() -> dict[str, str]:
-    """Returns the inode of each name."""
-    return {entry.name: str(entry.inode()) for entry in os.scandir(_SHARED_MEMORY)}
-
-
-def _free_shared_memory() -> int:
-    status = os.statvfs(_SHARED_MEMORY)
-    return status.f_bfree * status.f_bsize
-
-
-def _left_in_shared_memory(names: Collection[str], free: int) -> list[str]:
-    # Other programs of this machine use it, too, and all ranks have ended.
-    in_use = _shared_memory_of_living_processes()
-    left = [
-        f"/dev/shm/{name} is left behind"
-        for name, inode in _files_in_shared_memory().items()
-        if name not in names and inode not in in_use
-    ]
-    missing = free - _free_shared_memory()
-    if missing > 0:
-        missing -= sum(in_use.values())
-    return [*left, f"/dev/shm has {missing} bytes less than before"] if missing > 0 else left
-
-
-def _shared_memory_of_living_processes() -> dict[str, int]:
-    """Returns the bytes of each inode of /dev/shm that is mapped."""
-    bytes_by_inode: dict[str, int] = {}
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            lines = maps.read_text().splitlines()
-        except OSError:
-            continue  # it has just ended
-        for line in lines:
-            if " /dev/shm/" in line:
-                first, _, last = line.split()[0].partition("-")
-                bytes_by_inode[line.split()[4]] = int(last, 16) - int(first, 16)
-    return bytes_by_inode

@@ -13,6 +13,7 @@ from tests.faults.faults import (
     Fork,
     Kill,
     KillDuring,
+    KillWithChild,
     LeaveOutstanding,
     Malform,
     Mismatch,
@@ -22,8 +23,8 @@ from tests.faults.faults import (
     PressCtrlC,
     Raise,
     Replay,
+    ShortMemory,
     SignalStore,
-    SmallSharedMemory,
     Stop,
     UseUpDescriptors,
     another_host,
@@ -62,6 +63,13 @@ DEATH = [
     for world in (2, 4, 8)
 ] + [
     replace(_dead, name="process exits without closing", fault=Exit(7), exit_code=7),
+    replace(
+        _dead,
+        name="SIGKILL while a forked child lives on",
+        fault=KillWithChild(seconds=30.0),
+        deadline=60.0,
+        within=10.0,
+    ),
     replace(
         _dead,
         name="SIGKILL before a large message is read",
@@ -427,16 +435,16 @@ CREATION = [
     ),
     replace(
         _setup,
-        name="/dev/shm full at creation",
-        fault=SmallSharedMemory(kibibytes=16),
-        words=("rank 1 could not set it up", "no space in /dev/shm", "enlarge it", "--shm-size"),
-        words_of_struck=("no space in /dev/shm", "0 MiB free"),
+        name="memory is short at creation",
+        fault=ShortMemory(kibibytes=16),
+        words=("rank 1 could not set it up", "no memory for 3 x 4 slots", "--memory"),
+        words_of_struck=("no memory for 3 x 4 slots", "0 MiB left"),
     ),
     replace(
         _setup,
-        name="/dev/shm too small on all ranks",
-        words=("no space in /dev/shm", "MiB needed", "enlarge it"),
-        arguments=(("slot_bytes", 1 << 42),),
+        name="slots that no rank has memory for",
+        words=("no memory for 3 x 4 slots", "MiB needed", "Lower the bound, slot_bytes"),
+        arguments=(("slot_bytes", 1 << 40),),
     ),
     replace(
         _setup,
@@ -480,14 +488,14 @@ LATER = [
     ),
     Row(
         "no memory for a large message",
-        SmallSharedMemory(kibibytes=16),
+        ShortMemory(kibibytes=16),
         errors=("PoisonedError",),
-        words=("cannot get a message: no space in /dev/shm", "enlarge it", "--shm-size"),
+        words=("cannot get a message: no memory for a message of rank 1", "--memory"),
         items=LARGE,
         iteration=2,
         end="RendezvousError",
         exit_code=1,
-        words_of_struck=("cannot get a message: no space in /dev/shm", "enlarge it"),
+        words_of_struck=("cannot get a message: no memory for a message of rank 1",),
         deadline=30.0,
         within=1.0,
     ),
@@ -510,7 +518,7 @@ TWO_SIDED = [
     for row in (*DEATH, *DELAY, *LEAVING, *INTERRUPTS, *LATER)
     if row.world < 8
     and "SIGKILL before a large message" not in row.name
-    and not isinstance(row.fault, (UseUpDescriptors, SmallSharedMemory))
+    and not isinstance(row.fault, (UseUpDescriptors, ShortMemory))
 ]
 
 MATRIX: list[Row] = [

@@ -173,8 +173,8 @@ class BoundedLagChannel:
 
     Raises:
         ValueError: an argument is out of range.
-        RendezvousError: the ranks disagree, do not all come, /dev/shm has no room, or there is no
-            RDMA device where one is needed.
+        RendezvousError: the ranks disagree, do not all come, memory is short, or there is no RDMA
+            device where one is needed.
     """
 
     def __init__(
@@ -189,11 +189,7 @@ class BoundedLagChannel:
         verbs: VerbsConfig | None = None,
     ) -> None:
         check_bound(bound)
-        if slot_bytes < _native.MIN_SLOT_BYTES:
-            raise ValueError(
-                f"slot_bytes is {slot_bytes}, but a message header alone may take "
-                f"{_native.MIN_SLOT_BYTES}: use at least that plus the usual message size"
-            )
+        check_slot_bytes(slot_bytes)
         check_deadline(deadline)
         check_transport(transport)
         self.name = name
@@ -216,6 +212,7 @@ class BoundedLagChannel:
             slots,
             deadline,
             name,
+            len(shape.local_ranks),
         )
         self.native.keep(self._own_tensors)
         _channels.add(self)
@@ -402,6 +399,21 @@ def check_bound(bound: int) -> None:
     if not isinstance(bound, int) or isinstance(bound, bool) or not 0 <= bound <= 1 << 16:
         raise ValueError(
             f"bound is {bound!r}, but must be a number of iterations from 0 (synchronous) to 65536"
+        )
+
+
+def check_slot_bytes(slot_bytes: int) -> None:
+    """Raises ValueError unless `slot_bytes` is a size that a slot can have."""
+    least, most = _native.MIN_SLOT_BYTES, _native.MAX_SLOT_BYTES
+    if not isinstance(slot_bytes, int) or isinstance(slot_bytes, bool) or slot_bytes > most:
+        raise ValueError(
+            f"slot_bytes is {slot_bytes!r}, but must be a number of bytes, at most {most}: use "
+            f"{least} plus the usual message size"
+        )
+    if slot_bytes < least:
+        raise ValueError(
+            f"slot_bytes is {slot_bytes}, but a message header alone may take {least}: use at "
+            "least that plus the usual message size"
         )
 
 

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from torchrec_bls import _native
 from torchrec_bls.collective.channel import (
     LONGEST_DEADLINE,
     check_bound,
     check_deadline,
+    check_slot_bytes,
     check_transport,
 )
 from torchrec_bls.collective.verbs_config import VerbsConfig
@@ -49,11 +49,8 @@ class ExchangeOptions:
         """Raises ValueError for values that no channel can have."""
         check_bound(self.bound)
         check_transport(self.transport)
-        if self.slot_bytes is not None and self.slot_bytes < _native.MIN_SLOT_BYTES:
-            raise ValueError(
-                f"slot_bytes is {self.slot_bytes}, but a message header alone may take "
-                f"{_native.MIN_SLOT_BYTES}: leave it None, or use that plus the usual message size"
-            )
+        if self.slot_bytes is not None:
+            check_slot_bytes(self.slot_bytes)
         if self.deadline is not None:
             check_deadline(self.deadline)
 

@@ -141,6 +141,14 @@ def _connect_verbs(
         except (TypeError, ValueError) as error:
             raise RendezvousError(f"damaged addresses of RDMA memory: {records}") from error
     rendezvous.exchange("RDMA connected", {})
+    if transport.fork_hazard:
+        warnings.warn(
+            "libibverbs cannot prepare RDMA for forks of this process "
+            f"({transport.fork_hazard}), since another library has used RDMA before: a fork may "
+            "damage what is under way. Start processes with 'spawn' or 'forkserver', or set "
+            "RDMAV_FORK_SAFE=1 before the start",
+            stacklevel=2,
+        )
     return transport
 
 

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import Store
 from torchrec_bls import _native
 from torchrec_bls.collective.rendezvous import TooLateError, within
 from torchrec_bls.collective.shape import Shape
+from torchrec_bls.collective.sockets import close_sockets, tcp_sockets
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError
 
 # Deadlines are the channel's. One of gloo ends all of a group's connections.
@@ -60,6 +61,14 @@ def _end_all() -> None:
     # must come back to an interpreter.
     for thread in _threads:
         thread.join(_SETTLING)
+
+
+def _abandon_all() -> None:
+    for messenger in list(_messengers):
+        messenger.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 class TwoSidedMessenger:
@@ -114,7 +123,10 @@ class TwoSidedMessenger:
         Raises:
             RendezvousError: gloo could not.
         """
+        before = tcp_sockets()
         self._own = _own_group(store, self._shape)
+        # One that another thread opened meanwhile may be among them.
+        self._sockets = dict(tcp_sockets().items() - before.items())
         self._carrier = _carrier(group) or self._own
         self._rounds_thread = self._start(self._complete_rounds, "rounds")
         self._notes_thread = self._start(self._keep_notes, "notes")
@@ -243,6 +255,10 @@ class TwoSidedMessenger:
         self._notes.put(None)
         if not self._inbox.poisoned:
             self._notes_thread.join(_TELLING)
+
+    def abandon(self) -> None:
+        """For a forked child, whose copies of the connections would hide the end of its parent."""
+        close_sockets(self._sockets)
 
     def end(self) -> None:
         """Ends all threads, at the end of the process: whatever they wait for does not come."""

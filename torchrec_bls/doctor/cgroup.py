@@ -23,7 +23,7 @@ def cpu_quota(root: Path) -> float | None:
 
 def memory_left(root: Path) -> tuple[int, int] | None:
     """Returns limit and remainder, in bytes, of the group with the least left, None where there is
-    no limit. Pages of /dev/shm count."""
+    no limit. Shared memory counts."""
     groups = []
     for folder in _folders(root, "memory"):
         for limit_name, usage_name in (

@@ -7,7 +7,7 @@ from pathlib import Path
 from torchrec_bls.doctor.cpus import cpus_finding
 from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
-from torchrec_bls.doctor.memory import memlock_finding, memory_finding, shm_finding
+from torchrec_bls.doctor.memory import memlock_finding, memory_finding
 from torchrec_bls.doctor.network import address_of_host_name, interfaces, network_finding
 from torchrec_bls.doctor.packages import packages_finding
 from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
@@ -22,7 +22,6 @@ def examine(root: Path = Path("/")) -> list[Finding]:
         packages,
         cpus_finding(root),
         memory_finding(root),
-        shm_finding(root),
         memlock_finding(root, device=bool(devices)),
         *rdma_findings(devices),
         network_finding(socket.gethostname(), address_of_host_name(), interfaces()),

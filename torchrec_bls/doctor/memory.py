@@ -1,6 +1,5 @@
-"""Memory that channels live in: /dev/shm, and what may be locked for an RDMA device."""
+"""Memory that channels live in, and what of it may be locked for an RDMA device."""
 
-import os
 import resource
 from pathlib import Path
 
@@ -24,57 +23,29 @@ def ring_bytes(ranks: int) -> int:
     return _CHANNELS * ranks * 2 * _SLOT_BYTES
 
 
-def shm_finding(root: Path) -> Finding:
-    """Says whether channels find room in /dev/shm."""
-    path = root / "dev/shm"
-    small, usual = (ranks * ring_bytes(ranks) for ranks in (_SMALL_RANKS, _USUAL_RANKS))
-    try:
-        room = os.statvfs(path)
-        os.close(os.open(path, os.O_TMPFILE | os.O_RDWR, 0o600))
-    except OSError as error:
-        return Finding(
-            "/dev/shm",
-            Status.PROBLEM,
-            f"no unnamed file can be made there: {error.strerror}",
-            "Channels put their slots there: mount a tmpfs that this user may write to "
-            "(mount -t tmpfs -o mode=1777 tmpfs /dev/shm)",
-            {"bytes": None, "free_bytes": None, "small_bytes": small, "usual_bytes": usual},
-        )
-    size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
-    facts = {"bytes": size, "free_bytes": free, "small_bytes": small, "usual_bytes": usual}
-    text = f"{_mebibytes(size)}, {_mebibytes(free)} free"
-    if free >= usual:
-        return Finding("/dev/shm", Status.OK, text, facts=facts)
-    return Finding(
-        "/dev/shm",
-        Status.PROBLEM if free < small else Status.WARNING,
-        f"{text}; a sharded module takes {_mebibytes(small)} with {_SMALL_RANKS} ranks and "
-        f"{_mebibytes(usual)} with {_USUAL_RANKS}, at bound 0 and 1 MiB a message",
-        "Enlarge it (mount -o remount,size=... /dev/shm; in a container --shm-size), or remove "
-        "files that nobody uses from it",
-        facts,
-    )
-
-
 def memory_finding(root: Path) -> Finding:
-    """Says how much memory there is, and whether a control group limits it."""
-    total = _total_memory(root)
-    facts = {"bytes": total, "limit_bytes": None, "left_bytes": None}
-    group = cgroup.memory_left(root)
-    if group is None:
-        return Finding("memory", Status.OK, f"{_mebibytes(total)}, no limit", facts=facts)
-    limit, left = group
-    facts |= {"limit_bytes": limit, "left_bytes": left}
-    text = f"{_mebibytes(total)}; the control group allows {_mebibytes(limit)}, and has "
-    text += f"{_mebibytes(left)} of it left"
-    if left >= _USUAL_RANKS * ring_bytes(_USUAL_RANKS):
+    """Says whether channels find memory: that of the host, or what a control group allows."""
+    total, left = (_of_meminfo(root, name) for name in ("MemTotal", "MemAvailable"))
+    small, usual = (ranks * ring_bytes(ranks) for ranks in (_SMALL_RANKS, _USUAL_RANKS))
+    facts: dict[str, int | None] = {"bytes": total, "available_bytes": left}
+    facts |= {"limit_bytes": None, "left_bytes": None, "small_bytes": small, "usual_bytes": usual}
+    text = f"{_mebibytes(total)}, {_mebibytes(left)} available"
+    if (group := cgroup.memory_left(root)) is None:
+        text += ", no limit"
+    else:
+        limit, left_of_group = group
+        facts |= {"limit_bytes": limit, "left_bytes": left_of_group}
+        text += f"; the control group allows {_mebibytes(limit)}, and has "
+        text += f"{_mebibytes(left_of_group)} of it left"
+        left = min(left, left_of_group)
+    if left >= usual:
         return Finding("memory", Status.OK, text, facts=facts)
     return Finding(
         "memory",
-        Status.WARNING,
-        text,
-        "What channels reserve in /dev/shm counts: a process is killed beyond the limit. Raise it "
-        "(docker run --memory)",
+        Status.PROBLEM if left < small else Status.WARNING,
+        f"{text}; a sharded module reserves {_mebibytes(small)} with {_SMALL_RANKS} ranks and "
+        f"{_mebibytes(usual)} with {_USUAL_RANKS}, at bound 0 and 1 MiB a message",
+        "Raise the limit (docker run --memory), or end what else takes memory",
         facts,
     )
 
@@ -131,9 +102,9 @@ def _may_lock_any(root: Path) -> bool:
     return bool(capable) and first_namespace
 
 
-def _total_memory(root: Path) -> int:
+def _of_meminfo(root: Path, name: str) -> int:
     for line in (read(root / "proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 

@@ -8,6 +8,7 @@ SHORT ?=
 FUZZ_SECONDS ?= 600
 PAPER_ARGS ?=
 SOAK_ARGS ?=
+ACTIONS ?= 100000
 STUDY_ARGS ?=
 
 VENV := .venv
@@ -25,7 +26,7 @@ NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-arm test-model test-sanitizers test-verbs test-next faults model \
+.PHONY: help build demo test test-cpp test-arm test-model test-sanitizers test-verbs test-next faults random-actions model \
   fuzz soak paper-bls study-quantized study-planner lint format wheel \
   benchmarks-build clean
 
@@ -54,6 +55,9 @@ test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what 
 
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
+
+random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks (some 10 minutes): make random-actions [ACTIONS=100000]
+	$(WITH_VENV) $(BIN)/python -m tests.random_actions --actions $(ACTIONS) --json out/random-actions.json
 
 model:  ## Check all instances of the models of the channel with Spin (10 to 20 minutes, 6 GB)
 	$(call check-models)

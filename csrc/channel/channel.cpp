@@ -580,7 +580,7 @@ void Channel::await_readers(const End& end) {
     const auto exposing = [&](const Round& round) { return round.pairs[peer].exposing(); };
     if (std::none_of(rounds_.begin(), rounds_.end(), exposing)) continue;
     while (transport_->credit(peer) < posted_ && !poisoned() && Clock::now() < *end &&
-           transport_->peer_state(peer) == PeerState::kOpen) {
+           transport_->still_reads(peer)) {
       check_interrupt(end);
       std::this_thread::sleep_for(kCreditSlice);
     }

@@ -107,6 +107,9 @@ class Transport {
   virtual void pass_poison_on() = 0;
 
   virtual PeerState peer_state(int peer) = 0;
+  /// Whether `peer` may still read what this rank has sent. One that has closed reads no more, even
+  /// if messages of its own are on their way yet.
+  virtual bool still_reads(int peer) { return peer_state(peer) == PeerState::kOpen; }
   /// Why `peer` is in its state, as far as the transport knows more than the state says.
   virtual std::string peer_fault(int) { return {}; }
   /// For the blame at a deadline: whether `source` has posted message `sequence`, which is not

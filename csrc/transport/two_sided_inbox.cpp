@@ -95,6 +95,14 @@ PeerState TwoSidedInbox::state_of(int peer) const {
   return failed ? PeerState::kFailed : PeerState::kOpen;
 }
 
+bool TwoSidedInbox::still_reads(int peer) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (peers_[static_cast<size_t>(peer)].closed) return false;
+  }
+  return state_of(peer) == PeerState::kOpen;
+}
+
 std::string TwoSidedInbox::fault_of(int peer) const {
   const std::lock_guard lock(mutex_);
   const Peer& of = peers_[static_cast<size_t>(peer)];

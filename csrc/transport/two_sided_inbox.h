@@ -59,6 +59,8 @@ class TwoSidedInbox {
   const std::atomic<uint32_t>& poisoned() const { return poisoned_; }
   Poison kept_poison() const;
   PeerState state_of(int peer) const;
+  /// See Transport.
+  bool still_reads(int peer) const;
   std::string fault_of(int peer) const;
   uint64_t read_by(int peer) const;
   /// Whether `peer` is known to have posted message `sequence`, by `until` at the latest.

@@ -67,6 +67,7 @@ class TwoSidedTransport final : public Transport {
   void poison_all(const std::string& message) override;
   void pass_poison_on() override;
   PeerState peer_state(int peer) override { return inbox_->state_of(peer); }
+  bool still_reads(int peer) override { return inbox_->still_reads(peer); }
   std::string peer_fault(int peer) override { return inbox_->fault_of(peer); }
   bool on_its_way(int source, uint64_t sequence) override;
   void announce_close() override { messenger_->close(posted_); }

@@ -127,8 +127,6 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
     set_version(model, 0)
     pipeline = BoundedLagPipeline[Batch, torch.Tensor](model)
     actions: Counter[str] = Counter()
-    if rank == life.interrupted:
-        _interrupt_soon(draw)
     offered = seen = 0
     try:
         for _ in range(life.epochs):
@@ -148,6 +146,10 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
                     if isinstance(error.__cause__, OSError):
                         continue  # nothing was sent
                 asked = [given for given in source.given if given[0] != LOADER_RAISES]
+                if rank == life.interrupted and not actions["interrupt"]:
+                    # Not before: a rank that ends during the set-up is noticed at the deadline.
+                    actions["interrupt"] += 1
+                    _interrupt_soon(draw)
                 action, kind = asked[answered]
                 seen = _check(answer, action, expected, kind, seen)
                 answered += 1

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ T = TypeVar("T")
 _GRACE = 0.5
 # Seconds. Some stores (HashStore) take a wait of nothing for one without end.
 _SHORTEST_WAIT = 0.01
+_SLICE = 0.1
 # Seconds that telling others of a failure may take. A store on a loaded host needs some; only one
 # that hangs as well needs all.
 _TELLING = 5.0
@@ -113,7 +113,7 @@ class Rendezvous:
 
     def own_store(self, phase: str) -> Store:
         """Returns a store that only the ranks of this channel have, for use in `phase`."""
-        return PrefixStore(self._key(phase, "own"), self._waiting_store)
+        return PrefixStore(self._key(phase, "own"), self._store)
 
     def fail(self, phase: str, reason: str) -> None:
         """Tells the ranks that wait in `phase` why this one does not come."""
@@ -145,13 +145,18 @@ class Rendezvous:
             return within(min(self._deadline, _TELLING), look)
         return ""
 
-    @cached_property
-    def _waiting_store(self) -> Store:
-        """A connection of its own: on one that waits nothing can be told."""
-        with suppress(RuntimeError):  # no descriptors, or the store is gone, which its use will say
-            own: Store = self._store.clone()  # type: ignore[attr-defined]
-            return own
-        return self._store
+    def _wait_for(self, keys: list[str], end: float) -> None:
+        """Waits in slices: while one lasts, nothing can be told over the store's connection."""
+        while True:
+            began = time.monotonic()
+            slice_ = min(_SLICE, max(_SHORTEST_WAIT, end - began))
+            try:
+                self._store.wait(keys, timedelta(seconds=slice_))
+                return
+            except dist.DistStoreError:
+                now = time.monotonic()
+                if now >= end or now - began < slice_ / 2 or not self._comes:
+                    raise
 
     def _key(self, phase: str, rank: int | str) -> str:
         if not self._prefix:
@@ -168,8 +173,7 @@ class Rendezvous:
             keys = [self._key(phase, rank) for rank in range(self._world_size)]
             # What the store took so far is not added to the deadline: the grace is for what it
             # takes to ask who is missing.
-            remaining = max(end - time.monotonic(), _SHORTEST_WAIT)
-            self._waiting_store.wait(keys, timedelta(seconds=remaining))
+            self._wait_for(keys, end)
             texts = [self._store.get(key) for key in keys]
             self._forget_last(keys[self._rank])
             return texts

@@ -56,8 +56,9 @@ test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what 
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
 
-random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks (some 10 minutes): make random-actions [ACTIONS=100000]
+random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, and refreshes under load (5 to 15 minutes)
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions --actions $(ACTIONS) --json out/random-actions.json
+	$(WITH_VENV) $(BIN)/python -m tests.random_actions.refreshes
 
 model:  ## Check all instances of the models of the channel with Spin (10 to 20 minutes, 6 GB)
 	$(call check-models)

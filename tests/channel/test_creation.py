@@ -121,7 +121,8 @@ def test_a_failure_that_follows_from_another_names_that_one() -> None:
 def be_interrupted(rank: int, where: str) -> None:
     """Rank 1 waits for the others, which come after it was struck."""
     assert dist.group.WORLD is not None
-    store = dist.group.WORLD.get_group_store()
+    # A connection of its own: gloo takes the group's while it connects.
+    store = dist.group.WORLD.get_group_store().clone()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def wait_or_be_struck() -> None:

@@ -67,7 +67,7 @@ def test_arguments_of_other_types_are_refused(
 @pytest.mark.parametrize("kind", [EC, EBC], ids=lambda kind: kind.name)
 def test_devices_without_host_memory_are_refused(kind: Any) -> None:
     sharder = kind.bls_sharder(CONFIG)
-    with pytest.raises(ValueError, match=r"device is meta.*give device=torch.device\('cpu'\)"):
+    with pytest.raises(ValueError, match=r"on the device 'meta'.*device=torch.device\('cpu'\)"):
         sharder.shard(kind.module(), {}, None, torch.device("meta"))
 
 

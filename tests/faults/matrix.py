@@ -66,9 +66,9 @@ DEATH = [
     replace(
         _dead,
         name="SIGKILL while a forked child lives on",
-        fault=KillWithChild(seconds=30.0),
+        fault=KillWithChild(seconds=10.0),
         deadline=60.0,
-        within=10.0,
+        within=5.0,
     ),
     replace(
         _dead,
@@ -269,7 +269,7 @@ DAMAGE = [
     _damage("length", 1 << 20, "bytes in a slot of"),
     _damage("length", (1 << 64) - 1, "part 0 has"),
     _damage("address pid", 1, "memory of a foreign process", items=LARGE),
-    _damage("address device", 1, "is not there any more", items=LARGE),
+    _damage("address device", 0x777, "is not there any more", items=LARGE),
     _damage("address inode", 1, "is not there any more", items=LARGE),
     _damage(
         "address bytes", 100, f"{8 * LARGE} bytes in a pulled message's memory of 100", items=LARGE

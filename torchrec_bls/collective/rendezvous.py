@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +21,13 @@ T = TypeVar("T")
 
 # Seconds after the deadline at which a store is given up that does not even say that it has passed.
 _GRACE = 0.5
-# Seconds. Some stores (HashStore) take a wait of nothing for one without end.
-_SHORTEST_WAIT = 0.01
-_SLICE = 0.1
+# Seconds between two looks at what the other ranks have told: soon at first.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.03
 # Seconds that telling others of a failure may take. A store on a loaded host needs some; only one
 # that hangs as well needs all.
 _TELLING = 5.0
+# Nobody waits that long for Ctrl-C. While gloo connects, the store's connection is taken.
+_TELLING_OF_AN_INTERRUPT = 1.0
 
 
 class Rendezvous:
@@ -49,6 +49,7 @@ class Rendezvous:
         # A signal may end an exchange whose thread goes on: what is told last is the failure.
         self._telling = threading.Lock()
         self._comes = True
+        self._left = False
         self._prefix = ""
         self._last_key = ""
 
@@ -109,18 +110,21 @@ class Rendezvous:
             raise
 
     def _interrupted(self, phase: str, error: BaseException) -> None:
-        self.fail(phase, f"channel '{self._name}' on rank {self._rank}: {named(error)}")
+        reason = f"channel '{self._name}' on rank {self._rank}: {named(error)}"
+        self.fail(phase, reason, _TELLING_OF_AN_INTERRUPT)
 
     def own_store(self, phase: str) -> Store:
         """Returns a store that only the ranks of this channel have, for use in `phase`."""
         return PrefixStore(self._key(phase, "own"), self._store)
 
-    def fail(self, phase: str, reason: str) -> None:
-        """Tells the ranks that wait in `phase` why this one does not come."""
+    def fail(self, phase: str, reason: str, telling: float = _TELLING) -> None:
+        """Tells the ranks that wait in `phase` why this one does not come, in `telling` seconds at
+        most."""
         record = json.dumps({"error": reason})
+        self._left = True  # a wait that goes on leaves the connection to this
         # Without a store nobody waits in `phase`.
         with suppress(RuntimeError, TooLateError):
-            within(min(self._deadline, _TELLING), lambda: self._tell(phase, record, comes=False))
+            within(min(self._deadline, telling), lambda: self._tell(phase, record, comes=False))
 
     def _tell(self, phase: str, record: str, *, comes: bool) -> None:
         with self._telling:
@@ -146,17 +150,19 @@ class Rendezvous:
         return ""
 
     def _wait_for(self, keys: list[str], end: float) -> None:
-        """Waits in slices: while one lasts, nothing can be told over the store's connection."""
-        while True:
-            began = time.monotonic()
-            slice_ = min(_SLICE, max(_SHORTEST_WAIT, end - began))
-            try:
-                self._store.wait(keys, timedelta(seconds=slice_))
-                return
-            except dist.DistStoreError:
-                now = time.monotonic()
-                if now >= end or now - began < slice_ / 2 or not self._comes:
-                    raise
+        """Asks for one key after the other until all are there. A wait in the store would take its
+        connection, so that nothing could be told meanwhile.
+
+        Raises:
+            RuntimeError: not all are there at `end`, or this rank has told that it does not come.
+        """
+        pause = _SHORTEST_PAUSE
+        for key in keys:
+            while not self._store.check([key]):
+                if self._left or time.monotonic() >= end:
+                    raise RuntimeError(f"{key} is missing")
+                time.sleep(min(pause, max(0.0, end - time.monotonic())))
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _key(self, phase: str, rank: int | str) -> str:
         if not self._prefix:

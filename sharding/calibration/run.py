@@ -156,21 +156,25 @@ def _measure_lookups(
     # FBGEMM is imported only by those who measure.
     from .lookups import LookupTimer, on_one_core
 
-    done = [entry for entry in records.of(kind) if entry["visit"] == visit]
-    seconds = sum(entry["seconds"] for entry in done)
+    def done() -> list[dict[str, Any]]:
+        return [entry for entry in records.of(kind) if entry["visit"] == visit]
+
     # Later visits do all that the first had the time for.
     limit = share * 60 * settings.minutes / LOOKUP_VISITS * (1 if visit == 0 else 1.3)
     timer = LookupTimer(settings.optimizer)
     described = set(_drawn(records))
-    missing = sorted(set(todo) - {entry["index"] for entry in done})
+    missing = sorted(set(todo) - {entry["index"] for entry in done()})
+    # The time that was recorded decides, as it does for a run that goes on after being stopped:
+    # an ended visit stays ended.
     with on_one_core():
-        while missing and (seconds < limit or len(described) < _LEAST_LOOKUPS):
+        while missing and (
+            sum(entry["seconds"] for entry in done()) < limit or len(described) < _LEAST_LOOKUPS
+        ):
             start = time.monotonic()
             group = _together(missing, todo, settings.memory_bytes)
             missing = missing[len(group) :]
             measured = timer.measure([todo[index] for index in group], _ROUNDS)
             share_of_time = (time.monotonic() - start) / len(group)
-            seconds += share_of_time * len(group)
             for index, (workload, times) in zip(group, measured, strict=True):
                 if index not in described:
                     described.add(index)

@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import nn
+from torch.fx.proxy import TraceError
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
@@ -66,7 +67,8 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         bound: at most that of the sharders, which is the default.
 
     Raises:
-        ValueError: no bounded-lag module is found.
+        ValueError: no bounded-lag module is found, their bounds differ or are below `bound`, or the
+            model calls one of them twice, or with something else than an attribute of the batch.
     """
 
     def __init__(self, model: nn.Module, bound: int | None = None) -> None:
@@ -86,6 +88,9 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
                 f"bound is {bound}, but the sharders' config allows from 0 to "
                 f"{self._channels_bound}"
             )
+        with suppress(TraceError):
+            # Tracing needs the batch where its class has a `to_proxy`: the first one is waited for.
+            RewrittenModel(model, self._stages, None).restore()
         self._rewritten: RewrittenModel | None = None
         self._with_ids: deque[_Iteration[In]] = deque()
         self._looked_up: deque[_Iteration[In]] = deque()

@@ -85,7 +85,7 @@ class RewrittenModel:
     Args:
         model: as the pipeline calls it, with a batch.
         stages: of its embedding modules.
-        batch: any, for TorchRec's tracing.
+        batch: any, for TorchRec's tracing, which most often does without: None.
 
     Raises:
         ValueError: an embedding module cannot be pipelined; it is named. The model is as before.

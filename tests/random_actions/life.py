@@ -5,9 +5,11 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -128,6 +130,8 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
     pipeline = BoundedLagPipeline[Batch, torch.Tensor](model)
     actions: Counter[str] = Counter()
     offered = seen = 0
+    interrupting = False
+    source = None
     try:
         for _ in range(life.epochs):
             source = _Source(draw, rank, draw.randrange(life.batches + 1))
@@ -146,9 +150,9 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
                     if isinstance(error.__cause__, OSError):
                         continue  # nothing was sent
                 asked = [given for given in source.given if given[0] != LOADER_RAISES]
-                if rank == life.interrupted and not actions["interrupt"]:
+                if rank == life.interrupted and not interrupting:
                     # Not before: a rank that ends during the set-up is noticed at the deadline.
-                    actions["interrupt"] += 1
+                    interrupting = True
                     _interrupt_soon(draw)
                 action, kind = asked[answered]
                 seen = _check(answer, action, expected, kind, seen)
@@ -159,12 +163,16 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
             actions["end"] += 1
     except KeyboardInterrupt:
         assert rank == life.interrupted
+        actions["interrupt"] += 1
+        actions.update(action for action, _ in source.given)
         return actions, "KeyboardInterrupt"
     except BLSError as error:
         assert life.interrupted is not None, error
+        actions.update(action for action, _ in source.given)
         return actions, type(error).__name__
     finally:
-        _interrupting.set()
+        _ended.set()
+    assert not _interrupted_at, f"nobody heard the interrupt at\n{_interrupted_at[0]}"
     return actions, "end"
 
 
@@ -208,16 +216,21 @@ def _check(
     return oldest
 
 
-_interrupting = threading.Event()
+_ended = threading.Event()
+_interrupted_at: list[str] = []  # the stack that the signal's handler met, once it has
 
 
 def _interrupt_soon(draw: random.Random) -> None:
     after = draw.random() * 0.3
 
+    def handle(_: int, frame: FrameType | None) -> None:
+        _interrupted_at.append("".join(traceback.format_stack(frame)[-6:]))
+        raise KeyboardInterrupt
+
     def interrupt() -> None:
         time.sleep(after)
-        if not _interrupting.is_set():
+        if not _ended.is_set():
             os.kill(os.getpid(), signal.SIGINT)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, handle)
     threading.Thread(target=interrupt, daemon=True).start()

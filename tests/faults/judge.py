@@ -18,6 +18,8 @@ from tests.faults.plays import play
 from tests.faults.row import Row
 from tests.processes import DEFAULT_DEADLINE, Outcome, run_outcomes
 
+# Moments at which ranks agree about what is to be; no message has a sequence number there.
+_BEFORE_MESSAGES = ("create", "reshard")
 # What a rank of a channel says of itself, whatever it raises.
 _HERE = r"channel '[^']+' on rank {}, sequence \d+, lag \d+: "
 
@@ -106,7 +108,7 @@ def _struck_rank(row: Row, outcome: Outcome) -> Iterator[str]:
     for words in row.words_of_struck:
         if words not in outcome.message:
             yield f"the struck rank does not say '{words}': {outcome.message}"
-    if (outcome.error == "RendezvousError" and row.moment != "create") and not re.match(
+    if (outcome.error == "RendezvousError" and row.moment not in _BEFORE_MESSAGES) and not re.match(
         _HERE.format(outcome.rank), outcome.message
     ):
         yield f"the struck rank does not say rank, sequence and lag: {outcome.message}"
@@ -147,7 +149,7 @@ def _survivor(row: Row, outcome: Outcome) -> Iterator[str]:
         yield f"rank {outcome.rank} should raise one of {row.errors}, but {outcome}"
     if outcome.exit_code != 1:
         yield f"rank {outcome.rank}'s exit code is {outcome.exit_code}, not 1"
-    if outcome.error != "RendezvousError" or row.moment != "create":
+    if outcome.error != "RendezvousError" or row.moment not in _BEFORE_MESSAGES:
         if not re.match(_HERE.format(outcome.rank), text):
             yield f"rank {outcome.rank} does not say rank, sequence and lag: {text}"
         if f"rank {row.rank}" not in text:

@@ -32,7 +32,7 @@ from tests.faults.faults import (
     with_tensor,
     without_ids,
 )
-from tests.faults.plays import leave_unread, pipeline, serve
+from tests.faults.plays import leave_unread, move, pipeline, serve
 from tests.faults.row import Row
 
 NEVER = 3600.0
@@ -198,6 +198,34 @@ SERVICE = [
     *(
         replace(_request, name=f"refresh under load{over}", arguments=(("refresh", True), *more))
         for over, more in (("", ()), (", c10d", (("transport", "c10d"),)))
+    ),
+]
+
+_moved = Row("", Nothing(), play=move, moment="reshard", deadline=5.0)
+RESHARDING = [
+    *(
+        replace(_moved, name=f"tables go to other ranks{over}", arguments=arguments)
+        for over, arguments in (("", ()), (", c10d", (("transport", "c10d"),)))
+    ),
+    replace(
+        _moved,
+        name="SIGKILL before a reshard",
+        fault=Kill(),
+        errors=SETUP,
+        words=("ranks [1] did not come to phase",),
+        end="ProcessDied",
+        exit_code=KILLED,
+    ),
+    replace(
+        _moved,
+        name="tables would go to different ranks",
+        fault=Mismatch("by", 2),
+        errors=SETUP,
+        words=("table 0 differs between ranks", "Shard the same model by the same plan"),
+        words_of_struck=("table 0 differs between ranks",),
+        end="RendezvousError",
+        exit_code=1,
+        within=1.0,
     ),
 ]
 
@@ -526,6 +554,7 @@ MATRIX: list[Row] = [
     *DELAY,
     *LEAVING,
     *SERVICE,
+    *RESHARDING,
     *INTERRUPTS,
     *DAMAGE,
     *CREATION,

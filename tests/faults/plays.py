@@ -9,8 +9,19 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torchrec.distributed.sharding_plan import table_wise
 
-from tests.distributed.models import EBC, Batch, flatten, local_shards, make_ids, shard
+from tests.distributed.models import (
+    EBC,
+    Batch,
+    assert_same_bits,
+    flatten,
+    local_shards,
+    make_ids,
+    shard,
+)
+from tests.distributed.test_reshard import batch_of, by_key, new_plan
+from tests.distributed.test_torchrec_pipelines import sharded
 from tests.faults.row import LeaveError, Row, Scene
 from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline, CodecConfig
 from torchrec_bls.collective.rendezvous import Rendezvous
@@ -190,6 +201,28 @@ def serve(scene: Scene) -> None:
     for error in failed:
         assert type(error).__name__ == scene.row.end_of_request, repr(error)
         assert error.iteration == scene.row.iteration
+
+
+def move(scene: Scene) -> None:
+    """Forwards of a model whose tables go to other ranks between two of them, each with the rows of
+    a model whose tables stay. "by" is how many ranks further they go."""
+    config = BLSConfig(
+        bound=0, deadline=scene.row.deadline, transport=scene.arguments.get("transport", "auto")
+    )
+    model, unmoved = (sharded(EBC, "table_wise", EBC.bls_sharder(config)) for _ in range(2))
+    with torch.no_grad():
+        for iteration in range(ITERATIONS):
+            scene.reach("reshard", iteration)
+            if iteration == scene.row.iteration:
+                by = scene.arguments.get("by", 1)
+                tables = {
+                    f"t{i}": table_wise((i + by) % scene.row.world, compute_kernel="fused")
+                    for i in range(EBC.tables)
+                }
+                model.reshard({"embeddings": (0.0, new_plan(EBC, tables))}, "embeddings")
+            batch = batch_of(EBC, scene.rank, iteration)
+            answer, expected = by_key(model(batch)[1]), by_key(unmoved(batch)[1])
+            assert_same_bits(answer, expected)
 
 
 def refresh(model: Any) -> None:

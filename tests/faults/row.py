@@ -89,7 +89,7 @@ class Row:
         play: what the ranks do.
         end_of_request: error that stands for the answer of the struck request; None: it has one.
         moment: "create", "post", "wait", "read", "close" or, for models, "request", "forward",
-            "output" (what the model returned is not waited for yet) or "between".
+            "output" (what the model returned is not waited for yet), "between" or "reshard".
         rank: that the fault strikes.
         iteration: in which.
         held: the moment of that iteration at which the others wait for the fault; None if they run.

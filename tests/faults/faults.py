@@ -51,13 +51,20 @@ class Kill:
 
 @dataclass(frozen=True)
 class KillWithChild:
-    """SIGKILL of a rank whose forked child lives on, as the workers of a loader do."""
+    """SIGKILL of a rank whose forked child lives on, as the workers of a loader do.
+
+    The child lives until all others have ended, or for some seconds.
+    """
 
     seconds: float
 
     def __call__(self, scene: Scene) -> None:
         if os.fork() == 0:
-            time.sleep(self.seconds)
+            others = set(range(scene.row.world)) - {scene.rank}
+            ends = [scene.folder / f"end of {rank}" for rank in others]
+            limit = time.monotonic() + self.seconds
+            while time.monotonic() < limit and not all(end.stat().st_size for end in ends):
+                time.sleep(0.05)
             os._exit(0)
         Kill()(scene)
 

@@ -66,7 +66,7 @@ DEATH = [
     replace(
         _dead,
         name="SIGKILL while a forked child lives on",
-        fault=KillWithChild(seconds=10.0),
+        fault=KillWithChild(seconds=70.0),
         deadline=60.0,
         within=5.0,
     ),

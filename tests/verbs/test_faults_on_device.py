@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests.faults.faults import Stop
 from tests.faults.judge import examine
-from tests.faults.matrix import DEATH, DELAY, LATER, LEAVING
+from tests.faults.matrix import DEATH, DELAY, INTERRUPTS, LATER, LEAVING
 from tests.faults.row import Row
 
 DEVICE = os.environ.get("TORCHREC_BLS_TEST_DEVICE", "")
@@ -56,6 +56,7 @@ ROWS = [
     *(delay(row) for row in DELAY if row.errors),
     # A fresh interpreter takes minutes to import torch in the guest.
     *(over_verbs(row) for row in LEAVING if not row.fresh_interpreters),
+    *(over_verbs(row) for row in INTERRUPTS),
     *(over_verbs(row) for row in LATER if row.name == "fork after creation"),
 ]
 
@@ -68,7 +69,7 @@ def host_of_this_rank() -> str:
 # By shared memory or RDMA, rank 1 is told in other words.
 ROWS_OF_TWO_HOSTS = [
     replace(over_verbs(row), world=4, words=("rank 1 ",), arguments=(("transport", "auto"),))
-    for row in (DEATH[0], LEAVING[0], LEAVING[2])
+    for row in (DEATH[0], LEAVING[0], LEAVING[2], *INTERRUPTS)
 ]
 
 

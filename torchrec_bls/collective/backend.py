@@ -148,7 +148,10 @@ class BLSProcessGroup(dist.ProcessGroup):
         """
         opts = opts or dist.ReduceScatterOptions()
         if opts.reduceOp != dist.ReduceOp.SUM or input.dtype != torch.float32:
-            work: dist.Work = self._plain.reduce_scatter_single(output, input, opts)
+            name = "reduce_scatter_single"
+            if not hasattr(self._plain, name):
+                name = "_reduce_scatter_base"  # its name in torch 2.12
+            work: dist.Work = getattr(self._plain, name)(output, input, opts)
             return work
         buffers.check_output(output)
         source = buffers.sent_part(input)
@@ -166,6 +169,8 @@ class BLSProcessGroup(dist.ProcessGroup):
             _native.collect_sum(arrival, rank, at, floats)
 
         return self._post(send, add, [source], [output], opts)
+
+    _reduce_scatter_base = reduce_scatter_single  # what torch 2.12 calls
 
     # A subclass that does not override these has them called with the GIL held, and gloo's own
     # threads need it under gloo's lock: now and then each would wait for the other.

@@ -170,7 +170,8 @@ class BLSProcessGroup(dist.ProcessGroup):
 
         return self._post(send, add, [source], [output], opts)
 
-    _reduce_scatter_base = reduce_scatter_single  # what torch 2.12 calls
+    # What torch 2.12 calls.
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     # A subclass that does not override these has them called with the GIL held, and gloo's own
     # threads need it under gloo's lock: now and then each would wait for the other.

@@ -170,9 +170,6 @@ class BLSProcessGroup(dist.ProcessGroup):
 
         return self._post(send, add, [source], [output], opts)
 
-    # What torch 2.12 calls.
-    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
-
     # A subclass that does not override these has them called with the GIL held, and gloo's own
     # threads need it under gloo's lock: now and then each would wait for the other.
     allgather = _by_plain_group("allgather")
@@ -214,6 +211,9 @@ class BLSProcessGroup(dist.ProcessGroup):
             transport=self._options.transport,
             verbs=self._options.verbs,
         )
+
+    # What torch 2.12 calls.
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def get_group_store(self) -> Store:
         """Returns the store of this group."""

@@ -50,11 +50,6 @@ def numbers(group: Group, *shape: int) -> torch.Tensor:
     return torch.arange(float(torch.Size(shape).numel())).view(shape) + 10 * group.rank()
 
 
-def named(*names: str) -> list[Callable[..., Any]]:
-    """Functions of torch, as far as this torch has them: the second name is there from 2.13 on."""
-    return [getattr(distributed_c10d, name) for name in names if hasattr(distributed_c10d, name)]
-
-
 def ends(group: Group) -> tuple[int, int]:
     """Global numbers of the first and the last rank of a group."""
     ranks = dist.get_process_group_ranks(group)
@@ -110,7 +105,7 @@ def all_gather_coalesced(group: Group) -> Any:
 @case("all_gather_into_tensor", "all_gather_single")
 def all_gather_into_tensor(group: Group) -> Any:
     results = []
-    for function in named("all_gather_into_tensor", "all_gather_single"):
+    for function in (dist.all_gather_into_tensor, distributed_c10d.all_gather_single):
         tensor = torch.empty(2 * group.size())
         function(tensor, numbers(group, 2), group=group)
         results.append(tensor)
@@ -144,7 +139,7 @@ def reduce_scatter(group: Group) -> Any:
 @case("reduce_scatter_tensor", "reduce_scatter_single")
 def reduce_scatter_tensor(group: Group) -> Any:
     results = []
-    for function in named("reduce_scatter_tensor", "reduce_scatter_single"):
+    for function in (dist.reduce_scatter_tensor, distributed_c10d.reduce_scatter_single):
         tensor = torch.empty(2)
         function(tensor, numbers(group, 2 * group.size()), group=group)
         results.append(tensor)
@@ -277,13 +272,13 @@ def functional_collectives(group: Group) -> Any:
     results = [
         functional.all_reduce(tensor, "sum", group),
         functional.broadcast(tensor, 0, group),
-        functional.all_gather_tensor(tensor, 0, group),
-        functional.reduce_scatter_tensor(tensor, "sum", 0, group),
+        functional.all_gather_single(tensor, 0, group),
+        functional.reduce_scatter_single(tensor, "sum", 0, group),
         functional.all_to_all_single(tensor, None, None, group),
         functional.permute_tensor(tensor, [*range(1, size), 0], group),
         *functional.all_reduce_coalesced(coalesced, "sum", group),
-        *functional.all_gather_into_tensor_coalesced(coalesced, group),
-        *functional.reduce_scatter_tensor_coalesced([tensor, tensor], "sum", [0, 0], group),
+        *functional.all_gather_single_coalesced(coalesced, group),
+        *functional.reduce_scatter_single_coalesced([tensor, tensor], "sum", [0, 0], group),
     ]
     return [result + 0 for result in results]  # the sum waits
 

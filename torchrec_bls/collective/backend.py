@@ -148,10 +148,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         """
         opts = opts or dist.ReduceScatterOptions()
         if opts.reduceOp != dist.ReduceOp.SUM or input.dtype != torch.float32:
-            name = "reduce_scatter_single"
-            if not hasattr(self._plain, name):
-                name = "_reduce_scatter_base"  # its name in torch 2.12
-            work: dist.Work = getattr(self._plain, name)(output, input, opts)
+            work: dist.Work = self._plain.reduce_scatter_single(output, input, opts)
             return work
         buffers.check_output(output)
         source = buffers.sent_part(input)
@@ -211,9 +208,6 @@ class BLSProcessGroup(dist.ProcessGroup):
             transport=self._options.transport,
             verbs=self._options.verbs,
         )
-
-    # What torch 2.12 calls.
-    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def get_group_store(self) -> Store:
         """Returns the store of this group."""

@@ -73,11 +73,10 @@ def examine_packages(installed: Callable[[str], str] = metadata.version) -> Pack
         if _version(name, installed) is None:
             faults.append(f"{name} is not installed.")
             to_install.append(name)
+    untested = ""
     if not faults and trio.is_newer():
-        to_install = list(_REQUIREMENTS)
         untested = _untested(trio.text())
-    else:
-        untested = ""
+        to_install = ["torch", "fbgemm-gpu-cpu", "torchrec"]
     command = _install_command(to_install, target, replaced=trio.fbgemms)
     return PackageReport(trio.text(), _text(target), faults, untested, command)
 
@@ -214,13 +213,12 @@ class _Found:
         if torch is not None and torch < _series(_OLDEST):
             faults.append(f"torch {_OLDEST.torch} is the oldest that is supported.")
         for name, version in self.fbgemms.items():
-            if self.torch is not None and (torch is None or torch != _series_of_others(version)):
+            series = _series_of_others(version)
+            if self.torch is not None and (torch is None or torch != series):
                 faults.append(
                     f"torch {self.torch} and {name} {version} are not a pair: fbgemm 1.X is built "
                     f"for torch 2.(X+5) and fails with an undefined symbol under any other."
                 )
-        for name, version in self.fbgemms.items():
-            series = _series_of_others(version)
             if self.torchrec is not None and series != _series_of_others(self.torchrec):
                 faults.append(
                     f"{name} {version} and torchrec {self.torchrec} are not a pair: torchrec 1.X "
@@ -252,9 +250,6 @@ def _warn_once(text: str) -> None:
     if not _warned:
         _warned = True
         warnings.warn(text, UntestedVersionsWarning, stacklevel=3)
-
-
-_REQUIREMENTS = ("torch", "fbgemm-gpu-cpu", "torchrec")
 
 
 def _install_command(names: list[str], trio: Trio, *, replaced: Collection[str]) -> str:

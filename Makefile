@@ -13,7 +13,11 @@ STUDY_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PINS := torchrec_bls/pins.txt
+PINS := pyproject.toml torchrec_bls/_trios.py
+# The newest, unless another one is named.
+TRIO ?= $(lastword $(shell $(PYTHON) torchrec_bls/_trios.py --names))
+TRIO_ENV := build/trio-$(TRIO)
+TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/test_versions.py tests/test_torch_alone.py
 CXX_OR_DEFAULT := $(if $(filter-out default undefined,$(origin CXX)),$(CXX),c++)
 # torchrun, ninja and the like are found by the tools that call them.
 WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -21,12 +25,10 @@ WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f -not -path "csrc/tests/*")
 CXX_FILES := $(shell find csrc benchmarks -type f \( -name '*.h' -o -name '*.cpp' \) 2>/dev/null)
 FUZZ_TARGETS := $(notdir $(wildcard tests/corpus/*))
-MPI4PY := $(shell sed -n 's/^\# mpi: //p' $(PINS))
-NEXT_TORCHREC := $(shell sed -n 's/^\# next: //p' $(PINS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-arm test-model test-sanitizers test-verbs test-next faults random-actions model \
+.PHONY: help build demo test test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
   fuzz soak paper-bls study-quantized study-planner lint format wheel \
   benchmarks-build clean
 
@@ -106,11 +108,18 @@ study-planner: build  ## Calibrate this machine, compare cost models and plans w
 	$(WITH_VENV) $(BIN)/python benchmarks/sharding_report.py \
 	  --search out/study/sharding_search.json --executed out/study/sharding_executed.json
 
-# The second torchrec lies in front of the .venv's own on the path; everything else is shared.
-test-next: build build/torchrec-next/.installed  ## Run the contract tests against the next torchrec
-	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -c \
-	  "from importlib.metadata import version; assert 'torchrec==' + version('torchrec') == '$(NEXT_TORCHREC)'"
-	$(WITH_VENV) PYTHONPATH="$(CURDIR)/build/torchrec-next" $(BIN)/python -m pytest tests/contract
+# The wheel is installed, and run where the checkout's own package isn't found in its place.
+test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and torchrec: make test-trio [TRIO=2.14] [TRIO_TESTS=tests/contract]
+	rm -rf $(TRIO_ENV)/dist $(TRIO_ENV)/checkout
+	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(TRIO_ENV)/dist .
+	$(TRIO_ENV)/bin/python -m pip install --no-deps --force-reinstall $(TRIO_ENV)/dist/*.whl
+	mkdir $(TRIO_ENV)/checkout
+	cp -r tests examples benchmarks docs README.md pyproject.toml $(TRIO_ENV)/checkout
+	cd $(TRIO_ENV)/checkout && export PATH="$(CURDIR)/$(TRIO_ENV)/bin:$$PATH" \
+	  && torchrec-bls doctor \
+	  && python -m pytest $(TRIO_TESTS) \
+	  && torchrun --nproc-per-node 2 examples/quickstart.py \
+	  && python examples/dlrm_demo.py --ranks 2 --steps 12 --batch 64 --bounds 0 2 --out out/demo
 
 faults: build  ## Print the fault matrix with the times to detection (JSON in out/faults)
 	$(WITH_VENV) $(BIN)/python -m tests.faults
@@ -130,7 +139,7 @@ wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it hol
 	rm -rf build/dist
 	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir build/dist .
 	@contents="$$($(BIN)/python -m zipfile --list build/dist/*.whl)"; \
-	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/pins.txt \
+	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/_trios.py \
 	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py \
 	    torchrec_bls/sharding/profiles/epyc-milan-2-cores.json torchrec_bls_command.py; do \
 	  echo "$$contents" | grep --quiet --fixed-strings "$$wanted" \
@@ -154,10 +163,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.packages: $(PINS) | $(BIN)/python
-	grep -v -e '--no-deps' $(PINS) > $(VENV)/pins-with-deps.txt
-	grep -e '--no-deps' $(PINS) > $(VENV)/pins-no-deps.txt
-	$(BIN)/python -m pip install -r $(VENV)/pins-with-deps.txt
-	$(BIN)/python -m pip install --no-deps -r $(VENV)/pins-no-deps.txt
+	$(call install,$(BIN),dev,)
+	@touch $@
+
+$(TRIO_ENV)/.packages: $(PINS) | $(BIN)/python
+	test -x $(TRIO_ENV)/bin/python || $(BIN)/python -m venv $(TRIO_ENV)
+	$(call install,$(TRIO_ENV)/bin,trio,$(TRIO))
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.packages $(NATIVE_SOURCES)
@@ -170,12 +181,7 @@ $(VENV)/.built: $(VENV)/.packages $(NATIVE_SOURCES)
 
 $(VENV)/.mpi4py: $(PINS) | $(VENV)/.packages
 	@$(call need,Open MPI,$(mpi_packages),$(has_mpi))
-	$(BIN)/python -m pip install '$(MPI4PY)'
-	@touch $@
-
-build/torchrec-next/.installed: $(PINS) | $(VENV)/.packages
-	rm -rf build/torchrec-next
-	$(BIN)/python -m pip install --no-deps --target build/torchrec-next '$(NEXT_TORCHREC)'
+	$(BIN)/python -m pip install --group mpi
 	@touch $@
 
 comma := ,
@@ -203,6 +209,13 @@ has_mpi = command -v mpirun && command -v mpicxx
 guest_packages = qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core
 has_guest = PATH="$$PATH:/usr/sbin:/sbin"; command -v qemu-system-x86_64 && command -v cpio \
   && command -v modprobe && command -v rdma && command -v busybox && ! ldd "$$(command -v busybox)"
+
+# $(call install,folder with a Python,dependency group,trio): no trio means that of `make build`.
+define install
+$(1)/python -m pip install 'pip>=25.1'
+$(1)/python -m pip install --group $(2) $$($(1)/python torchrec_bls/_trios.py $(3))
+$(1)/python -m pip install --no-deps $$($(1)/python torchrec_bls/_trios.py --torchrec $(3))
+endef
 
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)

@@ -43,7 +43,7 @@ LAZY = [
     "bounded_lag_channels",
     "bounded_lag_modules",
 ]
-PACKAGES = ["distributed", "datasets", "sharding", "codecs.stock"]
+PACKAGES = ["distributed", "pipeline", "pipeline_stages", "datasets", "sharding", "codecs.stock"]
 
 
 def start(
@@ -122,7 +122,7 @@ def test_what_is_made_for_torchrec_names_what_is_missing() -> None:
     for name in LAZY:
         assert f"torchrec_bls.{name} is made for TorchRec. torchrec_bls found torch 2." in output
     assert "fbgemm not installed, torchrec not installed" in output
-    assert "pip install --no-deps 'torchrec==1.8.0'" in output
+    assert "pip install --no-deps 'torchrec==1." in output
     assert "module 'torchrec_bls' has no attribute 'nothing'" in output
 
 
@@ -141,11 +141,36 @@ def test_a_pair_that_does_not_match_is_refused_before_it_is_imported() -> None:
                     raise AssertionError(package)
             assert not touched, touched
             """,
-            versions={"fbgemm-gpu-cpu": "1.7.0"},
+            versions={"torch": "2.13.0", "fbgemm-gpu-cpu": "1.7.0"},
         )
     )
     assert output.count("and fbgemm-gpu-cpu 1.7.0 are not a pair") == len(PACKAGES)
     assert "pip install 'fbgemm-gpu-cpu==1.8.0'" in output
+
+
+def test_an_untested_trio_without_the_private_names_is_refused_with_their_names() -> None:
+    output = finish(
+        start(
+            """
+            import types
+            sys.meta_path.pop(0)
+            import torchrec.distributed.train_pipeline.utils as utils
+            import torchrec.distributed.comm_ops as comm_ops
+
+            del utils._rewrite_model, comm_ops.get_gradient_division
+            import torchrec_bls
+            try:
+                torchrec_bls.BLSConfig
+            except ImportError as error:
+                print(type(error).__name__, error)
+            """,
+            versions={"torch": "2.15.0", "fbgemm-gpu-cpu": "1.10.0", "torchrec": "1.10.0"},
+        )
+    )
+    assert "VersionError torchrec_bls uses 2 names that torch 2.15.0" in output
+    assert "torchrec.distributed.train_pipeline.utils._rewrite_model" in output
+    assert "torchrec.distributed.comm_ops.get_gradient_division" in output
+    assert "Mend it with: pip uninstall -y fbgemm-gpu-cpu && pip install 'torch==2.14.1'" in output
 
 
 def test_names_are_those_of_the_modules() -> None:

@@ -8,15 +8,23 @@ installed packages' metadata and imports none of them.
 import importlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata, resources
+from importlib import metadata
 
-# Either distribution holds the module fbgemm_gpu: the first is the CPU build, which is pinned.
+from packaging.version import InvalidVersion, Version
+
+from torchrec_bls._trios import BESIDE_TORCHREC, DEFAULT, TRIOS, Trio
+
+# Either distribution holds the module fbgemm_gpu: the first is the CPU build, which is proposed.
 FBGEMM_DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
-REQUIRED_DISTRIBUTIONS = ("numpy", "tqdm", "tensordict", "torchmetrics", "pyre-extensions")
 BUILD_COMMAND = "make build"
 BUILD_COMMAND_WITHOUT_MAKE = "pip install --no-build-isolation -e ."
+
+# A series is what fits together: X of torch 2.X. The other two count from 5 less.
+_MINORS_BEHIND_TORCH = 5
+_OLDEST, _NEWEST = TRIOS[0], TRIOS[-1]
 
 
 class VersionError(ImportError):
@@ -27,48 +35,8 @@ class NativeModuleError(ImportError):
     """The compiled module ``torchrec_bls._native`` is missing or can't be loaded."""
 
 
-@dataclass(frozen=True)
-class Pins:
-    """The contents of ``pins.txt``.
-
-    Attributes:
-        requirements: The requirement line of every pinned distribution, by its name.
-        next_torchrec: Version of torchrec that is accepted besides the pinned one.
-    """
-
-    requirements: Mapping[str, str]
-    next_torchrec: str
-
-    def exact(self, distribution: str) -> str:
-        """Returns the version that ``distribution`` is pinned to with ``==``."""
-        return self.requirements[distribution].removeprefix(f"{distribution}==")
-
-    def accepted_torchrecs(self) -> tuple[str, str]:
-        """Returns the pinned version of torchrec and the one accepted besides it."""
-        return self.exact("torchrec"), self.next_torchrec
-
-
-def parse_pins(text: str) -> Pins:
-    """Reads the text of ``pins.txt``: requirement lines and one ``# next: torchrec==`` comment.
-
-    Raises:
-        ValueError: A line is not a requirement, or there is no ``next`` comment.
-    """
-    requirements = {}
-    next_torchrec = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.startswith("# next: torchrec=="):
-            next_torchrec = line.removeprefix("# next: torchrec==").strip()
-        requirement = line.split("#", maxsplit=1)[0].strip()
-        if not requirement:
-            continue
-        name = re.match(r"[A-Za-z0-9._-]+", requirement)
-        if name is None:
-            raise ValueError(f"pins.txt, line {number}: {line!r} is not a requirement")
-        requirements[name[0]] = requirement
-    if next_torchrec is None:
-        raise ValueError("pins.txt has no line '# next: torchrec==VERSION'")
-    return Pins(requirements, next_torchrec)
+class UntestedVersionsWarning(UserWarning):
+    """torch, fbgemm and torchrec are newer than all that this package was tested with."""
 
 
 @dataclass(frozen=True)
@@ -77,37 +45,45 @@ class PackageReport:
 
     Attributes:
         found: torch, fbgemm and torchrec with their versions.
-        needed: the same as they are needed.
+        needed: the tested ones nearest to them.
         faults: what is missing or doesn't match, a sentence each. Empty where all fits.
-        cure: command that mends the faults.
+        untested: a sentence if they fit one another and are newer than all that was tested.
+        cure: command that installs what is needed; empty where there is nothing to mend.
     """
 
     found: str
     needed: str
     faults: Sequence[str]
+    untested: str
     cure: str
 
 
 def examine_packages(installed: Callable[[str], str] = metadata.version) -> PackageReport:
-    """Compares the installed packages with the pinned ones and imports none of them.
+    """Compares the installed packages with the tested ones and imports none of them.
 
     Args:
         installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
     """
-    pins = _installed_pins()
-    trio = _Trio.find(installed)
-    to_install = trio.unfit(pins)
-    faults = trio.faults(pins) if to_install else []
-    for name in REQUIRED_DISTRIBUTIONS:
+    trio = _Found.find(installed)
+    target = trio.nearest()
+    to_install = trio.unfit()
+    faults = trio.faults() if to_install else []
+    for requirement in BESIDE_TORCHREC:
+        name = _name(requirement)
         if _version(name, installed) is None:
             faults.append(f"{name} is not installed.")
             to_install.append(name)
-    command = _install_command(to_install, replaced=trio.fbgemms, pins=pins)
-    return PackageReport(trio.found(), _needed(pins), faults, command)
+    untested = ""
+    if not faults and trio.is_newer():
+        untested = _untested(trio.text())
+        to_install = ["torch", "fbgemm-gpu-cpu", "torchrec"]
+    command = _install_command(to_install, target, replaced=trio.fbgemms)
+    return PackageReport(trio.text(), _text(target), faults, untested, command)
 
 
 def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
-    """Raises if torch, which everything here needs, is missing or does not match.
+    """Raises if torch, which everything here needs, is missing or too old; warns if it is newer
+    than any that was tested.
 
     Args:
         installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
@@ -115,21 +91,25 @@ def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
     Raises:
         VersionError: Names what was found, what is needed and the command that mends it.
     """
-    pins = _installed_pins()
-    trio = _Trio.find(installed)
-    if "torch" not in trio.unfit(pins):
+    trio = _Found.find(installed)
+    series = _series_of_torch(trio.torch)
+    if series is not None and series >= _series(_OLDEST):
+        if series > _series(_NEWEST):
+            _warn_once(_untested(f"torch {trio.torch}"))
         return
     if trio.torchrec or trio.fbgemms:
         check_packages(installed)
-    cure = _install_command(["torch"], replaced=(), pins=pins)
+    target = trio.nearest()
     raise VersionError(
         f"torchrec_bls found torch {trio.torch or 'not installed'}; it needs torch "
-        f"{pins.exact('torch')}.\nMend it with: {cure}"
+        f"{_OLDEST.torch} to {_NEWEST.torch}.\n"
+        f"Mend it with: {_install_command(['torch'], target, replaced=())}"
     )
 
 
 def check_packages(installed: Callable[[str], str] = metadata.version) -> None:
-    """Raises if a required package is missing or torch, fbgemm and torchrec don't match.
+    """Raises if a required package is missing or torch, fbgemm and torchrec don't match; warns if
+    they are newer than all that was tested.
 
     Args:
         installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
@@ -140,6 +120,8 @@ def check_packages(installed: Callable[[str], str] = metadata.version) -> None:
     report = examine_packages(installed)
     if report.faults:
         raise VersionError("\n".join([*report.faults, f"Mend it with: {report.cure}"]))
+    if report.untested:
+        _warn_once(report.untested)
 
 
 def check_native(load: Callable[[str], object] = importlib.import_module) -> None:
@@ -162,12 +144,8 @@ def check_native(load: Callable[[str], object] = importlib.import_module) -> Non
         ) from error
 
 
-def _installed_pins() -> Pins:
-    return parse_pins(resources.files("torchrec_bls").joinpath("pins.txt").read_text("utf-8"))
-
-
 @dataclass(frozen=True)
-class _Trio:
+class _Found:
     """The installed versions; None or an empty mapping where there is none."""
 
     torch: str | None
@@ -175,7 +153,7 @@ class _Trio:
     torchrec: str | None
 
     @classmethod
-    def find(cls, installed: Callable[[str], str]) -> "_Trio":
+    def find(cls, installed: Callable[[str], str]) -> "_Found":
         fbgemms = {name: _version(name, installed) for name in FBGEMM_DISTRIBUTIONS}
         return cls(
             torch=_version("torch", installed),
@@ -183,19 +161,43 @@ class _Trio:
             torchrec=_version("torchrec", installed),
         )
 
-    def unfit(self, pins: Pins) -> list[str]:
-        """Returns the pinned distributions that are missing here or have another version."""
+    def all_series(self) -> list[int | None]:
+        """Returns the series of torch, of each fbgemm and of torchrec; None where it has none."""
+        return [
+            _series_of_torch(self.torch),
+            *(_series_of_others(version) for version in self.fbgemms.values()),
+            _series_of_others(self.torchrec),
+        ]
+
+    def nearest(self) -> Trio:
+        """Returns the tested trio of torch; of fbgemm or torchrec where torch has none."""
+        if self.is_newer():
+            return _NEWEST
+        by_series = {_series(trio): trio for trio in TRIOS}
+        trios = [by_series[series] for series in self.all_series() if series in by_series]
+        return trios[0] if trios else DEFAULT
+
+    def is_newer(self) -> bool:
+        """Whether all fit one another and are newer than the newest tested trio."""
+        series = self.all_series()
+        newest = _series(_NEWEST)
+        return len({*series}) == 1 and bool(self.fbgemms) and (series[0] or 0) > newest
+
+    def unfit(self) -> list[str]:
+        """Returns what is missing here or is of another series than the nearest tested trio."""
+        if self.is_newer():
+            return []
+        series = _series(self.nearest())
         unfit = []
-        if self.torch is None or _minor(self.torch) != _minor(pins.exact("torch")):
+        if _series_of_torch(self.torch) != series:
             unfit.append("torch")
-        fbgemm_minors = {_minor(version) for version in self.fbgemms.values()}
-        if fbgemm_minors != {_minor(pins.exact("fbgemm-gpu-cpu"))}:
+        if {_series_of_others(version) for version in self.fbgemms.values()} != {series}:
             unfit.append("fbgemm-gpu-cpu")
-        if self.torchrec is None or _public(self.torchrec) not in pins.accepted_torchrecs():
+        if _series_of_others(self.torchrec) != series:
             unfit.append("torchrec")
         return unfit
 
-    def found(self) -> str:
+    def text(self) -> str:
         return ", ".join(
             [
                 f"torch {self.torch or 'not installed'}",
@@ -205,38 +207,77 @@ class _Trio:
             ]
         )
 
-    def faults(self, pins: Pins) -> list[str]:
-        faults = [f"torchrec_bls found {self.found()}; it needs {_needed(pins)}."]
+    def faults(self) -> list[str]:
+        faults = [f"torchrec_bls found {self.text()}; it needs {_text(self.nearest())}."]
+        torch = _series_of_torch(self.torch)
+        if torch is not None and torch < _series(_OLDEST):
+            faults.append(f"torch {_OLDEST.torch} is the oldest that is supported.")
         for name, version in self.fbgemms.items():
-            if self.torch is not None and not _is_pair(self.torch, version):
+            series = _series_of_others(version)
+            if self.torch is not None and (torch is None or torch != series):
                 faults.append(
                     f"torch {self.torch} and {name} {version} are not a pair: fbgemm 1.X is built "
                     f"for torch 2.(X+5) and fails with an undefined symbol under any other."
                 )
+            if self.torchrec is not None and series != _series_of_others(self.torchrec):
+                faults.append(
+                    f"{name} {version} and torchrec {self.torchrec} are not a pair: torchrec 1.X "
+                    "goes with fbgemm 1.X."
+                )
         return faults
 
 
-def _needed(pins: Pins) -> str:
+def _text(trio: Trio) -> str:
     return (
-        f"torch {pins.exact('torch')}, "
-        f"fbgemm-gpu-cpu (or fbgemm-gpu) {pins.exact('fbgemm-gpu-cpu')}, "
-        f"torchrec {' or '.join(pins.accepted_torchrecs())}"
+        f"torch {trio.torch}, fbgemm-gpu-cpu (or fbgemm-gpu) {trio.fbgemm}, "
+        f"torchrec {trio.torchrec}"
     )
 
 
-def _install_command(names: list[str], *, replaced: Collection[str], pins: Pins) -> str:
+def _untested(found: str) -> str:
+    return (
+        f"torchrec_bls found {found}, newer than all that it was tested with, and goes on. The "
+        f"newest tested are {_text(_NEWEST)}; `torchrec-bls doctor` says whether names are missing."
+    )
+
+
+_warned = False
+
+
+def _warn_once(text: str) -> None:
+    # Several imports check, and each has a text or a line of its own.
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(text, UntestedVersionsWarning, stacklevel=3)
+
+
+def _install_command(names: list[str], trio: Trio, *, replaced: Collection[str]) -> str:
     """Returns a command that installs ``names`` in place of the fbgemm distributions given."""
+    if not names:
+        return ""
+    # Who has the CUDA build alone, by choice, keeps it.
+    fbgemm = "fbgemm-gpu" if [*replaced] == ["fbgemm-gpu"] else "fbgemm-gpu-cpu"
+    requirements = {
+        "torch": f"torch=={trio.torch}",
+        "fbgemm-gpu-cpu": f"{fbgemm}=={trio.fbgemm}",
+        **{_name(requirement): requirement for requirement in BESIDE_TORCHREC},
+    }
     commands = []
     if "fbgemm-gpu-cpu" in names and replaced:
         # Both distributions write the same files: one left behind would overlay the other.
         commands.append(f"pip uninstall -y {' '.join(replaced)}")
-    requirements = [f"'{pins.requirements[name]}'" for name in names if name != "torchrec"]
-    if requirements:
-        commands.append(f"pip install {' '.join(requirements)}")
+    quoted = [f"'{requirements[name]}'" for name in names if name != "torchrec"]
+    if quoted:
+        commands.append(f"pip install {' '.join(quoted)}")
     if "torchrec" in names:
         # It requires fbgemm-gpu, which would overlay the CPU build.
-        commands.append(f"pip install --no-deps '{pins.requirements['torchrec']}'")
+        commands.append(f"pip install --no-deps 'torchrec=={trio.torchrec}'")
     return " && ".join(commands)
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[<>=]", requirement, maxsplit=1)[0]
 
 
 def _version(distribution: str, installed: Callable[[str], str]) -> str | None:
@@ -246,18 +287,23 @@ def _version(distribution: str, installed: Callable[[str], str]) -> str | None:
         return None
 
 
-def _public(version: str) -> str:
-    """Returns ``version`` without its local suffix, which names the build: ``+cpu``, ``+cu130``."""
-    return version.split("+", maxsplit=1)[0]
+def _series(trio: Trio) -> int:
+    return Version(trio.torch).minor
 
 
-def _minor(version: str) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else None
+def _series_of_torch(version: str | None) -> int | None:
+    return _minor(version, major=2)
 
 
-def _is_pair(torch: str, fbgemm: str) -> bool:
-    fbgemm_minor = _minor(fbgemm)
-    if fbgemm_minor is None or fbgemm_minor[0] != 1:
-        return False
-    return _minor(torch) == (2, fbgemm_minor[1] + 5)
+def _series_of_others(version: str | None) -> int | None:
+    minor = _minor(version, major=1)
+    return None if minor is None else minor + _MINORS_BEHIND_TORCH
+
+
+def _minor(version: str | None, *, major: int) -> int | None:
+    """Returns the minor version, whatever the patch release and the build: ``+cpu``, ``+cu130``."""
+    try:
+        parsed = Version(version or "")
+    except InvalidVersion:
+        return None
+    return parsed.minor if parsed.major == major else None

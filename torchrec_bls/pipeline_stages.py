@@ -1,4 +1,10 @@
 """The stages of one embedding module in a pipeline, and how a model's forward comes to use them."""
+# ruff: noqa: E402
+
+from torchrec_bls._contract import check_torchrec
+
+# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+check_torchrec()
 
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -253,4 +253,6 @@ def fail_without_a_gpu(rank: int, name: str) -> None:
 )
 def test_pipelines_that_torchrec_cannot_run_on_cpu(name: str) -> None:
     outcomes = run_outcomes(2, fail_without_a_gpu, name)
-    assert {outcome.error for outcome in outcomes} <= {"AssertionError", "RuntimeError"}
+    # The last is of torch's CUDA build, on a host without a GPU.
+    errors = {"AssertionError", "RuntimeError", "AttributeError"}
+    assert {outcome.error for outcome in outcomes} <= errors

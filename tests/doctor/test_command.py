@@ -48,6 +48,7 @@ def test_doctor_examines_and_tries_this_host() -> None:
     assert process.returncode == (0 if report["defaults_will_work"] else 1)
     by_subject = {finding["subject"]: finding for finding in report["findings"]}
     assert by_subject["packages"]["status"] == "ok"
+    assert by_subject["private names"]["status"] == "ok", by_subject
     assert by_subject["shm self-test"]["status"] == "ok", by_subject
     if not find_devices(Path("/")):
         assert by_subject["verbs self-test"]["status"] == "ok"
@@ -56,7 +57,7 @@ def test_doctor_examines_and_tries_this_host() -> None:
 
 
 def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> None:
-    path = hide_behind(tmp_path, "torch", "2.12.1")
+    path = hide_behind(tmp_path, "torch", "2.11.0")
     imported = subprocess.run(
         [sys.executable, "-c", "import torchrec_bls"],
         env=os.environ | {"PYTHONPATH": path},
@@ -68,7 +69,7 @@ def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> No
     process = run("doctor", PYTHONPATH=path)
     assert process.returncode == 1
     text = re.sub(r"\s+", " ", process.stdout)
-    assert "problem packages torchrec_bls found torch 2.12.1, fbgemm-gpu-cpu 1.8.0" in text
+    assert "problem packages torchrec_bls found torch 2.11.0, fbgemm-gpu-cpu 1.8.0" in text
     assert "it needs torch 2.13.0, fbgemm-gpu-cpu (or fbgemm-gpu) 1.8.0" in text
     assert "-> pip install 'torch==2.13.0'" in text
     assert "not tried: the packages don't fit together" in text
@@ -182,6 +183,7 @@ FACTS: dict[str, set[str]] = {
         "small_bytes",
         "usual_bytes",
     },
+    "private names": {"missing"},
     "memlock": {"limit_bytes", "exempt", "small_bytes", "usual_bytes"},
     "libibverbs": {"loads"},
     "mlx5_0": {"device", "numa_node", "verbs_file", "openable"},

@@ -9,7 +9,7 @@ from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.memory import memlock_finding, memory_finding
 from torchrec_bls.doctor.network import address_of_host_name, interfaces, network_finding
-from torchrec_bls.doctor.packages import packages_finding
+from torchrec_bls.doctor.packages import names_finding, packages_finding
 from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.selftest import TRANSPORTS, selftest_finding
 
@@ -29,6 +29,7 @@ def examine(root: Path = Path("/")) -> list[Finding]:
     if packages.status is Status.PROBLEM:
         text = "not tried: the packages don't fit together, so nothing can be imported"
         return [*findings, Finding("self-test", Status.PROBLEM, text, "See packages, above")]
+    findings.insert(1, names_finding())
     return [*findings, *(_self_test(transport, findings) for transport in TRANSPORTS)]
 
 

@@ -1,0 +1,200 @@
+"""The private names of torch, fbgemm and torchrec that this package uses.
+
+TorchRec promises none of them. What they have to do is tested in tests/contract/, with every trio
+that is supported; that they are there is checked at import, for the trios that nobody has tried.
+Run as a program, it prints those that are missing, a line each.
+"""
+
+import importlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from torchrec_bls._versions import VersionError, check_packages, examine_packages
+
+_DISTRIBUTED = "torchrec.distributed."
+_FBGEMM = (
+    "fbgemm_gpu.split_table_batched_embeddings_ops_training:SplitTableBatchedEmbeddingBagsCodegen"
+)
+_OF_COLLECTIONS = (
+    "_create_input_dist",
+    "_create_output_dist",
+    "_device",
+    "_embedding_names_per_sharding",
+    "_enabled_feature_score_auto_collection",
+    "_env",
+    "_feature_splits",
+    "_features_order",
+    "_has_uninitialized_input_dist",
+    "_input_dists",
+    "_lookups",
+    "_output_dists",
+    "_sharding_types",
+    "compute_and_output_dist",
+    "create_context",
+    "input_dist",
+    "post_lookup_tracker_fn",
+    "post_odist_tracker_fn",
+)
+
+# By "module" or "module:Class": names of a module, or attributes of a class and of its instances.
+CONTRACT: Mapping[str, tuple[str, ...]] = {
+    "torch.autograd": ("_profiler_enabled",),
+    "torch.distributed:ProcessGroup": (
+        "_get_backend",
+        "_register_backend",
+        "_set_default_backend",
+    ),
+    "torch.nn:Module": ("_forward_hooks", "_forward_pre_hooks"),
+    _FBGEMM: (
+        "get_learning_rate",
+        "get_optimizer_state",
+        "optimizer",
+        "output_dtype",
+        "pooling_mode",
+        "set_learning_rate",
+        "split_embedding_weights",
+        "use_cpu",
+        "weights_host",
+        "weights_precision",
+    ),
+    f"{_DISTRIBUTED}batched_embedding_kernel:BatchedFusedEmbedding": (
+        "_config",
+        "_feature_table_map",
+        "emb_module",
+        "fused_optimizer",
+        "split_embedding_weights",
+    ),
+    f"{_DISTRIBUTED}batched_embedding_kernel:BatchedFusedEmbeddingBag": (
+        "_config",
+        "_feature_table_map",
+        "emb_module",
+        "fused_optimizer",
+        "split_embedding_weights",
+    ),
+    f"{_DISTRIBUTED}comm_ops": ("get_gradient_division",),
+    f"{_DISTRIBUTED}dist_data:KJTAllToAll": ("_splits", "_stagger"),
+    f"{_DISTRIBUTED}embedding": ("get_ec_index_dedup",),
+    f"{_DISTRIBUTED}embedding:EmbeddingCollectionAwaitable": ("_awaitables_per_sharding",),
+    f"{_DISTRIBUTED}embedding:EmbeddingCollectionContext": ("seq_vbe_ctx", "sharding_contexts"),
+    f"{_DISTRIBUTED}embedding:ShardedEmbeddingCollection": (
+        *_OF_COLLECTIONS,
+        "_embedding_dim",
+        "_embedding_dim_for_sharding_type",
+        "_inverse_indices_permute_per_sharding",
+        "_need_indices",
+        "_sharding_type_to_sharding",
+    ),
+    f"{_DISTRIBUTED}embedding_lookup:GroupedEmbeddingsLookup": (
+        "_emb_modules",
+        "optim_state_tracker_fn",
+    ),
+    f"{_DISTRIBUTED}embedding_lookup:GroupedPooledEmbeddingsLookup": (
+        "_emb_modules",
+        "optim_state_tracker_fn",
+    ),
+    f"{_DISTRIBUTED}embedding_sharding:KJTListSplitsAwaitable": ("awaitables",),
+    f"{_DISTRIBUTED}embeddingbag:EmbeddingBagCollectionContext": ("divisor", "sharding_contexts"),
+    f"{_DISTRIBUTED}embeddingbag:ShardedEmbeddingBagCollection": (
+        *(name for name in _OF_COLLECTIONS if name != "_embedding_names_per_sharding"),
+        "_embedding_bag_configs",
+        "_embedding_dims",
+        "_embedding_names",
+        "_embedding_shardings",
+        "_has_features_permute",
+        "_has_mean_pooling_callback",
+        "_init_mean_pooling_callback",
+        "_initialize_torch_state",
+        "_inverse_indices_permute_indices",
+        "_kjt_key_indices",
+        "_optim",
+        "_table_name_to_config",
+        "_table_names",
+        "_uncombined_embedding_dims",
+        "_uncombined_embedding_names",
+        "create_embedding_bag_sharding",
+        "reset_parameters",
+        "sharding_type_to_sharding_infos",
+        "update_shards",
+    ),
+    f"{_DISTRIBUTED}sharding.rw_sharding:RwPooledEmbeddingDist": ("_embedding_dims",),
+    f"{_DISTRIBUTED}sharding.rw_sharding:RwSparseFeaturesDist": (
+        "_dist",
+        "unbucketize_permute_tensor",
+    ),
+    f"{_DISTRIBUTED}sharding.sequence_sharding:SequenceShardingContext": (
+        "batch_size_per_rank",
+        "features_before_input_dist",
+        "input_splits",
+        "output_splits",
+        "unbucketize_permute_tensor",
+    ),
+    f"{_DISTRIBUTED}sharding.tw_sharding:BaseTwEmbeddingSharding": (
+        "_grouped_embedding_configs_per_rank",
+    ),
+    f"{_DISTRIBUTED}sharding.tw_sharding:TwPooledEmbeddingDist": ("_dim_sum_per_rank",),
+    f"{_DISTRIBUTED}sharding.tw_sharding:TwSparseFeaturesDist": ("_dist",),
+    f"{_DISTRIBUTED}sharding.twrw_sharding:TwRwPooledEmbeddingDist": (
+        "_cross_pg",
+        "_dim_sum_per_node",
+        "_intra_pg",
+    ),
+    f"{_DISTRIBUTED}sharding.twrw_sharding:TwRwSparseFeaturesDist": ("_dist",),
+    f"{_DISTRIBUTED}train_pipeline.runtime_forwards:BaseForward": ("_args", "_module", "_name"),
+    f"{_DISTRIBUTED}train_pipeline.utils": ("_rewrite_model",),
+    f"{_DISTRIBUTED}types:LazyAwaitable": ("_wait_impl", "callbacks"),
+    f"{_DISTRIBUTED}types:ShardingEnv2D": ("sharding_pg",),
+    "torchrec.sparse.jagged_tensor:JaggedTensor": ("_lengths", "_offsets", "_values", "_weights"),
+}
+
+
+@cache
+def check_torchrec() -> None:
+    """Raises if what is made for TorchRec can't work with the installed packages.
+
+    Raises:
+        VersionError: Packages are missing or don't fit, or lack names that are used here.
+    """
+    check_packages()
+    missing = missing_names()
+    if missing:
+        report = examine_packages()
+        raise VersionError(
+            f"torchrec_bls uses {len(missing)} names that {report.found} lack: "
+            f"{', '.join(missing)}. It is tested with {report.needed}.\n"
+            f"Mend it with: {report.cure or 'pip install --upgrade torchrec-bls'}"
+        )
+
+
+def missing_names(contract: Mapping[str, Iterable[str]] = CONTRACT) -> list[str]:
+    """Returns which names of the contract the installed packages lack, as "module:Class.name"."""
+    missing = []
+    for owner, names in contract.items():
+        module_name, _, class_name = owner.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+            there = _names_of(getattr(module, class_name)) if class_name else set(dir(module))
+        except (ImportError, AttributeError):
+            missing.append(owner)
+            continue
+        missing += [f"{owner}.{name}" for name in names if name not in there]
+    return missing
+
+
+def _names_of(owner: type) -> set[str]:
+    """Returns the attributes of a class and, as far as its code or annotations name them, of its
+    instances. What its own code uses, be it set or read, is there."""
+    names = set(dir(owner))
+    for base in owner.__mro__:
+        # Not evaluated: annotations may name what is there for type checkers alone.
+        names.update(vars(base).get("__annotations__", {}))
+        names.update(vars(base).get("__dataclass_fields__", {}))
+        for member in vars(base).values():
+            function: Any = getattr(member, "fget", member)
+            code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+            names.update(code.co_names if code else ())
+    return names
+
+
+if __name__ == "__main__":
+    print("\n".join(missing_names()))

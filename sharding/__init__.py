@@ -1,6 +1,9 @@
 """Planning of shardings from calibrated cost models (imported as ``torchrec_bls.sharding``)."""
 # ruff: noqa: E402
 
+from importlib.util import find_spec
+from typing import Any
+
 from torchrec_bls._versions import check_packages
 
 # Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
@@ -24,3 +27,20 @@ __all__ = [
     "calibrated_torchrec_planner",
     "load_profile",
 ]
+
+# TorchRec's seams for planners, which it has from 1.9 on.
+_SEAMS = ("BLSPlanReporter", "BLSPlannerProvider")
+if find_spec("torchrec.distributed.planner.provider") is not None:
+    from .torchrec_provider import BLSPlannerProvider
+    from .torchrec_reporter import BLSPlanReporter
+
+    __all__ += ["BLSPlanReporter", "BLSPlannerProvider"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SEAMS:
+        raise AttributeError(
+            f"{__name__}.{name} needs torchrec 1.9 or later, which has the seam that it is for. "
+            "BLSShardingPlanner, given to DistributedModelParallel by its plan, needs none"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -71,7 +71,7 @@ def workload_of(
     constraints = constraints or {}
     tables: list[Table] = []
     names: list[TableNames] = []
-    for path, child, sharder in _sharded_modules(module, sharders):
+    for path, child, sharder in sharded_modules(module, sharders):
         for name, parameter in sharder.shardable_parameters(child).items():
             asked = constraints.get(name) or ParameterConstraints()
             config = _config(path, child, name)
@@ -93,9 +93,10 @@ def workload_of(
     return Workload(tables, _statistics(tables, constraints, found))
 
 
-def _sharded_modules(
+def sharded_modules(
     module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> Iterator[tuple[str, nn.Module, ModuleSharder[nn.Module]]]:
+    """Yields path, module and sharder of every part of `module` that one of `sharders` shards."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
     waiting = [("", module)]
     while waiting:
@@ -195,7 +196,7 @@ def optimizers_of(
     """Returns `optimizer_of` every table of `module` that `sharders` shard."""
     return frozenset(
         optimizer_of(sharder, parameter)
-        for _, child, sharder in _sharded_modules(module, sharders)
+        for _, child, sharder in sharded_modules(module, sharders)
         for parameter in sharder.shardable_parameters(child).values()
     )
 

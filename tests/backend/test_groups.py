@@ -26,6 +26,7 @@ def exchange(group: dist.ProcessGroup | None = None) -> None:
 def make_again(rank: int, name: str, options: BLSOptions | None) -> tuple[Any, ...]:
     """Ends the default group and makes it again, twice."""
     store, size = dist.group.WORLD.get_group_store(), dist.get_world_size()
+    dist.barrier()  # no rank may go while another one still connects to it
     for generation in range(2):
         dist.destroy_process_group()
         dist.init_process_group(

@@ -59,6 +59,12 @@ def test_torchrun_where_names_are_known() -> None:
     check(run(command.split(), two_hosts.NAMES_RESOLVE), 2, "host0")
 
 
+def test_the_launcher_where_names_lead_nowhere() -> None:
+    command = f"{sys.executable} -m torchrec_bls.launch --endpoint 10.77.0.1:29500 -j 2x1 {MEET}"
+    check(run(command.split(), two_hosts.LOOPBACK_NAMES), 1, "10.77.0.1")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torchx uses ast.Str, gone in Python 3.14")
 def test_the_component_where_names_lead_nowhere() -> None:
     command = "torchx run -s local_cwd examples/torchx_hosts.py:launch"
     command += f" --endpoint 10.77.0.1:29500 -j 2x1 --script {MEET}"

@@ -5,11 +5,13 @@ Importing torchrec_bls registers it (docs/design/backend.md).
 """
 
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls import _native
@@ -19,11 +21,28 @@ from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
 from torchrec_bls.collective.work import CallQueue, CallWork, Receive
 
 NAME = "bls"
+# What torch calls it: the first from 2.13 on.
+_REDUCE_SCATTER = next(
+    name
+    for name in ("reduce_scatter_single", "_reduce_scatter_base")
+    if hasattr(dist.ProcessGroup, name)
+)
 
 
 def register() -> None:
     """Makes `init_process_group("cpu:bls")` and `new_group(backend="bls")` known to torch."""
     dist.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
+    # Private names, since it is torch that decides: without the package the variable does nothing.
+    switched_on = getattr(distributed_c10d, "_use_torchcomms_enabled", None)
+    takes_its_own = hasattr(distributed_c10d, "_torchcomms_handles_backend")
+    if switched_on is not None and switched_on() and not takes_its_own:
+        warnings.warn(
+            f"TORCH_DISTRIBUTED_USE_TORCHCOMMS is set: torch {torch.__version__} gives every group "
+            "to TorchComms then, which fails with 'failed to find backend bls'. Unset it where "
+            "backend 'bls' is used, or install torch 2.14 or later",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _make_group(given: Any, options: object) -> "BLSProcessGroup":
@@ -76,7 +95,6 @@ class BLSProcessGroup(dist.ProcessGroup):
         )
         gloo.options.global_ranks_in_group = given.global_ranks_in_group
         gloo.options.group_name = given.group_id
-        gloo._set_sequence_number_for_group()
         self._plain = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
         # What this class does not override, its base does by the backend of the tensors' device.
         for group in (self, self._plain):
@@ -148,7 +166,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         """
         opts = opts or dist.ReduceScatterOptions()
         if opts.reduceOp != dist.ReduceOp.SUM or input.dtype != torch.float32:
-            work: dist.Work = self._plain.reduce_scatter_single(output, input, opts)
+            work: dist.Work = getattr(self._plain, _REDUCE_SCATTER)(output, input, opts)
             return work
         buffers.check_output(output)
         source = buffers.sent_part(input)
@@ -167,8 +185,25 @@ class BLSProcessGroup(dist.ProcessGroup):
 
         return self._post(send, add, [source], [output], opts)
 
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+
+    def gather(  # type: ignore[override]
+        self, output: list[list[torch.Tensor]], input: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Called by `torch.distributed.gather`.
+
+        Where TorchComms is switched on, torch gives ranks that receive nothing an empty list in
+        the list, as TorchComms wants it, whatever the group's backend; gloo refuses that.
+        """
+        opts = opts or dist.GatherOptions()
+        received = output if self.rank() == opts.rootRank else []
+        work: dist.Work = self._plain.gather(received, input, opts)
+        return work
+
     # A subclass that does not override these has them called with the GIL held, and gloo's own
-    # threads need it under gloo's lock: now and then each would wait for the other.
+    # threads need it under gloo's lock: now and then each would wait for the other. Names that this
+    # torch has no functions of are never asked for; 2.14 has more of them than 2.13.
+    all_gather_single = _by_plain_group("all_gather_single")
     allgather = _by_plain_group("allgather")
     all_gather_single_coalesced = _by_plain_group("all_gather_single_coalesced")
     allgather_into_tensor_coalesced = _by_plain_group("allgather_into_tensor_coalesced")
@@ -176,11 +211,19 @@ class BLSProcessGroup(dist.ProcessGroup):
     allreduce_coalesced = _by_plain_group("allreduce_coalesced")
     barrier = _by_plain_group("barrier")
     broadcast = _by_plain_group("broadcast")
+    reduce = _by_plain_group("reduce")
     reduce_scatter = _by_plain_group("reduce_scatter")
     reduce_scatter_single_coalesced = _by_plain_group("reduce_scatter_single_coalesced")
     reduce_scatter_tensor_coalesced = _by_plain_group("reduce_scatter_tensor_coalesced")
+    scatter = _by_plain_group("scatter")
     send = _by_plain_group("send")
     recv = _by_plain_group("recv")
+    # The first is found by Python, whose caller asks the handle for the sender; the second by C++,
+    # which wraps the handle in one that does not know it.
+    recv_anysource = _by_plain_group("recv_anysource")
+    recvAnysource = recv_anysource
+    start_coalescing = _by_plain_group("_start_coalescing")
+    end_coalescing = _by_plain_group("_end_coalescing")
 
     def _post(
         self,

@@ -25,11 +25,17 @@ WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f -not -path "csrc/tests/*")
 CXX_FILES := $(shell find csrc benchmarks -type f \( -name '*.h' -o -name '*.cpp' \) 2>/dev/null)
 FUZZ_TARGETS := $(notdir $(wildcard tests/corpus/*))
+# The first of each version that starts: a name on the path may be a stand-in that finds none.
+PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
+    for python in python3.$$minor "$$HOME"/.pyenv/versions/3.$$minor.*/bin/python3.$$minor; do \
+      if "$$python" -c "" 2> /dev/null; then command -v "$$python"; break; fi; \
+    done; \
+  done)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build demo test test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
-  fuzz soak paper-bls study-quantized study-planner lint format wheel \
+  fuzz soak paper-bls study-quantized study-planner lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -129,6 +135,8 @@ lint: $(VENV)/.packages  ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*
+	$(BIN)/zizmor --quiet --offline .github
 
 format: $(VENV)/.packages  ## Rewrite the sources in the project's style
 	$(BIN)/ruff check --fix .
@@ -146,6 +154,10 @@ wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it hol
 	    || { echo "The wheel lacks $$wanted" >&2; exit 1; }; \
 	done
 	@echo "$$(ls build/dist/*.whl) holds the package, the planner and the native module"
+
+wheels: $(VENV)/.wheels  ## Build wheels that travel into build/dist, and try them: make wheels [PYTHONS="python3.10 ..."]
+	@$(call need,headers of RDMA,libibverbs-dev,$(has_verbs))
+	$(WITH_VENV) $(BIN)/python -m tests.wheels $(PYTHONS)
 
 benchmarks-build: $(VENV)/.packages  ## Build the C++ side of the benchmarks
 	@$(call need,Open MPI,$(mpi_packages),$(has_mpi))
@@ -177,6 +189,10 @@ $(VENV)/.built: $(VENV)/.packages $(NATIVE_SOURCES)
 	@($(call need,headers of RDMA,libibverbs-dev,$(has_verbs))) || echo "It goes without, but only on one host"
 	$(WITH_VENV) $(BIN)/python -m pip install --no-build-isolation --no-deps -e .
 	$(BIN)/python -c 'import torchrec_bls, torchrec_bls.sharding'
+	@touch $@
+
+$(VENV)/.wheels: $(PINS) | $(VENV)/.packages
+	$(BIN)/python -m pip install --group wheels
 	@touch $@
 
 $(VENV)/.mpi4py: $(PINS) | $(VENV)/.packages

@@ -36,14 +36,18 @@ JaggedIds jagged_ids(const Items& lengths, const Items& values, const Items& wei
           count};
 }
 
-/// The values of each feature, and (feature, position, id) of a bad id or None.
-py::tuple check_ids(const Items& lengths, const Items& values, size_t stride, size_t count,
-                    const std::vector<int64_t>& rows) {
+/// (feature, position, id)
+using BadIdTuple = std::tuple<int64_t, int64_t, int64_t>;
+
+/// The values of each feature, and a bad id.
+std::pair<std::vector<int64_t>, std::optional<BadIdTuple>> check_ids(
+    const Items& lengths, const Items& values, size_t stride, size_t count,
+    const std::vector<int64_t>& rows) {
   const JaggedIds ids = jagged_ids(lengths, values, {0, 0}, rows.size(), stride, count);
-  const std::vector<int64_t> counts = values_per_feature(ids);
+  std::vector<int64_t> counts = values_per_feature(ids);
   const auto bad = find_bad_id(ids, rows, counts);
-  if (!bad) return py::make_tuple(counts, py::none());
-  return py::make_tuple(counts, py::make_tuple(bad->feature, bad->position, bad->id));
+  if (!bad) return {std::move(counts), std::nullopt};
+  return {std::move(counts), BadIdTuple(bad->feature, bad->position, bad->id)};
 }
 
 /// (ended, refusal, updates, wanted slot bytes)

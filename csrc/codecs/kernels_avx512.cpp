@@ -2,14 +2,12 @@
 #include "codecs/half_kernels.inc"
 #include "codecs/kernels.h"
 #include "codecs/rowwise_kernels.inc"
+#include "host/x86_features.h"
 
 namespace bls {
 namespace {
 
-bool run_here() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
+bool run_here() { return x86_features().avx512; }
 
 }  // namespace
 

@@ -1,0 +1,13 @@
+#pragma once
+
+namespace bls {
+
+/// Instruction sets that this processor has and whose registers the kernel saves.
+struct X86Features {
+  bool avx2;
+  bool avx512;  ///< F, BW, DQ and VL
+};
+
+X86Features x86_features();
+
+}  // namespace bls

@@ -1,0 +1,1 @@
+"""Wheels for several Pythons: how they are built, and what they may link."""

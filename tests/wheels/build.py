@@ -37,13 +37,12 @@ def build_sdist(folder: Path) -> Path:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """Unpacks the source distribution where the one before lay, so that Zig finds what it knows."""
+    """Unpacks the source distribution into `folder` and returns where its sources are."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder)
     (source,) = folder.iterdir()
-    # Its name has the version.
-    return source.rename(folder / "torchrec_bls")
+    return source
 
 
 def build_wheel(python: str, source: Path, work: Path) -> Path:
@@ -57,7 +56,7 @@ def build_wheel(python: str, source: Path, work: Path) -> Path:
         subprocess.run(
             [*command, "--wheel-dir", fresh, source],
             check=True,
-            # What Zig has compiled for one Python it takes for the next.
+            # The C++ library, which Zig compiles once, stays in this checkout.
             env=os.environ
             | {"CMAKE_TOOLCHAIN_FILE": str(toolchain), "ZIG_GLOBAL_CACHE_DIR": str(work / "cache")},
         )

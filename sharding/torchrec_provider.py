@@ -30,7 +30,7 @@ from .torchrec_estimator import CalibratedShardEstimator
 from .torchrec_reporter import BLSPlanReporter, PlanReportSink
 from .torchrec_tables import KERNEL, sharded_modules
 
-# Of a PlannerConfig: what this planner has no other way of doing is not among them.
+# Fields of a PlannerConfig that do not say how TorchRec's own planner searches.
 _HEEDED = {
     "planner_variant",
     "storage_reservation_policy",

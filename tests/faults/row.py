@@ -1,5 +1,6 @@
 """A row of the fault matrix, and the scene that its ranks play."""
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,6 +12,10 @@ import torch.distributed as dist
 
 from torchrec_bls import BoundedLagChannel
 from torchrec_bls.collective.channel import Arrival
+
+# How a killed process exits, and what ranks raise that can't set something up together.
+KILLED = -int(signal.SIGKILL)
+SETUP = ("RendezvousError",)
 
 # Far above what any rank needs to get to where the fault strikes.
 _LONGEST_HOLD = 30.0

@@ -14,10 +14,10 @@ from torchrec_bls._versions import VersionError, check_native, check_packages, c
 check_torch()
 check_native()
 
-from torchrec_bls.collective import backend
-from torchrec_bls.collective.backend_options import BLSOptions
+from torchrec_bls.collective.backend import process_group
+from torchrec_bls.collective.backend.options import BLSOptions
 from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
-from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
     from torchrec_bls.distributed.config import BLSConfig
@@ -55,7 +55,7 @@ _FOR_TORCHREC = {
     "bounded_lag_modules": "pipeline",
 }
 
-backend.register()
+process_group.register()
 
 
 def __getattr__(name: str) -> Any:

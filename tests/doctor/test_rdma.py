@@ -24,10 +24,10 @@ from tests.doctor.host_tree import (
     write,
 )
 from torchrec_bls import _native
-from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.host.devices import find_devices
+from torchrec_bls.doctor.host.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.library import PortLimits, load_error, port_limits
-from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
 from torchrec_bls.errors import RendezvousError
 
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 
 from torchrec_bls.doctor import library
-from torchrec_bls.doctor.devices import Device, Port
 from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.host.devices import Device, Port
 
 
 def rdma_findings(

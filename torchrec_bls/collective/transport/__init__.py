@@ -1,0 +1,1 @@
+"""What a channel's messages travel by, and how its ranks set it up."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
 ENVIRONMENT = {
     "cpu": "Some CPU",
     "cores": 2,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from soak_messages import LARGEST, OVERSIZED, Messages
 from soak_report import problems
 

@@ -7,11 +7,11 @@ import pytest
 import torchrec
 from torchrec.models.dlrm import DLRMTrain
 
-from tests.distributed.test_exactness import KINDS, compare_with_torchrec
-from tests.distributed.test_pipeline import pipe_dlrm
+from tests.distributed.pipeline.test_pipeline import pipe_dlrm
+from tests.distributed.pipeline.test_torchrec_pipelines import PIPELINES, train_in_pipelines
+from tests.distributed.results.test_exactness import KINDS, compare_with_torchrec
+from tests.distributed.results.test_training import train_both
 from tests.distributed.test_reshard import MOVES, reshard_while_training
-from tests.distributed.test_torchrec_pipelines import PIPELINES, train_in_pipelines
-from tests.distributed.test_training import train_both
 from tests.processes import run
 
 

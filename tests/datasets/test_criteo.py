@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES
 
+from tests.paths import DATA
 from torchrec_bls.datasets import (
     CATEGORICAL_NAMES,
     KAGGLE_CARDINALITIES,
@@ -19,7 +20,7 @@ from torchrec_bls.datasets import (
 )
 from torchrec_bls.datasets import criteo as criteo_module
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "criteo-tiny" / "train.csv"
+SAMPLE = DATA / "criteo-tiny" / "train.csv"
 ROWS = capped_cardinalities(1000)
 HEADER = ",".join(
     ["Id", "Label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
@@ -224,9 +225,9 @@ def test_bad_arguments(tmp_path: Path) -> None:
 
 
 def test_real_rows_against_the_csv_module() -> None:
-    if not DATA.exists():
+    if not SAMPLE.exists():
         pytest.skip("needs the Criteo sample ../shared/data/criteo-tiny/train.csv")
-    with DATA.open(newline="") as file:
+    with SAMPLE.open(newline="") as file:
         records = list(csv.DictReader(file))
     rows: list[Row] = [
         (
@@ -236,7 +237,7 @@ def test_real_rows_against_the_csv_module() -> None:
         )
         for record in records
     ]
-    labels, dense, ids = read(DATA, batch_size=128)
+    labels, dense, ids = read(SAMPLE, batch_size=128)
     assert len(rows) == 1999
     assert labels.tolist() == [row[0] for row in rows]
     torch.testing.assert_close(dense, expected_dense(rows), rtol=1e-6, atol=0)

@@ -15,9 +15,10 @@ from demo.steps import RankTimes
 from demo.summary import summarize, wrong_results
 from demo.variants import Variant, torchrec_on_gloo
 
+from tests.paths import DATA
 from torchrec_bls.processes import run
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "criteo-tiny" / "train.csv"
+ROWS = DATA / "criteo-tiny" / "train.csv"
 SETTINGS = Settings(
     data=None,
     ranks=2,
@@ -65,9 +66,9 @@ def test_ranks_measure_compare_and_collect(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_real_rows_are_read_again_when_the_steps_need_more(ranks: int) -> None:
-    if not DATA.exists():
+    if not ROWS.exists():
         pytest.skip("needs the Criteo sample ../shared/data/criteo-tiny/train.csv")
-    settings = replace(SETTINGS, data=DATA, ranks=ranks, batch=300, steps=9)
+    settings = replace(SETTINGS, data=ROWS, ranks=ranks, batch=300, steps=9)
     everyone = [load_batches(settings, rank) for rank in range(ranks)]
     per_pass = -(-1999 // (300 * ranks))
     for batches in everyone:

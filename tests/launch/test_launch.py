@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from torchrec_bls import launch
 from torchrec_bls.doctor.host.network import interfaces
 
-ROOT = Path(__file__).parents[2]
 SOURCES = [
     path
     for folder in ("torchrec_bls", "sharding", "examples", "benchmarks", "tests")

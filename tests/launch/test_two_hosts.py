@@ -14,7 +14,6 @@ import pytest
 from tests.launch import two_hosts
 from torchrec_bls.doctor.host.devices import find_devices
 
-ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 MEET = "tests/launch/meet.py"
 

@@ -6,10 +6,10 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from torchrec_bls import _trios, _versions
 from torchrec_bls._trios import BESIDE_TORCHREC, DEFAULT, TRIOS
 from torchrec_bls._versions import (
@@ -22,7 +22,6 @@ from torchrec_bls._versions import (
     examine_packages,
 )
 
-ROOT = Path(__file__).parents[1]
 BESIDE = dict.fromkeys(
     (re.split("[<>=]", requirement)[0] for requirement in BESIDE_TORCHREC), "1.0"
 )
@@ -88,7 +87,7 @@ def test_the_environment_of_the_tests_is_a_tested_trio() -> None:
 
 
 # What is installed, what the message says and the command that mends it. The table in
-# docs/versions.md is made of these: `python -m tests.test_versions`.
+# docs/versions.md is made of these: `python -m tests.package.test_versions`.
 CASES: dict[str, tuple[Callable[[str], str], list[str], str]] = {
     "nothing": (
         environment(),

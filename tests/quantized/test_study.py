@@ -18,11 +18,11 @@ from quantized.deltas import Deltas
 from quantized.page import plot, section
 from quantized.training import Source, pack, train, unpack
 
+from tests.paths import DATA
 from torchrec_bls.datasets import capped_cardinalities
 
 SOURCE = Source("planted", iterations=2, batch_size=32, test_rows=256, table_rows=20)
 SETTINGS = {"seeds": 2, "sources": [{"name": "planted", "batch_size": 32}]}
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def some_cells() -> list[Cell]:

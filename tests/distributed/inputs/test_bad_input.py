@@ -16,21 +16,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    FEATURES,
-    WEIGHTED,
-    Batch,
-    Kind,
-    arrived,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    make_plan,
-    shard,
-    shard_model,
-)
+from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import (
     BLSConfig,
@@ -40,20 +26,20 @@ from torchrec_bls import (
 )
 from torchrec_bls.errors import BatchRefusedError, RendezvousError
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 SHARDERS = [BLSEmbeddingCollectionSharder, BLSEmbeddingBagCollectionSharder]
 
 
-def sharded(kind: Kind, **config: Any) -> DistributedModelParallel:
-    return shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=20, **config)))
+def sharded(kind: models.Kind, **config: Any) -> DistributedModelParallel:
+    return models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=20, **config)))
 
 
-def good_ids(kind: Kind = EBC) -> KeyedJaggedTensor:
-    return make_ids(kind, 0, 4)
+def good_ids(kind: models.Kind = models.EBC) -> KeyedJaggedTensor:
+    return models.make_ids(kind, 0, 4)
 
 
 def with_id(value: int) -> KeyedJaggedTensor:
-    ids = make_ids(EBC, 0, 4)
+    ids = models.make_ids(models.EBC, 0, 4)
     ids.values()[ids.offset_per_key()[2] + 1] = value  # the second id of f2
     return ids
 
@@ -83,12 +69,12 @@ def of_keys(*keys: str) -> KeyedJaggedTensor:
 
 
 def per_key(
-    rows: int | None = 0, names: list[str] = FEATURES, lengths: int = 9
+    rows: int | None = 0, names: list[str] = models.FEATURES, lengths: int = 9
 ) -> KeyedJaggedTensor:
     """A batch size per key, and three samples that have row `rows` of all keys."""
     inverse = None if rows is None else (names, torch.full((len(names), 3), rows))
     return KeyedJaggedTensor(
-        FEATURES,
+        models.FEATURES,
         torch.zeros(lengths, dtype=torch.int64),
         lengths=torch.ones(lengths, dtype=torch.int32),
         stride_per_key_per_rank=[[1], [2], [1], [2], [3]],
@@ -128,7 +114,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a negative row": (lambda: per_key(-1), "inverse_indices of key 'f0' are from -1 to -1"),
     "no rows of a key": (
-        lambda: per_key(0, FEATURES[:4]),
+        lambda: per_key(0, models.FEATURES[:4]),
         r"inverse_indices are given for \['f0', 'f1', 'f2', 'f3'\], but not for key 'f4'",
     ),
     "batch sizes that are not those of the lengths": (
@@ -142,20 +128,22 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def give_bad_input(rank: int, case: str, warm: bool, kind: Kind = EBC) -> None:
+def give_bad_input(rank: int, case: str, warm: bool, kind: models.Kind = models.EBC) -> None:
     make_bad, message = BAD[case]
     ours = sharded(kind)
     with torch.no_grad():
-        expected = flatten(sharded(kind)(Batch(good_ids(kind))))
+        expected = models.flatten(sharded(kind)(models.Batch(good_ids(kind))))
         if warm:
-            arrived(ours(Batch(good_ids(kind))))
+            models.arrived(ours(models.Batch(good_ids(kind))))
         for bad_rank in (1, 0, 1):
             if rank == bad_rank:
                 with pytest.raises(ValueError, match=f"^embeddings on rank {rank}: .*{message}"):
-                    arrived(ours(Batch(make_bad())))
+                    models.arrived(ours(models.Batch(make_bad())))
             else:
-                assert_same_bits(flatten(ours(Batch(good_ids(kind)))), expected)
-        assert_same_bits(flatten(ours(Batch(good_ids(kind)))), expected)
+                models.assert_same_bits(
+                    models.flatten(ours(models.Batch(good_ids(kind)))), expected
+                )
+        models.assert_same_bits(models.flatten(ours(models.Batch(good_ids(kind)))), expected)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -179,19 +167,21 @@ class Towers(nn.Module):
         sums = {}
         for name in ("second", "first", "third"):
             output = getattr(self, name)(batches[name])
-            sums[name] = flatten(output)
+            sums[name] = models.flatten(output)
         return {f"{name} {key}": t for name, flat in sums.items() for key, t in flat.items()}
 
 
 def give_bad_input_to_towers(rank: int) -> None:
-    kinds = {"first": EBC, "second": EC, "third": WEIGHTED}
+    kinds = {"first": models.EBC, "second": models.EC, "third": models.WEIGHTED}
     modules = [kind.module() for kind in kinds.values()]
     plans = {
-        name: make_plan(module, ["table_wise"] * kind.tables, kind.bls_sharder(BLSConfig()))
+        name: models.make_plan(module, ["table_wise"] * kind.tables, kind.bls_sharder(BLSConfig()))
         for (name, kind), module in zip(kinds.items(), modules, strict=True)
     }
     config = BLSConfig(deadline=30)
-    model = shard_model(Towers(*modules), plans, [EBC.bls_sharder(config), EC.bls_sharder(config)])
+    model = models.shard_model(
+        Towers(*modules), plans, [models.EBC.bls_sharder(config), models.EC.bls_sharder(config)]
+    )
     good = {name: good_ids(kind) for name, kind in kinds.items()}
     with torch.no_grad():
         expected = None
@@ -203,7 +193,7 @@ def give_bad_input_to_towers(rank: int) -> None:
                 continue
             output = model(good)
             expected = expected or output
-            assert_same_bits(output, expected)
+            models.assert_same_bits(output, expected)
 
 
 def test_modules_that_the_failed_forward_did_not_call_answer_the_other_ranks() -> None:
@@ -213,36 +203,36 @@ def test_modules_that_the_failed_forward_did_not_call_answer_the_other_ranks() -
 def give_bad_input_in_training(rank: int, case: str, kind_name: str) -> None:
     kind = KINDS[kind_name]
     make_bad, message = BAD[case]
-    ours, theirs = sharded(kind), shard(kind, "mixed", kind.torchrec_sharder())
+    ours, theirs = sharded(kind), models.shard(kind, "mixed", kind.torchrec_sharder())
     for step in range(5):
-        ids = make_ids(kind, 10 * step + rank, 4)
+        ids = models.make_ids(kind, 10 * step + rank, 4)
         if step in (0, 3):
             # All ranks leave the step out.
             if rank == 1:
                 with pytest.raises(ValueError, match=f"^embeddings on rank 1: .*{message}"):
-                    arrived(ours(Batch(make_bad())))
+                    models.arrived(ours(models.Batch(make_bad())))
             else:
                 with pytest.raises(
                     BatchRefusedError,
                     match=rf"on rank {rank}: rank 1 refused its batch, .*embeddings on rank 1: .*"
                     + message,
                 ):
-                    arrived(ours(Batch(ids)))
+                    models.arrived(ours(models.Batch(ids)))
             continue
         outputs = [step_of(model, ids) for model in (ours, theirs)]
-        assert_same_bits(*outputs)
+        models.assert_same_bits(*outputs)
 
 
 def step_of(model: DistributedModelParallel, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
     """Returns the output of a step of training whose loss is the sum of all embeddings."""
-    output = arrived(model(Batch(ids)))
+    output = models.arrived(model(models.Batch(ids)))
     tensors = (
         [output.values()]
         if isinstance(output, KeyedTensor)
         else [j.values() for j in output.values()]
     )
     sum(tensor.sum() for tensor in tensors).backward()
-    return flatten(output)
+    return models.flatten(output)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -259,7 +249,7 @@ def give_bad_ids_to_each_kind(rank: int) -> None:
         ids = good_ids(kind)
         ids.values()[0] = 41  # f0 has 41 rows in its own table and 64 in the other
         with torch.no_grad(), pytest.raises(ValueError, match=r"id 41 .*'f0' .* has 41 rows"):
-            arrived(model(Batch(ids)))
+            models.arrived(model(models.Batch(ids)))
 
 
 def test_a_feature_of_several_tables_has_the_ids_of_the_smallest() -> None:
@@ -269,9 +259,12 @@ def test_a_feature_of_several_tables_has_the_ids_of_the_smallest() -> None:
 def look_row_0_up(rank: int, kind_name: str) -> None:
     kind = KINDS[kind_name]
     model = sharded(kind, bad_ids="row0")
-    ids = make_ids(kind, rank, 6)
+    ids = models.make_ids(kind, rank, 6)
     with torch.no_grad():
-        assert_same_bits(flatten(model(Batch(ids))), flatten(sharded(kind)(Batch(ids))))
+        models.assert_same_bits(
+            models.flatten(model(models.Batch(ids))),
+            models.flatten(sharded(kind)(models.Batch(ids))),
+        )
         values = ids.values()
         values[0], values[-1], values[3] = -1, 10**12, 41
         zeroed = values.clone()
@@ -279,11 +272,11 @@ def look_row_0_up(rank: int, kind_name: str) -> None:
         zeroed[3] = 0 if ids.offset_per_key()[1] > 3 else 41
         wanted = KeyedJaggedTensor(ids.keys(), zeroed, ids.weights_or_none(), ids.lengths())
         with pytest.warns(UserWarning, match="looked up as row 0"):
-            output = flatten(model(Batch(ids)))
-        assert_same_bits(output, flatten(sharded(kind)(Batch(wanted))))
+            output = models.flatten(model(models.Batch(ids)))
+        models.assert_same_bits(output, models.flatten(sharded(kind)(models.Batch(wanted))))
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # once is enough
-            assert_same_bits(flatten(model(Batch(ids))), output)
+            models.assert_same_bits(models.flatten(model(models.Batch(ids))), output)
         (module,) = bounded_lag_modules(model).values()
         assert module.replaced_ids == 2 * int((zeroed != values).sum()) > 0
         assert values[-1] == 10**12  # the caller's ids are left as they are
@@ -299,9 +292,14 @@ def give_ids_at_the_edges(rank: int) -> None:
     for feature, rows in enumerate([41, 50, 57, 64, 71]):
         first, end = ids.offset_per_key()[feature : feature + 2]
         ids.values()[first], ids.values()[end - 1] = 0, rows - 1
-    ours, theirs = sharded(EBC), shard(EBC, "mixed", EBC.torchrec_sharder())
+    ours, theirs = (
+        sharded(models.EBC),
+        models.shard(models.EBC, "mixed", models.EBC.torchrec_sharder()),
+    )
     with torch.no_grad():
-        assert_same_bits(flatten(ours(Batch(ids))), flatten(theirs(Batch(ids))))
+        models.assert_same_bits(
+            models.flatten(ours(models.Batch(ids))), models.flatten(theirs(models.Batch(ids)))
+        )
 
 
 def test_the_first_and_the_last_id_are_in_range() -> None:
@@ -309,15 +307,15 @@ def test_the_first_and_the_last_id_are_in_range() -> None:
 
 
 def change_the_keys(rank: int) -> None:
-    model = sharded(EBC)
+    model = sharded(models.EBC)
     with torch.no_grad():
-        arrived(model(Batch(good_ids())))
+        models.arrived(model(models.Batch(good_ids())))
         with pytest.raises(
             ValueError,
             match=r"the keys are \['f4', .*\], but those of the first batch were \['f0', .*: keep "
             "keys and their order the same in all batches",
         ):
-            arrived(model(Batch(of_keys(*reversed(FEATURES)))))
+            models.arrived(model(models.Batch(of_keys(*reversed(models.FEATURES)))))
 
 
 def test_keys_may_not_change_their_order() -> None:
@@ -326,16 +324,16 @@ def test_keys_may_not_change_their_order() -> None:
 
 def add_unknown_keys(rank: int, kind_name: str) -> None:
     kind = KINDS[kind_name]
-    ids = make_ids(kind, rank, 4)
+    ids = models.make_ids(kind, rank, 4)
     more = KeyedJaggedTensor.concat([ids_of_a_stranger(ids), ids])
-    ours, theirs = sharded(kind), shard(kind, "mixed", kind.torchrec_sharder())
+    ours, theirs = sharded(kind), models.shard(kind, "mixed", kind.torchrec_sharder())
     with torch.no_grad():
         with pytest.warns(UserWarning, match=r"which are ignored: \['stranger'\]"):
-            output = flatten(ours(Batch(more)))
-        assert_same_bits(output, flatten(theirs(Batch(ids))))
+            output = models.flatten(ours(models.Batch(more)))
+        models.assert_same_bits(output, models.flatten(theirs(models.Batch(ids))))
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # once is enough
-            assert_same_bits(flatten(ours(Batch(more))), output)
+            models.assert_same_bits(models.flatten(ours(models.Batch(more))), output)
 
 
 def ids_of_a_stranger(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -350,24 +348,54 @@ def test_unknown_keys_are_ignored_with_a_warning(kind: str) -> None:
     run(2, add_unknown_keys, kind)
 
 
-def plan_with(kind: Kind, sharding_type: str, kernel: str) -> None:
+def plan_with(kind: models.Kind, sharding_type: str, kernel: str) -> None:
     module, sharder = kind.module(), kind.bls_sharder(BLSConfig())
-    plan = make_plan(module, ["table_wise"] * kind.tables, sharder)
+    plan = models.make_plan(module, ["table_wise"] * kind.tables, sharder)
     plan["t2"].sharding_type, plan["t2"].compute_kernel = sharding_type, kernel
-    shard_model(module, {"": plan}, [sharder])
+    models.shard_model(module, {"": plan}, [sharder])
 
 
 def plan_badly(rank: int) -> None:
     for kind, sharding_type, kernel, message in (
-        (EC, "table_row_wise", "fused", "sharding type table_row_wise, but only table_wise, row_w"),
-        (EC, "table_column_wise", "fused", ".*since TorchRec has it for EmbeddingBagCollections"),
-        (EC, "grid_shard", "fused", ".*since TorchRec has it for EmbeddingBagCollections alone"),
-        (EC, "data_parallel", "dense", ".*since FBGEMM's dense kernel, .* mishandles unpooled"),
-        (EC, "table_wise", "dense", "compute kernel dense, but only fused are possible with table"),
-        (EBC, "data_parallel", "fused", "compute kernel fused, .*updates of its own rank alone"),
-        (EBC, "table_wise", "fused_uvm", "compute kernel fused_uvm, but only fused"),
+        (
+            models.EC,
+            "table_row_wise",
+            "fused",
+            "sharding type table_row_wise, but only table_wise, row_w",
+        ),
+        (
+            models.EC,
+            "table_column_wise",
+            "fused",
+            ".*since TorchRec has it for EmbeddingBagCollections",
+        ),
+        (
+            models.EC,
+            "grid_shard",
+            "fused",
+            ".*since TorchRec has it for EmbeddingBagCollections alone",
+        ),
+        (
+            models.EC,
+            "data_parallel",
+            "dense",
+            ".*since FBGEMM's dense kernel, .* mishandles unpooled",
+        ),
+        (
+            models.EC,
+            "table_wise",
+            "dense",
+            "compute kernel dense, but only fused are possible with table",
+        ),
+        (
+            models.EBC,
+            "data_parallel",
+            "fused",
+            "compute kernel fused, .*updates of its own rank alone",
+        ),
+        (models.EBC, "table_wise", "fused_uvm", "compute kernel fused_uvm, but only fused"),
     ):
-        sharder = "BLSEmbeddingCollection" if kind is EC else "BLSEmbeddingBagCollection"
+        sharder = "BLSEmbeddingCollection" if kind is models.EC else "BLSEmbeddingBagCollection"
         with pytest.raises(
             ValueError, match=f"^{sharder}Sharder: table 't2' is planned with {message}"
         ):
@@ -407,7 +435,7 @@ def test_a_config_is_checked(arguments: dict[str, Any], message: str) -> None:
 
 
 def use_different_bounds(rank: int) -> None:
-    model = sharded(EBC, bound=rank)
+    model = sharded(models.EBC, bound=rank)
     with (
         torch.no_grad(),
         pytest.raises(
@@ -416,7 +444,7 @@ def use_different_bounds(rank: int) -> None:
             "rank the same bound",
         ),
     ):
-        model(Batch(good_ids()))
+        model(models.Batch(good_ids()))
 
 
 def test_ranks_need_one_bound() -> None:
@@ -426,9 +454,9 @@ def test_ranks_need_one_bound() -> None:
 def shard_differently(rank: int, changes: dict[str, Any], message: str) -> None:
     arguments = {"sharding": "mixed", "slot_bytes": None} | (changes if rank == 1 else {})
     config = BLSConfig(deadline=30, slot_bytes=arguments["slot_bytes"])
-    model = shard(EBC, arguments["sharding"], EBC.bls_sharder(config))
+    model = models.shard(models.EBC, arguments["sharding"], models.EBC.bls_sharder(config))
     with torch.no_grad(), pytest.raises(RendezvousError, match=message):
-        model(Batch(good_ids()))
+        model(models.Batch(good_ids()))
 
 
 @pytest.mark.parametrize(
@@ -452,7 +480,7 @@ def ask_for_dedup(rank: int) -> None:
         BLSEmbeddingCollectionSharder(BLSConfig(), use_index_dedup=True)
     set_ec_index_dedup(True)
     with pytest.raises(ValueError, match=r"no kernel for the CPU.*set_ec_index_dedup\(False\)"):
-        sharded(EC)
+        sharded(models.EC)
 
 
 def test_deduplication_of_ids_is_refused_with_the_reason() -> None:

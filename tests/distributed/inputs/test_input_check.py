@@ -7,17 +7,7 @@ import pytest
 import torch
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    arrived,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    shard,
-)
+from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
@@ -120,14 +110,14 @@ def test_strided_tensors_are_made_contiguous() -> None:
 
 def look_small_integers_up(rank: int) -> None:
     """All dtypes that TorchRec takes, and ranks may have different ones after the first batch."""
-    for kind in (EC, EBC, WEIGHTED):
-        ours = shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=20)))
-        theirs = shard(kind, "mixed", kind.torchrec_sharder())
+    for kind in (models.EC, models.EBC, models.WEIGHTED):
+        ours = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=20)))
+        theirs = models.shard(kind, "mixed", kind.torchrec_sharder())
         with torch.no_grad():
             for step, dtype in enumerate(
                 [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
             ):
-                ids = make_ids(kind, 10 * step + rank, 3)
+                ids = models.make_ids(kind, 10 * step + rank, 3)
                 of_ours = dtype if rank else torch.int64
                 given = KeyedJaggedTensor(
                     ids.keys(),
@@ -137,8 +127,8 @@ def look_small_integers_up(rank: int) -> None:
                 )
                 if step == 0:
                     given = ids
-                ours_out = flatten(ours(Batch(given)))
-                assert_same_bits(ours_out, flatten(theirs(Batch(ids))))
+                ours_out = models.flatten(ours(models.Batch(given)))
+                models.assert_same_bits(ours_out, models.flatten(theirs(models.Batch(ids))))
 
 
 def test_integers_of_any_size_are_looked_up_as_torchrec_does() -> None:
@@ -147,18 +137,18 @@ def test_integers_of_any_size_are_looked_up_as_torchrec_does() -> None:
 
 def begin_without_a_batch(rank: int) -> None:
     """A rank that refuses its first batch learns the keys, in whatever order, at the second."""
-    for kind in (EC, EBC, WEIGHTED):
-        ours = shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=20)))
-        theirs = shard(kind, "mixed", kind.torchrec_sharder())
+    for kind in (models.EC, models.EBC, models.WEIGHTED):
+        ours = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=20)))
+        theirs = models.shard(kind, "mixed", kind.torchrec_sharder())
         with torch.no_grad():
             for step in range(3):
-                ids = make_ids(kind, 10 * step + rank, 3).permute([4, 2, 0, 1, 3])
-                expected = flatten(theirs(Batch(ids)))
+                ids = models.make_ids(kind, 10 * step + rank, 3).permute([4, 2, 0, 1, 3])
+                expected = models.flatten(theirs(models.Batch(ids)))
                 if rank == 0 and step == 0:
                     with pytest.raises(ValueError, match="input is a Tensor"):
-                        arrived(ours(Batch(torch.zeros(1))))  # type: ignore[arg-type]
+                        models.arrived(ours(models.Batch(torch.zeros(1))))  # type: ignore[arg-type]
                 else:
-                    assert_same_bits(flatten(ours(Batch(ids))), expected)
+                    models.assert_same_bits(models.flatten(ours(models.Batch(ids))), expected)
 
 
 def test_a_rank_may_begin_without_a_batch() -> None:

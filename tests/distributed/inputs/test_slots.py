@@ -7,19 +7,9 @@ import pytest
 import torch
 from torchrec.datasets.utils import Batch as DLRMBatch
 
+from tests.distributed import models
 from tests.distributed.dlrm import DENSE_FEATURES, make_batch, make_dlrm
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    arrived,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    shard,
-)
-from tests.distributed.test_pipeline import flat, one_by_one, sharder
+from tests.distributed.pipeline.test_pipeline import flat, one_by_one, sharder
 from tests.processes import run
 from torchrec_bls import (
     BLSConfig,
@@ -31,7 +21,7 @@ from torchrec_bls import (
 from torchrec_bls.collective import channel as channel_module
 from torchrec_bls.errors import ChannelClosedError
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 LARGE = 1500
 
 
@@ -53,24 +43,26 @@ def large_batch(rank: int, step: int, samples: int = LARGE) -> DLRMBatch:
     generator = torch.Generator().manual_seed(step)
     return DLRMBatch(
         dense_features=torch.rand(samples, DENSE_FEATURES, generator=generator),
-        sparse_features=make_ids(EBC, 1000 * rank + step, samples),
+        sparse_features=models.make_ids(models.EBC, 1000 * rank + step, samples),
         labels=torch.zeros(samples),
     )
 
 
 def outgrow(rank: int, kind_name: str, bound: int) -> None:
     kind = KINDS[kind_name]
-    model = shard(kind, "mixed", kind.bls_sharder(BLSConfig(bound=bound, deadline=60)))
-    theirs = shard(kind, "mixed", kind.torchrec_sharder())
+    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(bound=bound, deadline=60)))
+    theirs = models.shard(kind, "mixed", kind.torchrec_sharder())
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        arrived(model(Batch(make_ids(kind, rank, 1))))
+        models.arrived(model(models.Batch(models.make_ids(kind, rank, 1))))
         small = bounded_lag_channels(model)
         pulled_before = 0
         for step in range(30):
             # Only rank 1's batches are large: its ids are, and the embeddings for it.
-            ids = make_ids(kind, 10 * step + rank, LARGE if rank == 1 else 2)
-            assert_same_bits(flatten(model(Batch(ids))), flatten(theirs(Batch(ids))))
+            ids = models.make_ids(kind, 10 * step + rank, LARGE if rank == 1 else 2)
+            models.assert_same_bits(
+                models.flatten(model(models.Batch(ids))), models.flatten(theirs(models.Batch(ids)))
+            )
             if step == 15:
                 pulled_before = pulled(model)
         assert pulled(model) == pulled_before  # nothing is pulled for ever
@@ -95,7 +87,7 @@ def outgrow_in_a_pipeline(rank: int, transport: str) -> int:
     pipeline = BoundedLagPipeline[DLRMBatch, Any](model)
     source = iter(batches[: 40 - 3 * rank])
     for wanted in expected[: 40 - 3 * rank]:
-        assert_same_bits(flat(pipeline.progress(source)), wanted)
+        models.assert_same_bits(flat(pipeline.progress(source)), wanted)
     before = pulled(model)
     with pytest.raises(StopIteration):
         pipeline.progress(source)
@@ -109,21 +101,21 @@ def test_slots_grow_while_ranks_are_apart(transport: str) -> None:
 
 def outgrow_in_training(rank: int) -> None:
     outputs = []
-    for make in (EBC.bls_sharder(BLSConfig(deadline=60)), EBC.torchrec_sharder()):
-        model = shard(EBC, "mixed", make)
+    for make in (models.EBC.bls_sharder(BLSConfig(deadline=60)), models.EBC.torchrec_sharder()):
+        model = models.shard(models.EBC, "mixed", make)
         of_model = []
         for step in range(25):
-            ids = make_ids(EBC, 10 * step + rank, 2 if step == 0 else LARGE)
-            output = arrived(model(Batch(ids)))
+            ids = models.make_ids(models.EBC, 10 * step + rank, 2 if step == 0 else LARGE)
+            output = models.arrived(model(models.Batch(ids)))
             (output.values() ** 2).sum().backward()
-            of_model.append(flatten(output))
+            of_model.append(models.flatten(output))
         outputs.append(of_model)
         if make.__class__.__name__.startswith("BLS"):
             (module,) = bounded_lag_modules(model).values()
             for name, channel in module.channels().items():
                 assert channel.stats().pulled_messages == 0, name
     for ours, theirs in zip(*outputs, strict=True):
-        assert_same_bits(ours, theirs)
+        models.assert_same_bits(ours, theirs)
 
 
 def test_slots_of_gradients_grow_too() -> None:
@@ -131,11 +123,11 @@ def test_slots_of_gradients_grow_too() -> None:
 
 
 def have_no_memory(rank: int) -> list[str]:
-    model = shard(EC, "table_wise", EC.bls_sharder(BLSConfig(deadline=60)))
-    theirs = shard(EC, "table_wise", EC.torchrec_sharder())
+    model = models.shard(models.EC, "table_wise", models.EC.bls_sharder(BLSConfig(deadline=60)))
+    theirs = models.shard(models.EC, "table_wise", models.EC.torchrec_sharder())
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        arrived(model(Batch(make_ids(EC, rank, 1))))
+        models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 1))))
         if rank == 1:
             set_up = channel_module.set_up
 
@@ -146,8 +138,10 @@ def have_no_memory(rank: int) -> list[str]:
 
             channel_module.set_up = refuse  # type: ignore[assignment]
         for step in range(20):
-            ids = make_ids(EC, 10 * step + rank, LARGE)
-            assert_same_bits(flatten(model(Batch(ids))), flatten(theirs(Batch(ids))))
+            ids = models.make_ids(models.EC, 10 * step + rank, LARGE)
+            models.assert_same_bits(
+                models.flatten(model(models.Batch(ids))), models.flatten(theirs(models.Batch(ids)))
+            )
     assert pulled(model) > 0
     return [str(w.message) for w in caught if "cannot be enlarged" in str(w.message)]
 
@@ -159,13 +153,15 @@ def test_without_memory_for_larger_slots_messages_are_pulled_as_before() -> None
 
 
 def keep_given_slots(rank: int) -> None:
-    model = shard(EBC, "table_wise", EBC.bls_sharder(BLSConfig(slot_bytes=1 << 14)))
+    model = models.shard(
+        models.EBC, "table_wise", models.EBC.bls_sharder(BLSConfig(slot_bytes=1 << 14))
+    )
     with torch.no_grad():
-        arrived(model(Batch(make_ids(EBC, rank, 1))))
+        models.arrived(model(models.Batch(models.make_ids(models.EBC, rank, 1))))
         channels = bounded_lag_channels(model)
         with pytest.warns(UserWarning, match="Set slot_bytes to at least .* or expected_batch to"):
             for step in range(20):
-                arrived(model(Batch(make_ids(EBC, step, LARGE))))
+                models.arrived(model(models.Batch(models.make_ids(models.EBC, step, LARGE))))
         assert bounded_lag_channels(model) == channels and pulled(model) > 0
 
 
@@ -176,15 +172,15 @@ def test_slots_of_a_given_size_stay_so_with_a_warning() -> None:
 def prepare(rank: int, kind_name: str, how: str) -> None:
     kind = KINDS[kind_name]
     expected = LARGE if how == "config" else None
-    model = shard(kind, "mixed", kind.bls_sharder(BLSConfig(expected_batch=expected)))
+    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(expected_batch=expected)))
     (module,) = bounded_lag_modules(model).values()
-    sample = make_ids(kind, rank, 8)
+    sample = models.make_ids(kind, rank, 8)
     module.prepare(sample, largest_batch=LARGE if how == "argument" else None)
     channels = bounded_lag_channels(model)
     assert len(channels) == 2 * len(module._sharding_types)
     with torch.no_grad():
         for step in range(12):
-            arrived(model(Batch(make_ids(kind, 10 * step + rank, LARGE))))
+            models.arrived(model(models.Batch(models.make_ids(kind, 10 * step + rank, LARGE))))
     assert pulled(model) == 0 and bounded_lag_channels(model) == channels
     with pytest.raises(ValueError, match="its channels are made already: say how large"):
         module.prepare(sample, largest_batch=5)
@@ -205,7 +201,7 @@ def prepare_a_pipeline(rank: int) -> None:
     assert channels
     source = iter([large_batch(rank, step) for step in range(6)])
     for wanted in expected:
-        assert_same_bits(flat(pipeline.progress(source)), wanted)
+        models.assert_same_bits(flat(pipeline.progress(source)), wanted)
     assert pulled(model) == 0 and bounded_lag_channels(model) == channels
     with pytest.raises(ValueError, match="prepare comes before the first batch"):
         pipeline.prepare(make_batch(rank, 0))

@@ -13,33 +13,22 @@ import torch
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    Kind,
-    arrived,
-    assert_same_bits,
-    flatten,
-    local_shards,
-    make_ids,
-    set_nodes,
-    shard,
-)
-from tests.distributed.rank_order import in_rank_order
-from tests.distributed.test_training import loss_of
+from tests.distributed import models
+from tests.distributed.results.rank_order import in_rank_order
+from tests.distributed.results.test_training import loss_of
 from tests.processes import run
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 NODES = {2: 2, 4: 2}
 
 
-def make_variable(kind: Kind, seed: int, strides: Sequence[int], samples: int) -> KeyedJaggedTensor:
+def make_variable(
+    kind: models.Kind, seed: int, strides: Sequence[int], samples: int
+) -> KeyedJaggedTensor:
     """Draws ids for `strides` rows of each key, and a row of each key for each of `samples`."""
     generator = torch.Generator().manual_seed(seed)
-    whole = make_ids(kind, seed, max(strides))
+    whole = models.make_ids(kind, seed, max(strides))
     parts = [
         [tensor for row in range(stride) for tensor in [jagged.values()[_span(jagged, row)]]]
         for jagged, stride in zip(whole.to_dict().values(), strides, strict=True)
@@ -66,7 +55,7 @@ def _span(jagged: Any, row: int) -> slice:
     return slice(first, end)
 
 
-def in_full(kind: Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+def in_full(kind: models.Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Returns the batch with the ids of each sample under each key."""
     first, values, weights, lengths = 0, [], [], []
     spans = torch.cat([torch.zeros(1, dtype=torch.int64), ids.lengths().cumsum(0)]).tolist()
@@ -86,7 +75,7 @@ def in_full(kind: Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-def batches_of(kind: Kind, rank: int) -> list[KeyedJaggedTensor]:
+def batches_of(kind: models.Kind, rank: int) -> list[KeyedJaggedTensor]:
     return [
         make_variable(kind, 10 * rank, [3, 1, 4, 2, 2 + rank], 5),
         make_variable(kind, 10 * rank + 1, [2, 2, 2, 2, 1], 3 + rank),
@@ -99,38 +88,40 @@ def train(
 ) -> dict[str, torch.Tensor]:
     results = {}
     for step, ids in enumerate(batches):
-        output = arrived(model(Batch(ids)))
+        output = models.arrived(model(models.Batch(ids)))
         loss_of(output).backward()
-        results |= {f"{step} {name}": value for name, value in flatten(output).items()}
-    return results | {name: table.clone() for name, (_, _, table) in local_shards(model).items()}
+        results |= {f"{step} {name}": value for name, value in models.flatten(output).items()}
+    return results | {
+        name: table.clone() for name, (_, _, table) in models.local_shards(model).items()
+    }
 
 
 # Row-wise mean pooling takes the divisors of TorchRec's own input dist.
 SHARDINGS = ["table_wise", "row_wise", "column_wise", "mixed"]
 
 
-def compare(rank: int, kind: Kind, sharding: str) -> None:
+def compare(rank: int, kind: models.Kind, sharding: str) -> None:
     world_size = torch.distributed.get_world_size()
-    set_nodes(NODES[world_size])
+    models.set_nodes(NODES[world_size])
     batches = batches_of(kind, rank)
     same = batches if kind.name == "ec" else [in_full(kind, ids) for ids in batches]
-    theirs = shard(kind, sharding, kind.torchrec_sharder(), NODES[world_size])
-    ours = shard(kind, sharding, kind.bls_sharder(BLSConfig()), NODES[world_size])
+    theirs = models.shard(kind, sharding, kind.torchrec_sharder(), NODES[world_size])
+    ours = models.shard(kind, sharding, kind.bls_sharder(BLSConfig()), NODES[world_size])
     with torch.no_grad(), in_rank_order():
-        expected = [flatten(theirs(Batch(ids))) for ids in same]
+        expected = [models.flatten(theirs(models.Batch(ids))) for ids in same]
         for ids, wanted in zip(batches, expected, strict=True):
-            assert_same_bits(flatten(ours(Batch(ids))), wanted)
+            models.assert_same_bits(models.flatten(ours(models.Batch(ids))), wanted)
     with in_rank_order():
         trained = train(theirs, same)
     if kind.name == "ec":
-        assert_same_bits(train(ours, batches), trained)
+        models.assert_same_bits(train(ours, batches), trained)
         return
     # The gradients of samples with the same row are added up before they travel.
     for name, tensor in train(ours, batches).items():
         torch.testing.assert_close(tensor, trained[name], rtol=1e-5, atol=1e-6)
 
 
-def compare_all(rank: int, kind: Kind) -> None:
+def compare_all(rank: int, kind: models.Kind) -> None:
     for sharding in SHARDINGS:
         try:
             compare(rank, kind, sharding)
@@ -144,9 +135,9 @@ def test_outputs_and_training_are_torchrecs(kind: str, world_size: int) -> None:
     run(world_size, compare_all, KINDS[kind], deadline=120)
 
 
-def go_on_with_other_batches(rank: int, kind: Kind) -> None:
+def go_on_with_other_batches(rank: int, kind: models.Kind) -> None:
     """Some batches vary by key, some do not, and some have no samples; on one rank or another."""
-    plain = [make_ids(kind, 10 * rank + i, 4) for i in range(3)]
+    plain = [models.make_ids(kind, 10 * rank + i, 4) for i in range(3)]
     varying = batches_of(kind, rank)
     alike = make_variable(kind, rank, [3] * 5, 4)
     empty = KeyedJaggedTensor(
@@ -159,15 +150,15 @@ def go_on_with_other_batches(rank: int, kind: Kind) -> None:
     )
     batches = [plain[0], varying[0], varying[1] if rank else plain[1], alike]
     batches += [empty if rank else varying[2], plain[2]]
-    reference = shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
-    model = shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=2)))
+    reference = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
+    model = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=2)))
     with torch.no_grad():
-        expected = [flatten(reference(Batch(ids))) for ids in batches]
+        expected = [models.flatten(reference(models.Batch(ids))) for ids in batches]
     assert kind.name == "ec" or next(iter(expected[4].values())).shape[0] == (0 if rank else 9)
-    pipeline = BoundedLagPipeline[Batch, object](model)
-    loader = iter([Batch(ids) for ids in batches])
+    pipeline = BoundedLagPipeline[models.Batch, object](model)
+    loader = iter([models.Batch(ids) for ids in batches])
     for wanted in expected:
-        assert_same_bits(flatten(pipeline.progress(loader)), wanted)
+        models.assert_same_bits(models.flatten(pipeline.progress(loader)), wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,15 +167,15 @@ def test_they_go_among_other_batches_at_any_bound(kind: str) -> None:
 
 
 def change_the_order_of_inverse_indices(rank: int) -> None:
-    model = shard(EC, "table_wise", EC.bls_sharder(BLSConfig()))
-    first, second = batches_of(EC, rank)[:2]
+    model = models.shard(models.EC, "table_wise", models.EC.bls_sharder(BLSConfig()))
+    first, second = batches_of(models.EC, rank)[:2]
     names, rows = second.inverse_indices()
     second._inverse_indices = (names[::-1], rows.flip(0))
     with torch.no_grad():
-        arrived(model(Batch(first)))
+        models.arrived(model(models.Batch(first)))
         torch.distributed.barrier()
         with pytest.raises(ValueError, match=r"inverse_indices are given for \['f4', .*the same"):
-            arrived(model(Batch(second)))
+            models.arrived(model(models.Batch(second)))
 
 
 def test_inverse_indices_may_not_change_their_order() -> None:

@@ -12,26 +12,14 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed import DistributedModelParallel
 
 from tests.codecs import reference
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    Kind,
-    arrived,
-    assert_same_bits,
-    make_ids,
-    set_nodes,
-    shard,
-    sharding_types,
-)
-from tests.distributed.test_exactness import batches_of, forward, piped_outputs
-from tests.distributed.test_training import state_of
+from tests.distributed import models
+from tests.distributed.results.test_exactness import batches_of, forward, piped_outputs
+from tests.distributed.results.test_training import state_of
 from tests.processes import run
 from torchrec_bls import BLSConfig, CodecConfig, _native
 from torchrec_bls.errors import PoisonedError, ProtocolError
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 CODECS = {"t0": "uint4", "t1": "uint2", "t2": "uint8", "t3": "uint4", "t4": "bf16"}
 BITS = {"uint8": 8, "uint4": 4, "uint2": 2}
 # Table-row-wise sharding needs several hosts, which these ranks pretend to be.
@@ -47,7 +35,7 @@ def expected_of(rows: torch.Tensor, codec: str) -> torch.Tensor:
     return torch.from_numpy(reference.decode(encoded, shape, BITS[codec]))
 
 
-def round_lookups(model: DistributedModelParallel, kind: Kind) -> None:
+def round_lookups(model: DistributedModelParallel, kind: models.Kind) -> None:
     """Has the lookups of a model return what would arrive of their rows."""
     (embeddings,) = model.module.children()
     for lookup in embeddings._lookups:
@@ -60,7 +48,7 @@ def round_lookups(model: DistributedModelParallel, kind: Kind) -> None:
         lookup.register_forward_hook(rounding(kind, shards))
 
 
-def rounding(kind: Kind, shards: list[tuple[str, int]]) -> Callable[..., torch.Tensor]:
+def rounding(kind: models.Kind, shards: list[tuple[str, int]]) -> Callable[..., torch.Tensor]:
     def rounded(_: Any, inputs: tuple[Any], rows: torch.Tensor) -> torch.Tensor:
         if not shards:
             return rows
@@ -76,10 +64,10 @@ def rounding(kind: Kind, shards: list[tuple[str, int]]) -> Callable[..., torch.T
     return rounded
 
 
-def compare_forward(rank: int, world_size: int, kind: Kind) -> None:
+def compare_forward(rank: int, world_size: int, kind: models.Kind) -> None:
     nodes = NODES[world_size]
-    set_nodes(nodes)
-    plain = shard(kind, "mixed", kind.bls_sharder(BLSConfig()), nodes)
+    models.set_nodes(nodes)
+    plain = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig()), nodes)
     round_lookups(plain, kind)
     batches = batches_of(kind, rank)
     # TorchRec cannot look up batches without samples, unlike the exchange.
@@ -88,14 +76,14 @@ def compare_forward(rank: int, world_size: int, kind: Kind) -> None:
     expected = [forward(plain, ids) for ids in batches]
     for transport in ("shm", "c10d"):
         config = BLSConfig(codecs=CodecConfig(forward=CODECS), transport=transport)
-        model = shard(kind, "mixed", kind.bls_sharder(config), nodes)
+        model = models.shard(kind, "mixed", kind.bls_sharder(config), nodes)
         for ids, wanted in zip(batches, expected, strict=True):
-            assert_same_bits(forward(model, ids), wanted)
+            models.assert_same_bits(forward(model, ids), wanted)
     for bound in (1, 4):
         config = BLSConfig(bound=bound, codecs=CodecConfig(forward=CODECS))
         outputs = piped_outputs(kind, "mixed", nodes, config, batches)
         for output, wanted in zip(outputs, expected, strict=True):
-            assert_same_bits(output, wanted)
+            models.assert_same_bits(output, wanted)
 
 
 @pytest.mark.parametrize("world_size", NODES)
@@ -106,23 +94,23 @@ def test_embeddings_are_what_the_reference_makes_of_the_rows(kind: str, world_si
 
 def compare_with_unsharded(rank: int) -> None:
     config = BLSConfig(codecs=CodecConfig(forward="uint4"))
-    module = EC.module()
-    ids = make_ids(EC, rank, 6)
+    module = models.EC.module()
+    ids = models.make_ids(models.EC, rank, 6)
     with torch.no_grad():
         unsharded = module(ids)
     for sharding in ("table_wise", "row_wise"):
-        model = shard(EC, sharding, EC.bls_sharder(config))
+        model = models.shard(models.EC, sharding, models.EC.bls_sharder(config))
         output = forward(model, ids)
         for name, jagged in unsharded.items():
             wanted = expected_of(jagged.values(), "uint4")
-            assert_same_bits({name: output[f"{name} values"]}, {name: wanted})
+            models.assert_same_bits({name: output[f"{name} values"]}, {name: wanted})
 
 
 def test_embeddings_are_what_the_reference_makes_of_the_unsharded_rows() -> None:
     run(3, compare_with_unsharded)
 
 
-def gradients(kind: Kind, output: Any, step: int) -> Iterator[tuple[str, Any, torch.Tensor]]:
+def gradients(kind: models.Kind, output: Any, step: int) -> Iterator[tuple[str, Any, torch.Tensor]]:
     """Yields name, embeddings and a gradient for each feature of the output."""
     generator = torch.Generator().manual_seed(step)
     if kind.name == "ec":
@@ -134,24 +122,28 @@ def gradients(kind: Kind, output: Any, step: int) -> Iterator[tuple[str, Any, to
         yield name, of_feature, torch.randn(of_feature.shape, generator=generator)
 
 
-def rounded_gradient(kind: Kind, nodes: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+def rounded_gradient(
+    kind: models.Kind, nodes: int, name: str, gradient: torch.Tensor
+) -> torch.Tensor:
     feature, _, table = name.partition("@")
     table = table or f"t{feature[1:]}"
-    cut = sharding_types(kind, "mixed", nodes)[int(table[1:])] == "column_wise"
+    cut = models.sharding_types(kind, "mixed", nodes)[int(table[1:])] == "column_wise"
     shards = gradient.chunk(2 if cut else 1, dim=1)
     return torch.cat([expected_of(part.contiguous(), CODECS[table]) for part in shards], dim=1)
 
 
-def compare_training(rank: int, world_size: int, kind: Kind) -> None:
+def compare_training(rank: int, world_size: int, kind: models.Kind) -> None:
     nodes = NODES[world_size]
-    set_nodes(nodes)
+    models.set_nodes(nodes)
     states = []
     for codecs in (CodecConfig(backward=CODECS), None):
-        model = shard(kind, "mixed", kind.bls_sharder(BLSConfig(codecs=codecs)), nodes)
+        model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(codecs=codecs)), nodes)
         before = state_of(model)
         for step in range(3):
             samples = 3 + (rank + step) % 4
-            output = arrived(model(Batch(make_ids(kind, 100 * rank + step, samples))))
+            output = models.arrived(
+                model(models.Batch(models.make_ids(kind, 100 * rank + step, samples)))
+            )
             loss = torch.zeros(())
             for name, values, gradient in gradients(kind, output, step):
                 if codecs is None:
@@ -159,7 +151,7 @@ def compare_training(rank: int, world_size: int, kind: Kind) -> None:
                 loss = loss + (values * gradient).sum()
             loss.backward()
         states.append(state_of(model))
-    assert_same_bits(*states)
+    models.assert_same_bits(*states)
     assert any(not torch.equal(states[0][name], before[name]) for name in before)
 
 
@@ -172,18 +164,18 @@ def test_gradients_are_what_the_reference_makes_of_them(kind: str, world_size: i
 
 def forward_with_nan(rank: int, transport: str) -> None:
     config = BLSConfig(codecs=CodecConfig(forward="uint2"), slot_bytes=1024, transport=transport)
-    model = shard(EC, "table_wise", EC.bls_sharder(config))
-    plain = shard(EC, "table_wise", EC.bls_sharder(BLSConfig()))
+    model = models.shard(models.EC, "table_wise", models.EC.bls_sharder(config))
+    plain = models.shard(models.EC, "table_wise", models.EC.bls_sharder(BLSConfig()))
     for sharded in (model, plain):
         for name, value in sharded.state_dict().items():
             if name.endswith("t0.weight"):
                 for local in value.local_shards():
                     local.tensor[:, 3] = torch.nan
-    ids = make_ids(EC, rank, 60)
+    ids = models.make_ids(models.EC, rank, 60)
     output, wanted = forward(model, ids), forward(plain, ids)
     name = next(name for name in output if name.startswith("f0") and name.endswith("t0 values"))
     assert torch.isnan(output[name][:, 3]).all()
-    assert_same_bits({name: output[name]}, {name: wanted[name]})
+    models.assert_same_bits({name: output[name]}, {name: wanted[name]})
     (embeddings,) = model.module.children()
     (channel,) = (c for n, c in embeddings.channels().items() if n.endswith(".embeddings"))
     assert channel.stats().pulled_messages > 0 or rank != 0
@@ -196,15 +188,15 @@ def test_rows_that_are_not_finite_arrive_as_they_are(transport: str) -> None:
 
 def forward_refusing(rank: int) -> None:
     config = BLSConfig(codecs=CodecConfig(forward="uint4", non_finite="refuse"), deadline=20)
-    model = shard(EBC, "table_wise", EBC.bls_sharder(config))
-    forward(model, make_ids(EBC, rank, 4))
+    model = models.shard(models.EBC, "table_wise", models.EBC.bls_sharder(config))
+    forward(model, models.make_ids(models.EBC, rank, 4))
     if rank == 1:
         for value in model.state_dict().values():
             for local in value.local_shards():
                 local.tensor.fill_(torch.inf)
     error = ValueError if rank == 1 else PoisonedError
     with pytest.raises(error, match=r"\d+ of \d+ rows hold NaN or infinities"):
-        forward(model, make_ids(EBC, rank, 4))
+        forward(model, models.make_ids(models.EBC, rank, 4))
 
 
 def test_rows_that_are_not_finite_may_be_refused() -> None:
@@ -228,8 +220,8 @@ FIELDS = {
 
 def forward_damaged(rank: int, at: int, said: str) -> None:
     config = BLSConfig(codecs=CodecConfig(forward="uint4"), deadline=20)
-    model = shard(EBC, "table_wise", EBC.bls_sharder(config))
-    forward(model, make_ids(EBC, rank, 4))
+    model = models.shard(models.EBC, "table_wise", models.EBC.bls_sharder(config))
+    forward(model, models.make_ids(models.EBC, rank, 4))
     if rank == 0:
         collect = _native.collect_frames
 
@@ -241,13 +233,13 @@ def forward_damaged(rank: int, at: int, said: str) -> None:
         with pytest.raises(
             ProtocolError, match=rf"from rank 2, the frame of encoded .*{said}"
         ) as raised:
-            forward(model, make_ids(EBC, rank, 4))
+            forward(model, models.make_ids(models.EBC, rank, 4))
         (embeddings,) = model.module.children()
         embeddings.fail(str(raised.value))  # also those who have all of this batch already
     else:
         with pytest.raises(PoisonedError, match=rf"rank 0 failed: .*from rank 2, .*{said}"):
             for _ in range(2):
-                forward(model, make_ids(EBC, rank, 4))
+                forward(model, models.make_ids(models.EBC, rank, 4))
     torch.distributed.barrier()  # who is gone early is taken for the one that failed
 
 
@@ -280,7 +272,7 @@ def shard_without_a_codec(rank: int) -> None:
             ValueError,
             match=f"table 't4' has no {direction} codec: name one for every table of the module",
         ):
-            shard(EBC, "table_wise", EBC.bls_sharder(BLSConfig(codecs=codecs)))
+            models.shard(models.EBC, "table_wise", models.EBC.bls_sharder(BLSConfig(codecs=codecs)))
 
 
 def test_a_table_without_a_codec_is_refused() -> None:
@@ -290,10 +282,10 @@ def test_a_table_without_a_codec_is_refused() -> None:
 def forward_in_half(rank: int) -> None:
     config = BLSConfig(codecs=CodecConfig(forward="uint4"), deadline=20)
     fused = {"learning_rate": 0.1, "output_dtype": SparseType.FP16}
-    model = shard(EBC, "table_wise", EBC.bls_sharder(config, fused))
+    model = models.shard(models.EBC, "table_wise", models.EBC.bls_sharder(config, fused))
     # The rank that finds it first poisons the other.
     with pytest.raises((ValueError, PoisonedError), match=r"are torch.float16, but codecs need"):
-        forward(model, make_ids(EBC, rank, 4))
+        forward(model, models.make_ids(models.EBC, rank, 4))
 
 
 def test_rows_that_are_not_float32_are_refused() -> None:

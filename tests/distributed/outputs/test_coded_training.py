@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from tests.codecs import reference
-from tests.distributed.models import Batch, SparseOnly, arrived, make_plan, shard_model
+from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig
 
@@ -55,15 +55,17 @@ def train(rank: int) -> list[float]:
         fused_params={"learning_rate": LEARNING_RATE},
     )
     module = tables()
-    plan = make_plan(module, ["table_wise"] * TABLES, sharder)
-    embeddings = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+    plan = models.make_plan(module, ["table_wise"] * TABLES, sharder)
+    embeddings = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
     model = head()
     losses = []
     for step in range(STEPS):
         ids, labels = samples(rank, step)
         keys = [f"f{i}" for i in range(TABLES)]
         lengths = torch.ones(TABLES * BATCH, dtype=torch.int32)
-        output = arrived(embeddings(Batch(KeyedJaggedTensor(keys, ids.flatten(), None, lengths))))
+        output = models.arrived(
+            embeddings(models.Batch(KeyedJaggedTensor(keys, ids.flatten(), None, lengths)))
+        )
         columns = dict(
             zip(output.keys(), output.values().split(output.length_per_key(), dim=1), strict=True)
         )

@@ -8,7 +8,7 @@ from torchrec.datasets.utils import Batch
 
 from tests.distributed.dlrm import make_batch, make_dlrm
 from tests.distributed.models import assert_same_bits
-from tests.distributed.test_pipeline import flat, one_by_one, sharder
+from tests.distributed.pipeline.test_pipeline import flat, one_by_one, sharder
 from tests.processes import run
 from torchrec_bls import BoundedLagPipeline
 from torchrec_bls.errors import BadBatchError

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.models import EBC, EC, Batch, Kind, arrived, flatten, make_ids, shard
+from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import BLSConfig, _native, bounded_lag_modules
 from torchrec_bls.errors import BLSError, PoisonedError
 
-KINDS = {kind.name: kind for kind in (EC, EBC)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC)}
 
 
 def interrupt_after(name: str, call: int) -> None:
@@ -31,8 +31,8 @@ def interrupt_after(name: str, call: int) -> None:
     setattr(_native, name, interrupted)
 
 
-def interrupt(rank: int, kind: Kind, name: str, bound: int) -> None:
-    model = shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=bound, deadline=60)))
+def interrupt(rank: int, kind: models.Kind, name: str, bound: int) -> None:
+    model = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=bound, deadline=60)))
     if rank == 1:
         interrupt_after(name, 3)
     interrupted_at = None
@@ -40,7 +40,7 @@ def interrupt(rank: int, kind: Kind, name: str, bound: int) -> None:
     with torch.no_grad():
         for step in range(6):
             try:
-                arrived(model(Batch(make_ids(kind, 10 * step + rank, 4))))
+                models.arrived(model(models.Batch(models.make_ids(kind, 10 * step + rank, 4))))
             except KeyboardInterrupt:
                 interrupted_at = step
             except BLSError as error:
@@ -71,25 +71,25 @@ def test_an_interrupt_after_a_message_has_left_fails_all_ranks(
 
 def warn_as_an_error(rank: int) -> None:
     # The warning of a message that is pulled came between the post and its bookkeeping once.
-    kind = EC
+    kind = models.EC
     config = BLSConfig(slot_bytes=1 << 12, deadline=60)
-    ours = shard(kind, "table_wise", kind.bls_sharder(config))
-    theirs = shard(kind, "table_wise", kind.torchrec_sharder())
+    ours = models.shard(kind, "table_wise", kind.bls_sharder(config))
+    theirs = models.shard(kind, "table_wise", kind.torchrec_sharder())
     with torch.no_grad():
         for step in range(6):
-            ids = make_ids(kind, 10 * step + rank, 2000)
-            expected = flatten(theirs(Batch(ids)))
+            ids = models.make_ids(kind, 10 * step + rank, 2000)
+            expected = models.flatten(theirs(models.Batch(ids)))
             if step == 2:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
                     try:
-                        output = flatten(ours(Batch(ids)))
+                        output = models.flatten(ours(models.Batch(ids)))
                     except Exception as error:
                         assert "slots have 4096" in str(error) or isinstance(error, BLSError)
                         return
             else:
                 try:
-                    output = flatten(ours(Batch(ids)))
+                    output = models.flatten(ours(models.Batch(ids)))
                 except BLSError:
                     return
             assert all(torch.equal(output[name], expected[name]) for name in expected)
@@ -100,17 +100,19 @@ def test_a_warning_that_is_an_error_gives_no_wrong_rows() -> None:
 
 
 def lose_a_handle(rank: int) -> None:
-    model = shard(EC, "table_wise", EC.bls_sharder(BLSConfig(bound=1, deadline=60)))
+    model = models.shard(
+        models.EC, "table_wise", models.EC.bls_sharder(BLSConfig(bound=1, deadline=60))
+    )
     with torch.no_grad():
-        arrived(model(Batch(make_ids(EC, rank, 4))))
+        models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 4))))
         (module,) = bounded_lag_modules(model).values()
         exchange = module._bls.exchanges.of("table_wise", "embeddings")
-        output = model(Batch(make_ids(EC, 10 + rank, 4)))
+        output = model(models.Batch(models.make_ids(models.EC, 10 + rank, 4)))
         exchange._window.posts.popleft()
         del output
         torch.distributed.barrier()  # a failure reaches ranks that are still posting this batch
         with pytest.raises(BLSError, match="arrived for what was posted as"):
-            arrived(model(Batch(make_ids(EC, 20 + rank, 4))))
+            models.arrived(model(models.Batch(models.make_ids(models.EC, 20 + rank, 4))))
 
 
 def test_an_arrival_is_never_taken_for_another_posts() -> None:
@@ -119,19 +121,21 @@ def test_an_arrival_is_never_taken_for_another_posts() -> None:
 
 def leave_out_an_exchange(rank: int) -> str:
     """Rank 1 does not look up one batch: what it sends next has the same size."""
-    model = shard(EC, "table_wise", EC.bls_sharder(BLSConfig(bound=1, deadline=60)))
+    model = models.shard(
+        models.EC, "table_wise", models.EC.bls_sharder(BLSConfig(bound=1, deadline=60))
+    )
     (module,) = bounded_lag_modules(model).values()
     outputs = []
     with pytest.raises(BLSError) as raised, torch.no_grad():
         for step in range(4):
-            ids = make_ids(EC, 7, 4)
+            ids = models.make_ids(models.EC, 7, 4)
             if rank == 1 and step == 2:
                 context = module.create_context()
                 module.input_dist(context, ids).wait().wait()
             else:
-                outputs.append(model(Batch(ids)))
+                outputs.append(model(models.Batch(ids)))
         for output in outputs:
-            arrived(output)
+            models.arrived(output)
     return str(raised.value)
 
 
@@ -144,18 +148,18 @@ def test_a_rank_that_leaves_out_an_exchange_is_found_out() -> None:
 
 
 def fail_in_a_lookup(rank: int) -> None:
-    model = shard(EC, "table_wise", EC.bls_sharder(BLSConfig(deadline=60)))
+    model = models.shard(models.EC, "table_wise", models.EC.bls_sharder(BLSConfig(deadline=60)))
     (module,) = bounded_lag_modules(model).values()
     with torch.no_grad():
-        arrived(model(Batch(make_ids(EC, rank, 4))))
+        models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 4))))
         if rank == 1:
             module._bls.lookup_tables = None
             module._lookups = None
             with pytest.raises(TypeError):
-                arrived(model(Batch(make_ids(EC, rank, 4))))
+                models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 4))))
         else:
             with pytest.raises(PoisonedError, match=r"rank 1 failed: .*lookup failed: TypeError"):
-                arrived(model(Batch(make_ids(EC, rank, 4))))
+                models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 4))))
 
 
 def test_a_lookup_that_fails_fails_all_ranks_at_once() -> None:

@@ -12,14 +12,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.models.dlrm import DLRM, DLRMTrain
 
+from tests.distributed import models
 from tests.distributed.dlrm import BatchedDLRM, make_batch, make_dlrm
-from tests.distributed.models import (
-    EBC,
-    SGD,
-    assert_same_bits,
-    make_plan,
-    shard_model,
-)
 from tests.processes import run
 from torchrec_bls import (
     BLSConfig,
@@ -35,7 +29,7 @@ def sharder(
     bound: int, deadline: float = 60, transport: str = "auto"
 ) -> BLSEmbeddingBagCollectionSharder:
     config = BLSConfig(bound=bound, deadline=deadline, transport=transport)
-    return BLSEmbeddingBagCollectionSharder(config, SGD)
+    return BLSEmbeddingBagCollectionSharder(config, models.SGD)
 
 
 def flat(output: Any) -> dict[str, torch.Tensor]:
@@ -73,7 +67,7 @@ def pipe_dlrm(rank: int, wrapper: type[nn.Module]) -> None:
             outputs = drain(pipeline, iter(batches[:count]))
             assert len(outputs) == count
             for output, wanted in zip(outputs, expected, strict=False):
-                assert_same_bits(flat(output), wanted)
+                models.assert_same_bits(flat(output), wanted)
                 assert not any(tensor.requires_grad for tensor in flat(output).values())
 
 
@@ -111,7 +105,7 @@ def use_a_smaller_bound(rank: int) -> None:
     expected = one_by_one(model, batches)
     outputs = drain(BoundedLagPipeline[Batch, Any](model, bound=1), iter(batches))
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(flat(output), wanted)
+        models.assert_same_bits(flat(output), wanted)
     for bound in (-1, 5):
         with pytest.raises(
             ValueError, match=f"bound is {bound}, but the sharders' config allows from 0 to 4"
@@ -135,12 +129,12 @@ def detach(rank: int) -> None:
     drain(pipeline, source)
     assert pipeline.detach() is model
     for output, wanted in zip(one_by_one(model, batches), expected, strict=True):
-        assert_same_bits(output, wanted)
+        models.assert_same_bits(output, wanted)
     # A detached model can be piped anew, and by the same pipeline.
     for again in (pipeline, BoundedLagPipeline[Batch, Any](model)):
         outputs = drain(again, iter(batches))
         for output, wanted in zip(outputs, expected, strict=True):
-            assert_same_bits(flat(output), wanted)
+            models.assert_same_bits(flat(output), wanted)
         again.detach()
 
 
@@ -191,7 +185,7 @@ def assert_only_failed(
         if isinstance(answer, PipelineError):
             assert answer.iteration == number
         else:
-            assert_same_bits(answer, wanted)
+            models.assert_same_bits(answer, wanted)
 
 
 def fail_in_the_model(rank: int, bound: int, iteration: int) -> None:
@@ -250,7 +244,7 @@ def fail_in_the_iterator(rank: int, iteration: int) -> None:
         del expected[iteration]
     outputs = [answer for answer in answers if not isinstance(answer, PipelineError)]
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
+        models.assert_same_bits(output, wanted)
 
 
 @pytest.mark.parametrize("iteration", [0, 5])
@@ -307,9 +301,9 @@ class UnusedEmbeddings(TwoCalls):
 
 
 def sharded_in(model: type[nn.Module], bound: int = 1) -> nn.Module:
-    module = EBC.module()
-    plan = make_plan(module, ["table_wise"] * EBC.tables, sharder(bound))
-    return shard_model(model(module), {"embeddings": plan}, [sharder(bound)])
+    module = models.EBC.module()
+    plan = models.make_plan(module, ["table_wise"] * models.EBC.tables, sharder(bound))
+    return models.shard_model(model(module), {"embeddings": plan}, [sharder(bound)])
 
 
 def pipe_odd_models(rank: int) -> None:

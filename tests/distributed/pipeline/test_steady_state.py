@@ -8,18 +8,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torchrec.distributed import DistributedModelParallel
 
+from tests.distributed import models
 from tests.distributed.dlrm import make_batch, make_dlrm
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    arrived,
-    make_ids,
-    set_nodes,
-    shard,
-    sharding_types,
-)
 from tests.processes import run
 from torchrec_bls import (
     BLSConfig,
@@ -28,7 +18,7 @@ from torchrec_bls import (
     bounded_lag_modules,
 )
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 STEPS = 6
 
 
@@ -57,22 +47,22 @@ def sent_in(model: DistributedModelParallel, work: Callable[[], Any]) -> dict[st
 
 def run_forwards(rank: int, kind_name: str) -> None:
     kind = KINDS[kind_name]
-    set_nodes(2)
-    ids = make_ids(kind, rank, 4)
-    batch = Batch(ids)
+    models.set_nodes(2)
+    ids = models.make_ids(kind, rank, 4)
+    batch = models.Batch(ids)
 
     def forward(model: DistributedModelParallel) -> None:
         with torch.no_grad():
             for _ in range(STEPS):
-                arrived(model(batch))
+                models.arrived(model(batch))
 
-    theirs = shard(kind, "mixed", kind.torchrec_sharder(), 2)
+    theirs = models.shard(kind, "mixed", kind.torchrec_sharder(), 2)
     forward(theirs)
     # Splits, lengths, values and embeddings of every sharding type, table-row-wise twice.
-    types = set(sharding_types(kind, "mixed", 2))
+    types = set(models.sharding_types(kind, "mixed", 2))
     assert len(collectives_in(lambda: forward(theirs))) >= 4 * STEPS * len(types)
 
-    model = shard(kind, "mixed", kind.bls_sharder(BLSConfig()), 2)
+    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig()), 2)
     forward(model)
     peers = torch.distributed.get_world_size() - 1
     expected = {f"embeddings.{t}.{way}" for t in types for way in ("ids", "embeddings")}
@@ -86,12 +76,12 @@ def test_a_forward_sends_one_message_per_peer_direction_and_sharding_type(kind: 
 
 def run_training(rank: int, kind_name: str) -> None:
     kind = KINDS[kind_name]
-    model = shard(kind, "mixed", kind.bls_sharder(BLSConfig()))
-    batch = Batch(make_ids(kind, rank, 4))
+    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig()))
+    batch = models.Batch(models.make_ids(kind, rank, 4))
 
     def train() -> None:
         for _ in range(STEPS):
-            output = arrived(model(batch))
+            output = models.arrived(model(batch))
             values = output.values()
             tensors = [values] if isinstance(values, torch.Tensor) else [v.values() for v in values]
             sum(t.sum() for t in tensors).backward()
@@ -99,7 +89,7 @@ def run_training(rank: int, kind_name: str) -> None:
     train()
     sent = sent_in(model, train)
     assert {name.rpartition(".")[2] for name in sent} == {"ids", "embeddings", "gradients"}
-    assert len(sent) == 3 * len(set(sharding_types(kind, "mixed", 1)))
+    assert len(sent) == 3 * len(set(models.sharding_types(kind, "mixed", 1)))
     assert set(sent.values()) == {STEPS * (torch.distributed.get_world_size() - 1)}
 
 

@@ -19,26 +19,12 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDistLite
 from torchrec.distributed.types import ModuleSharder
 
-from tests.distributed.models import (
-    CPU,
-    EBC,
-    EC,
-    WEIGHTED,
-    Kind,
-    arrived,
-    assert_same_bits,
-    flatten,
-    local_shards,
-    make_ids,
-    make_plan,
-    shard_model,
-    sharding_types,
-)
-from tests.distributed.test_training import OPTIMIZERS, loss_of, state_of
+from tests.distributed import models
+from tests.distributed.results.test_training import OPTIMIZERS, loss_of, state_of
 from tests.processes import run, run_outcomes
 from torchrec_bls import BLSConfig, bounded_lag_channels
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 SHARDINGS = ["table_wise", "row_wise", "column_wise", "mixed"]
 STEPS = 5
 PIPELINES = {
@@ -61,7 +47,7 @@ class Head(nn.Module):
         self.dense = nn.Linear(4, 1)
 
     def forward(self, dense: torch.Tensor, embeddings: Any) -> tuple[torch.Tensor, Any]:
-        embeddings = arrived(embeddings)
+        embeddings = models.arrived(embeddings)
         return loss_of(embeddings) * self.dense(dense).mean(), embeddings
 
 
@@ -81,19 +67,19 @@ class Model(nn.Module):
 
 
 def sharded(
-    kind: Kind, sharding: str, sharder: ModuleSharder[Any], nodes: int = 1
+    kind: models.Kind, sharding: str, sharder: ModuleSharder[Any], nodes: int = 1
 ) -> DistributedModelParallel:
     module = kind.module()
-    plan = make_plan(module, sharding_types(kind, sharding, nodes), sharder, nodes)
-    return shard_model(Model(module), {"embeddings": plan}, [sharder])
+    plan = models.make_plan(module, models.sharding_types(kind, sharding, nodes), sharder, nodes)
+    return models.shard_model(Model(module), {"embeddings": plan}, [sharder])
 
 
-def batches(kind: Kind, rank: int, steps: int = STEPS) -> Iterator[Batch]:
+def batches(kind: models.Kind, rank: int, steps: int = STEPS) -> Iterator[Batch]:
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         yield Batch(
             torch.rand(5, 4, generator=generator),
-            make_ids(kind, 100 * rank + step, 5),
+            models.make_ids(kind, 100 * rank + step, 5),
             torch.empty(0),
         )
 
@@ -101,20 +87,20 @@ def batches(kind: Kind, rank: int, steps: int = STEPS) -> Iterator[Batch]:
 def make_pipeline(name: str, model: DistributedModelParallel) -> Any:
     optimizer = torch.optim.SGD(model.module.head.parameters(), lr=0.01)
     model.train(not name.startswith("Eval"))
-    return PIPELINES[name](model, optimizer, CPU)
+    return PIPELINES[name](model, optimizer, models.CPU)
 
 
 def outputs_of(pipeline: Any, data: Iterator[Batch]) -> list[dict[str, torch.Tensor]]:
     outputs = []
     while True:
         try:
-            outputs.append(flatten(pipeline.progress(data)))
+            outputs.append(models.flatten(pipeline.progress(data)))
         except StopIteration:
             return outputs
 
 
 def trained(
-    name: str, model: DistributedModelParallel, kind: Kind, rank: int
+    name: str, model: DistributedModelParallel, kind: models.Kind, rank: int
 ) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     outputs = outputs_of(make_pipeline(name, model), batches(kind, rank))
     head = {name: p.detach().clone() for name, p in model.module.head.named_parameters()}
@@ -125,18 +111,18 @@ def refuse_all_to_alls(*_: Any, **__: Any) -> None:
     raise AssertionError("a bounded-lag module needs no exchange of the process group")
 
 
-def train_in_pipelines(rank: int, kind: Kind, sharding: str, name: str) -> None:
+def train_in_pipelines(rank: int, kind: models.Kind, sharding: str, name: str) -> None:
     fused = OPTIMIZERS["rowwise-adagrad"]
     theirs = sharded(kind, sharding, kind.torchrec_sharder(fused))
     ours = sharded(kind, sharding, kind.bls_sharder(BLSConfig(deadline=30), fused))
-    before = {name: shard.clone() for name, (_, _, shard) in local_shards(ours).items()}
+    before = {name: shard.clone() for name, (_, _, shard) in models.local_shards(ours).items()}
     expected, expected_state = trained(name, theirs, kind, rank)
     with mock.patch.object(dist, "all_to_all_single", refuse_all_to_alls):
         outputs, state = trained(name, ours, kind, rank)
     assert len(outputs) == len(expected) == STEPS
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
-    assert_same_bits(state, expected_state)
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(state, expected_state)
     changed = any(not torch.equal(state[name], shard) for name, shard in before.items())
     assert changed or name.startswith("Eval")
     # EvalPipelineSparseDist exchanges the ids of its first batch twice.
@@ -159,8 +145,8 @@ class TwoModules(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ours = Model(EC.module())
-        self.theirs = Model(EBC.module())
+        self.ours = Model(models.EC.module())
+        self.theirs = Model(models.EBC.module())
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, Any]:
         (first, embeddings), (second, _) = self.ours(batch), self.theirs(batch)
@@ -169,32 +155,32 @@ class TwoModules(nn.Module):
 
 def train_beside_torchrecs_module(rank: int) -> None:
     results = []
-    for sharder in (EC.torchrec_sharder(), EC.bls_sharder(BLSConfig(deadline=30))):
-        other = EBC.torchrec_sharder()
+    for sharder in (models.EC.torchrec_sharder(), models.EC.bls_sharder(BLSConfig(deadline=30))):
+        other = models.EBC.torchrec_sharder()
         model = TwoModules()
         plans = {
-            "ours.embeddings": make_plan(
-                model.ours.embeddings, sharding_types(EC, "mixed", 1), sharder
+            "ours.embeddings": models.make_plan(
+                model.ours.embeddings, models.sharding_types(models.EC, "mixed", 1), sharder
             ),
-            "theirs.embeddings": make_plan(
-                model.theirs.embeddings, sharding_types(EBC, "mixed", 1), other
+            "theirs.embeddings": models.make_plan(
+                model.theirs.embeddings, models.sharding_types(models.EBC, "mixed", 1), other
             ),
         }
-        sharded_model = shard_model(model, plans, [sharder, other])
+        sharded_model = models.shard_model(model, plans, [sharder, other])
         optimizer = torch.optim.SGD(model.ours.head.parameters(), lr=0.01)
-        pipeline = TrainPipelineSparseDist(sharded_model, optimizer, CPU)
-        results.append((outputs_of(pipeline, batches(EC, rank)), state_of(sharded_model)))
+        pipeline = TrainPipelineSparseDist(sharded_model, optimizer, models.CPU)
+        results.append((outputs_of(pipeline, batches(models.EC, rank)), state_of(sharded_model)))
     (expected, expected_state), (outputs, state) = results
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
-    assert_same_bits(state, expected_state)
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(state, expected_state)
 
 
 def test_beside_a_module_of_torchrecs_own_sharder() -> None:
     run(2, train_beside_torchrecs_module)
 
 
-def detach_and_attach(rank: int, kind: Kind) -> None:
+def detach_and_attach(rank: int, kind: models.Kind) -> None:
     results = []
     for sharder in (kind.torchrec_sharder(), kind.bls_sharder(BLSConfig(deadline=30))):
         model = sharded(kind, "mixed", sharder)
@@ -202,14 +188,14 @@ def detach_and_attach(rank: int, kind: Kind) -> None:
         outputs = outputs_of(pipeline, batches(kind, rank, 2))
         detached = pipeline.detach()
         with torch.no_grad():
-            outputs.append(flatten(detached(next(batches(kind, rank)))[1]))
+            outputs.append(models.flatten(detached(next(batches(kind, rank)))[1]))
         pipeline.attach(detached)
         outputs += outputs_of(pipeline, batches(kind, rank, 2))
         results.append(outputs)
     expected, outputs = results
     assert len(outputs) == 5
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
+        models.assert_same_bits(output, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,7 +203,7 @@ def test_a_detached_model_is_called_as_before(kind: str) -> None:
     run(2, detach_and_attach, KINDS[kind])
 
 
-def evaluate_at_a_bound(rank: int, kind: Kind) -> None:
+def evaluate_at_a_bound(rank: int, kind: models.Kind) -> None:
     model = sharded(kind, "mixed", kind.bls_sharder(BLSConfig(bound=1, deadline=30)))
     pipeline = make_pipeline("EvalPipelineSparseDist", model)
     with (
@@ -235,10 +221,10 @@ def test_other_bounds_are_for_the_bounded_lag_pipeline(kind: str) -> None:
 
 
 def fail_without_a_gpu(rank: int, name: str) -> None:
-    model = sharded(EBC, "table_wise", EBC.torchrec_sharder())
+    model = sharded(models.EBC, "table_wise", models.EBC.torchrec_sharder())
     optimizer = torch.optim.SGD(model.module.head.parameters(), lr=0.01)
-    pipeline = getattr(train_pipelines, name)(model, optimizer, CPU)
-    pipeline.progress(batches(EBC, rank))
+    pipeline = getattr(train_pipelines, name)(model, optimizer, models.CPU)
+    pipeline.progress(batches(models.EBC, rank))
 
 
 # The day they work, they belong to PIPELINES.

@@ -11,7 +11,7 @@ from torchrec.datasets.utils import Batch
 
 from tests.distributed.dlrm import make_batch, make_dlrm
 from tests.distributed.models import local_shards
-from tests.distributed.test_pipeline import sharder
+from tests.distributed.pipeline.test_pipeline import sharder
 from tests.processes import run, run_outcomes
 from torchrec_bls import BoundedLagPipeline
 

@@ -11,25 +11,8 @@ import torch
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    MIXES,
-    WEIGHTED,
-    Batch,
-    Kind,
-    SparseOnly,
-    arrived,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    make_plan,
-    set_nodes,
-    shard,
-    shard_model,
-    sharding_types,
-)
-from tests.distributed.rank_order import in_rank_order
+from tests.distributed import models
+from tests.distributed.results.rank_order import in_rank_order
 from tests.processes import run, run_outcomes
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 from torchrec_bls.processes import Outcome
@@ -38,35 +21,35 @@ Output = dict[str, torch.Tensor]
 
 # Ranks to the number of hosts they pretend to be on; table-row-wise needs more than one.
 NODES = {2: 2, 3: 1, 4: 2, 8: 2}
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 BOUNDS = [0, 1, 2, 4]
 CASES = [
     (world_size, kind, sharding)
     for world_size, nodes in NODES.items()
     for kind in KINDS
-    for sharding in [*MIXES[kind], "mixed"]
+    for sharding in [*models.MIXES[kind], "mixed"]
     if sharding != "table_row_wise" or nodes > 1
 ]
 
 
-def batches_of(kind: Kind, rank: int) -> list[KeyedJaggedTensor]:
+def batches_of(kind: models.Kind, rank: int) -> list[KeyedJaggedTensor]:
     """Batches of every awkward kind; a sample of 0 ids stands where TorchRec needs one."""
     uneven = [5, 1, 7, 3, 4, 6, 2, 1][rank]
     seed = 100 * rank
     return [
-        make_ids(kind, seed, uneven),
-        make_ids(kind, seed + 1, uneven + 2, dtype=torch.int32),
-        make_ids(kind, seed + 2, 4, without=["f1", "f3"]),
-        make_ids(kind, seed + 3, 0 if rank % 2 else 3),
-        make_ids(kind, seed + 4, 0),
-        make_ids(kind, seed + 5, 3, most_ids=0),
-        make_ids(kind, seed + 6, 40, most_ids=9),
+        models.make_ids(kind, seed, uneven),
+        models.make_ids(kind, seed + 1, uneven + 2, dtype=torch.int32),
+        models.make_ids(kind, seed + 2, 4, without=["f1", "f3"]),
+        models.make_ids(kind, seed + 3, 0 if rank % 2 else 3),
+        models.make_ids(kind, seed + 4, 0),
+        models.make_ids(kind, seed + 5, 3, most_ids=0),
+        models.make_ids(kind, seed + 6, 40, most_ids=9),
     ]
 
 
-def with_a_sample(kind: Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+def with_a_sample(kind: models.Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """TorchRec cannot do batches without samples, and samples do not influence each other."""
-    return ids if ids.stride() else make_ids(kind, 0, 1, most_ids=0)
+    return ids if ids.stride() else models.make_ids(kind, 0, 1, most_ids=0)
 
 
 def without_samples(output: Output) -> Output:
@@ -75,13 +58,13 @@ def without_samples(output: Output) -> Output:
 
 def forward(model: DistributedModelParallel, ids: KeyedJaggedTensor) -> Output:
     with torch.no_grad():
-        return flatten(model(Batch(ids)))
+        return models.flatten(model(models.Batch(ids)))
 
 
 def torchrec_outputs(
-    kind: Kind, sharding: str, nodes: int, batches: Sequence[KeyedJaggedTensor]
+    kind: models.Kind, sharding: str, nodes: int, batches: Sequence[KeyedJaggedTensor]
 ) -> list[Output]:
-    model = shard(kind, sharding, kind.torchrec_sharder(), nodes)
+    model = models.shard(kind, sharding, kind.torchrec_sharder(), nodes)
     with in_rank_order():
         outputs = [forward(model, with_a_sample(kind, ids)) for ids in batches]
     return [
@@ -91,29 +74,33 @@ def torchrec_outputs(
 
 
 def piped_outputs(
-    kind: Kind, sharding: str, nodes: int, config: BLSConfig, batches: Sequence[KeyedJaggedTensor]
+    kind: models.Kind,
+    sharding: str,
+    nodes: int,
+    config: BLSConfig,
+    batches: Sequence[KeyedJaggedTensor],
 ) -> list[Output]:
-    model = shard(kind, sharding, kind.bls_sharder(config), nodes)
-    pipeline = BoundedLagPipeline[Batch, object](model)
+    model = models.shard(kind, sharding, kind.bls_sharder(config), nodes)
+    pipeline = BoundedLagPipeline[models.Batch, object](model)
     late = random.Random(torch.distributed.get_rank())
 
     def load() -> object:
         for ids in batches:
             time.sleep(late.uniform(0, 0.005))
-            yield Batch(ids)
+            yield models.Batch(ids)
 
     batch, outputs = load(), []
     for _ in batches:
-        outputs.append(flatten(pipeline.progress(batch)))
+        outputs.append(models.flatten(pipeline.progress(batch)))
     with pytest.raises(StopIteration):
         pipeline.progress(batch)
     return outputs
 
 
-def compare_with_torchrec(rank: int, world_size: int, kind: Kind) -> dict[str, str | None]:
+def compare_with_torchrec(rank: int, world_size: int, kind: models.Kind) -> dict[str, str | None]:
     """Returns for each sharding, and each bound with it, what was wrong."""
     nodes = NODES[world_size]
-    set_nodes(nodes)
+    models.set_nodes(nodes)
     batches = batches_of(kind, rank)
     failures: dict[str, str | None] = {}
 
@@ -121,13 +108,13 @@ def compare_with_torchrec(rank: int, world_size: int, kind: Kind) -> dict[str, s
         failures[case] = None
         for i, pair in enumerate(zip(ours, theirs, strict=True)):
             try:
-                assert_same_bits(*pair)
+                models.assert_same_bits(*pair)
             except AssertionError:
                 failures[case] = f"rank {rank}, batch {i}: {traceback.format_exc()}"
 
     for sharding in [s for w, k, s in CASES if (w, k) == (world_size, kind.name)]:
         theirs = torchrec_outputs(kind, sharding, nodes, batches)
-        model = shard(kind, sharding, kind.bls_sharder(BLSConfig()), nodes)
+        model = models.shard(kind, sharding, kind.bls_sharder(BLSConfig()), nodes)
         ours = [forward(model, ids) for ids in batches]
         note(sharding, ours, theirs)
         for bound in BOUNDS:
@@ -141,9 +128,9 @@ def forward_from_the_empty_ones(rank: int) -> None:
         batches = batches_of(kind, rank)[3:]
         for first in (0, 1):
             theirs = torchrec_outputs(kind, "mixed", 1, batches[first:])
-            model = shard(kind, "mixed", kind.bls_sharder(BLSConfig()))
+            model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig()))
             for ids, expected in zip(batches[first:], theirs, strict=True):
-                assert_same_bits(forward(model, ids), expected)
+                models.assert_same_bits(forward(model, ids), expected)
 
 
 def test_a_first_batch_without_samples() -> None:
@@ -151,18 +138,18 @@ def test_a_first_batch_without_samples() -> None:
 
 
 def forward_with_indices(rank: int) -> None:
-    module = EmbeddingCollection(tables=EC.module().embedding_configs(), need_indices=True)
+    module = EmbeddingCollection(tables=models.EC.module().embedding_configs(), need_indices=True)
     outputs = []
-    for sharder in (EC.torchrec_sharder(), EC.bls_sharder(BLSConfig())):
-        plan = make_plan(module, sharding_types(EC, "mixed", 1), sharder)
-        model = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+    for sharder in (models.EC.torchrec_sharder(), models.EC.bls_sharder(BLSConfig())):
+        plan = models.make_plan(module, models.sharding_types(models.EC, "mixed", 1), sharder)
+        model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
         with torch.no_grad():
-            outputs.append(arrived(model(Batch(make_ids(EC, rank, 3)))))
+            outputs.append(models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 3)))))
     theirs, ours = outputs
     for name, jagged in ours.items():
         assert torch.equal(jagged.weights(), theirs[name].weights())
     with torch.no_grad():
-        no_samples = arrived(model(Batch(make_ids(EC, rank, 2 * rank))))
+        no_samples = models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 2 * rank))))
     for jagged in no_samples.values():
         assert jagged.weights().shape == jagged.values().shape[:1]
 

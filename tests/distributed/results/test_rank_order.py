@@ -5,33 +5,24 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
-from tests.distributed.models import (
-    DIMS,
-    EBC,
-    ROWS,
-    WEIGHTED,
-    Batch,
-    Kind,
-    arrived,
-    make_ids,
-    set_nodes,
-    shard,
-)
+from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import BLSConfig
 
-KINDS = {kind.name: kind for kind in (EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EBC, models.WEIGHTED)}
 
 
 def pooled(model: torch.nn.Module, batch: object) -> dict[str, torch.Tensor]:
     """Returns the pooled embeddings by feature, whatever the order of the columns."""
     with torch.no_grad():
-        return dict(arrived(model(batch)).to_dict())
+        return dict(models.arrived(model(batch)).to_dict())
 
 
 def row_wise_pools(rank: int) -> tuple[KeyedJaggedTensor, dict[str, torch.Tensor]]:
-    ids = make_ids(EBC, rank, 20, most_ids=9)
-    return ids, pooled(shard(EBC, "row_wise", EBC.bls_sharder(BLSConfig())), Batch(ids))
+    ids = models.make_ids(models.EBC, rank, 20, most_ids=9)
+    return ids, pooled(
+        models.shard(models.EBC, "row_wise", models.EBC.bls_sharder(BLSConfig())), models.Batch(ids)
+    )
 
 
 def add_up(rows: np.ndarray) -> np.ndarray:
@@ -46,7 +37,7 @@ def pool_in_rank_order(
 ) -> np.ndarray:
     """Adds up the rows of each rank's block, then these sums in rank order; both one by one."""
     jagged = ids[feature]
-    block = -(-ROWS[table] // world_size)
+    block = -(-models.ROWS[table] // world_size)
     pools = []
     for sample in jagged.to_dense():
         rows = sample.numpy()
@@ -58,9 +49,9 @@ def pool_in_rank_order(
 
 
 def test_pooled_rows_are_added_in_rank_order() -> None:
-    unsharded = EBC.module()
+    unsharded = models.EBC.module()
     for ids, pools in run(3, row_wise_pools):
-        for table, dim in enumerate(DIMS):
+        for table, dim in enumerate(models.DIMS):
             weights = unsharded.embedding_bags[f"t{table}"].weight.detach().numpy()
             for feature, name in (
                 (f"f{table}", f"f{table}@t{table}" if table == 0 else f"f{table}"),
@@ -72,18 +63,18 @@ def test_pooled_rows_are_added_in_rank_order() -> None:
 
 
 def ours_and_gloos(
-    rank: int, kind: Kind, nodes: int
+    rank: int, kind: models.Kind, nodes: int
 ) -> tuple[KeyedJaggedTensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    set_nodes(nodes)
-    ids = make_ids(kind, rank, 20 + rank, most_ids=9)
+    models.set_nodes(nodes)
+    ids = models.make_ids(kind, rank, 20 + rank, most_ids=9)
     ours, theirs = (
-        pooled(shard(kind, "mixed", sharder, nodes), Batch(ids))
+        pooled(models.shard(kind, "mixed", sharder, nodes), models.Batch(ids))
         for sharder in (kind.bls_sharder(BLSConfig()), kind.torchrec_sharder())
     )
     return ids, ours, theirs
 
 
-def magnitudes(kind: Kind, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+def magnitudes(kind: models.Kind, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
     """Returns the pools of the absolute values of all terms."""
     module: EmbeddingBagCollection = kind.module()
     for weight in module.parameters():

@@ -12,27 +12,12 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    Kind,
-    SparseOnly,
-    arrived,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    make_plan,
-    shard,
-    shard_model,
-    sharding_types,
-)
-from tests.distributed.test_training import loss_of, state_of
+from tests.distributed import models
+from tests.distributed.results.test_training import loss_of, state_of
 from tests.processes import run
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 CONFIG = BLSConfig(deadline=60)
 
 
@@ -45,16 +30,16 @@ class Dense(nn.Module):
         torch.manual_seed(1)
         self.scale = nn.Parameter(torch.rand(1))
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: models.Batch) -> torch.Tensor:
         scale = torch.sigmoid(self.scale) + 1
-        embeddings = arrived(self.embeddings(batch.ids))
+        embeddings = models.arrived(self.embeddings(batch.ids))
         return torch.tanh(loss_of(embeddings) * scale) + scale
 
 
-def train(model: nn.Module, kind: Kind, rank: int) -> list[torch.Tensor]:
+def train(model: nn.Module, kind: models.Kind, rank: int) -> list[torch.Tensor]:
     outputs = []
     for step in range(4):
-        batch = Batch(make_ids(kind, 100 * rank + step, 4 + step % 2))
+        batch = models.Batch(models.make_ids(kind, 100 * rank + step, 4 + step % 2))
         with torch.no_grad():
             outputs.append(model(batch))
         output = model(batch)
@@ -63,19 +48,19 @@ def train(model: nn.Module, kind: Kind, rank: int) -> list[torch.Tensor]:
     return outputs
 
 
-def compile_model(rank: int, kind: Kind) -> None:
+def compile_model(rank: int, kind: models.Kind) -> None:
     eager, model = (dense(kind, kind.bls_sharder(CONFIG)) for _ in range(2))
     expected = train(eager, kind, rank)
     outputs = train(torch.compile(model, backend="eager"), kind, rank)
     for output, wanted in zip(outputs, expected, strict=True):
         assert torch.equal(output, wanted)
-    assert_same_bits(state_of(model), state_of(eager))
+    models.assert_same_bits(state_of(model), state_of(eager))
 
 
-def dense(kind: Kind, sharder: ModuleSharder[Any]) -> DistributedModelParallel:
+def dense(kind: models.Kind, sharder: ModuleSharder[Any]) -> DistributedModelParallel:
     module = kind.module()
-    plan = make_plan(module, sharding_types(kind, "mixed", 1), sharder)
-    return shard_model(Dense(module), {"embeddings": plan}, [sharder])
+    plan = models.make_plan(module, models.sharding_types(kind, "mixed", 1), sharder)
+    return models.shard_model(Dense(module), {"embeddings": plan}, [sharder])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,24 +68,24 @@ def test_a_compiled_model_computes_and_trains_as_an_eager_one(kind: str) -> None
     run(2, compile_model, KINDS[kind], deadline=240)
 
 
-def forward_in_inference_mode(rank: int, kind: Kind) -> None:
-    batches = [Batch(make_ids(kind, 100 * rank + step, 4)) for step in range(5)]
+def forward_in_inference_mode(rank: int, kind: models.Kind) -> None:
+    batches = [models.Batch(models.make_ids(kind, 100 * rank + step, 4)) for step in range(5)]
     with torch.no_grad():
-        theirs = shard(kind, "mixed", kind.torchrec_sharder())
-        expected = [flatten(theirs(batch)) for batch in batches]
-    model = shard(kind, "mixed", kind.bls_sharder(CONFIG))
+        theirs = models.shard(kind, "mixed", kind.torchrec_sharder())
+        expected = [models.flatten(theirs(batch)) for batch in batches]
+    model = models.shard(kind, "mixed", kind.bls_sharder(CONFIG))
     with torch.inference_mode():
         for batch, wanted in zip(batches, expected, strict=True):
-            assert_same_bits(flatten(model(batch)), wanted)
-    piped = shard(kind, "mixed", kind.bls_sharder(BLSConfig(bound=1, deadline=60)))
+            models.assert_same_bits(models.flatten(model(batch)), wanted)
+    piped = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(bound=1, deadline=60)))
     pipeline, data = BoundedLagPipeline(piped), iter(batches)
     with torch.inference_mode():
         for wanted in expected:
-            assert_same_bits(flatten(pipeline.progress(data)), wanted)
+            models.assert_same_bits(models.flatten(pipeline.progress(data)), wanted)
     # Nothing of it is left to training.
-    loss_of(arrived(model(batches[0]))).backward()
-    loss_of(arrived(theirs(batches[0]))).backward()
-    assert_same_bits(state_of(model), state_of(theirs))
+    loss_of(models.arrived(model(batches[0]))).backward()
+    loss_of(models.arrived(theirs(batches[0]))).backward()
+    models.assert_same_bits(state_of(model), state_of(theirs))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +93,7 @@ def test_inference_mode(kind: str) -> None:
     run(2, forward_in_inference_mode, KINDS[kind])
 
 
-def of_data_type(kind: Kind, data_type: DataType) -> nn.Module:
+def of_data_type(kind: models.Kind, data_type: DataType) -> nn.Module:
     module: Any = kind.module()
     if isinstance(module, EmbeddingCollection):
         configs: Any = module.embedding_configs()
@@ -123,29 +108,29 @@ def of_data_type(kind: Kind, data_type: DataType) -> nn.Module:
 
 
 def compare_under(
-    rank: int, kind: Kind, data_type: DataType, mode: AbstractContextManager[Any]
+    rank: int, kind: models.Kind, data_type: DataType, mode: AbstractContextManager[Any]
 ) -> None:
     outputs: list[list[dict[str, torch.Tensor]]] = []
     states = []
     for sharder in (kind.torchrec_sharder(), kind.bls_sharder(CONFIG)):
         module = of_data_type(kind, data_type)
-        plan = make_plan(module, sharding_types(kind, "mixed", 1), sharder)
-        model = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+        plan = models.make_plan(module, models.sharding_types(kind, "mixed", 1), sharder)
+        model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
         outputs.append([])
         for step in range(3):
-            batch = Batch(make_ids(kind, 100 * rank + step, 4))
+            batch = models.Batch(models.make_ids(kind, 100 * rank + step, 4))
             with mode:
                 with torch.no_grad():
-                    outputs[-1].append(as_float(flatten(model(batch))))
-                output = arrived(model(batch))
+                    outputs[-1].append(as_float(models.flatten(model(batch))))
+                output = models.arrived(model(batch))
                 loss = loss_of(output)
             loss.float().backward()
-            outputs[-1].append(as_float(flatten(output)))
+            outputs[-1].append(as_float(models.flatten(output)))
         states.append(as_float(state_of(model)))
     theirs, ours = outputs
     for output, wanted in zip(ours, theirs, strict=True):
-        assert_same_bits(output, wanted)
-    assert_same_bits(states[1], states[0])
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(states[1], states[0])
 
 
 def as_float(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,25 +9,13 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import get_gradient_division, set_gradient_division
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    Kind,
-    arrived,
-    assert_same_bits,
-    flatten,
-    local_shards,
-    make_ids,
-    set_nodes,
-    shard,
-)
-from tests.distributed.rank_order import in_rank_order
+from tests.distributed import models
+from tests.distributed.models import shard
+from tests.distributed.results.rank_order import in_rank_order
 from tests.processes import run
 from torchrec_bls import BLSConfig
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 NODES = {2: 2, 3: 1, 4: 2, 8: 2}
 STEPS = 10
 # FBGEMM has no Adam for CPU.
@@ -56,7 +44,7 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 
 def train(
-    model: DistributedModelParallel, kind: Kind, rank: int, *, uneven: bool, empty: str
+    model: DistributedModelParallel, kind: models.Kind, rank: int, *, uneven: bool, empty: str
 ) -> list[dict[str, torch.Tensor]]:
     """Trains `STEPS` steps and returns the outputs of each.
 
@@ -68,18 +56,18 @@ def train(
     outputs = []
     for step in range(STEPS):
         samples = 3 + (rank + step) % 4 if uneven else 5
-        ids = make_ids(kind, 100 * rank + step, samples)
+        ids = models.make_ids(kind, 100 * rank + step, samples)
         if uneven and rank == 1 and step == 4:
-            ids = make_ids(kind, 0, 0 if empty == "no samples" else 1, most_ids=0)
-        output = arrived(model(Batch(ids)))
+            ids = models.make_ids(kind, 0, 0 if empty == "no samples" else 1, most_ids=0)
+        output = models.arrived(model(models.Batch(ids)))
         loss_of(output).backward()
-        outputs.append(flatten(output))
+        outputs.append(models.flatten(output))
     return outputs
 
 
 def state_of(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
     """Returns weights and optimizer state on this rank."""
-    state = {name: shard.clone() for name, (_, _, shard) in local_shards(model).items()}
+    state = {name: shard.clone() for name, (_, _, shard) in models.local_shards(model).items()}
     for parameter, values in model.fused_optimizer.state_dict()["state"].items():
         for name, value in values.items():
             shards = value.local_shards() if hasattr(value, "local_shards") else None
@@ -89,9 +77,9 @@ def state_of(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
     return state
 
 
-def train_both(rank: int, kind: Kind, nodes: int, optimizer: str, uneven: bool) -> None:
+def train_both(rank: int, kind: models.Kind, nodes: int, optimizer: str, uneven: bool) -> None:
     """Compares with TorchRec, whose sums are put in rank order from three ranks on."""
-    set_nodes(nodes)
+    models.set_nodes(nodes)
     two_ranks = torch.distributed.get_world_size() == 2
     fused = OPTIMIZERS[optimizer]
     theirs = shard(kind, "mixed", kind.torchrec_sharder(fused), nodes)
@@ -103,9 +91,9 @@ def train_both(rank: int, kind: Kind, nodes: int, optimizer: str, uneven: bool) 
     outputs = train(ours, kind, rank, uneven=uneven, empty="no samples")
     for step, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
         if not (uneven and rank == 1 and step == 4):
-            assert_same_bits(output, wanted)
+            models.assert_same_bits(output, wanted)
     after = state_of(ours)
-    assert_same_bits(after, state_of(theirs))
+    models.assert_same_bits(after, state_of(theirs))
     assert not after or any(not torch.equal(after[name], before[name]) for name in after)
     states = [name for name in after if "momentum" in name]
     assert bool(states) == (bool(after) and optimizer != "sgd"), list(after)
@@ -141,7 +129,7 @@ def test_weights_and_optimizer_states_after_ten_steps(
 
 def train_without_division(rank: int) -> None:
     states = {}
-    set_nodes(2)
+    models.set_nodes(2)
     division = get_gradient_division()
     for kind in KINDS.values():
         for divide in (True, False):
@@ -151,7 +139,7 @@ def train_without_division(rank: int) -> None:
             for model in (theirs, ours):
                 train(model, kind, rank, uneven=False, empty="")
             states[divide] = state_of(ours)
-            assert_same_bits(states[divide], state_of(theirs))
+            models.assert_same_bits(states[divide], state_of(theirs))
         for name, divided in states[True].items():
             assert not torch.equal(divided, states[False][name])
     set_gradient_division(division)
@@ -161,17 +149,17 @@ def test_gradients_are_divided_as_torchrecs_switch_says() -> None:
     run(2, train_without_division)
 
 
-def forward_with_autograd(rank: int, kind: Kind) -> None:
+def forward_with_autograd(rank: int, kind: models.Kind) -> None:
     model = shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=1)))
-    ids = make_ids(kind, rank, 3)
+    ids = models.make_ids(kind, rank, 3)
     with pytest.raises(
         ValueError,
         match=rf"embeddings on rank {rank}: bound is 1 and autograd is on: gradients of up to 1 "
         r"iterations ago .* torch.no_grad\(\) for inference, or bound 0 for training",
     ):
-        flatten(model(Batch(ids)))
+        models.flatten(model(models.Batch(ids)))
     with torch.no_grad():
-        assert flatten(model(Batch(ids)))  # the next batch is not affected
+        assert models.flatten(model(models.Batch(ids)))  # the next batch is not affected
 
 
 @pytest.mark.parametrize("kind", KINDS)

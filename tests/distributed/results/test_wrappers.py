@@ -37,27 +37,13 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
-from tests.distributed.models import (
-    CPU,
-    EBC,
-    EC,
-    Batch,
-    Kind,
-    SparseOnly,
-    arrived,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    make_plan,
-    set_nodes,
-    shard_model,
-)
-from tests.distributed.test_training import loss_of
+from tests.distributed import models
+from tests.distributed.results.test_training import loss_of
 from tests.processes import run
 from torchrec_bls import BLSConfig
 
 # TorchRec's feature processors cannot do a feature that is looked up twice.
-PLAIN, TO_WEIGH = Kind("ebc", 3), Kind("weighted", 3)
+PLAIN, TO_WEIGH = models.Kind("ebc", 3), models.Kind("weighted", 3)
 MIXES = {
     "table-wise": ["table_wise"] * 3,
     "row-wise": ["row_wise"] * 3,
@@ -85,33 +71,35 @@ def processed_outputs(
 ) -> dict[str, torch.Tensor]:
     """Trains three steps and infers; returns all outputs and the processors' parameters."""
     sharder = FeatureProcessedEmbeddingBagCollectionSharder(ebc_sharder)
-    plan = make_plan(module, MIXES[mix], sharder, 2)
-    model = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+    plan = models.make_plan(module, MIXES[mix], sharder, 2)
+    model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
     processors = [p for name, p in model.named_parameters() if "embedding_bags" not in name]
     assert processors
     optimizer = torch.optim.SGD(processors, lr=0.1)
     results = {}
     for step in range(3):
-        output = arrived(model(Batch(make_ids(PLAIN, 10 * rank + step, 4))))
+        output = models.arrived(model(models.Batch(models.make_ids(PLAIN, 10 * rank + step, 4))))
         loss_of(output).backward()
         optimizer.step()
         optimizer.zero_grad()
-        results |= {f"{step} {name}": tensor for name, tensor in flatten(output).items()}
+        results |= {f"{step} {name}": tensor for name, tensor in models.flatten(output).items()}
     with torch.no_grad():
         for step in range(3):
-            output = arrived(model(Batch(make_ids(PLAIN, 10 * rank + step, 6, most_ids=8))))
-            results |= {f"later {step} {name}": t for name, t in flatten(output).items()}
+            output = models.arrived(
+                model(models.Batch(models.make_ids(PLAIN, 10 * rank + step, 6, most_ids=8)))
+            )
+            results |= {f"later {step} {name}": t for name, t in models.flatten(output).items()}
     return results | {str(i): p.detach() for i, p in enumerate(processors)}
 
 
 def process_features(rank: int) -> None:
-    set_nodes(2)
+    models.set_nodes(2)
     for mix, as_collection in product(MIXES, (True, False)):
         torch.manual_seed(1)
         module = processed(as_collection)
         theirs = processed_outputs(rank, module, mix, TO_WEIGH.torchrec_sharder())
         ours = processed_outputs(rank, module, mix, TO_WEIGH.bls_sharder(BLSConfig()))
-        assert_same_bits(ours, theirs)
+        models.assert_same_bits(ours, theirs)
 
 
 def test_feature_processed_collections_are_torchrecs() -> None:
@@ -122,21 +110,21 @@ def sharded_by(
     module: nn.Module, types: Sequence[str], sharder: ModuleSharder[Any]
 ) -> DistributedModelParallel:
     return DistributedModelParallel(
-        SparseOnly(module),
+        models.SparseOnly(module),
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
-        plan=ShardingPlan({"embeddings": make_plan(module, types, sharder)}),
+        device=models.CPU,
+        plan=ShardingPlan({"embeddings": models.make_plan(module, types, sharder)}),
         sharders=[sharder],
     )
 
 
-def managed(kind: Kind) -> nn.Module:
+def managed(kind: models.Kind) -> nn.Module:
     module: Any = kind.module()
-    tables = module.embedding_configs() if kind is EC else module.embedding_bag_configs()
+    tables = module.embedding_configs() if kind is models.EC else module.embedding_bag_configs()
     collisions = {
         table.name: MCHManagedCollisionModule(
             zch_size=table.num_embeddings,
-            device=CPU,
+            device=models.CPU,
             eviction_policy=DistanceLFU_EvictionPolicy(),
             eviction_interval=2,
             input_hash_size=1000,
@@ -145,7 +133,7 @@ def managed(kind: Kind) -> nn.Module:
     }
     around: Callable[..., nn.Module] = (
         ManagedCollisionEmbeddingCollection
-        if kind is EC
+        if kind is models.EC
         else ManagedCollisionEmbeddingBagCollection
     )
     return around(module, ManagedCollisionCollection(collisions, tables))
@@ -153,8 +141,8 @@ def managed(kind: Kind) -> nn.Module:
 
 def manage_collisions(rank: int) -> None:
     for kind, around in (
-        (EC, ManagedCollisionEmbeddingCollectionSharder),
-        (EBC, ManagedCollisionEmbeddingBagCollectionSharder),
+        (models.EC, ManagedCollisionEmbeddingCollectionSharder),
+        (models.EBC, ManagedCollisionEmbeddingBagCollectionSharder),
     ):
         sharded_by(managed(kind), ["row_wise"] * 5, around(kind.torchrec_sharder()))
         with pytest.raises(ValueError, match="is sharded inside of a ManagedCollision module"):
@@ -166,9 +154,9 @@ def test_managed_collisions_are_refused_at_sharding() -> None:
 
 
 def prune(rank: int) -> None:
-    for inner in (EBC.torchrec_sharder(), EBC.bls_sharder(BLSConfig())):
+    for inner in (models.EBC.torchrec_sharder(), models.EBC.bls_sharder(BLSConfig())):
         pruning = GenericITEPModule({f"t{i}": 100 for i in range(5)})
-        module = ITEPEmbeddingBagCollection(EBC.module(), pruning)
+        module = ITEPEmbeddingBagCollection(models.EBC.module(), pruning)
         with pytest.raises(AttributeError, match="'fbgemm' object has no attribute 'init_address_"):
             sharded_by(module, ["table_wise"] * 5, ITEPEmbeddingBagCollectionSharder(inner))
 
@@ -193,10 +181,10 @@ def environment_2d(rank: int, width: int) -> ShardingEnv2D:
     )
 
 
-def plan_2d(rank: int, kind: Kind, types: list[str], sharder: ModuleSharder[Any]) -> Any:
+def plan_2d(rank: int, kind: models.Kind, types: list[str], sharder: ModuleSharder[Any]) -> Any:
     """Returns the plan of this rank's replica, in the ranks of the world."""
     replicas = dist.get_world_size() // 2
-    plan = make_plan(kind.module(), types, sharder, world_size=2)
+    plan = models.make_plan(kind.module(), types, sharder, world_size=2)
     for parameter in plan.values():
         if parameter.sharding_spec is None:
             continue
@@ -206,7 +194,7 @@ def plan_2d(rank: int, kind: Kind, types: list[str], sharder: ModuleSharder[Any]
     return plan
 
 
-def shard_in_two_dimensions(rank: int, kind: Kind) -> None:
+def shard_in_two_dimensions(rank: int, kind: models.Kind) -> None:
     env = environment_2d(rank, 2)
     for sharding in ("table_wise", "row_wise", "column_wise"):
         compare_in_two_dimensions(rank, kind, env, [sharding] * 5)
@@ -214,12 +202,14 @@ def shard_in_two_dimensions(rank: int, kind: Kind) -> None:
     compare_in_two_dimensions(rank, kind, env, mix)
 
 
-def compare_in_two_dimensions(rank: int, kind: Kind, env: ShardingEnv2D, types: list[str]) -> None:
+def compare_in_two_dimensions(
+    rank: int, kind: models.Kind, env: ShardingEnv2D, types: list[str]
+) -> None:
     module = kind.module()
     results = []
     for sharder in (kind.torchrec_sharder(), kind.bls_sharder(BLSConfig())):
         plan = plan_2d(rank, kind, types, sharder)
-        sharded = sharder.shard(module, plan, env, CPU, "-".join(types))
+        sharded = sharder.shard(module, plan, env, models.CPU, "-".join(types))
         with torch.no_grad():
             for name, table in sharded.state_dict().items():
                 whole = module.state_dict()[name]
@@ -231,15 +221,15 @@ def compare_in_two_dimensions(rank: int, kind: Kind, env: ShardingEnv2D, types: 
                     shard.copy_(whole[row : row + len(shard), column : column + shard.shape[1]])
         outputs = {}
         for step in range(3):
-            output = arrived(sharded(make_ids(kind, 10 * rank + step, 4)))
+            output = models.arrived(sharded(models.make_ids(kind, 10 * rank + step, 4)))
             loss_of(output).backward()
-            outputs |= {f"{step} {name}": value for name, value in flatten(output).items()}
+            outputs |= {f"{step} {name}": value for name, value in models.flatten(output).items()}
         with torch.no_grad():
-            later = flatten(sharded(make_ids(kind, rank, 3)))
+            later = models.flatten(sharded(models.make_ids(kind, rank, 3)))
         results.append(outputs | later)
-    assert_same_bits(results[1], results[0])
+    models.assert_same_bits(results[1], results[0])
 
 
-@pytest.mark.parametrize("kind", [EC, EBC], ids=lambda kind: kind.name)
-def test_sharding_in_two_dimensions_is_torchrecs(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [models.EC, models.EBC], ids=lambda kind: kind.name)
+def test_sharding_in_two_dimensions_is_torchrecs(kind: models.Kind) -> None:
     run(4, shard_in_two_dimensions, kind, deadline=120)

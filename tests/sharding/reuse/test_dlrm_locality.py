@@ -7,10 +7,11 @@ import pytest
 import torch
 from torchrec_bls.sharding.reuse.statistics import REUSE_BINS, ReuseStatistics
 
-from tests.sharding.dlrm_locality import LocalityHistogram, read_batch, read_locality
-from tests.sharding.generate_batches import generate_batch
+from tests.paths import DATA
+from tests.sharding.reuse.dlrm_locality import LocalityHistogram, read_batch, read_locality
+from tests.sharding.reuse.generate_batches import generate_batch
 
-DATA = Path(__file__).parents[3] / "shared/data/dlrm-locality"
+HISTOGRAMS = DATA / "dlrm-locality"
 
 
 def text_of(by_rows: list[float], by_lookups: list[float]) -> str:
@@ -112,10 +113,10 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
         read_batch(path)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}")
+@pytest.mark.skipif(not HISTOGRAMS.is_dir(), reason=f"no {HISTOGRAMS}")
 @pytest.mark.parametrize("year", ["2021", "2022"])
 def test_metas_own_histograms(year: str) -> None:
-    for histogram in read_locality(DATA / f"{year}.txt"):
+    for histogram in read_locality(HISTOGRAMS / f"{year}.txt"):
         mean = histogram.mean_reuse()
         assert (np.diff(mean) > 0).all()
         table = histogram.table_statistics(rows=5_000_000, pooling_factor=2.0)

@@ -6,7 +6,7 @@ from torchrec_bls.sharding.reuse.statistics import (
     table_statistics,
 )
 
-from tests.sharding.generate_batches import generate_batch, generate_table
+from tests.sharding.reuse.generate_batches import generate_batch, generate_table
 
 
 def zipf_table(samples: int, pooling: int, rows: int, seed: int) -> TableStatistics:

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.verbs.kernel import Kernel, cached_kernel
+from tests.verbs.guest.kernel import Kernel, cached_kernel
 
 _HERE = Path(__file__).parent
 # Plain qemu: stock kernels do not boot on every /dev/kvm, and the guest is the same everywhere.

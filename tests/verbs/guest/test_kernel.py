@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.verbs.kernel import elf_of, load_order, package_of
+from tests.verbs.guest.kernel import elf_of, load_order, package_of
 
 SETUP = bytes(16 << 10)
 

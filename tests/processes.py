@@ -34,17 +34,8 @@ def run(
     backend: str = "gloo",
 ) -> list[Any]:
     """Calls `function(rank, *args)` on every rank and returns the results by rank."""
-    return processes.run(
-        world_size,
-        _prepared,
-        preparation,
-        function,
-        args,
-        deadline_s=deadline,
-        backend=backend,
-        start_method=_START_METHOD,
-        preload=_PRELOAD,
-    )
+    task = (_prepared, preparation, function, args)
+    return processes.run(world_size, *task, **_how(deadline, backend, _START_METHOD))
 
 
 def run_outcomes(
@@ -59,17 +50,18 @@ def run_outcomes(
 
     Fresh interpreters cost the time of the imports and end as a script does.
     """
-    return processes.outcomes(
-        world_size,
-        _prepared,
-        preparation,
-        function,
-        args,
-        deadline_s=deadline,
-        backend=backend,
-        start_method="spawn" if fresh_interpreters else _START_METHOD,
-        preload=_PRELOAD,
-    )
+    task = (_prepared, preparation, function, args)
+    start_method = "spawn" if fresh_interpreters else _START_METHOD
+    return processes.outcomes(world_size, *task, **_how(deadline, backend, start_method))
+
+
+def _how(deadline: float, backend: str, start_method: str) -> dict[str, Any]:
+    return {
+        "deadline_s": deadline,
+        "backend": backend,
+        "start_method": start_method,
+        "preload": _PRELOAD,
+    }
 
 
 def _prepared(

@@ -14,17 +14,16 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is in a module that runs ranks is `full`, unless it is the smoke test."""
+    """What is in a module that runs ranks is `full`."""
     for item in items:
         module = getattr(item, "module", None)
-        if module is not None and _runs_ranks(module) and not item.get_closest_marker("smoke"):
+        if module is not None and _runs_ranks(module):
             item.add_marker("full")
 
 
 def _runs_ranks(module: ModuleType) -> bool:
-    return any(
-        getattr(value, "__module__", None) == "tests.processes" for value in vars(module).values()
-    )
+    launchers = ("tests.processes", "torchrec_bls.processes")
+    return any(getattr(value, "__module__", None) in launchers for value in vars(module).values())
 
 
 @pytest.fixture(scope="session")

@@ -117,6 +117,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.smoke
 def test_ranks_share_a_process_group_and_return_by_rank() -> None:
     assert run(3, add_up, 10) == [torch.tensor([33])] * 3
 

@@ -221,6 +221,7 @@ def use_handles(rank: int) -> None:
     assert dropped.tolist() == [9, 9]
 
 
+@pytest.mark.smoke
 def test_handles() -> None:
     run(2, use_handles)
 

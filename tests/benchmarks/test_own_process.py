@@ -5,7 +5,10 @@ import os
 import time
 from multiprocessing.connection import Connection
 
+import pytest
 from own_process import in_a_process
+
+pytestmark = pytest.mark.full
 
 
 def plans(answer: Connection, seconds: float) -> None:

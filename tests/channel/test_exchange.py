@@ -180,6 +180,7 @@ def post_again_in_the_same_memory(rank: int) -> None:
                 assert arrival.parts(rank) == []
 
 
+@pytest.mark.smoke
 def test_memory_may_be_reused_after_the_post() -> None:
     run(2, post_again_in_the_same_memory)
 

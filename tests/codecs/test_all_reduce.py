@@ -69,7 +69,7 @@ def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[
                             assert error.numpy().tobytes() == errors[rank].numpy().tobytes()
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.smoke), 3, 4, 8])
 def test_ring_equals_its_emulation_bit_for_bit(world: int) -> None:
     run(world, reduce_as_emulated, world, "ring", [8])
 

@@ -261,6 +261,7 @@ def reshard_as_torchrec(rank: int) -> None:
     models.assert_same_bits(states[1], states[0])
 
 
+@pytest.mark.smoke
 def test_two_tables_move_as_in_torchrec() -> None:
     run(2, reshard_as_torchrec)
 

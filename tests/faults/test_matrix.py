@@ -12,8 +12,14 @@ from tests.faults.matrix import MATRIX
 from tests.faults.row import Row
 from torchrec_bls.processes import Outcome
 
+SMOKE = "SIGKILL before post, 2 ranks"
 
-@pytest.mark.parametrize("row", MATRIX, ids=[row.name for row in MATRIX])
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=pytest.mark.smoke if row.name == SMOKE else ()) for row in MATRIX],
+    ids=[row.name for row in MATRIX],
+)
 def test_fault(row: Row) -> None:
     verdict = examine(row)
     assert not verdict.problems, "\n".join(verdict.problems)
@@ -27,7 +33,7 @@ def test_names_are_unique() -> None:
 def test_a_row_that_goes_otherwise_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = next(row for row in MATRIX if row.name == "SIGKILL before post, 2 ranks")
+    row = next(row for row in MATRIX if row.name == SMOKE)
     wrong = replace(row, words=("of boredom",), exit_code=0, within=0.0)
     monkeypatch.setattr(report, "MATRIX", [row, wrong])
     assert report.main(["--out", str(tmp_path)]) == 1

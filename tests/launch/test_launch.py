@@ -12,6 +12,8 @@ from tests.paths import ROOT
 from torchrec_bls import launch
 from torchrec_bls.doctor.host.network import interfaces
 
+pytestmark = pytest.mark.full
+
 SOURCES = [
     path
     for folder in ("torchrec_bls", "sharding", "examples", "benchmarks", "tests")

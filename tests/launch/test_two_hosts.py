@@ -14,6 +14,8 @@ import pytest
 from tests.launch import two_hosts
 from torchrec_bls.doctor.host.devices import find_devices
 
+pytestmark = pytest.mark.full
+
 BIN = Path(sys.executable).parent
 MEET = "tests/launch/meet.py"
 

@@ -79,6 +79,7 @@ def scrape_channels_of_one_name(rank: int) -> None:
         list(ChannelCollector(lambda: [first, second]).collect())
 
 
+@pytest.mark.smoke
 def test_channels_of_one_name_are_refused() -> None:
     run(1, scrape_channels_of_one_name)
 

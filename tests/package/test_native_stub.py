@@ -16,6 +16,8 @@ import pytest
 
 from tests.paths import ROOT
 
+pytestmark = pytest.mark.full
+
 SOURCE = ROOT / "torchrec_bls" / "_native.pyi"
 # The classes' metaclass is pybind11's; the aliases of types are the stub's own.
 ALLOWED = r"torchrec_bls\._native\.[A-Z]\w*"

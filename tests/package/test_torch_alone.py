@@ -5,6 +5,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full
+
 # Runs before the package is imported: packages that are not installed, or that must not be touched.
 PRELUDE = """
 import importlib.abc, importlib.metadata, sys

@@ -71,6 +71,7 @@ def pipe_dlrm(rank: int, wrapper: type[nn.Module]) -> None:
                 assert not any(tensor.requires_grad for tensor in flat(output).values())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("wrapper", [BatchedDLRM, DLRMTrain])
 def test_results_come_in_order_and_are_those_of_torchrec_batch_by_batch(
     wrapper: type[nn.Module],

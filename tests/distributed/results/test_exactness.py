@@ -154,6 +154,7 @@ def forward_with_indices(rank: int) -> None:
         assert jagged.weights().shape == jagged.values().shape[:1]
 
 
+@pytest.mark.smoke
 def test_ids_come_with_the_embeddings_where_asked_for() -> None:
     run(2, forward_with_indices)
 

@@ -145,6 +145,7 @@ def train_without_division(rank: int) -> None:
     set_gradient_division(division)
 
 
+@pytest.mark.smoke
 def test_gradients_are_divided_as_torchrecs_switch_says() -> None:
     run(2, train_without_division)
 

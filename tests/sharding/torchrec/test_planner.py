@@ -145,7 +145,13 @@ def run_planned(rank: int, types: list[str]) -> tuple[list[str], float]:
 
 
 @pytest.mark.parametrize(
-    "types", [["table_wise"], ["column_wise"], ["row_wise"], ["table_wise", "row_wise"]]
+    "types",
+    [
+        pytest.param(["table_wise"], marks=pytest.mark.smoke),
+        ["column_wise"],
+        ["row_wise"],
+        ["table_wise", "row_wise"],
+    ],
 )
 def test_plans_run_and_equal_the_unsharded_model(types: list[str]) -> None:
     results = run(2, run_planned, types, deadline=120)

@@ -20,8 +20,8 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
+    from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
-    from torchrec_bls.distributed.outputs.table_codecs import CodecConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
     from torchrec_bls.distributed.sharded_ec import BLSEmbeddingCollectionSharder
     from torchrec_bls.pipeline import (
@@ -50,7 +50,7 @@ _FOR_TORCHREC = {
     "BLSEmbeddingBagCollectionSharder": "distributed.sharded_ebc",
     "BLSEmbeddingCollectionSharder": "distributed.sharded_ec",
     "BoundedLagPipeline": "pipeline",
-    "CodecConfig": "distributed.outputs.table_codecs",
+    "CodecConfig": "distributed.codec_config",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
 }

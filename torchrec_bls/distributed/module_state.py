@@ -7,13 +7,13 @@ import torch.distributed as dist
 
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.config import BLSConfig, Deadline
-from torchrec_bls.distributed.exchange import Exchange
+from torchrec_bls.distributed.exchanges.exchange import Exchange
+from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
+from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.direct_input import Route
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
-from torchrec_bls.distributed.plan_agreement import Agreement
-from torchrec_bls.distributed.slot_growth import SlotGrowth
 
 _DIRECTIONS = ("ids", "embeddings", "gradients")
 NO_NOTE = IdsNote()

@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
+from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.inputs.foreign_input_dist import OwnInputDist
@@ -28,7 +29,6 @@ from torchrec_bls.distributed.inputs.refused_batches import (
 from torchrec_bls.distributed.module_state import NO_NOTE, ModuleExchanges, ModuleState
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
-from torchrec_bls.distributed.plan_agreement import Agreement, terms_of
 from torchrec_bls.errors import BLSError, named
 
 

@@ -1,1 +1,1 @@
-"""What a channel's messages travel by, and how its ranks set it up."""
+"""How the ranks of a channel meet, and what its messages travel by."""

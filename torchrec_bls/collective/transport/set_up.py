@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchrec_bls import _native
-from torchrec_bls.collective.rendezvous import Rendezvous, require_equal
+from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.two_sided import TwoSidedMessenger
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig

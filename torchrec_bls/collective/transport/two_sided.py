@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from torchrec_bls import _native
-from torchrec_bls.collective.rendezvous import TooLateError, within
+from torchrec_bls.collective.transport.rendezvous import TooLateError, within
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.sockets import close_sockets, tcp_sockets
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError

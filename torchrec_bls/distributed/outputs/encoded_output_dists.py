@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.distributed.exchange import Exchange, Pending
+from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.outputs.output_dist import OutputDist, Request, order_of
 from torchrec_bls.distributed.outputs.pooled_output_dist import PooledOutputDist

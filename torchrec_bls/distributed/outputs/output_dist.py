@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
 
-from torchrec_bls.distributed.exchange import Exchange, Pending
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
+from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
-from torchrec_bls.distributed.outputs.awaitable import ExchangeAwaitable
 
 
 class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):

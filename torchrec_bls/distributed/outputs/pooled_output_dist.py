@@ -8,7 +8,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
-from torchrec_bls.distributed.exchange import Pending
+from torchrec_bls.distributed.exchanges.exchange import Pending
 from torchrec_bls.distributed.inputs.input_dist import layout_of
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.output_dist import (

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.ordered_window import OrderedWindow
-from torchrec_bls.collective.rendezvous import Rendezvous
+from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import ProtocolError, RendezvousError, named
 from torchrec_bls.slot_size import HEADROOM, SMALLEST_SLOT_BYTES, wanted_slot_bytes

@@ -236,7 +236,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize(
+    "method",
+    ["forkserver", *(pytest.param(each, marks=pytest.mark.slow) for each in ("spawn", "fork"))],
+)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_is_left_when_the_caller_is_ended(
     tmp_path: Path, sent: signal.Signals, method: str

@@ -107,7 +107,7 @@ def exchange(rank: int, bound: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 2])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_any_dtype_and_split_arrives_bit_for_bit(world_size: int, bound: int) -> None:
     if world_size == 1:
         run(1, exchange_with_itself)

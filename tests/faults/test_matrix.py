@@ -7,18 +7,25 @@ from pathlib import Path
 import pytest
 
 import tests.faults.__main__ as report
+from tests.faults.faults import Stop
 from tests.faults.judge import examine, problems_of_survivors
-from tests.faults.matrix import MATRIX
+from tests.faults.matrix import MATRIX, TWO_SIDED
 from tests.faults.row import Row
 from torchrec_bls.processes import Outcome
 
 SMOKE = "SIGKILL before post, 2 ranks"
 
 
+def tier_of(row: Row) -> list[pytest.MarkDecorator]:
+    if row.name == SMOKE:
+        return [pytest.mark.smoke]
+    # More ranks, and over the two-sided transport what takes seconds over the other one, too.
+    long = row.fresh_interpreters or isinstance(row.fault, Stop)
+    return [pytest.mark.slow] if row.world == 8 or (row in TWO_SIDED and long) else []
+
+
 @pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, marks=pytest.mark.smoke if row.name == SMOKE else ()) for row in MATRIX],
-    ids=[row.name for row in MATRIX],
+    "row", [pytest.param(row, marks=tier_of(row), id=row.name) for row in MATRIX]
 )
 def test_fault(row: Row) -> None:
     verdict = examine(row)

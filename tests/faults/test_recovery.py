@@ -131,6 +131,7 @@ def finish_example(process: subprocess.Popen[str]) -> int:
     return int(first)
 
 
+@pytest.mark.slow
 def test_elastic_restart_keeps_what_was_finished(tmp_path: Path) -> None:
     undisturbed = start_example(tmp_path / "undisturbed")
     recovered = start_example(tmp_path / "recovered", "--kill", "1:12")

@@ -16,6 +16,7 @@ from tests.distributed import models
 from tests.distributed.results.test_exactness import batches_of, forward, piped_outputs
 from tests.distributed.results.test_training import state_of
 from tests.processes import run
+from tests.tiers import slow_where
 from torchrec_bls import BLSConfig, CodecConfig, _native
 from torchrec_bls.errors import PoisonedError, ProtocolError
 
@@ -86,7 +87,7 @@ def compare_forward(rank: int, world_size: int, kind: models.Kind) -> None:
             models.assert_same_bits(output, wanted)
 
 
-@pytest.mark.parametrize("world_size", NODES)
+@pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 3, NODES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_embeddings_are_what_the_reference_makes_of_the_rows(kind: str, world_size: int) -> None:
     run(world_size, compare_forward, world_size, KINDS[kind])
@@ -156,7 +157,7 @@ def compare_training(rank: int, world_size: int, kind: models.Kind) -> None:
 
 
 # The embeddings of an EBC with mean pooling are divided behind the exchange.
-@pytest.mark.parametrize("world_size", NODES)
+@pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 3, NODES))
 @pytest.mark.parametrize("kind", ["ec", "weighted"])
 def test_gradients_are_what_the_reference_makes_of_them(kind: str, world_size: int) -> None:
     run(world_size, compare_training, world_size, KINDS[kind])

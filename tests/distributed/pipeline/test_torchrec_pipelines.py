@@ -22,6 +22,7 @@ from torchrec.distributed.types import ModuleSharder
 from tests.distributed import models
 from tests.distributed.results.test_training import OPTIMIZERS, loss_of, state_of
 from tests.processes import run, run_outcomes
+from tests.tiers import slow_where
 from torchrec_bls import BLSConfig, bounded_lag_channels
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -132,7 +133,7 @@ def train_in_pipelines(rank: int, kind: models.Kind, sharding: str, name: str) -
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", slow_where(lambda each: each != "mixed", SHARDINGS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_weights_and_optimizer_states_are_torchrecs(
     kind: str, sharding: str, name: str

@@ -14,6 +14,7 @@ from torchrec.distributed import DistributedModelParallel
 from tests.distributed import models
 from tests.distributed.results.rank_order import in_rank_order
 from tests.processes import run, run_outcomes
+from tests.tiers import slow_where
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 from torchrec_bls.processes import Outcome
 
@@ -30,6 +31,10 @@ CASES = [
     for sharding in [*models.MIXES[kind], "mixed"]
     if sharding != "table_row_wise" or nodes > 1
 ]
+
+
+def of_8_ranks(case: tuple[int, str, str]) -> bool:
+    return case[0] == 8
 
 
 def batches_of(kind: models.Kind, rank: int) -> list[KeyedJaggedTensor]:
@@ -170,13 +175,13 @@ def assert_equal(world_size: int, kind: str, case: str) -> None:
         assert outcome.value[case] is None, outcome.value[case]
 
 
-@pytest.mark.parametrize(("world_size", "kind", "sharding"), CASES)
+@pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(of_8_ranks, CASES))
 def test_synchronous_outputs_are_torchrecs(world_size: int, kind: str, sharding: str) -> None:
     assert_equal(world_size, kind, sharding)
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-@pytest.mark.parametrize(("world_size", "kind", "sharding"), CASES)
+@pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(of_8_ranks, CASES))
 def test_every_bound_has_the_synchronous_outputs(
     world_size: int, kind: str, sharding: str, bound: int
 ) -> None:

@@ -109,7 +109,7 @@ def train_both(rank: int, kind: models.Kind, nodes: int, optimizer: str, uneven:
         (3, "sgd", "uneven"),
         (3, "rowwise-adagrad", "uneven"),
         (4, "rowwise-adagrad", "uneven"),
-        (8, "rowwise-adagrad", "uneven"),
+        pytest.param(8, "rowwise-adagrad", "uneven", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,8 +33,8 @@ WORK = LookupWork(
 def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "EVICTION_BYTES", 2**16)
     monkeypatch.setattr(calibration, "_ROUNDS", 1)
-    # Every group of lookups takes 89.8 ms by this clock, whatever the machine is busy with. Fourteen
-    # groups fill the first visit's 1.248 s, but not as the records have them, in milliseconds.
+    # Every group of lookups takes 89.8 ms by this clock, whatever the machine is busy with. 14 of
+    # them fill the first visit's 1.248 s, but not as the records have them, in milliseconds.
     clock = SimpleNamespace(monotonic=(0.0898 * tick for tick in itertools.count()).__next__)
     monkeypatch.setattr(calibration, "time", clock)
     out = tmp_path / "profile.json"

@@ -358,7 +358,7 @@ def warnings_of_optimizers(optimizer: str, **others: object) -> list[str]:
 
 def test_an_optimizer_that_is_not_the_profiles_is_warned_of() -> None:
     (text,) = warnings_of_optimizers("exact_row_wise_adagrad")
-    assert "by hand has the backward with exact_sgd, but tables have exact_row_wise_ada" in text
+    assert "by hand was calibrated with exact_sgd, but tables use exact_row_wise_ada" in text
     assert "torchrec-bls calibrate --optimizer" in text
     assert not warnings_of_optimizers("sgd")
     # Without a backward there is no update.

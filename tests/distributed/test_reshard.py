@@ -21,6 +21,7 @@ from tests.distributed import models
 from tests.distributed.pipeline.test_torchrec_pipelines import sharded
 from tests.distributed.results.test_training import OPTIMIZERS, state_of
 from tests.processes import run
+from tests.tiers import slow_where
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 from torchrec_bls.errors import RendezvousError
 
@@ -147,7 +148,7 @@ def reshard_while_training(rank: int, kind: models.Kind, move: str, optimizer: s
         models.assert_same_bits(by_key(ours(batch)[1]), by_key(theirs(batch)[1]))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", slow_where(lambda each: each == "adagrad", OPTIMIZERS))
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_as_without(kind: str, move: str, optimizer: str) -> None:

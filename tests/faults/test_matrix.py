@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tests.faults.__main__ as report
-from tests.faults.faults import Stop
+from tests.faults.faults import Kill
 from tests.faults.judge import examine, problems_of_survivors
 from tests.faults.matrix import MATRIX, TWO_SIDED
 from tests.faults.row import Row
@@ -19,9 +19,9 @@ SMOKE = "SIGKILL before post, 2 ranks"
 def tier_of(row: Row) -> list[pytest.MarkDecorator]:
     if row.name == SMOKE:
         return [pytest.mark.smoke]
-    # More ranks, and over the two-sided transport what takes seconds over the other one, too.
-    long = row.fresh_interpreters or isinstance(row.fault, Stop)
-    return [pytest.mark.slow] if row.world == 8 or (row in TWO_SIDED and long) else []
+    # More ranks, and the two-sided transport, under which the protocol is the same.
+    is_variant = row.world == 8 or (row in TWO_SIDED and not isinstance(row.fault, Kill))
+    return [pytest.mark.slow] if is_variant else []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Its losses are those of one process that rounds as the ranks do, with the numpy 
 """
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -119,6 +120,8 @@ def emulate(forward: int | None, backward: int | None) -> list[float]:
     return losses
 
 
+# tests/quantized/test_sharded.py trains the DLRM of the study in as few bits.
+@pytest.mark.slow
 def test_training_in_few_bits_follows_its_emulation() -> None:
     losses = run(RANKS, train)[0]
     emulated = emulate(FORWARD_BITS, BACKWARD_BITS)

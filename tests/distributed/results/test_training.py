@@ -102,7 +102,7 @@ def train_both(rank: int, kind: models.Kind, nodes: int, optimizer: str, uneven:
 @pytest.mark.parametrize(
     ("world_size", "optimizer", "batches"),
     [
-        (2, "sgd", "even"),
+        pytest.param(2, "sgd", "even", marks=pytest.mark.slow),
         (2, "sgd", "uneven"),
         (2, "adagrad", "even"),
         (2, "rowwise-adagrad", "even"),

@@ -149,7 +149,7 @@ def run_planned(rank: int, types: list[str]) -> tuple[list[str], float]:
     [
         pytest.param(["table_wise"], marks=pytest.mark.smoke),
         ["column_wise"],
-        ["row_wise"],
+        pytest.param(["row_wise"], marks=pytest.mark.slow),
         ["table_wise", "row_wise"],
     ],
 )

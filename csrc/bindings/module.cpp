@@ -4,7 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_interruption.h"
-#include "channel/wire.h"
+#include "channel/protocol.h"
 #include "errors.h"
 #include "transport/ring_shape.h"
 

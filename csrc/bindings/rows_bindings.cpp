@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "rows/ids_message.h"
-#include "rows/pooled_rows.h"
-#include "rows/row_message.h"
-#include "rows/table_rows.h"
+#include "lookup/pooled_rows.h"
+#include "lookup/table_rows.h"
+#include "messages/ids/ids_message.h"
+#include "messages/row_message.h"
 
 namespace py = pybind11;
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "channel/block.h"
+#include "channel/message.h"
+#include "channel/protocol.h"
 #include "channel/waiter.h"
-#include "channel/wire.h"
 #include "errors.h"
 #include "transport/transport.h"
 

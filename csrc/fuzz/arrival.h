@@ -3,8 +3,8 @@
 #include <list>
 #include <vector>
 
-#include "tests/payload.h"
-#include "tests/ranks.h"
+#include "tests/support/payload.h"
+#include "tests/support/ranks.h"
 
 namespace bls::fuzzing {
 

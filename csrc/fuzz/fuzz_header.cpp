@@ -1,6 +1,6 @@
 // The header in a slot: both readers must stay inside the slot and agree.
 
-#include "channel/wire.h"
+#include "channel/protocol.h"
 #include "input.h"
 
 using namespace bls;

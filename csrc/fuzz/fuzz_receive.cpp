@@ -4,8 +4,8 @@
 
 #include "channel/channel.h"
 #include "input.h"
-#include "tests/ranks.h"
-#include "transport/shm_segment.h"
+#include "tests/support/ranks.h"
+#include "transport/shm/shm_segment.h"
 
 using namespace bls;
 using namespace bls::fuzzing;

@@ -4,7 +4,7 @@
 
 #include "arrival.h"
 #include "input.h"
-#include "rows/row_message.h"
+#include "messages/row_message.h"
 
 using namespace bls;
 using namespace bls::fuzzing;

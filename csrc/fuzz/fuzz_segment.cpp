@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "input.h"
-#include "transport/shm_segment.h"
+#include "transport/shm/shm_segment.h"
 
 using namespace bls;
 using namespace bls::fuzzing;

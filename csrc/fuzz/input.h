@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "channel/wire.h"
+#include "channel/protocol.h"
 #include "errors.h"
 
 namespace bls::fuzzing {

@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
-#include "transport/shm_transport.h"
-#include "transport/verbs_transport.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/verbs/verbs_transport.h"
 
 namespace bls {
 

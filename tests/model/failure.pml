@@ -1,6 +1,6 @@
 /*
  * How ranks end when one of them fails: poison, death and close in csrc/channel/channel.cpp and
- * csrc/transport/shm_transport.cpp. docs/design/model.md says which transition stands for which
+ * csrc/transport/shm/shm_transport.cpp. docs/design/model.md says which transition stands for which
  * line of C++, what is left out, and why that is sound.
  *
  *   RANKS       world size

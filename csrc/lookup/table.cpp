@@ -1,0 +1,26 @@
+#include "lookup/table.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "messages/ids/ids_message.h"
+
+namespace bls {
+
+void check_lookup(std::span<const Table> tables, const std::byte* ids, size_t id_bytes,
+                  std::span<const int64_t> counts) {
+  JaggedIds jagged;
+  jagged.values = ids;
+  jagged.value_bytes = id_bytes;
+  jagged.features = tables.size();
+  std::vector<int64_t> limits;
+  for (const Table& table : tables) limits.push_back(table.rows);
+  if (const auto bad = find_bad_id(jagged, limits, counts)) {
+    throw std::invalid_argument("id " + std::to_string(bad->id) + " of feature " +
+                                std::to_string(bad->feature) + " of the lookup, whose table has " +
+                                std::to_string(limits[bad->feature]) + " rows here");
+  }
+}
+
+}  // namespace bls

@@ -2,10 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
+#include <vector>
 
 namespace bls {
+
+/// Parts of a message.
+inline constexpr size_t kMaxParts = 16;
 
 /// Makes a block where it is to be sent from.
 class BlockWriter {
@@ -48,44 +51,30 @@ inline const Block* only_run(const Part& part) {
   return part.size() == 1 && part[0].contiguous() ? &part[0] : nullptr;
 }
 
-/// What the blocks of a part take. Their writers may have to do most of their work for that.
-size_t measure(const Part& part);
+/// A part of a received message, in place.
+struct View {
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+};
 
-/// Copies rows that do not lie one behind the other, or has them made, if `room` bytes are enough.
-/// Returns how many they take.
-size_t copy_rows(std::byte* to, size_t room, const Block& block);
-
-/// memcpy without the call for the sizes of small messages.
-inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes >= 8 && bytes <= 16) {
-    uint64_t head;
-    uint64_t tail;
-    std::memcpy(&head, from, sizeof(head));
-    std::memcpy(&tail, from + bytes - sizeof(tail), sizeof(tail));
-    std::memcpy(to, &head, sizeof(head));
-    std::memcpy(to + bytes - sizeof(tail), &tail, sizeof(tail));
-    return;
+/// The messages of one sequence number from all ranks, readable until released.
+class Arrival {
+ public:
+  uint64_t sequence() const { return sequence_; }
+  std::span<const View> parts(int source) const {
+    return {views_.data() + static_cast<size_t>(source) * kMaxParts, counts_[source]};
   }
-  std::memcpy(to, from, bytes);
-}
-
-/// Copies the blocks of a part one behind the other. Returns how many bytes they take, or more than
-/// `room` if that is not enough; they are not all there then.
-inline size_t copy_blocks(std::byte* to, size_t room, const Part& part) {
-  if (bytes_of(part) > room) return SIZE_MAX;
-  size_t at = 0;
-  for (const Block& block : part) {
-    size_t bytes = block.bytes();
-    if (bytes > room - at) return SIZE_MAX;
-    if (!block.contiguous()) {
-      bytes = copy_rows(to + at, room - at, block);
-      if (bytes > room - at) return SIZE_MAX;
-    } else if (bytes != 0) {
-      copy_bytes(to + at, block.data, bytes);
-    }
-    at += bytes;
+  const View& part(int source, size_t index) const {
+    return views_[static_cast<size_t>(source) * kMaxParts + index];
   }
-  return at;
-}
+  int world_size() const { return static_cast<int>(counts_.size()); }
+
+ private:
+  friend class Channel;
+  uint64_t sequence_ = 0;
+  std::vector<View> views_;     // [source][kMaxParts]
+  std::vector<size_t> counts_;  // [source]
+  std::vector<std::byte> own_;  // this rank's message to itself, when it is not one block a part
+};
 
 }  // namespace bls

@@ -1,13 +1,10 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
-#include <stdexcept>
-#include <string>
 
+#include "channel/message_layout.h"
 #include "transport/transport.h"
 
 namespace bls {
@@ -16,9 +13,8 @@ namespace bls {
 ///
 ///     MessageHeader | uint64 bytes of each part | MemoryAddress if pulled | parts
 ///
-/// Parts of a cache line or more start at multiples of 64 bytes from the slot's start, shorter ones
-/// at multiples of 16, so that receivers can use them in place. A pulled message keeps its parts,
-/// laid out by the same rule from offset 0, in memory of the sender.
+/// Parts are aligned from the slot's start (align_part). A pulled message keeps its parts, laid out
+/// by the same rule from offset 0, in memory of the sender.
 struct MessageHeader {
   uint64_t arrival;  ///< sequence number plus one; written last, see Transport
   uint16_t magic;
@@ -34,47 +30,10 @@ static_assert(sizeof(MessageHeader) == 24);
 inline constexpr uint16_t kMagic = 0xB15A;
 inline constexpr uint8_t kWireVersion = 2;
 inline constexpr uint8_t kFlagPulled = 1;
-inline constexpr size_t kMaxParts = 16;
-/// Far above any memory, far below overflow.
-inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 46;
 /// A slot must hold the largest header and the address of a pulled message.
 inline constexpr size_t kMinSlotBytes = 256;
 static_assert(sizeof(MessageHeader) + kMaxParts * sizeof(uint64_t) + sizeof(MemoryAddress) <=
               kMinSlotBytes);
-
-/// A part of a received message, in place.
-struct View {
-  const std::byte* data = nullptr;
-  size_t bytes = 0;
-};
-
-/// Where a part of `bytes` starts at `at` or behind.
-constexpr uint64_t align_part(uint64_t at, uint64_t bytes) {
-  return bytes >= 64 ? (at + 63) & ~uint64_t{63} : (at + 15) & ~uint64_t{15};
-}
-
-/// Where the parts of a message stand.
-struct PartLayout {
-  size_t count = 0;
-  uint64_t end = 0;  ///< offset past the last part
-  // Only the first `count` are set: zeroing the others would show in small messages.
-  std::array<uint64_t, kMaxParts> offset;
-  std::array<uint64_t, kMaxParts> bytes;
-
-  /// Lays out `bytes` from `start` on. Throws std::length_error when the sizes overflow.
-  void place(uint64_t start) {
-    uint64_t at = start;
-    for (size_t i = 0; i < count; ++i) {
-      if (bytes[i] > kMaxMessageBytes || at > kMaxMessageBytes) {
-        throw std::length_error("part " + std::to_string(i) + " has " + std::to_string(bytes[i]) +
-                                " bytes");
-      }
-      offset[i] = align_part(at, bytes[i]);
-      at = offset[i] + bytes[i];
-    }
-    end = at;
-  }
-};
 
 /// Offset of the first byte after the header of a message with `parts` parts.
 constexpr size_t header_bytes(size_t parts) {
@@ -93,6 +52,18 @@ inline void write_header(std::byte* slot, uint64_t kind, uint32_t credit, uint32
   const uint64_t counts = uint64_t{credit} | uint64_t{batch} << 32;
   std::memcpy(slot + offsetof(MessageHeader, magic), &kind, sizeof(kind));
   std::memcpy(slot + offsetof(MessageHeader, credit), &counts, sizeof(counts));
+}
+
+/// The sequence number in a slot, compared with the one that is awaited there. A later one is the
+/// work of a broken peer: nobody may send before the slot has been released.
+enum class SlotSequence { kEarlier, kAwaited, kLater };
+
+/// Checks a slot's sequence number, before anything else in the slot is read.
+inline SlotSequence check_sequence(std::byte* slot, uint64_t awaited) {
+  const uint64_t word = arrival_word(slot).load();
+  if (word > awaited + 1) [[unlikely]]
+    return SlotSequence::kLater;
+  return word == awaited + 1 ? SlotSequence::kAwaited : SlotSequence::kEarlier;
 }
 
 /// What a receiver checks a header against.

@@ -12,6 +12,7 @@
 #include "bindings/bindings.h"
 #include "lookup/pooled_rows.h"
 #include "lookup/table_rows.h"
+#include "messages/ids/arrived_ids.h"
 #include "messages/ids/ids_message.h"
 #include "messages/row_message.h"
 

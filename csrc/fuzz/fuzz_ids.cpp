@@ -4,7 +4,7 @@
 
 #include "arrival.h"
 #include "input.h"
-#include "messages/ids/ids_message.h"
+#include "messages/ids/arrived_ids.h"
 
 using namespace bls;
 using namespace bls::fuzzing;

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "lookup/prefetch.h"
-#include "messages/ids/ids_message.h"
+#include "messages/ids/jagged_ids.h"
+#include "messages/message_builder.h"
 
 namespace bls {
 namespace {
@@ -106,23 +107,20 @@ void post_pooled_rows(Channel& channel, const PooledRows& rows) {
   for (const Table& table : rows.tables) row_bytes += table.row_bytes;
 
   std::vector<Sums> sums;
-  sums.reserve(world);  // blocks point into these vectors
-  std::vector<Block> blocks(world);
-  std::vector<Part> parts(world);
-  std::vector<Message> messages(world);
+  sums.reserve(world);  // blocks point into it
+  MessageBuilder builder = MessageBuilder::of_one_part(world, 1);
   size_t first = 0;
   for (size_t place = 0; place < world; ++place) {
     const auto rank = static_cast<size_t>(rows.order[place]);
     const auto batch = static_cast<size_t>(rows.batches[place]);
     sums.emplace_back(rows, starts, samples, first, batch, row_bytes);
-    blocks[rank].row_bytes = row_bytes;
-    blocks[rank].rows = batch;
-    blocks[rank].writer = &sums.back();
-    parts[rank] = {&blocks[rank], 1};
-    messages[rank] = {&parts[rank], 1};
+    Block& block = builder.block(rank, 0);
+    block.row_bytes = row_bytes;
+    block.rows = batch;
+    block.writer = &sums.back();
     first += batch;
   }
-  channel.post(messages);
+  channel.post(builder.messages());
 }
 
 }  // namespace bls

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "messages/ids/ids_message.h"
+#include "messages/ids/jagged_ids.h"
 
 namespace bls {
 

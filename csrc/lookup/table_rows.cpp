@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "channel/message_layout.h"
 #include "lookup/prefetch.h"
+#include "messages/message_builder.h"
 
 namespace bls {
 namespace {
@@ -99,30 +101,25 @@ void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own) {
   const size_t features = rows.groups.features();
   std::vector<GatheredRows> gathered;
   gathered.reserve(world * features);  // blocks point into it
-  std::vector<Block> blocks(world * features);
+  MessageBuilder builder = MessageBuilder::of_one_part(world, features);
   const std::byte* ids = rows.ids;
   for (size_t feature = 0; feature < features; ++feature) {
     for (size_t place = 0; place < world; ++place) {
       const auto count = static_cast<size_t>(rows.groups.counts[feature * world + place]);
       gathered.emplace_back(rows.tables[feature], ids, rows.id_bytes, count);
-      Block& block = blocks[static_cast<size_t>(rows.groups.order[place]) * features + feature];
+      Block& block = builder.block(static_cast<size_t>(rows.groups.order[place]), feature);
       block.row_bytes = rows.groups.row_bytes;
       block.rows = count;
       block.writer = &gathered.back();
       ids += count * rows.id_bytes;
     }
   }
-  std::vector<Part> parts(world);
-  std::vector<Message> messages(world);
-  for (size_t rank = 0; rank < world; ++rank) {
-    parts[rank] = {blocks.data() + rank * features, features};
-    messages[rank] = {&parts[rank], 1};
-  }
   const auto self = static_cast<size_t>(channel.config().rank);
-  messages[self] = {};
-  channel.post(messages);
+  const Part own_rows = builder.messages()[self][0];
+  builder.clear(self);
+  channel.post(builder.messages());
   // The other ranks wait for theirs.
-  copy_blocks(own, bytes_of(parts[self]), parts[self]);
+  copy_blocks(own, bytes_of(own_rows), own_rows);
 }
 
 }  // namespace bls

@@ -13,8 +13,8 @@ struct Buffer {
   size_t bytes = 0;
 };
 
-/// Throws kProtocol unless `source` sent one part of `bytes`.
-void require_size(const Arrival& arrival, int source, size_t bytes);
+/// What `source` sent, if that is one part of `bytes`. Throws kProtocol otherwise.
+const std::byte* whole_part(const Arrival& arrival, int source, size_t bytes);
 
 /// Posts `buffers[d]` to rank d, each as one part.
 void post_buffers(Channel& channel, std::span<const Buffer> buffers);

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "errors.h"
+#include "messages/message_builder.h"
+#include "messages/only_part.h"
 
 namespace bls {
 namespace {
@@ -32,31 +34,28 @@ void check_ranks(size_t frames, int world_size) {
 void post_frames(Channel& channel, Frames<const float> frames) {
   check_ranks(frames.size(), channel.config().world_size);
   std::vector<FrameWriter> writers(frames.begin(), frames.end());
-  std::vector<Block> blocks(frames.size());
-  std::vector<Part> parts(frames.size());
-  std::vector<Message> messages(frames.size());
+  MessageBuilder builder = MessageBuilder::of_one_part(frames.size(), 1);
   for (size_t rank = 0; rank < frames.size(); ++rank) {
-    blocks[rank].row_bytes = usual_frame_bytes(frames[rank]);
-    blocks[rank].writer = &writers[rank];
-    parts[rank] = {&blocks[rank], 1};
-    messages[rank] = {&parts[rank], 1};
+    Block& block = builder.block(rank, 0);
+    block.row_bytes = usual_frame_bytes(frames[rank]);
+    block.writer = &writers[rank];
   }
-  channel.post(messages);
+  channel.post(builder.messages());
 }
 
 void collect_frames(const Arrival& arrival, Frames<float> frames) {
   check_ranks(frames.size(), arrival.world_size());
   for (int source = 0; source < arrival.world_size(); ++source) {
-    const auto parts = arrival.parts(source);
+    const View* const part = only_part(arrival, source);
     const std::string rank = "rank " + std::to_string(source);
-    if (parts.size() != 1) {
+    if (part == nullptr) {
       throw ChannelError(ErrorKind::kProtocol,
-                         rank + " sent " + std::to_string(parts.size()) +
+                         rank + " sent " + std::to_string(arrival.parts(source).size()) +
                              " parts in place of a frame of encoded rows. All ranks must shard the "
                              "same module by the same plan, with the same codecs");
     }
     try {
-      decode_frame({parts[0].data, parts[0].bytes}, frames[static_cast<size_t>(source)]);
+      decode_frame({part->data, part->bytes}, frames[static_cast<size_t>(source)]);
     } catch (const ChannelError& error) {
       throw ChannelError(error.kind(), "from " + rank + ", " + error.what());
     }

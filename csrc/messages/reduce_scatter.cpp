@@ -49,7 +49,7 @@ void sum(const Arrival& arrival, size_t chunk, size_t begin, size_t end, float* 
 void collect_sum(const Arrival& arrival, int rank, std::span<float> output) {
   const size_t world = static_cast<size_t>(arrival.world_size());
   for (int source = 0; source < arrival.world_size(); ++source) {
-    require_size(arrival, source, output.size_bytes());
+    whole_part(arrival, source, output.size_bytes());
   }
   if (output.empty()) return;
   const size_t chunk = chunk_floats(output.size() * world, world);

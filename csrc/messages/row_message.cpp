@@ -5,21 +5,18 @@
 #include <string>
 #include <vector>
 
-#include "errors.h"
+#include "messages/message_builder.h"
+#include "messages/only_part.h"
 
 namespace bls {
 namespace {
 
-const std::byte* only_part(const Arrival& arrival, int source, uint64_t bytes) {
-  const auto parts = arrival.parts(source);
-  if (parts.size() != 1 || parts[0].bytes != bytes) {
-    throw ChannelError(ErrorKind::kProtocol,
-                       "embeddings from rank " + std::to_string(source) + " do not fit: " +
-                           std::to_string(parts.size() == 1 ? parts[0].bytes : 0) +
-                           " bytes instead of " + std::to_string(bytes) +
-                           ". All ranks must shard the same module by the same plan");
-  }
-  return parts[0].data;
+const std::byte* rows_from(const Arrival& arrival, int source, uint64_t bytes) {
+  return only_part(arrival, source, bytes, [](int rank, uint64_t found, uint64_t expected) {
+    return "embeddings from rank " + std::to_string(rank) +
+           " do not fit: " + std::to_string(found) + " bytes instead of " +
+           std::to_string(expected) + ". All ranks must shard the same module by the same plan";
+  });
 }
 
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
@@ -76,24 +73,18 @@ void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRow
                        bool to_self) {
   const size_t world = rows.order.size();
   const size_t features = rows.features();
-  std::vector<Block> blocks(world * features);
+  MessageBuilder builder = MessageBuilder::of_one_part(world, features);
   const std::byte* at = data;
   for (size_t feature = 0; feature < features; ++feature) {
     for (size_t place = 0; place < world; ++place) {
       const size_t bytes =
           static_cast<size_t>(rows.counts[feature * world + place]) * rows.row_bytes;
-      blocks[static_cast<size_t>(rows.order[place]) * features + feature] = {at, bytes};
+      builder.block(static_cast<size_t>(rows.order[place]), feature) = {at, bytes};
       at += bytes;
     }
   }
-  std::vector<Part> parts(world);
-  std::vector<Message> messages(world);
-  for (size_t rank = 0; rank < world; ++rank) {
-    parts[rank] = {blocks.data() + rank * features, features};
-    messages[rank] = {&parts[rank], 1};
-  }
-  if (!to_self) messages[static_cast<size_t>(channel.config().rank)] = {};
-  channel.post(messages);
+  if (!to_self) builder.clear(static_cast<size_t>(channel.config().rank));
+  channel.post(builder.messages());
 }
 
 void collect_grouped_rows(const Arrival& arrival, std::byte* out, const GroupedRows& rows) {
@@ -105,7 +96,7 @@ void collect_grouped_rows(const Arrival& arrival, std::byte* out, const GroupedR
     for (size_t feature = 0; feature < features; ++feature) {
       bytes += static_cast<uint64_t>(rows.counts[feature * world + place]) * rows.row_bytes;
     }
-    read[place] = only_part(arrival, rows.order[place], bytes);
+    read[place] = rows_from(arrival, rows.order[place], bytes);
   }
   for (size_t feature = 0; feature < features; ++feature) {
     for (size_t place = 0; place < world; ++place) {
@@ -129,7 +120,7 @@ void collect_rows(const Arrival& arrival, std::byte* out, size_t row_bytes,
       append_own_runs(runs, own, rows);
     } else {
       const uint64_t bytes = static_cast<uint64_t>(rows) * row_bytes;
-      runs.push_back({only_part(arrival, source, bytes), static_cast<size_t>(rows)});
+      runs.push_back({rows_from(arrival, source, bytes), static_cast<size_t>(rows)});
     }
   }
   if (!permutation.empty()) {
@@ -147,7 +138,7 @@ void collect_columns(const Arrival& arrival, std::byte* out, size_t rows, size_t
   std::vector<const std::byte*> sources(arrival.world_size());
   for (const ColumnGroup& group : groups) {
     for (int source = group.first; source < group.first + group.count; ++source) {
-      sources[source] = only_part(arrival, source, static_cast<uint64_t>(rows) * group.width_bytes);
+      sources[source] = rows_from(arrival, source, static_cast<uint64_t>(rows) * group.width_bytes);
     }
   }
   // Row by row, so that a row of the output is written once and stays in the cache for the sums.

@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "messages/ids/arrived_ids.h"
 #include "messages/ids/ids_message.h"
 #include "tests/support/payload.h"
 #include "tests/support/ranks.h"

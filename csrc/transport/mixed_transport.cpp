@@ -84,63 +84,6 @@ void MixedTransport::pass_poison_on() {
   if (shm_->poisoned().load() == 0) shm_->tell(poison());
 }
 
-std::byte* MixedTransport::inbox(int source, uint32_t slot) {
-  const Way& way = ways_[static_cast<size_t>(source)];
-  return way.transport->inbox(way.rank, slot);
-}
-
-std::byte* MixedTransport::outbox(int destination, uint32_t slot) {
-  const Way& way = ways_[static_cast<size_t>(destination)];
-  return way.transport->outbox(way.rank, slot);
-}
-
-void MixedTransport::deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) {
-  const Way& way = ways_[static_cast<size_t>(destination)];
-  way.transport->deliver(way.rank, slot, bytes, sequence);
-}
-
-void MixedTransport::return_credit(int source, uint64_t consumed) {
-  const Way& way = ways_[static_cast<size_t>(source)];
-  way.transport->return_credit(way.rank, consumed);
-}
-
-uint64_t MixedTransport::credit(int destination) {
-  const Way& way = ways_[static_cast<size_t>(destination)];
-  return way.transport->credit(way.rank);
-}
-
-std::byte* MixedTransport::expose(int destination, uint32_t slot, size_t bytes,
-                                  MemoryAddress& address) {
-  const Way& way = ways_[static_cast<size_t>(destination)];
-  return way.transport->expose(way.rank, slot, bytes, address);
-}
-
-void MixedTransport::retract(int destination, uint32_t slot) {
-  const Way& way = ways_[static_cast<size_t>(destination)];
-  way.transport->retract(way.rank, slot);
-}
-
-const std::byte* MixedTransport::pull(int source, uint32_t slot, const MemoryAddress& address,
-                                      size_t bytes) {
-  const Way& way = ways_[static_cast<size_t>(source)];
-  return way.transport->pull(way.rank, slot, address, bytes);
-}
-
-void MixedTransport::drop(int source, uint32_t slot) {
-  const Way& way = ways_[static_cast<size_t>(source)];
-  way.transport->drop(way.rank, slot);
-}
-
-PeerState MixedTransport::peer_state(int peer) {
-  const Way& way = ways_[static_cast<size_t>(peer)];
-  return way.transport->peer_state(way.rank);
-}
-
-std::string MixedTransport::peer_fault(int peer) {
-  const Way& way = ways_[static_cast<size_t>(peer)];
-  return way.transport->peer_fault(way.rank);
-}
-
 void MixedTransport::announce_close() {
   shm_->announce_close();
   verbs_->announce_close();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -107,29 +109,63 @@ class VerbsTransport final : public Transport {
     std::optional<Fault> fault;
   };
 
+  // Tags of chains; a message has that of its slot, counted from kFirstSlotTag on.
+  static constexpr uint64_t kControlTag = 0;
+  static constexpr uint64_t kReadTag = 1;
+  static constexpr uint64_t kFirstSlotTag = 2;
+  static constexpr size_t kArrivalWord = sizeof(uint64_t);
+  /// How long telling others of a failure may take.
+  static constexpr std::chrono::milliseconds kPoisonGrace{200};
+  static constexpr const char* kKernelLog = ". Look at the kernel log (dmesg)";
+
+  // verbs_connect.cpp
   void open_queues(std::span<const int> peers);
+
   // All below are called with the lock held.
+
+  // verbs_transport.cpp
+  void tell_credit(int peer);
+  void post(int peer, std::span<ibv_send_wr> requests, uint64_t tag);
+  void write_word(int peer, size_t offset, uint64_t value);
+  ibv_send_wr write_request(int peer, ibv_sge& piece, uint64_t remote_offset) const;
+
+  // verbs_arrivals.cpp
   void drain();
   void take(const ibv_wc& completion);
   void take_arrival(const ibv_wc& completion);
   void take_failure(const ibv_wc& completion);
-  void tell_credit(int peer);
-  void probe_if_silent(int peer);
   void read_device_events();
-  void post(int peer, std::span<ibv_send_wr> requests, uint64_t tag);
-  void write_word(int peer, size_t offset, uint64_t value);
+
+  // verbs_peers.cpp
+  bool closed(int peer) const;
+  void probe_if_silent(int peer);
   void lose(int peer, PeerState state, const std::string& what);
   void lose_all(const std::string& what);
+  void flush(std::unique_lock<std::mutex>& lock, Clock::duration limit, const Interrupt& interrupt);
+
+  // verbs_poison.cpp
   void latch_poison() const;
   void keep_poison(const Poison& poison);
   void spread_poison(std::unique_lock<std::mutex>& lock);
-  void flush(std::unique_lock<std::mutex>& lock, Clock::duration limit, const Interrupt& interrupt);
+
+  /// Waits until `done()`; false after `limit`. Others may come in between.
   template <class Done>
   bool await(std::unique_lock<std::mutex>& lock, Clock::duration limit, const Interrupt& interrupt,
-             Done done);
-  bool closed(int peer) const;
+             Done done) {
+    if (done()) return true;
+    const Clock::time_point start = Clock::now();
+    for (;;) {
+      drain();
+      if (done()) return true;
+      const Clock::duration waited = Clock::now() - start;
+      if (waited >= limit) return false;
+      lock.unlock();
+      if (interrupt && waited >= kBeforeInterrupt) interrupt();
+      sched_yield();
+      lock.lock();
+    }
+  }
 
-  ibv_send_wr write_request(int peer, ibv_sge& piece, uint64_t remote_offset) const;
   /// What `peer` wrote about itself.
   PeerBlock& block_of(int peer) const {
     return VerbsLayout::block(inbox_.data(), peers_[peer].place);

@@ -149,7 +149,7 @@ wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it hol
 	@contents="$$($(BIN)/python -m zipfile --list build/dist/*.whl)"; \
 	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/_trios.py \
 	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py \
-	    torchrec_bls/sharding/profiles/epyc-milan-2-cores.json torchrec_bls_command.py; do \
+	    torchrec_bls/sharding/costs/profiles/epyc-milan-2-cores.json torchrec_bls_command.py; do \
 	  echo "$$contents" | grep --quiet --fixed-strings "$$wanted" \
 	    || { echo "The wheel lacks $$wanted" >&2; exit 1; }; \
 	done

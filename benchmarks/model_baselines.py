@@ -15,10 +15,10 @@ from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec_bls.sharding.estimates import LookupWork
-from torchrec_bls.sharding.least_squares import nonnegative_relative
-from torchrec_bls.sharding.lookup_features import as_columns
-from torchrec_bls.sharding.lookup_fit import LookupSamples
+from torchrec_bls.sharding.cost_interface import LookupWork
+from torchrec_bls.sharding.costs.fitting.least_squares import nonnegative_relative
+from torchrec_bls.sharding.costs.fitting.lookups import LookupSamples
+from torchrec_bls.sharding.costs.lookup.features import as_columns
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torchrec_bls.sharding.estimates import AdditiveCosts, Estimate, LookupWork, Ops
+from torchrec_bls.sharding.cost_interface import AdditiveCosts, Estimate, LookupWork, Ops
 
 
 class CrudeCosts:
@@ -71,7 +71,7 @@ def costs_of(profile: str | None) -> AdditiveCosts:
     """Returns the costs of a profile by its file or name, crude ones for None."""
     if profile is None:
         return CrudeCosts()
-    from torchrec_bls.sharding.costs import ProfiledCosts
-    from torchrec_bls.sharding.profile import load_profile
+    from torchrec_bls.sharding.costs.profile import load_profile
+    from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
     return ProfiledCosts(load_profile(profile))

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import environment
+from paper_sharders import TABLE_III, random_plan, table_iii_plan
 from sharding_costs import costs_of
 from sharding_models import TableSpec, ZipfReuse, batch_of, module_of, random_specs
 from torchrec import KeyedJaggedTensor
@@ -32,12 +33,11 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec_bls.sharding.baselines import TABLE_III, random_plan, table_iii_plan
-from torchrec_bls.sharding.job import Job
-from torchrec_bls.sharding.planner import BLSShardingPlanner
-from torchrec_bls.sharding.rating import rate
-from torchrec_bls.sharding.torchrec_plan import from_sharding_plan, to_sharding_plan
-from torchrec_bls.sharding.torchrec_tables import workload_of
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.report.prediction import rate
+from torchrec_bls.sharding.torchrec.plan import from_sharding_plan, to_sharding_plan
+from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
+from torchrec_bls.sharding.torchrec.tables import workload_of
 
 from torchrec_bls import BLSEmbeddingBagCollectionSharder
 

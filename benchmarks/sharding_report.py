@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from common import ROOT
 from numpy.typing import NDArray
-from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent
+from torchrec_bls.sharding.costs.fitting.accuracy import bias_percent, gmae_percent
 
 Floats = NDArray[np.float64]
 

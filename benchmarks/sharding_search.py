@@ -84,13 +84,13 @@ def _plan(
         Topology,
     )
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-    from torchrec_bls.sharding.job import Job
-    from torchrec_bls.sharding.options import make_problem
-    from torchrec_bls.sharding.planner import BLSShardingPlanner
-    from torchrec_bls.sharding.rating import rate
-    from torchrec_bls.sharding.search import search
-    from torchrec_bls.sharding.torchrec_plan import from_sharding_plan
-    from torchrec_bls.sharding.torchrec_tables import workload_of
+    from torchrec_bls.sharding.problem.job import Job
+    from torchrec_bls.sharding.problem.options import make_problem
+    from torchrec_bls.sharding.report.prediction import rate
+    from torchrec_bls.sharding.search.search import search
+    from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
+    from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
+    from torchrec_bls.sharding.torchrec.tables import workload_of
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

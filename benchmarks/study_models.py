@@ -22,7 +22,6 @@ import numpy.typing as npt
 from common import ROOT, environment, write_json
 from model_baselines import linear, perceptron, roofline, torchrec_estimator
 from model_report import OURS, OURS_WITH_FACTORS, write_report
-from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent, mape_percent
 from torchrec_bls.sharding.calibration.fit import (
     collectives_of,
     fit_collective,
@@ -32,10 +31,11 @@ from torchrec_bls.sharding.calibration.fit import (
     retest_percent,
 )
 from torchrec_bls.sharding.calibration.records import read_records
-from torchrec_bls.sharding.collective_fit import fit_alpha_beta, held_out_uneven_us
-from torchrec_bls.sharding.lookup_features import as_columns
-from torchrec_bls.sharding.lookup_fit import LookupSamples, fit_lookup, samples_of
-from torchrec_bls.sharding.lookup_model import LookupModel
+from torchrec_bls.sharding.costs.fitting.accuracy import bias_percent, gmae_percent, mape_percent
+from torchrec_bls.sharding.costs.fitting.collectives import fit_alpha_beta, held_out_uneven_us
+from torchrec_bls.sharding.costs.fitting.lookups import LookupSamples, fit_lookup, samples_of
+from torchrec_bls.sharding.costs.lookup.features import as_columns
+from torchrec_bls.sharding.costs.lookup.model import LookupModel
 from tqdm import tqdm
 
 Floats = npt.NDArray[np.float64]

@@ -9,13 +9,13 @@ from torchrec_bls._versions import check_packages
 # Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
 check_packages()
 
-from .costs import ProfiledCosts
-from .planner import BLSShardingPlanner
-from .profile import Profile, load_profile
-from .report_html import as_html
-from .report_text import as_text
-from .reuse import ReuseStatistics
-from .torchrec_estimator import calibrated_torchrec_planner
+from .costs.profile import Profile, load_profile
+from .costs.profiled import ProfiledCosts
+from .report.html import as_html
+from .report.text import as_text
+from .reuse.statistics import ReuseStatistics
+from .torchrec.estimator import calibrated_torchrec_planner
+from .torchrec.planner import BLSShardingPlanner
 
 __all__ = [
     "BLSShardingPlanner",
@@ -31,8 +31,8 @@ __all__ = [
 # TorchRec's seams for planners, which it has from 1.9 on.
 _SEAMS = ("BLSPlanReporter", "BLSPlannerProvider")
 if find_spec("torchrec.distributed.planner.provider") is not None:
-    from .torchrec_provider import BLSPlannerProvider
-    from .torchrec_reporter import BLSPlanReporter
+    from .torchrec.provider import BLSPlannerProvider
+    from .torchrec.reporter import BLSPlanReporter
 
     __all__ += ["BLSPlanReporter", "BLSPlannerProvider"]
 

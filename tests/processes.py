@@ -32,8 +32,8 @@ _context = get_context(os.environ.get("TORCHREC_BLS_TEST_START_METHOD", "forkser
 _context.set_forkserver_preload(
     [
         "torch",
-        "torchrec_bls.distributed.embedding",
-        "torchrec_bls.distributed.embeddingbag",
+        "torchrec_bls.distributed.sharded_ec",
+        "torchrec_bls.distributed.sharded_ebc",
         "torchrec_bls.pipeline",
         "pytest",
         "hypothesis",

@@ -20,10 +20,10 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.collective.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
-    from torchrec_bls.distributed.codecs import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
-    from torchrec_bls.distributed.embedding import BLSEmbeddingCollectionSharder
-    from torchrec_bls.distributed.embeddingbag import BLSEmbeddingBagCollectionSharder
+    from torchrec_bls.distributed.outputs.table_codecs import CodecConfig
+    from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
+    from torchrec_bls.distributed.sharded_ec import BLSEmbeddingCollectionSharder
     from torchrec_bls.pipeline import (
         BoundedLagPipeline,
         bounded_lag_channels,
@@ -47,10 +47,10 @@ __all__ = [
 
 _FOR_TORCHREC = {
     "BLSConfig": "distributed.config",
-    "BLSEmbeddingBagCollectionSharder": "distributed.embeddingbag",
-    "BLSEmbeddingCollectionSharder": "distributed.embedding",
+    "BLSEmbeddingBagCollectionSharder": "distributed.sharded_ebc",
+    "BLSEmbeddingCollectionSharder": "distributed.sharded_ec",
     "BoundedLagPipeline": "pipeline",
-    "CodecConfig": "distributed.codecs",
+    "CodecConfig": "distributed.outputs.table_codecs",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
 }

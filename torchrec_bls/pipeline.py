@@ -20,9 +20,9 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.distributed.ids import IdsLayout
-from torchrec_bls.distributed.ids_note import IdsNote
-from torchrec_bls.distributed.module import BoundedLagModule
+from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.input_dist import IdsLayout
+from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.errors import (
     BadBatchError,
     BLSError,

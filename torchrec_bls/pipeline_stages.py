@@ -16,10 +16,10 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable
 
-from torchrec_bls.distributed.ids import IdsLayout
-from torchrec_bls.distributed.ids_note import IdsNote
-from torchrec_bls.distributed.input_check import CheckedBatch
-from torchrec_bls.distributed.module import BoundedLagModule
+from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.input_dist import IdsLayout
+from torchrec_bls.distributed.sharded_module import BoundedLagModule
 
 
 class ModuleStages:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accuracy import gmae_percent
-from ..collective_fit import choose_curve, fit_imbalance, held_out_uneven_us
-from ..collective_model import CollectiveModel
-from ..intervals import interval_log
-from ..lookup_fit import LEAST_OPS, fit_lookup, samples_of
-from ..lookup_model import LookupModel
-from ..machine import Machine
-from ..profile import MemoryCurve, Profile, ProfileError
-from .labels import LOOKUP_TIMES, undisturbed_us
+from ..costs.collective_model import CollectiveModel
+from ..costs.fitting.accuracy import gmae_percent
+from ..costs.fitting.collectives import choose_curve, fit_imbalance, held_out_uneven_us
+from ..costs.fitting.intervals import interval_log
+from ..costs.fitting.lookups import LEAST_OPS, fit_lookup, samples_of
+from ..costs.fitting.repeats import LOOKUP_TIMES, undisturbed_us
+from ..costs.lookup.model import LookupModel
+from ..costs.machine import Machine
+from ..costs.profile import MemoryCurve, Profile, ProfileError
 
 Floats = npt.NDArray[np.float64]
 Entries = Sequence[dict[str, Any]]

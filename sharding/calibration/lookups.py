@@ -17,7 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from ..reuse import reuse_factors, row_counts
+from ..reuse.statistics import reuse_factors, row_counts
 from .configurations import Integers, LookupConfiguration, draw_ids
 
 #: Fills any cache of the machines that are calibrated twice over.

@@ -33,7 +33,7 @@ def run_ranks(
     """
     # Forked from a process that has done the imports once, and nothing else.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torchrec_bls.distributed.embeddingbag"])
+    context.set_forkserver_preload(["torch", "torchrec_bls.distributed.sharded_ebc"])
     pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
         context.Process(

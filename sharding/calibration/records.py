@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..machine import Machine
-from ..profile import ProfileError
+from ..costs.machine import Machine
+from ..costs.profile import ProfileError
 
 _FORMAT = "torchrec-bls measurements"
 _VERSION = 1

@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..machine import this_machine
-from ..profile import Profile
+from ..costs.machine import this_machine
+from ..costs.profile import Profile
 from .collectives import CollectiveTask, measure_collectives
 from .configurations import LookupConfiguration, draw_lookups
 from .fit import fit_profile

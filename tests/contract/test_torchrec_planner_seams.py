@@ -20,7 +20,7 @@ from torchrec import (
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from torchrec_bls.sharding import BLSShardingPlanner, as_text
-from torchrec_bls.sharding.costs import ProfiledCosts
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
 from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts
@@ -155,7 +155,7 @@ def test_the_reporter_writes_the_report(tmp_path: Path, caplog: pytest.LogCaptur
     planner.plan(Model(), SHARDERS)
     report = planner.report()
     folder = tmp_path / "plans"
-    with caplog.at_level(logging.INFO, "torchrec_bls.sharding.torchrec_reporter"):
+    with caplog.at_level(logging.INFO, "torchrec_bls.sharding.torchrec.reporter"):
         result, _ = execute(reporter=BLSPlanReporter(folder), sku="rack/2 cores")
     assert as_text(report) in caplog.text
     assert (folder / "rack_2_cores.txt").read_text() == as_text(report) + "\n"

@@ -20,7 +20,7 @@ from tests.distributed.models import (
 )
 from tests.processes import run
 from torchrec_bls import BLSConfig
-from torchrec_bls.distributed.input_check import InputCheck
+from torchrec_bls.distributed.inputs.input_check import InputCheck
 
 TABLES = [
     EmbeddingBagConfig(name=f"t{i}", num_embeddings=10, embedding_dim=4, feature_names=[f"f{i}"])

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torchrec_bls.sharding.collective_model import message_bytes
-from torchrec_bls.sharding.estimates import Estimate, LookupWork, Ops
-from torchrec_bls.sharding.job import Job
-from torchrec_bls.sharding.tables import SHARDING_TYPES, Table, UniformReuse, Workload
+from torchrec_bls.sharding.cost_interface import Estimate, LookupWork, Ops
+from torchrec_bls.sharding.costs.collective_model import message_bytes
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.problem.tables import SHARDING_TYPES, Table, UniformReuse, Workload
 
 
 class AdditiveTestCosts:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from torchrec_bls.sharding.collective_model import AlphaBeta, CollectiveModel
-from torchrec_bls.sharding.estimates import LookupWork
-from torchrec_bls.sharding.lookup_features import TERMS, TREE_COLUMNS, as_columns, tree_columns
-from torchrec_bls.sharding.lookup_fit import LookupSamples
-from torchrec_bls.sharding.lookup_maps import MAP_TERMS
-from torchrec_bls.sharding.lookup_model import LookupModel
-from torchrec_bls.sharding.machine import Machine
-from torchrec_bls.sharding.profile import MemoryCurve, Profile
-from torchrec_bls.sharding.reuse import REUSE_BINS
-from torchrec_bls.sharding.trees import Trees, empty
+from torchrec_bls.sharding.cost_interface import LookupWork
+from torchrec_bls.sharding.costs.collective_model import AlphaBeta, CollectiveModel
+from torchrec_bls.sharding.costs.fitting.lookups import LookupSamples
+from torchrec_bls.sharding.costs.lookup.features import (
+    TERMS,
+    TREE_COLUMNS,
+    as_columns,
+    tree_columns,
+)
+from torchrec_bls.sharding.costs.lookup.hash_maps import MAP_TERMS
+from torchrec_bls.sharding.costs.lookup.model import LookupModel
+from torchrec_bls.sharding.costs.lookup.trees import Trees, empty
+from torchrec_bls.sharding.costs.machine import Machine
+from torchrec_bls.sharding.costs.profile import MemoryCurve, Profile
+from torchrec_bls.sharding.reuse.statistics import REUSE_BINS
 
 
 def random_works(random: np.random.Generator, count: int, pooled: bool = True) -> list[LookupWork]:

@@ -12,12 +12,12 @@ import pytest
 from torchrec_bls.sharding.calibration import lookups
 from torchrec_bls.sharding.calibration import run as calibration
 from torchrec_bls.sharding.calibration.fit import lookup_retest_percent, lookup_time
-from torchrec_bls.sharding.calibration.labels import LOOKUP_TIMES
 from torchrec_bls.sharding.calibration.records import Records, read_records
-from torchrec_bls.sharding.costs import ProfiledCosts
-from torchrec_bls.sharding.estimates import LookupWork
-from torchrec_bls.sharding.machine import Machine, this_machine
-from torchrec_bls.sharding.profile import ProfileError, load_profile
+from torchrec_bls.sharding.cost_interface import LookupWork
+from torchrec_bls.sharding.costs.fitting.repeats import LOOKUP_TIMES
+from torchrec_bls.sharding.costs.machine import Machine, this_machine
+from torchrec_bls.sharding.costs.profile import ProfileError, load_profile
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
 from torchrec_bls.cli.main import run
 

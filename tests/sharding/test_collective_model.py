@@ -5,20 +5,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec_bls.sharding.accuracy import gmae_percent, mape_percent
 from torchrec_bls.sharding.calibration.fit import CollectiveSamples, fit_collective
-from torchrec_bls.sharding.collective_fit import (
+from torchrec_bls.sharding.costs.collective_model import (
+    AlphaBeta,
+    CollectiveModel,
+    Sigmoid,
+    message_bytes,
+)
+from torchrec_bls.sharding.costs.fitting.accuracy import gmae_percent, mape_percent
+from torchrec_bls.sharding.costs.fitting.collectives import (
     choose_curve,
     fit_alpha_beta,
     fit_imbalance,
     fit_sigmoid,
     held_out_uneven_us,
-)
-from torchrec_bls.sharding.collective_model import (
-    AlphaBeta,
-    CollectiveModel,
-    Sigmoid,
-    message_bytes,
 )
 
 SIZES = 2.0 ** np.arange(6, 26)

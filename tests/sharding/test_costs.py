@@ -2,9 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding.costs import ProfiledCosts
-from torchrec_bls.sharding.estimates import AdditiveCosts, Estimate, LookupWork
-from torchrec_bls.sharding.profile import ProfileError
+from torchrec_bls.sharding.cost_interface import AdditiveCosts, Estimate, LookupWork
+from torchrec_bls.sharding.costs.profile import ProfileError
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
 from tests.sharding.synthetic import random_works, small_profile
 

@@ -1,11 +1,11 @@
 """Problems without a plan: the error names what binds, and by how much."""
 
 import pytest
-from torchrec_bls.sharding.infeasible import InfeasiblePlanError
-from torchrec_bls.sharding.job import Job
-from torchrec_bls.sharding.options import make_problem
-from torchrec_bls.sharding.search import search
-from torchrec_bls.sharding.tables import COLUMN_WISE, ROW_WISE, TABLE_WISE, Table, Workload
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.problem.options import make_problem
+from torchrec_bls.sharding.problem.tables import COLUMN_WISE, ROW_WISE, TABLE_WISE, Table, Workload
+from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
+from torchrec_bls.sharding.search.search import search
 
 from tests.sharding.additive_costs import AdditiveTestCosts
 

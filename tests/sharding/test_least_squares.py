@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec_bls.sharding.least_squares import nonnegative, nonnegative_relative
+from torchrec_bls.sharding.costs.fitting.least_squares import nonnegative, nonnegative_relative
 
 
 @given(seed=st.integers(0, 10_000), columns=st.integers(1, 6))

@@ -3,21 +3,16 @@ import json
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding.accuracy import gmae_percent
-from torchrec_bls.sharding.costs import ProfiledCosts
-from torchrec_bls.sharding.estimates import LookupWork, Ops
-from torchrec_bls.sharding.job import Job
-from torchrec_bls.sharding.lookup_features import as_columns
-from torchrec_bls.sharding.lookup_fit import fit_lookup, samples_of
-from torchrec_bls.sharding.lookup_maps import MAP_TERMS, map_terms
-from torchrec_bls.sharding.lookup_model import LookupModel
-from torchrec_bls.sharding.options import make_problem
-from torchrec_bls.sharding.rating import rate
-from torchrec_bls.sharding.report import make_report
-from torchrec_bls.sharding.report_html import as_html
-from torchrec_bls.sharding.report_text import as_text
-from torchrec_bls.sharding.search import search
-from torchrec_bls.sharding.tables import (
+from torchrec_bls.sharding.cost_interface import LookupWork, Ops
+from torchrec_bls.sharding.costs.fitting.accuracy import gmae_percent
+from torchrec_bls.sharding.costs.fitting.lookups import fit_lookup, samples_of
+from torchrec_bls.sharding.costs.lookup.features import as_columns
+from torchrec_bls.sharding.costs.lookup.hash_maps import MAP_TERMS, map_terms
+from torchrec_bls.sharding.costs.lookup.model import LookupModel
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.problem.options import make_problem
+from torchrec_bls.sharding.problem.tables import (
     TABLE_WISE,
     PlacedShard,
     PlacedTable,
@@ -25,6 +20,11 @@ from torchrec_bls.sharding.tables import (
     UniformReuse,
     Workload,
 )
+from torchrec_bls.sharding.report.html import as_html
+from torchrec_bls.sharding.report.plan_report import make_report
+from torchrec_bls.sharding.report.prediction import rate
+from torchrec_bls.sharding.report.text import as_text
+from torchrec_bls.sharding.search.search import search
 
 from tests.sharding.synthetic import measured_ops, planted_model, random_works, small_profile
 

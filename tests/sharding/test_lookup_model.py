@@ -3,11 +3,11 @@ import json
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding.accuracy import bias_percent, gmae_percent, mape_percent
-from torchrec_bls.sharding.estimates import LookupWork
-from torchrec_bls.sharding.lookup_features import TERMS, analytic_terms, as_columns
-from torchrec_bls.sharding.lookup_fit import fit_lookup
-from torchrec_bls.sharding.lookup_model import LookupModel
+from torchrec_bls.sharding.cost_interface import LookupWork
+from torchrec_bls.sharding.costs.fitting.accuracy import bias_percent, gmae_percent, mape_percent
+from torchrec_bls.sharding.costs.fitting.lookups import fit_lookup
+from torchrec_bls.sharding.costs.lookup.features import TERMS, analytic_terms, as_columns
+from torchrec_bls.sharding.costs.lookup.model import LookupModel
 
 from tests.sharding.synthetic import measured_ops, plain_model, planted_model, random_works
 

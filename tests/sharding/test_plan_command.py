@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchrec_bls.sharding.model_file import read_model
-from torchrec_bls.sharding.tables import UniformReuse
+from torchrec_bls.sharding.problem.model_file import read_model
+from torchrec_bls.sharding.problem.tables import UniformReuse
 
 from tests.sharding.synthetic import small_profile
 from torchrec_bls.cli.main import run

@@ -22,14 +22,14 @@ from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from torchrec_bls.sharding.costs import ProfiledCosts
-from torchrec_bls.sharding.planner import BLSShardingPlanner
-from torchrec_bls.sharding.profile import ProfileError
-from torchrec_bls.sharding.reuse import ReuseStatistics
-from torchrec_bls.sharding.tables import UniformReuse
-from torchrec_bls.sharding.torchrec_estimator import calibrated_torchrec_planner
-from torchrec_bls.sharding.torchrec_plan import from_sharding_plan
-from torchrec_bls.sharding.torchrec_tables import workload_of
+from torchrec_bls.sharding.costs.profile import ProfileError
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+from torchrec_bls.sharding.problem.tables import UniformReuse
+from torchrec_bls.sharding.reuse.statistics import ReuseStatistics
+from torchrec_bls.sharding.torchrec.estimator import calibrated_torchrec_planner
+from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
+from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
+from torchrec_bls.sharding.torchrec.tables import workload_of
 
 from tests.distributed.models import shard_model
 from tests.processes import run

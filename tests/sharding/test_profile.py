@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchrec_bls.sharding.profile import (
+from torchrec_bls.sharding.costs.profile import (
     DEFAULT_PROFILE,
     ProfileError,
     load_profile,

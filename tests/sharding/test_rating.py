@@ -1,9 +1,8 @@
 """Ratings against sums done by hand."""
 
 import pytest
-from torchrec_bls.sharding.job import Job
-from torchrec_bls.sharding.rating import rate
-from torchrec_bls.sharding.tables import (
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.problem.tables import (
     COLUMN_WISE,
     ROW_WISE,
     TABLE_WISE,
@@ -13,6 +12,7 @@ from torchrec_bls.sharding.tables import (
     UniformReuse,
     Workload,
 )
+from torchrec_bls.sharding.report.prediction import rate
 
 from tests.sharding.additive_costs import AdditiveTestCosts
 

@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from torchrec_bls.sharding.options import make_problem
-from torchrec_bls.sharding.report import PlanReport, make_report
-from torchrec_bls.sharding.report_figure import save_figure
-from torchrec_bls.sharding.report_html import as_html
-from torchrec_bls.sharding.report_text import as_text
-from torchrec_bls.sharding.search import search
-from torchrec_bls.sharding.tables import TABLE_WISE, Table, UniformReuse, Workload
+from torchrec_bls.sharding.problem.options import make_problem
+from torchrec_bls.sharding.problem.tables import TABLE_WISE, Table, UniformReuse, Workload
+from torchrec_bls.sharding.report.figure import save_figure
+from torchrec_bls.sharding.report.html import as_html
+from torchrec_bls.sharding.report.plan_report import PlanReport, make_report
+from torchrec_bls.sharding.report.text import as_text
+from torchrec_bls.sharding.search.search import search
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_bls.sharding.reuse import (
+from torchrec_bls.sharding.reuse.statistics import (
     REUSE_BINS,
     ReuseStatistics,
     TableStatistics,

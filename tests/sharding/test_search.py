@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrec_bls.sharding.baselines import random_plan
-from torchrec_bls.sharding.infeasible import InfeasiblePlanError
-from torchrec_bls.sharding.job import Job
-from torchrec_bls.sharding.options import ALL_RANKS, ANY_RANKS, Problem, make_problem, options_of
-from torchrec_bls.sharding.placement import Placement
-from torchrec_bls.sharding.rating import rate
-from torchrec_bls.sharding.search import search
-from torchrec_bls.sharding.tables import (
+from paper_sharders import random_plan
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.problem.options import (
+    ALL_RANKS,
+    ANY_RANKS,
+    Problem,
+    make_problem,
+    options_of,
+)
+from torchrec_bls.sharding.problem.tables import (
     COLUMN_WISE,
     ROW_WISE,
     TABLE_ROW_WISE,
@@ -24,6 +26,10 @@ from torchrec_bls.sharding.tables import (
     UniformReuse,
     Workload,
 )
+from torchrec_bls.sharding.report.prediction import rate
+from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
+from torchrec_bls.sharding.search.placement import Placement
+from torchrec_bls.sharding.search.search import search
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 

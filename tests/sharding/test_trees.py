@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torchrec_bls.sharding.trees import Bins, Trees, empty, grow
+from torchrec_bls.sharding.costs.lookup.trees import Bins, Trees, empty, grow
 
 
 def one_by_one(trees: Trees, row: np.ndarray) -> float:

@@ -23,7 +23,7 @@ CONTENTS = (
     "torchrec_bls/_trios.py",
     "torchrec_bls/py.typed",
     "torchrec_bls/sharding/__init__.py",
-    "torchrec_bls/sharding/profiles/epyc-milan-2-cores.json",
+    "torchrec_bls/sharding/costs/profiles/epyc-milan-2-cores.json",
     "torchrec_bls_command.py",
 )
 

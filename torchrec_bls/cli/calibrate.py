@@ -60,8 +60,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     check_packages()
     from torchrec_bls.sharding.calibration.processes import RankError
     from torchrec_bls.sharding.calibration.run import Settings, calibrate
-    from torchrec_bls.sharding.machine import this_machine
-    from torchrec_bls.sharding.profile import ProfileError
+    from torchrec_bls.sharding.costs.machine import this_machine
+    from torchrec_bls.sharding.costs.profile import ProfileError
 
     machine = this_machine()
     name = options.name or f"{machine.cpu}, {machine.cores} cores"

@@ -42,17 +42,17 @@ def add_command(commands: Any) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     # Not before they are needed: the other commands start without them.
-    from torchrec_bls.sharding.costs import ProfiledCosts
-    from torchrec_bls.sharding.infeasible import InfeasiblePlanError
-    from torchrec_bls.sharding.job import Job
-    from torchrec_bls.sharding.model_file import read_model
-    from torchrec_bls.sharding.options import make_problem
-    from torchrec_bls.sharding.profile import load_profile
-    from torchrec_bls.sharding.report import make_report
-    from torchrec_bls.sharding.report_figure import save_figure
-    from torchrec_bls.sharding.report_html import as_html
-    from torchrec_bls.sharding.report_text import as_text
-    from torchrec_bls.sharding.search import search
+    from torchrec_bls.sharding.costs.profile import load_profile
+    from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+    from torchrec_bls.sharding.problem.job import Job
+    from torchrec_bls.sharding.problem.model_file import read_model
+    from torchrec_bls.sharding.problem.options import make_problem
+    from torchrec_bls.sharding.report.figure import save_figure
+    from torchrec_bls.sharding.report.html import as_html
+    from torchrec_bls.sharding.report.plan_report import make_report
+    from torchrec_bls.sharding.report.text import as_text
+    from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
+    from torchrec_bls.sharding.search.search import search
 
     try:
         workload = read_model(options.model)

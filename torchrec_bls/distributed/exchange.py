@@ -14,12 +14,10 @@ from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import ProtocolError, RendezvousError, named
+from torchrec_bls.slot_size import HEADROOM, SMALLEST_SLOT_BYTES, wanted_slot_bytes
 
 T = TypeVar("T")
 
-# Room for messages larger than those whose size all that follows is guessed by.
-_HEADROOM = 1.5
-_SMALLEST_SLOT = 1 << 14
 # One huge batch is no reason to reserve memory for its like in every slot.
 _PULLED_BEFORE_GROWTH = 8
 _LABEL = 0xFFFFFFFF
@@ -159,7 +157,7 @@ class Exchange:
         """Bytes of the slots that this rank's messages ask for; 0: those that it has."""
         if self.channel is None or not self._grows or self._pulled_posts < _PULLED_BEFORE_GROWTH:
             return 0
-        return int(self.channel.native.stats().largest_message * _HEADROOM)
+        return int(self.channel.native.stats().largest_message * HEADROOM)
 
     def fail(self, reason: str) -> None:
         """Fails this exchange on all ranks; those that are setting up its channel, too."""
@@ -182,10 +180,10 @@ class Exchange:
             return self._config.slot_bytes
         expected = self.expected_batch
         scale = max(1.0, expected / batch) if expected is not None and batch > 0 else 1.0
-        wanted = int(message_bytes * scale * _HEADROOM) + _native.MIN_SLOT_BYTES
+        wanted = wanted_slot_bytes(message_bytes * scale)
         rendezvous = Rendezvous(self._group, self._slots_name, self._deadline.seconds)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
-        return max(_SMALLEST_SLOT, *(int(record["bytes"]) for record in records))
+        return max(SMALLEST_SLOT_BYTES, *(int(record["bytes"]) for record in records))
 
     def _make_channel(self, slot_bytes: int) -> BoundedLagChannel:
         return BoundedLagChannel(

@@ -18,8 +18,8 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer
 
-from torchrec_bls.distributed.agreement import Agreement, terms_of
 from torchrec_bls.distributed.initial_weights import check_device
+from torchrec_bls.distributed.plan_agreement import Agreement, terms_of
 
 _PREFIX = "embedding_bags."
 

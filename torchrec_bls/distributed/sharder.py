@@ -46,6 +46,9 @@ class BoundedLagSharder:
         ValueError: codecs are given.
     """
 
+    #: What the planner takes the times of exchanges from.
+    exchange_backend: ClassVar[str] = "bls"
+
     _sharding_types: ClassVar[tuple[str, ...]]
     _kernels: ClassVar[tuple[str, ...]]
     _sharded_module: ClassVar[type]

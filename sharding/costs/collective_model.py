@@ -1,0 +1,217 @@
+"""The time of a collective as a function of its message size.
+
+Two curves. Alpha-beta: a start-up time and a time for each byte. The sigmoid of the performance
+paper (sec. IV-A): up to m1 bytes the time is constant, from m2 on linear, and between them it is
+m / bandwidth(m), where the logarithm of the bandwidth is a sigmoid of that of the size:
+
+    t(m) = t_s                       m <= m1
+           m / 10 ** s(log2 m)       m1 < m < m2,    s(x) = L / (1 + exp(-k (x - x0))) + b
+           t_s + m / BW              m >= m2
+
+The paper's eight parameters leave steps at m1 and m2. Here L and b follow from the other six, so
+that the curve is continuous. (Eq. 6 prints log2(m) / 10 ** s; the authors' code divides m.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..cost_interface import Estimate
+
+Floats = npt.NDArray[np.float64]
+
+
+class Curve(Protocol):
+    """Message size to time."""
+
+    def microseconds(self, message_bytes: Floats) -> Floats:
+        """The time of each size, same shape."""
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """start_us + bytes * us_per_byte."""
+
+    start_us: float
+    us_per_byte: float
+
+    def microseconds(self, message_bytes: Floats) -> Floats:
+        """The time of each size, same shape."""
+        times: Floats = self.start_us + np.asarray(message_bytes, np.float64) * self.us_per_byte
+        return times
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """The paper's curve, continuous.
+
+    Attributes:
+        start_us: t_s.
+        us_per_byte: 1 / BW.
+        constant_below_bytes: m1.
+        linear_above_bytes: m2.
+        centre_log2: x0.
+        steepness: k.
+    """
+
+    start_us: float
+    us_per_byte: float
+    constant_below_bytes: float
+    linear_above_bytes: float
+    centre_log2: float
+    steepness: float
+
+    def microseconds(self, message_bytes: Floats) -> Floats:
+        """The time of each size, same shape."""
+        size = np.asarray(message_bytes, np.float64)
+        low, high = self.constant_below_bytes, self.linear_above_bytes
+        # log10 of the bandwidth where the other two pieces begin.
+        at_low = np.log10(low / self.start_us)
+        at_high = np.log10(high / (self.start_us + high * self.us_per_byte))
+        rise_low, rise_high = self._rise(np.log2(low)), self._rise(np.log2(high))
+        inside = np.log2(np.clip(size, low, high))
+        progress = (self._rise(inside) - rise_low) / (rise_high - rise_low)
+        between = np.clip(size, low, high) / 10 ** (at_low + (at_high - at_low) * progress)
+        times: Floats = np.where(
+            size <= low,
+            self.start_us,
+            np.where(size >= high, self.start_us + size * self.us_per_byte, between),
+        )
+        return times
+
+    def _rise(self, log2_bytes: Any) -> Any:
+        return 1.0 / (1.0 + np.exp(-self.steepness * (log2_bytes - self.centre_log2)))
+
+
+_CURVES: dict[str, type[AlphaBeta] | type[Sigmoid]] = {
+    "alpha_beta": AlphaBeta,
+    "sigmoid": Sigmoid,
+}
+
+
+@dataclass(frozen=True)
+class CollectiveModel:
+    """One collective on one backend among a number of ranks.
+
+    Attributes:
+        operation: "all_to_all" or "all_reduce".
+        backend: "gloo" or "bls".
+        world_size: ranks.
+        curve: message bytes to microseconds.
+        imbalance: how the ranks' different bytes count, 0 to 1 (`message_bytes`).
+        interval_log: a measurement with equal sizes lies between the prediction times exp of these,
+            9 times of 10.
+        uneven_interval_log: the same where the ranks' sizes differ.
+        calibrated_bytes: smallest and largest message that was measured.
+        held_out_gmae_percent: of messages with equal sizes that nothing was fitted to.
+        uneven_held_out_gmae_percent: the same where the ranks' sizes differ.
+    """
+
+    operation: str
+    backend: str
+    world_size: int
+    curve: AlphaBeta | Sigmoid
+    imbalance: float
+    interval_log: tuple[float, float]
+    uneven_interval_log: tuple[float, float]
+    calibrated_bytes: tuple[float, float]
+    held_out_gmae_percent: float
+    uneven_held_out_gmae_percent: float
+
+    def estimate(self, message_bytes: float, *, even: bool = True) -> Estimate:
+        """The time for a message size.
+
+        Beyond the largest measured message the interval gets wider, by the factor 1 + d for d
+        doublings.
+        """
+        time = float(self.curve.microseconds(np.asarray([message_bytes]))[0])
+        outside = max(0.0, float(np.log2(max(message_bytes, 1.0) / self.calibrated_bytes[1])))
+        logs = self.interval_log if even else self.uneven_interval_log
+        low, high = (time * float(np.exp(log * (1.0 + outside))) for log in logs)
+        return Estimate(time, low, high)
+
+    def as_json(self) -> dict[str, Any]:
+        """An object for the profile."""
+        kind = next(name for name, curve in _CURVES.items() if isinstance(self.curve, curve))
+        return {**asdict(self), "curve": {"kind": kind, **asdict(self.curve)}}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> CollectiveModel:
+        """Reads what `as_json` wrote.
+
+        Raises:
+            ValueError: a name or a number that can't be right.
+            KeyError, TypeError: something is missing or of another type.
+        """
+        numbers = dict(record["curve"])
+        kind = numbers.pop("kind")
+        if kind not in _CURVES:
+            raise ValueError(f"a curve of kind {kind!r}; known are {sorted(_CURVES)}")
+        curve = _CURVES[kind](**{name: float(value) for name, value in numbers.items()})
+        positive = [v for name, v in asdict(curve).items() if name != "centre_log2"]
+        if not all(np.isfinite(v) and v > 0 for v in positive):
+            raise ValueError(f"a curve with numbers that are not positive: {record['curve']}")
+        if isinstance(curve, Sigmoid):
+            low, high = np.log2([curve.constant_below_bytes, curve.linear_above_bytes])
+            if not low <= curve.centre_log2 <= high or low == high:
+                raise ValueError(f"a curve whose pieces don't follow each other: {record['curve']}")
+        operation, backend = str(record["operation"]), str(record["backend"])
+        if operation not in ("all_to_all", "all_reduce"):
+            raise ValueError(f"a collective {operation!r}")
+        imbalance = float(record["imbalance"])
+        if not 0 <= imbalance <= 1:
+            raise ValueError(f"an imbalance of {imbalance}")
+        world_size = int(record["world_size"])
+        if world_size < 2:
+            raise ValueError(f"a collective among {world_size} ranks")
+        return cls(
+            operation,
+            backend,
+            world_size,
+            curve,
+            imbalance,
+            _interval(record["interval_log"]),
+            _interval(record["uneven_interval_log"]),
+            _interval(record["calibrated_bytes"]),
+            _percent(record["held_out_gmae_percent"]),
+            _percent(record["uneven_held_out_gmae_percent"]),
+        )
+
+
+def message_bytes(sent_bytes: Any, received_bytes: Any, imbalance: float) -> float:
+    """The size of an even all-to-all that takes as long as one in which ranks differ.
+
+    The paper's rule (sec. IV-A) is "the maximum of (the maximum of sent/received message size per
+    device) across all devices", which is right where each rank has a core and a link of its own.
+    Where ranks share them, all bytes count, whosever they are. Between the two:
+
+        mean * (largest / mean) ** imbalance
+
+    with the mean over ranks, so that 1 is the paper's rule; calibration finds the exponent.
+
+    Args:
+        sent_bytes: (world_size,) total of each rank.
+        received_bytes: (world_size,) total of each rank.
+        imbalance: 0 to 1.
+    """
+    mean = float(np.mean(sent_bytes))
+    largest = float(max(np.max(sent_bytes), np.max(received_bytes)))
+    return mean * (largest / mean) ** imbalance if mean > 0 else largest
+
+
+def _interval(pair: Any) -> tuple[float, float]:
+    low, high = (float(number) for number in pair)
+    if not (np.isfinite([low, high]).all() and low <= high):
+        raise ValueError(f"{[low, high]} is no interval")
+    return low, high
+
+
+def _percent(number: Any) -> float:
+    percent = float(number)
+    if not (np.isfinite(percent) and percent >= 0):
+        raise ValueError(f"{percent} is no error in per cent")
+    return percent

@@ -1,0 +1,1 @@
+"""Fits the models of a profile to measurements."""

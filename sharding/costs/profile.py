@@ -1,0 +1,213 @@
+"""The profile: everything that was measured of a machine, in one versioned JSON file."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .collective_model import CollectiveModel
+from .lookup.model import LookupModel
+from .machine import Machine
+
+FORMAT = "torchrec-bls profile"
+VERSION = 1
+KINDS = ("cpu",)
+
+#: A profile that ships with the package, for a look at plans without a calibration.
+DEFAULT_PROFILE = "epyc-milan-2-cores"
+
+
+class ProfileError(ValueError):
+    """A profile that can't be used; the message says which, where in it, and what to do."""
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """How fast one thread reads memory, by how much it reads.
+
+    Attributes:
+        buffer_bytes: (n,) float64, ascending.
+        bytes_per_us: (n,) float64, reading a buffer of that size from end to end.
+        row_us: (n,) float64, gathering one row of 256 bytes from anywhere in such a buffer.
+    """
+
+    buffer_bytes: npt.NDArray[np.float64]
+    bytes_per_us: npt.NDArray[np.float64]
+    row_us: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a calibration found out.
+
+    Attributes:
+        name: of the machine, for people.
+        measured_at: date, ISO 8601.
+        machine: that was measured.
+        optimizer: FBGEMM's name of the optimizer that the backward includes.
+        lookup_time: what of the repeats counted as the time of a lookup, "tenth percentile" where
+            the host disturbed little, else "geometric mean".
+        lookups: (pooled, direction) to its model, direction "forward" or "backward".
+        collectives: (operation, backend, world size) to its model.
+        memory: one thread's memory.
+        retest_percent: name to the geometric mean of the absolute differences between two
+            measurements of the same, which no model can beat: "lookup_forward" ...
+    """
+
+    name: str
+    measured_at: str
+    machine: Machine
+    optimizer: str
+    lookup_time: str
+    lookups: dict[tuple[bool, str], LookupModel]
+    collectives: dict[tuple[str, str, int], CollectiveModel]
+    memory: MemoryCurve
+    retest_percent: dict[str, float]
+
+    def save(self, path: Path) -> None:
+        """Writes the JSON file, lists of numbers on one line."""
+        text = json.dumps(self.as_json(), indent=1, allow_nan=False)
+        path.write_text(re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m[0].split()), text) + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        """The file's content."""
+        lookups: dict[str, dict[str, Any]] = {"pooled": {}, "unpooled": {}}
+        for (pooled, direction), model in self.lookups.items():
+            lookups["pooled" if pooled else "unpooled"][direction] = model.as_json()
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "measured_at": self.measured_at,
+            "machine": self.machine.as_json(),
+            "optimizer": self.optimizer,
+            "lookup_time": self.lookup_time,
+            "retest_percent": self.retest_percent,
+            "memory": {
+                "buffer_bytes": self.memory.buffer_bytes.tolist(),
+                "bytes_per_us": self.memory.bytes_per_us.tolist(),
+                "row_us": self.memory.row_us.tolist(),
+            },
+            "collectives": [model.as_json() for model in self.collectives.values()],
+            "lookups": lookups,
+        }
+
+
+def load_profile(source: str | Path, *, kind: str = "cpu") -> Profile:
+    """Reads a profile.
+
+    Args:
+        source: a file, or the name of a profile that ships with the package.
+        kind: of the machine that is planned for.
+
+    Raises:
+        ProfileError: not a profile, of another version or kind of machine, or with numbers that
+            can't be right.
+        OSError: the file can't be read.
+    """
+    path = Path(source)
+    if path.suffix == ".json":
+        text = path.read_text()
+    else:
+        shipped = resources.files(__package__) / "profiles" / f"{source}.json"
+        if not shipped.is_file():
+            raise ProfileError(
+                f"no profile {source!r}: give a .json file of `torchrec-bls calibrate`, or the name"
+                f" of one that ships: {', '.join(shipped_profiles())}"
+            )
+        text = shipped.read_text()
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ProfileError(f"profile {source} is no JSON: {error}") from error
+    return profile_from_json(record, str(source), kind=kind)
+
+
+def shipped_profiles() -> list[str]:
+    """Names of the profiles that ship with the package."""
+    folder = resources.files(__package__) / "profiles"
+    return sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith("json"))
+
+
+def profile_from_json(record: Any, source: str, *, kind: str = "cpu") -> Profile:
+    """Reads what `Profile.as_json` wrote; arguments and errors as `load_profile`."""
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise ProfileError(f"{source} is not a {FORMAT}: make one with `torchrec-bls calibrate`")
+    if record.get("version") != VERSION:
+        raise ProfileError(
+            f"profile {source} has version {record.get('version')!r} and this package reads"
+            f" {VERSION}: calibrate again"
+        )
+    try:
+        profile = _parse(record)
+    except KeyError as error:
+        raise ProfileError(f"profile {source} lacks {error}: calibrate again") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProfileError(f"profile {source} is damaged: {error}") from error
+    check_kind(profile, kind, source)
+    return profile
+
+
+def check_kind(profile: Profile, kind: str, source: str | None = None) -> None:
+    """Raises ProfileError for a profile of another kind of machine than the one planned for.
+
+    Args:
+        profile: to be used.
+        kind: of the machine that is planned for, "cpu" or "cuda".
+        source: what the error calls the profile, its name by default.
+    """
+    if profile.machine.kind != kind:
+        raise ProfileError(
+            f"profile {source or profile.name} is of a machine of kind {profile.machine.kind!r},"
+            f" and the plan is for {kind!r}: plan for a machine of that kind"
+            " (Topology's compute_device), or pass costs of one of your own (AdditiveCosts), as"
+            f" `torchrec-bls calibrate` measures {' and '.join(KINDS)} only"
+        )
+
+
+def _parse(record: dict[str, Any]) -> Profile:
+    lookups = {}
+    for pooled, name in ((True, "pooled"), (False, "unpooled")):
+        for direction, model in record["lookups"][name].items():
+            if direction not in ("forward", "backward"):
+                raise ValueError(f"a lookup in direction {direction!r}")
+            lookups[pooled, direction] = LookupModel.from_json(model)
+    collectives = {}
+    for entry in record["collectives"]:
+        collective = CollectiveModel.from_json(entry)
+        key = (collective.operation, collective.backend, collective.world_size)
+        if key in collectives:
+            raise ValueError(f"two models of {key}")
+        collectives[key] = collective
+    memory = MemoryCurve(*(_ascending_or_positive(record["memory"], name) for name in _MEMORY))
+    retest = {str(name): float(value) for name, value in record["retest_percent"].items()}
+    return Profile(
+        name=str(record["name"]),
+        measured_at=str(record["measured_at"]),
+        machine=Machine(**record["machine"]),
+        optimizer=str(record["optimizer"]),
+        lookup_time=str(record["lookup_time"]),
+        lookups=lookups,
+        collectives=collectives,
+        memory=memory,
+        retest_percent=retest,
+    )
+
+
+_MEMORY = ("buffer_bytes", "bytes_per_us", "row_us")
+
+
+def _ascending_or_positive(record: dict[str, Any], name: str) -> npt.NDArray[np.float64]:
+    numbers = np.asarray(record[name], dtype=np.float64)
+    if numbers.ndim != 1 or not (np.isfinite(numbers).all() and (numbers > 0).all()):
+        raise ValueError(f"memory's {name} are not positive numbers")
+    if name == "buffer_bytes" and not (np.diff(numbers) > 0).all():
+        raise ValueError("memory's buffer_bytes are not ascending")
+    return numbers

@@ -1,0 +1,95 @@
+"""What shards cost in each phase of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost_interface import AdditiveCosts, Estimate, LookupWork, Ops
+from .exchange_costs import ExchangeCosts
+from .job import Job
+from .shard_traffic import ShardTraffic
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step that nobody leaves before the slowest rank has done it (options.Problem).
+
+    Attributes:
+        costs: (shards), microseconds that a shard adds to its rank.
+        shared: (shards), microseconds that it adds to what all ranks share.
+        op_us: (ops), microseconds of a lookup op before any shard.
+        imbalance: 0 where only what is shared counts, 1 where the largest rank does.
+    """
+
+    costs: NDArray[np.float64]
+    shared: NDArray[np.float64]
+    op_us: NDArray[np.float64]
+    imbalance: float
+
+
+def phases_of(
+    traffic: Sequence[ShardTraffic],
+    ops: Ops,
+    job: Job,
+    model: AdditiveCosts,
+    exchanges: tuple[ExchangeCosts, ExchangeCosts],
+) -> list[Phase]:
+    """Returns the phases of a step.
+
+    Args:
+        traffic: of the shards.
+        ops: that they are looked up in.
+        job: what the plan is for.
+        model: of the lookups.
+        exchanges: of ids, and of embeddings one way.
+    """
+    works = [shard.lookup for shard in traffic]
+    first_of_op = [works[shard] for shard in np.unique(ops.of, return_index=True)[1]]
+
+    def lookup(
+        marginal: NDArray[np.float64],
+        first_alone: NDArray[np.float64],
+        op: Callable[[Sequence[LookupWork]], Estimate],
+    ) -> Phase:
+        costs = np.maximum(marginal, 0.0)
+        whole = np.array([op([work]).microseconds for work in first_of_op])
+        op_us = np.maximum(whole - np.maximum(first_alone, 0.0), 0.0)
+        return Phase(costs, costs * job.ranks_per_core, op_us, 1.0)
+
+    def exchange(bytes_per_rank: Sequence[float], costs: ExchangeCosts, ways: int) -> Phase:
+        each = np.array(bytes_per_rank) * job.ranks * ways * costs.per_byte
+        return Phase(each, each, np.zeros(len(first_of_op)), costs.imbalance)
+
+    ids, rows = exchanges
+    phases = [
+        exchange([shard.ids_per_rank for shard in traffic], ids, 1),
+        lookup(
+            np.asarray(model.marginal_forward(works)),
+            np.asarray(model.marginal_forward(first_of_op)),
+            model.lookup_forward,
+        ),
+        # Gradients go the same way back: the slowest rank of both exchanges is the same.
+        exchange([shard.rows_per_rank for shard in traffic], rows, job.ways_of_rows),
+    ]
+    if job.training:
+        backward = lookup(
+            np.asarray(model.marginal_backward(works, ops)),
+            np.asarray(model.marginal_backward(first_of_op)),
+            model.lookup_backward,
+        )
+        phases.append(backward)
+    return phases if job.bound == 0 else [_together(phases)]
+
+
+def _together(phases: Sequence[Phase]) -> Phase:
+    """Returns the one phase of ranks that wait only for the one that is slowest in all."""
+    return Phase(
+        np.sum([phase.costs for phase in phases], axis=0),
+        np.sum([phase.shared for phase in phases], axis=0),
+        np.sum([phase.op_us for phase in phases], axis=0),
+        1.0,
+    )

@@ -1,0 +1,240 @@
+"""What is to be said of a plan: predictions, decisions with their reasons, and a measurement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..cost_interface import CostModel, Estimate
+from ..problem.job import Job
+from ..problem.options import Option, Problem
+from ..problem.tables import Workload
+from ..search.placement import Placement
+from ..search.search import Found
+from .prediction import Rating, rate
+
+FORMAT = 1
+#: What a predicted step holds, and what not.
+SCOPE = "lookups and exchanges alone; permuting ids, autograd, Python and dense layers come on top"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a table is sharded, and why.
+
+    Attributes:
+        table: its name.
+        module: path of its module.
+        rows: number of rows.
+        dim: number of columns.
+        choice: the option in words.
+        ranks: of its shards.
+        reason: in words.
+        runner_up: the next best option in words, with its ranks free and all else as it is; None
+            where there is none.
+        runner_up_us: microseconds that it would add to the step.
+    """
+
+    table: str
+    module: str
+    rows: int
+    dim: int
+    choice: str
+    ranks: Sequence[int]
+    reason: str
+    runner_up: str | None
+    runner_up_us: float
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan's report; report_text, report_html and report_figure show it.
+
+    Attributes:
+        job: what the plan is for.
+        rating: the prediction.
+        objective_us: what the search minimised, microseconds.
+        lower_bound_us: no plan's objective is below it.
+        decisions: one a table.
+        measured_us: measured microseconds by name: "step" or a phase; empty without a measurement.
+    """
+
+    job: Job
+    rating: Rating
+    objective_us: float
+    lower_bound_us: float
+    decisions: Sequence[Decision]
+    measured_us: Mapping[str, float]
+
+    @property
+    def gap(self) -> float:
+        """How far, at most, the plan's objective is above the best one's: 0.02 is 2 %."""
+        return self.objective_us / self.lower_bound_us - 1 if self.lower_bound_us > 0 else 0.0
+
+    @property
+    def aside(self) -> str:
+        """Why the search's time for the plan is not the predicted one, in words; else nothing."""
+        predicted = self.rating.step.microseconds
+        if math.isclose(self.objective_us, predicted, rel_tol=1e-3):
+            return ""
+        return (
+            f". The search counted {self.objective_us:,.0f} us for this plan: what an unpooled "
+            "table's backward takes depends on which tables are beside it"
+        )
+
+    def with_measurement(self, measured_us: Mapping[str, float]) -> PlanReport:
+        """Returns this report with measured microseconds of the "step" and of phases.
+
+        Raises:
+            ValueError: a name that is neither, or no positive time.
+        """
+        for name, time in measured_us.items():
+            if name != "step" and name not in self.rating.phases:
+                known = ", ".join(["step", *self.rating.phases])
+                raise ValueError(f"measured '{name}', but the prediction has {known}")
+            if not time > 0:
+                raise ValueError(f"measured '{name}' is {time} microseconds")
+        return replace(self, measured_us=dict(measured_us))
+
+    def compared(self) -> list[tuple[str, Estimate, float]]:
+        """Returns name, prediction and measured microseconds of what was measured."""
+        predicted = {**self.rating.phases, "step": self.rating.step}
+        return [(name, predicted[name], time) for name, time in self.measured_us.items()]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the report for machines; times are microseconds, memory is bytes."""
+        job = self.job
+        return {
+            "format": FORMAT,
+            "job": {
+                "ranks": job.ranks,
+                "ranks_per_host": job.host_ranks,
+                "batch_per_rank": job.batch,
+                "backend": job.backend,
+                "bound": job.bound,
+                "training": job.training,
+                "memory_bytes": list(job.memory_bytes),
+                "memory_kind": job.memory_kind,
+            },
+            "step_us": _times(self.rating.step),
+            "phases_us": {name: _times(time) for name, time in self.rating.phases.items()},
+            "objective_us": self.objective_us,
+            "lower_bound_us": self.lower_bound_us,
+            "ranks": [
+                {
+                    "compute_us": _times(rank.compute),
+                    "communication_us": _times(rank.communication),
+                    "shards": rank.shards,
+                    "shard_bytes": rank.shard_bytes,
+                    "slot_bytes": rank.slot_bytes,
+                    "result_bytes": rank.result_bytes,
+                }
+                for rank in self.rating.ranks
+            ],
+            "decisions": [
+                {**vars(decision), "ranks": list(decision.ranks)} for decision in self.decisions
+            ],
+            "measured_us": dict(self.measured_us),
+        }
+
+
+def _times(estimate: Estimate) -> dict[str, float]:
+    return {"predicted": estimate.microseconds, "low": estimate.low, "high": estimate.high}
+
+
+def make_report(workload: Workload, found: Found, model: CostModel) -> PlanReport:
+    """Returns the report of a plan that was found."""
+    problem = found.placement.problem
+    return PlanReport(
+        job=problem.job,
+        rating=rate(found.plan, workload, problem.job, model),
+        objective_us=found.objective,
+        lower_bound_us=found.lower_bound,
+        decisions=_decisions(found.placement),
+        measured_us={},
+    )
+
+
+def in_words(option: Option) -> str:
+    """Returns an option as text, e.g. "column_wise, 4 x 32 columns"."""
+    if option.sharding_type == "column_wise":
+        if option.shards == 1:
+            return "column_wise, whole"
+        return f"column_wise, {option.shards} x {option.columns} columns"
+    if option.shards == 1:
+        return option.sharding_type
+    return f"{option.sharding_type}, {option.shards} x {option.rows:,} rows"
+
+
+def _decisions(found: Placement) -> list[Decision]:
+    """Tries every option of each table in place of the chosen one, all else as it is."""
+    problem, placement = found.problem, found.copy()
+    ends = np.append(problem.first_options, len(problem.options))
+    decisions = []
+    for index, table in enumerate(problem.tables):
+        chosen, ranks = placement.take(index)
+        alternatives: list[tuple[float, int]] = []
+        too_large: list[int] = []
+        for option in _possible(placement, range(ends[index], ends[index + 1])):
+            there, _ = placement.best_ranks(option)
+            if there is None:
+                too_large.append(option)
+            elif option != chosen:
+                placement.put(option, there)
+                alternatives.append((placement.cost, option))
+                placement.take(index)
+        placement.put(chosen, ranks)
+        best = min(alternatives, default=None)
+        added = best[0] - placement.cost if best else 0.0
+        decisions.append(
+            Decision(
+                table=table.name,
+                module=table.module,
+                rows=table.rows,
+                dim=table.dim,
+                choice=in_words(problem.options[chosen]),
+                ranks=ranks.tolist(),
+                reason=_reason(problem, placement, chosen, ranks.tolist(), too_large, best, added),
+                runner_up=in_words(problem.options[best[1]]) if best else None,
+                runner_up_us=added,
+            )
+        )
+    return decisions
+
+
+def _possible(placement: Placement, options: Iterable[int]) -> list[int]:
+    """Returns the options that the rest of the plan leaves a table: one width in a collection."""
+    every = placement.problem.options
+    taken = {every[option].group for option in placement.option if option >= 0}
+    widths = {group for group in taken if "/" in group}
+    return [o for o in options if "/" not in every[o].group or widths <= {every[o].group}]
+
+
+def _reason(
+    problem: Problem,
+    placement: Placement,
+    chosen: int,
+    ranks: list[int],
+    too_large: list[int],
+    best: tuple[float, int] | None,
+    added: float,
+) -> str:
+    if best is None:
+        if too_large:
+            return f"nothing else fits into the {problem.job.memory_kind}"
+        return "the only way that sharder and constraints leave"
+    no_room = ""
+    if problem.options[chosen].shards > 1 and any(
+        problem.options[option].shards == 1 for option in too_large
+    ):
+        no_room = "whole it fits on no rank; "
+    if added > 1e-6 * best[0]:
+        return f"{no_room}all others make the step longer"
+    work = problem.costs.sum(axis=1) * problem.option_shards
+    if work[chosen] <= work[best[1]]:
+        return f"{no_room}least work, the step is as long"
+    return f"{no_room}the step is as long, but other ranks are closer to the mean"

@@ -1,0 +1,223 @@
+"""What a plan is predicted to take, rank by rank, whoever made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost_interface import CostModel, Estimate, LookupWork
+from ..problem.exchange_costs import ExchangeCosts, exchange_costs
+from ..problem.job import Job
+from ..problem.shard_traffic import ShardTraffic, result_bytes, shard_traffic, slots_bytes
+from ..problem.tables import PlacedTable, Workload
+
+ZERO = Estimate(0.0, 0.0, 0.0)
+
+
+def total(estimates: Iterable[Estimate]) -> Estimate:
+    """Returns the sum, with the ends of the intervals added up: errors may all go one way."""
+    each = list(estimates)
+    return Estimate(
+        sum(one.microseconds for one in each),
+        sum(one.low for one in each),
+        sum(one.high for one in each),
+    )
+
+
+def crowded(estimates: Sequence[Estimate], job: Job) -> Estimate:
+    """Returns when all ranks are done: the slowest one, or all of them on the cores they share."""
+    on_cores = _mean(estimates, job.ranks_per_core)
+    return max(*estimates, on_cores, key=lambda one: one.microseconds)
+
+
+def _mean(estimates: Sequence[Estimate], times: float = 1.0) -> Estimate:
+    share = times / len(estimates)
+    return Estimate(*(share * time for time in vars(total(estimates)).values()))
+
+
+@dataclass(frozen=True)
+class RankRating:
+    """One rank in one step.
+
+    Attributes:
+        forward: its lookups.
+        backward: their backward; nothing without training.
+        ids: the exchange of the ids of its shards, if all ranks had as many.
+        embeddings: that of its shards' embeddings, likewise, and of gradients when training.
+        shard_bytes: weights, optimizer state and what iterations in flight keep.
+        slot_bytes: of its bounded-lag channels.
+        result_bytes: of the embeddings of its own samples.
+        shards: that it holds.
+    """
+
+    forward: Estimate
+    backward: Estimate
+    ids: Estimate
+    embeddings: Estimate
+    shard_bytes: float
+    slot_bytes: float
+    result_bytes: float
+    shards: int
+
+    @property
+    def compute(self) -> Estimate:
+        """Forward and backward."""
+        return total([self.forward, self.backward])
+
+    @property
+    def communication(self) -> Estimate:
+        """All exchanges."""
+        return total([self.ids, self.embeddings])
+
+    @property
+    def step(self) -> Estimate:
+        """All of it."""
+        return total([self.compute, self.communication])
+
+    @property
+    def memory_bytes(self) -> float:
+        """All memory."""
+        return self.shard_bytes + self.slot_bytes + self.result_bytes
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A plan's prediction.
+
+    Attributes:
+        ranks: each one's.
+        step: from one step's start to the next one's. At bound 0 every phase takes as long as on
+            its slowest rank, or as all ranks on the cores they share; above it the step as long as
+            the slowest rank's sum, or the mean one where those cores decide.
+        phases: the step's parts by name.
+    """
+
+    ranks: Sequence[RankRating]
+    step: Estimate
+    phases: dict[str, Estimate]
+
+
+def rate(plan: Iterable[PlacedTable], workload: Workload, job: Job, model: CostModel) -> Rating:
+    """Returns what `plan` is predicted to take: what the search minimises (options.Problem).
+
+    The tables of a module that are sharded in the same way share exchanges, and those with weights
+    of one precision a lookup. Shards of a table split by rows count as its largest one.
+    """
+    groups: dict[tuple[str, str], _Group] = {}
+    for placed in plan:
+        table = placed.table
+        group = groups.setdefault((table.module, placed.sharding_type), _Group(job))
+        rows = max(shard.rows for shard in placed.shards)
+        for shard in placed.shards:
+            traffic = shard_traffic(table, workload.reuse_of(table), job, rows, shard.columns)
+            group.add(shard.rank, traffic)
+    each = list(groups.values())
+    exchanges = _Exchanges(each, workload, job, model)
+    results = sum(result_bytes(table, workload.reuse_of(table), job) for table in workload.tables)
+    slots = sum(group.slots() for group in each)
+    ranks = []
+    for rank in range(job.ranks):
+        ops = [works for group in each for works in group.works[rank].values()]
+        ids, embeddings = exchanges.as_on(rank)
+        ranks.append(
+            RankRating(
+                forward=total(map(model.lookup_forward, ops)),
+                backward=total(map(model.lookup_backward, ops)) if job.training else ZERO,
+                ids=ids,
+                embeddings=embeddings,
+                shard_bytes=sum(float(group.held[rank]) for group in each),
+                slot_bytes=slots,
+                result_bytes=results,
+                shards=sum(map(len, ops)),
+            )
+        )
+    phases = _lagging_phases(ranks, job) if job.bound else _phases(ranks, exchanges, job)
+    return Rating(ranks, total(phases.values()), phases)
+
+
+def _phases(ranks: Sequence[RankRating], exchanges: _Exchanges, job: Job) -> dict[str, Estimate]:
+    """Returns the phases of ranks that wait for the slowest of each."""
+    ids, embeddings = exchanges.together()
+    phases = {
+        "ids": ids,
+        "forward": crowded([rank.forward for rank in ranks], job),
+        "embeddings": embeddings,
+    }
+    if job.training:
+        phases["backward"] = crowded([rank.backward for rank in ranks], job)
+    return phases
+
+
+def _lagging_phases(ranks: Sequence[RankRating], job: Job) -> dict[str, Estimate]:
+    """Returns the phases of the slowest rank, or the mean ones where cores decide."""
+    slowest = max(ranks, key=lambda rank: rank.step.microseconds)
+    alone = {"ids": slowest.ids, "forward": slowest.forward, "embeddings": slowest.embeddings}
+    together = {
+        "ids": _mean([rank.ids for rank in ranks]),
+        "forward": _mean([rank.forward for rank in ranks], job.ranks_per_core),
+        "embeddings": _mean([rank.embeddings for rank in ranks]),
+    }
+    return max(alone, together, key=lambda phases: total(phases.values()).microseconds)
+
+
+class _Group:
+    """The tables that share exchanges: bytes and works by rank."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        # By rank, then by bytes of a weight: each is an op.
+        self.works: list[dict[int, list[LookupWork]]] = [{} for _ in range(job.ranks)]
+        self.ids = np.zeros(job.ranks)  # for each rank, from each rank
+        self.rows = np.zeros(job.ranks)  # by each rank, for each rank
+        self.held = np.zeros(job.ranks)
+
+    def add(self, rank: int, traffic: ShardTraffic) -> None:
+        work = traffic.lookup
+        self.works[rank].setdefault(work.weight_bytes, []).append(work)
+        self.ids[rank] += traffic.ids_per_rank
+        self.rows[rank] += traffic.rows_per_rank
+        self.held[rank] += traffic.held_bytes
+
+    def slots(self) -> int:
+        ids, rows = float(self.ids.max()), float(self.rows.max())
+        return slots_bytes(self.job, ids) + self.job.ways_of_rows * slots_bytes(self.job, rows)
+
+
+class _Exchanges:
+    """The all-to-alls of all groups, of which those of a phase start together."""
+
+    def __init__(
+        self, groups: Sequence[_Group], workload: Workload, job: Job, model: CostModel
+    ) -> None:
+        self._job, self._model, self._number = job, model, len(groups)
+        self._ids_costs, self._rows_costs = exchange_costs(workload, job, model)
+        self._ids = np.sum([group.ids for group in groups], axis=0) * job.ranks
+        self._rows = np.sum([group.rows for group in groups], axis=0) * job.ranks
+
+    def together(self) -> tuple[Estimate, Estimate]:
+        """Returns the times of ids, and of embeddings with gradients."""
+        return self._times(self._ids, self._rows)
+
+    def as_on(self, rank: int) -> tuple[Estimate, Estimate]:
+        """Returns the same if all ranks had as many bytes as this one."""
+        ids, rows = self._ids[rank], self._rows[rank]
+        return self._times(np.full_like(self._ids, ids), np.full_like(self._rows, rows))
+
+    def _times(
+        self, ids: NDArray[np.float64], rows: NDArray[np.float64]
+    ) -> tuple[Estimate, Estimate]:
+        one_way = self._time(rows, self._rows_costs)
+        return self._time(ids, self._ids_costs), total([one_way] * self._job.ways_of_rows)
+
+    def _time(self, bytes_of_ranks: NDArray[np.float64], costs: ExchangeCosts) -> Estimate:
+        time = costs.microseconds(bytes_of_ranks, self._number)
+        # How sure that is, the model says of one of them.
+        each = bytes_of_ranks / self._number
+        one = self._model.all_to_all(
+            np.full_like(each, each.mean()).tolist(), each.tolist(), self._job.backend
+        )
+        scale = time / one.microseconds if one.microseconds > 0 else 1.0
+        return Estimate(time, one.low * scale, one.high * scale)

@@ -1,0 +1,1 @@
+"""How often the rows of tables recur."""

@@ -1,0 +1,59 @@
+"""A first plan: options for all tables, then the largest shards first to where they add least."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem.options import ANY_RANKS, Problem
+from .placement import Placement
+
+
+def choose_options(
+    problem: Problem, allowed: NDArray[np.bool_], most: float, price: float
+) -> NDArray[np.intp]:
+    """Returns for every table the cheapest option whose single shard is no larger than `most`.
+
+    Where a table has none, the one with the smallest shards.
+
+    Args:
+        problem: what is planned.
+        allowed: (options), of which every table has one.
+        most: microseconds.
+        price: microseconds that a byte of memory counts for.
+    """
+    first = problem.first_options
+    shards = problem.option_shards
+    shard = problem.costs @ problem.imbalance + price * problem.memory
+    work = problem.shared.sum(axis=1) + price * problem.memory
+    # Too large shards by far behind all others, the least large of them first.
+    too_large = np.maximum(shard - most, 0.0)
+    key = np.where(allowed, shards * work + 1e6 * too_large, np.inf)
+    ends = np.append(first[1:], len(key))
+    return np.array([low + key[low:high].argmin() for low, high in zip(first, ends, strict=True)])
+
+
+def place(
+    problem: Problem,
+    chosen: NDArray[np.intp],
+    capacity: NDArray[np.float64],
+    price: float,
+) -> tuple[Placement, list[int]]:
+    """Places the chosen options, and returns the tables for which there was no memory as well."""
+    shards = problem.option_shards[chosen]
+    # No phase can be faster than its largest shard, whatever the mean.
+    mean = shards @ problem.shared[chosen] / problem.job.ranks
+    scale = np.maximum(np.maximum(mean, problem.costs[chosen].max(axis=0)), 1e-9)
+    placement = Placement(problem, capacity, scale)
+    spread = problem.option_spread[chosen]
+    # By what they take of a rank in each phase: a phase that is short is as hard to balance.
+    size = problem.costs[chosen] / scale @ problem.imbalance
+    size += price * problem.memory[chosen] / scale.sum()
+    left_over = []
+    # What has no choice of ranks goes first.
+    for table in np.lexsort((-size, spread == ANY_RANKS)):
+        option = int(chosen[table])
+        ranks, _ = placement.best_ranks(option)
+        if ranks is None:
+            left_over.append(int(table))
+        else:
+            placement.put(option, ranks)
+    return placement, left_over

@@ -1,0 +1,93 @@
+"""A time below which no plan of a problem can be (proof: docs/design/planner.md)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem.options import Problem
+from .infeasible import fits_somewhere
+
+
+def lower_bound(
+    problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
+) -> float:
+    """Returns a bound on the sum over phases, in microseconds, constants of ops and charges apart.
+
+    An option can be part of a plan that takes T only if a step with its shard alone on a rank, and
+    what the others share at least, takes at most T. The bound is the least T for which such options
+    can share costs of T x ranks in all, within the sum of `capacity` (a Lagrangian relaxation).
+
+    Args:
+        problem: what is planned.
+        allowed: (options), those that may be used.
+        capacity: (ranks), bytes.
+
+    Returns:
+        The bound; infinity where no plan fits into the memory, or a table has no option.
+    """
+    ranks = problem.job.ranks
+    shards = problem.option_shards
+    usable = allowed & fits_somewhere(problem, capacity)
+    first = problem.first_options
+    if not np.maximum.reduceat(usable, first).all():
+        return float(np.inf)
+    memory = shards * problem.memory
+    averages = np.where(usable[:, None], problem.shared * shards[:, None] / ranks, np.inf)
+    least = np.minimum.reduceat(averages, first).sum(axis=0)
+    at_least = problem.time(problem.costs, least).sum(axis=1)
+    average = averages.sum(axis=1)
+
+    def relaxed(limit: float) -> float:
+        costs = np.where(at_least <= limit, average, np.inf)
+        return _cheapest_within(costs, memory, capacity.sum(), first)
+
+    low, high = 0.0, float(at_least.max(initial=0.0))
+    at_most = relaxed(high)
+    if at_most >= high:
+        return at_most
+    # relaxed falls as its limit grows: the bound is where it meets the limit.
+    low = at_most
+    for _ in range(40):
+        middle = (low + high) / 2
+        if relaxed(middle) <= middle:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _cheapest_within(
+    costs: NDArray[np.float64],
+    memory: NDArray[np.float64],
+    total: float,
+    first: NDArray[np.intp],
+) -> float:
+    """Returns a bound on the least sum of costs of one option a table with memory below `total`."""
+
+    def dual(price: float) -> tuple[float, float]:
+        """Returns the value at a price of memory, and the memory of the options it takes."""
+        priced = costs + price * memory
+        least = np.minimum.reduceat(priced, first)
+        taken = priced == np.repeat(least, np.diff(np.append(first, len(costs))))
+        used = np.minimum.reduceat(np.where(taken, memory, np.inf), first).sum()
+        return float(least.sum() - price * total), float(used)
+
+    best, used = dual(0.0)
+    if used <= total or not np.isfinite(best):
+        return best
+    least_memory = np.minimum.reduceat(np.where(np.isfinite(costs), memory, np.inf), first).sum()
+    if least_memory > total:
+        return float(np.inf)
+    # The dual is concave: it rises as long as the options at a price need more than there is.
+    high = max(best, 1e-9) / total
+    while dual(high)[1] > total and high < 1e12:
+        high *= 2
+    low = 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        value, used = dual(middle)
+        best = max(best, value)
+        if used > total:
+            low = middle
+        else:
+            high = middle
+    return max(best, dual(low)[0], dual(high)[0])

@@ -1,0 +1,262 @@
+"""The search for the plan whose slowest rank is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem.options import Problem
+from ..problem.tables import COLUMN_WISE, PlacedTable
+from .greedy import choose_options, place
+from .infeasible import (
+    InfeasiblePlanError,
+    explain,
+    explain_packing,
+    fits_somewhere,
+    least_memory,
+)
+from .local_search import improve, polish
+from .lower_bound import lower_bound
+from .placement import Placement
+from .slot_memory import least_slots, memory_for_shards, slots_of
+
+# When options are chosen, shards of at most these shares of the lower bound are tried.
+_SHARES = (1.0, 0.7, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.18, 0.125, 0.09)
+# A full memory counts for this many times the lower bound, when options are chosen.
+_PRICES = (0.0, 0.3, 3.0, 1e6)
+# A plan this near to what its set of options is expected to take is not improved further.
+_NEAR = 1.002
+# First plans that are improved; of larger problems fewer.
+_STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
+# Sets of options that are searched, the most promising first; without a plan the largest other one.
+_SETS = 4
+# Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan and what is known of the best one.
+
+    Attributes:
+        plan: where everything is.
+        objective: microseconds (options.Problem), the step of the plan's rating.
+        lower_bound: microseconds; no plan's objective is below it.
+        placement: the plan as the search has it.
+    """
+
+    plan: tuple[PlacedTable, ...]
+    objective: float
+    lower_bound: float
+    placement: Placement
+
+
+def search(problem: Problem) -> Found:
+    """Returns the best plan found, the same one for the same problem.
+
+    Raises:
+        InfeasiblePlanError: none was found that fits into the memory.
+    """
+    placement, bound = _search_with_room_for_slots(problem)
+    _check_host_memory(problem, slots_of(placement))
+    plan = tuple(
+        problem.options[option].placed(table, ranks.tolist())
+        for table, option, ranks in zip(
+            problem.tables, placement.option, placement.ranks, strict=True
+        )
+    )
+    return Found(plan, placement.cost, bound, placement)
+
+
+def _search_with_room_for_slots(problem: Problem) -> tuple[Placement, float]:
+    """Returns the best plan found that has room for its own slots, and the lower bound."""
+    slots = enough = least_slots(problem)
+    too_many = bound = short_by = np.inf
+    for _ in range(_ATTEMPTS):
+        try:
+            placement, its_bound = _search_beside(problem, slots)
+        except InfeasiblePlanError:
+            if np.isinf(bound):
+                # No plan has fewer slots.
+                raise
+            too_many = slots
+        else:
+            # The first attempt's holds for all plans, the others' for those with as many slots.
+            bound = min(bound, its_bound)
+            used = slots_of(placement)
+            if np.all(placement.memory <= memory_for_shards(problem, used)):
+                return placement, bound
+            room = float((memory_for_shards(problem, 0.0) - placement.memory).min())
+            if used - room < short_by:
+                short_by, nearest = used - room, (used, room)
+            too_few, enough = slots, max(used, 1.1 * slots)
+        slots = enough if enough < too_many else (too_few + too_many) / 2
+    raise InfeasiblePlanError(
+        f"{problem.job.memory_kind} of the fullest rank: the slots of the bounded-lag channels, "
+        f"beside the shards of the nearest of the plans found in {_ATTEMPTS} attempts,",
+        *nearest,
+        "Use a smaller batch or bound, or more memory",
+        proven=False,
+    )
+
+
+def _check_host_memory(problem: Problem, used: float) -> None:
+    """Raises InfeasiblePlanError where a plan's slots are more than a host's memory for a rank."""
+    host_memory = problem.job.host_memory_bytes
+    if host_memory is None or used <= min(host_memory):
+        return
+    least = least_slots(problem)
+    proven = least > min(host_memory)
+    raise InfeasiblePlanError(
+        "DDR of one rank: the slots of the bounded-lag channels"
+        + (", whatever the plan," if proven else " of the best plan, no other of which was tried,"),
+        least if proven else used,
+        min(host_memory),
+        "Use a smaller batch or bound, or more memory",
+        proven=proven,
+    )
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Options that a plan is made of.
+
+    Attributes:
+        expected: microseconds of a plan, if it is at the bound and all ranks have shards.
+        number: of ways that they are of.
+        bound: microseconds (lower_bound).
+        allowed: (options), which ones.
+    """
+
+    expected: float
+    number: int
+    bound: float
+    allowed: NDArray[np.bool_]
+
+
+def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
+    """Returns the best plan found that leaves room for `slots`, and the lower bound."""
+    capacity = memory_for_shards(problem, slots)
+    reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
+    if capacity.min() < 0:
+        raise explain(problem, capacity, reserved)
+    fits = fits_somewhere(problem, capacity)
+    modules = len({table.module for table in problem.tables})
+    # The slowest rank of a phase has a shard, and so an op.
+    one_op = float(problem.op_us.min(axis=0).sum())
+    # A plan uses just one set of ways, so that the least of their bounds is one for all plans.
+    promising: list[_Options] = []
+    lowest = np.inf
+    for number, of_ways in _sets_of_ways(problem):
+        bound, sets = _with_one_width(problem, fits & of_ways, capacity)
+        pairs = max(modules, number)
+        charges = pairs * problem.charge
+        lowest = min(lowest, bound + charges + one_op)
+        ops = pairs * problem.job.ranks_per_core * one_op
+        promising.extend(
+            _Options(its_bound + charges + ops, number, its_bound, allowed)
+            for its_bound, allowed in sets
+        )
+    if not promising:
+        raise explain(problem, capacity, reserved)
+    promising.sort(key=lambda options: (options.expected, options.number))
+    starts: list[tuple[float, Placement, _Options]] = []
+    nearest: list[tuple[Placement, list[int]]] = []
+    others = sorted(promising[_SETS:], key=lambda options: -int(options.allowed.sum()))
+    for number, options in enumerate([*promising[:_SETS], *others[:1]]):
+        if number == _SETS and starts:
+            break
+        found, left = _starts(problem, options.allowed, capacity, options.bound)
+        starts.extend((start.cost, start, options) for start in found)
+        nearest.extend(left)
+    if not starts:
+        placement, left_over = min(nearest, key=lambda attempt: len(attempt[1]))
+        raise explain_packing(placement, left_over, len(nearest), reserved)
+    starts.sort(key=lambda entry: entry[0])
+    many = _STARTS if len(problem.options) < _LARGE else _STARTS_OF_LARGE
+    improved = [
+        (improve(start, options.allowed, options.expected * _NEAR), options)
+        for _, start, options in starts[:many]
+    ]
+    best, options = min(improved, key=lambda entry: entry[0].cost)
+    polish(best, options.allowed)
+    return best, lowest
+
+
+def _sets_of_ways(problem: Problem) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yields the sets of ways that a plan may use at once: how many, and the options of them.
+
+    Ways are sharding types; column-wise is one for EmbeddingBagCollections and another one for
+    EmbeddingCollections.
+    """
+    ways = [
+        (kind, kind == COLUMN_WISE and not problem.tables[option.table].pooled)
+        for option in problem.options
+        for kind in [option.sharding_type]
+    ]
+    names = sorted(set(ways))
+    for size in range(1, len(names) + 1):
+        for chosen in combinations(names, size):
+            yield size, np.array([way in chosen for way in ways])
+
+
+def _with_one_width(
+    problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
+) -> tuple[float, list[tuple[float, NDArray[np.bool_]]]]:
+    """Returns a bound on all plans of the allowed options, and sets of them with their bounds.
+
+    In a set each EmbeddingCollection has one width for its column-wise tables. They get it one
+    after the other, the one with the least bound, while those after it may still mix theirs. Of the
+    last collection all widths are returned. Without a plan there is no set.
+    """
+    widths = [[allowed & width for width in widths] for widths in problem.collection_widths]
+    widths = [[width for width in each if width.any()] for each in widths]
+    bound, sets = np.inf, [(0.0, allowed)]
+    for number, of_collection in enumerate(each for each in widths if each):
+        _, before = min(sets, key=lambda entry: entry[0])
+        others = before & ~np.any(of_collection, axis=0)
+        sets = [_bounded(problem, others | width, capacity) for width in of_collection]
+        if number == 0:
+            # The others may mix theirs in it: it holds for all of their widths.
+            bound = min(its_bound for its_bound, _ in sets)
+    if not any(widths):
+        sets = [_bounded(problem, allowed, capacity)]
+        bound = sets[0][0]
+    sets = [entry for entry in sets if np.isfinite(entry[0])]
+    if np.isfinite(bound) and not sets:
+        # Widths that were best while others could mix theirs left no room for these.
+        sets = [_bounded(problem, least_memory(problem, allowed)[1], capacity)]
+    return bound, [entry for entry in sets if np.isfinite(entry[0])]
+
+
+def _bounded(
+    problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
+) -> tuple[float, NDArray[np.bool_]]:
+    return lower_bound(problem, allowed, capacity), allowed
+
+
+def _starts(
+    problem: Problem,
+    allowed: NDArray[np.bool_],
+    capacity: NDArray[np.float64],
+    bound: float,
+) -> tuple[list[Placement], list[tuple[Placement, list[int]]]]:
+    """Returns first plans of the allowed options, and those with options left over for memory."""
+    starts: list[Placement] = []
+    unfinished: list[tuple[Placement, list[int]]] = []
+    for price in _PRICES:
+        per_byte = price * bound / max(float(capacity.mean()), 1.0)
+        for share in _SHARES:
+            chosen = choose_options(problem, allowed, share * bound, per_byte)
+            placement, left = place(problem, chosen, capacity, per_byte)
+            if left:
+                unfinished.append((placement, chosen[left].tolist()))
+            else:
+                starts.append(placement)
+        if starts:
+            break
+    return starts, unfinished

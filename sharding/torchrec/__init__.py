@@ -1,0 +1,1 @@
+"""The seam to TorchRec's planner: its tables and plans, estimators, providers and reporters."""

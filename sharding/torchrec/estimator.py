@@ -1,0 +1,182 @@
+"""The costs of a profile inside TorchRec's own planner."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    Perf,
+    ShardEstimator,
+    ShardingOption,
+    Topology,
+)
+from torchrec.distributed.types import ShardingType
+
+from ..cost_interface import AdditiveCosts, LookupWork, TableReuse
+from ..costs.profile import check_kind
+from ..costs.profiled import ProfiledCosts
+from ..problem.job import Job
+from ..problem.shard_traffic import EMBEDDING_BYTES, shard_traffic
+from ..problem.tables import Table, UniformReuse
+from ..reuse.of_tables import TableNames, find_reuse
+
+_MICROSECONDS_PER_MS = 1000.0
+
+
+class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
+    """Fills the `perf` of TorchRec's shards, in milliseconds, from calibrated costs.
+
+    A shard has its marginal costs of lookups, as if nothing else was in its op, and of exchanges
+    what they take beyond empty ones, so that TorchRec's sums over shards make sense. The exchange
+    of ids counts as forward communication: TorchRec's total leaves `input_dist_comms` out.
+
+    Args:
+        topology: of the ranks.
+        constraints: by name of the table.
+        costs: of the machine.
+        reuse: statistics by table or feature (table_reuse.find_reuse); without them pooling factors
+            and uniform ids.
+        backend: of the exchanges: "gloo" or "bls".
+        training: whether there is a backward.
+
+    Raises:
+        ProfileError: the costs are of another kind of machine than the topology.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        *,
+        costs: AdditiveCosts,
+        reuse: Mapping[str, TableReuse] | None = None,
+        backend: str = "gloo",
+        training: bool = True,
+    ) -> None:
+        if isinstance(costs, ProfiledCosts):
+            check_kind(costs.profile, topology.compute_device)
+        self._topology = topology
+        self._constraints = constraints or {}
+        self._costs = costs
+        self._reuse = reuse or {}
+        self._backend = backend
+        self._training = training
+
+    def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
+        """Fills `perf` of every shard; TorchRec's other arguments are not needed."""
+        tables = {
+            (option.path, option.name): TableNames(
+                option.path, option.name, option.feature_names or []
+            )
+            for option in sharding_options
+        }
+        found, _ = find_reuse(list(tables.values()), self._reuse)
+        reuse = dict(zip(tables, found, strict=True))
+        for option in sharding_options:
+            self._estimate(option, reuse[option.path, option.name])
+
+    def _estimate(self, option: ShardingOption, known: TableReuse | None) -> None:
+        rows, dim = option.tensor.shape
+        asked = self._constraints.get(option.name)
+        table = Table(
+            name=option.name,
+            rows=rows,
+            dim=dim,
+            weight_bytes=option.tensor.element_size(),
+            features=max(option.num_inputs, 1),
+            pooled=option.is_pooled,
+            weighted=bool(asked and asked.is_weighted),
+        )
+        reuse = known or UniformReuse(rows, sum(option.input_lengths))
+        world = self._topology.world_size
+        job = Job(
+            ranks=world,
+            batch=option.batch_size,
+            memory_bytes=[0] * world,
+            backend=self._backend,
+            training=self._training,
+        )
+        for shard in option.shards:
+            if option.sharding_type == ShardingType.DATA_PARALLEL.value:
+                shard.perf = self._replica(table, reuse, job)
+            else:
+                shard.perf = self._shard(table, reuse, job, *shard.size)
+
+    def _shard(self, table: Table, reuse: TableReuse, job: Job, rows: int, columns: int) -> Perf:
+        if rows == 0:
+            return Perf(0.0, 0.0, 0.0, 0.0)
+        traffic = shard_traffic(table, reuse, job, rows, columns)
+        forward, backward = self._lookup(traffic.lookup)
+        ids = self._exchange(traffic.ids_per_rank, job)
+        embeddings = self._exchange(traffic.rows_per_rank, job)
+        return Perf(
+            fwd_compute=forward,
+            fwd_comms=ids + embeddings,
+            bwd_compute=backward,
+            bwd_comms=embeddings if self._training else 0.0,
+        )
+
+    def _replica(self, table: Table, reuse: TableReuse, job: Job) -> Perf:
+        """Returns the costs of a data-parallel copy: own samples, all gradients reduced."""
+        forward, backward = self._lookup(
+            LookupWork(
+                rows=table.rows,
+                dim=table.dim,
+                weight_bytes=table.weight_bytes,
+                samples=float(job.batch * table.features),
+                pooling=reuse.pooling_factor / table.features,
+                unique_rows=min(reuse.unique_rows(job.batch), table.rows),
+                pooled=table.pooled,
+            )
+        )
+        gradients = table.rows * table.dim * EMBEDDING_BYTES
+        reduced = self._costs.all_reduce(gradients, job.ranks, self._backend).microseconds
+        return Perf(
+            fwd_compute=forward,
+            fwd_comms=0.0,
+            bwd_compute=backward,
+            bwd_comms=reduced / _MICROSECONDS_PER_MS if self._training else 0.0,
+        )
+
+    def _lookup(self, work: LookupWork) -> tuple[float, float]:
+        forward = float(self._costs.marginal_forward([work])[0])
+        backward = float(self._costs.marginal_backward([work])[0]) if self._training else 0.0
+        return max(forward, 0.0) / _MICROSECONDS_PER_MS, max(backward, 0.0) / _MICROSECONDS_PER_MS
+
+    def _exchange(self, bytes_per_rank: float, job: Job) -> float:
+        def time(size: float) -> float:
+            each = [size] * job.ranks
+            return self._costs.all_to_all(each, each, self._backend).microseconds
+
+        beyond = time(bytes_per_rank * job.ranks) - time(0.0)
+        return max(beyond, 0.0) / _MICROSECONDS_PER_MS
+
+
+def calibrated_torchrec_planner(
+    topology: Topology,
+    batch_size: int,
+    constraints: dict[str, ParameterConstraints] | None = None,
+    *,
+    costs: AdditiveCosts,
+    reuse: Mapping[str, TableReuse] | None = None,
+    backend: str = "gloo",
+    training: bool = True,
+) -> EmbeddingShardingPlanner:
+    """Returns TorchRec's planner with the times of a CalibratedShardEstimator; see there."""
+    calibrated = CalibratedShardEstimator(
+        topology, constraints, costs=costs, reuse=reuse, backend=backend, training=training
+    )
+    storage = EmbeddingStorageEstimator(topology=topology, constraints=constraints)
+    enumerator = EmbeddingEnumerator(
+        topology, batch_size, constraints, estimator=[calibrated, storage]
+    )
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        enumerator=enumerator,
+        constraints=constraints,
+        debug=False,
+    )

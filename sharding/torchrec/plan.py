@@ -1,0 +1,78 @@
+"""Plans of this package as TorchRec's, and the other way round."""
+
+from collections.abc import Iterable, Mapping
+
+from torchrec.distributed.planner.types import ParameterConstraints, Topology
+from torchrec.distributed.sharding_plan import placement
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardMetadata,
+)
+
+from ..problem.tables import COLUMN_WISE, SHARDING_TYPES, PlacedShard, PlacedTable, Workload
+from .tables import KERNEL
+
+# By columns within each host, which for the predicted time is column-wise.
+_AS_COLUMN_WISE = "table_column_wise"
+
+
+def to_sharding_plan(
+    plan: Iterable[PlacedTable],
+    topology: Topology,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+) -> ShardingPlan:
+    """Returns `plan` for DistributedModelParallel.
+
+    What `constraints` say of the tables' kernels (cache, rounding, ...) is passed on.
+    """
+    modules: dict[str, EmbeddingModuleShardingPlan] = {}
+    for placed in plan:
+        asked = (constraints or {}).get(placed.table.name) or ParameterConstraints()
+        shards = [
+            ShardMetadata(
+                shard_sizes=[shard.rows, shard.columns],
+                shard_offsets=[shard.row_offset, shard.column_offset],
+                placement=placement(topology.compute_device, shard.rank, topology.local_world_size),
+            )
+            for shard in placed.shards
+        ]
+        module = modules.setdefault(placed.table.module, EmbeddingModuleShardingPlan())
+        module[placed.table.name] = ParameterSharding(
+            sharding_type=placed.sharding_type,
+            compute_kernel=KERNEL,
+            ranks=[shard.rank for shard in placed.shards],
+            sharding_spec=EnumerableShardingSpec(shards),
+            cache_params=asked.cache_params,
+            enforce_hbm=asked.enforce_hbm,
+            stochastic_rounding=asked.stochastic_rounding,
+            bounds_check_mode=asked.bounds_check_mode,
+            output_dtype=asked.output_dtype,
+            key_value_params=asked.key_value_params,
+        )
+    return ShardingPlan(modules)
+
+
+def from_sharding_plan(plan: ShardingPlan, workload: Workload) -> tuple[PlacedTable, ...]:
+    """Returns TorchRec's plan of the tables of `workload`, to be rated.
+
+    Raises:
+        ValueError: it lacks a table, or shards one in a way that can't be rated.
+    """
+    placed = []
+    for table in workload.tables:
+        parameter = dict(plan.plan.get(table.module, {})).get(table.name)
+        if parameter is None:
+            raise ValueError(f"the plan has no table '{table.name}' of module '{table.module}'")
+        kind = parameter.sharding_type
+        if kind not in (*SHARDING_TYPES, _AS_COLUMN_WISE):
+            raise ValueError(f"table '{table.name}' is sharded {kind}, which can't be rated")
+        shards = tuple(
+            PlacedShard(rank, *metadata.shard_sizes, *metadata.shard_offsets)
+            for rank, metadata in zip(parameter.ranks, parameter.sharding_spec.shards, strict=True)
+            if metadata.shard_sizes[0] > 0
+        )
+        placed.append(PlacedTable(table, COLUMN_WISE if kind == _AS_COLUMN_WISE else kind, shards))
+    return tuple(placed)

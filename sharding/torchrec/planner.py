@@ -1,0 +1,228 @@
+"""BLSShardingPlanner, which stands where TorchRec's EmbeddingShardingPlanner does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence, Set
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.planner.constants import BATCH_SIZE
+from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PlannerError,
+    PlannerErrorType,
+    StorageReservation,
+    Topology,
+)
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
+from torchrec.distributed.utils import get_device_type
+
+from ..cost_interface import AdditiveCosts, TableReuse
+from ..costs.profile import check_kind, load_profile, shipped_profiles
+from ..costs.profiled import ProfiledCosts
+from ..problem.job import Job
+from ..problem.options import NoOptionError, make_problem
+from ..problem.tables import Workload
+from ..report.plan_report import PlanReport, make_report
+from ..search.infeasible import InfeasiblePlanError
+from ..search.search import Found, search
+from .plan import to_sharding_plan
+from .tables import optimizers_of, workload_of
+
+# Of HBM, as in TorchRec's planner.
+_RESERVED_SHARE = 0.15
+
+
+class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
+    """Plans shardings by the costs of a calibrated profile.
+
+    Per table it chooses among whole, by columns in any width, by rows, and by the rows of one host,
+    as far as sharders and constraints allow, so that the slowest rank is fastest and no rank's
+    memory is exceeded (docs/design/planner.md).
+
+    Args:
+        topology: of the ranks; None makes TorchRec's default one.
+        batch_size: samples per rank and step.
+        storage_reservation: what is kept free. By default as in TorchRec's planner: dense
+            parameters with gradients and optimizer, batches of ids, and 15 % of HBM.
+        constraints: by name of the table.
+        costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")). None plans with a
+            profile that ships, of a machine that is hardly this one, and warns.
+        reuse: statistics by table ("module.table", or its name where just one has it) or by
+            feature, e.g. ReuseStatistics.from_batches(batches).
+        backend: of the exchanges, "bls" or "gloo". None: "bls" if there are bounded-lag sharders,
+            else "gloo"; TorchRec's own over a process group "bls" need it said.
+        bound: of the bounded-lag sharders.
+        training: whether there is a backward; None: at bound 0.
+        cores_per_host: if the ranks of a host have to share so many; None: each has its own.
+
+    Raises:
+        ProfileError: the costs are of another kind of machine than the topology.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        storage_reservation: StorageReservation | None = None,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        *,
+        costs: AdditiveCosts | None = None,
+        reuse: Mapping[str, TableReuse] | None = None,
+        backend: str | None = None,
+        bound: int = 0,
+        training: bool | None = None,
+        cores_per_host: int | None = None,
+    ) -> None:
+        self._topology = topology or Topology(
+            local_world_size=get_local_size(),
+            world_size=dist.get_world_size(),
+            compute_device=get_device_type(),
+        )
+        self._batch_size = batch_size or BATCH_SIZE
+        self._reservation = storage_reservation or _torchrecs_reservation()
+        self._constraints = constraints
+        self._costs = _shipped_costs() if costs is None else costs
+        if isinstance(self._costs, ProfiledCosts):
+            check_kind(self._costs.profile, self._topology.compute_device)
+        self._reuse = reuse
+        self._backend = backend
+        self._bound = bound
+        self._training = bound == 0 if training is None else training
+        self._cores_per_host = cores_per_host
+        self._last: tuple[Workload, Found] | None = None
+
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
+        """Returns the plan for `module`.
+
+        Raises:
+            PlannerError: constraints contradict each other, or nothing fits into the memory; the
+                text names what binds and by how much.
+            ValueError: there is nothing to plan.
+        """
+        device = self._topology.compute_device
+        hosts = -(-self._topology.world_size // self._topology.local_world_size)
+        workload = workload_of(module, sharders, device, hosts, self._constraints, self._reuse)
+        job = self._job(module, sharders)
+        if self._training:
+            self._compare_optimizers(optimizers_of(module, sharders))
+        try:
+            found = search(make_problem(workload, job, self._costs))
+        except InfeasiblePlanError as error:
+            raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+        except NoOptionError as error:
+            raise PlannerError(str(error), PlannerErrorType.STRICT_CONSTRAINTS) from error
+        self._last = workload, found
+        return to_sharding_plan(found.plan, self._topology, self._constraints)
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """Plans on rank 0 and returns that plan on all ranks of `pg`, the default group if None.
+
+        Raises:
+            PlannerError, ValueError: what `plan` raises on rank 0, on all ranks.
+            RuntimeError: there is no process group, or planning failed otherwise.
+        """
+        group = pg or dist.group.WORLD
+        if group is None:
+            raise RuntimeError("collective_plan needs a process group; plan goes without")
+        plan, error = invoke_on_rank_and_broadcast_result(
+            group, 0, self._plan_or_error, module, sharders or get_default_sharders()
+        )
+        if error is not None:
+            raise error
+        assert plan is not None
+        return plan
+
+    def _plan_or_error(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> tuple[ShardingPlan | None, Exception | None]:
+        """Returns a plan or why there is none: the other ranks wait for one of them."""
+        try:
+            return self.plan(module, sharders), None
+        except (PlannerError, ValueError) as error:
+            return None, error
+        except Exception as error:
+            # It may not be one that can be sent.
+            failed = RuntimeError(f"planning failed on rank 0: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            return None, failed
+
+    def report(self) -> PlanReport:
+        """Returns the report of the last plan made here; with `collective_plan` that is rank 0.
+
+        Raises:
+            RuntimeError: no plan was made yet.
+        """
+        if self._last is None:
+            raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
+        return make_report(*self._last, self._costs)
+
+    def _compare_optimizers(self, optimizers: Set[str]) -> None:
+        """Warns if the backward of the costs is not with the tables' optimizer."""
+        if not isinstance(self._costs, ProfiledCosts):
+            return
+        profile = self._costs.profile
+        # FBGEMM's "exact" ones are their namesakes with duplicate rows summed up first.
+        known = profile.optimizer.removeprefix("exact_")
+        others = sorted(name for name in optimizers if name.removeprefix("exact_") != known)
+        if others:
+            warnings.warn(
+                f"the profile {profile.name} has the backward with {profile.optimizer}, but tables "
+                f"have {', '.join(others)}, whose updates take another time: calibrate with "
+                "`torchrec-bls calibrate --optimizer`",
+                stacklevel=3,
+            )
+
+    def _job(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> Job:
+        free = self._reservation.reserve(
+            self._topology, self._batch_size, module, sharders, self._constraints
+        )
+        ddr = [max(device.storage.ddr, 0) for device in free.devices]
+        on_cpu = self._topology.compute_device == "cpu"
+        hbm = [max(device.storage.hbm, 0) for device in free.devices]
+        return Job(
+            ranks=self._topology.world_size,
+            batch=self._batch_size,
+            memory_bytes=ddr if on_cpu else hbm,
+            ranks_per_host=min(self._topology.local_world_size, self._topology.world_size),
+            backend=_backend_of(sharders) if self._backend is None else self._backend,
+            bound=self._bound,
+            training=self._training,
+            host_memory_bytes=None if on_cpu else ddr,
+            cores_per_host=self._cores_per_host,
+            memory_kind="DDR" if on_cpu else "HBM",
+        )
+
+
+def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]]) -> str:
+    # By an attribute and not by their type: planning does not import the runtime.
+    exchanges = {getattr(sharder, "exchange_backend", "gloo") for sharder in sharders}
+    return "bls" if "bls" in exchanges else "gloo"
+
+
+def _torchrecs_reservation() -> StorageReservation:
+    with warnings.catch_warnings():
+        # That it reserves much for models on the meta device, TorchRec logs at every plan as well.
+        warnings.simplefilter("ignore", FutureWarning)
+        return HeuristicalStorageReservation(_RESERVED_SHARE)
+
+
+def _shipped_costs() -> ProfiledCosts:
+    name = shipped_profiles()[0]
+    warnings.warn(
+        f"BLSShardingPlanner has no costs and plans with the profile {name!r} of another machine: "
+        "run `torchrec-bls calibrate --out profile.json` on this one and pass "
+        'costs=ProfiledCosts(load_profile("profile.json"))',
+        stacklevel=3,
+    )
+    return ProfiledCosts(load_profile(name))

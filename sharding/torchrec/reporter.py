@@ -1,0 +1,85 @@
+"""The report of a plan for TorchRec's PlanReporter, which is there from torchrec 1.9 on."""
+
+import json
+import logging
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torchrec.distributed.planner.types import PlannerSessionContext, Stats
+
+from ..report.html import as_html
+from ..report.plan_report import PlanReport
+from ..report.text import as_text
+
+logger = logging.getLogger(__name__)
+
+
+class PlanReportSink(Stats):  # type: ignore[misc]
+    """Takes the report of one plan: see BLSPlanReporter.
+
+    Args:
+        sku: that is planned for.
+        folder: for the files; None writes none.
+    """
+
+    def __init__(self, sku: str, folder: Path | None) -> None:
+        self._sku = sku
+        self._folder = folder
+        self._written: Path | None = None
+
+    def write(self, report: PlanReport) -> None:
+        """Called by a planner of BLSPlannerProvider. Files that can't be written are a warning."""
+        text = as_text(report)
+        logger.info("%s\n%s", self._sku, text)
+        if self._folder is None:
+            return
+        # Any text may name hardware; a name of a file may not lead elsewhere.
+        name = re.sub(r"[^\w-]", "_", self._sku)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"{name}.txt").write_text(text + "\n", "utf-8")
+            (self._folder / f"{name}.html").write_text(as_html(report), "utf-8")
+            path = self._folder / f"{name}.json"
+            path.write_text(json.dumps(report.as_json(), indent=2) + "\n", "utf-8")
+        except OSError as error:
+            warnings.warn(
+                f"the report of the plan for {self._sku} is not in {self._folder}: {error}. The "
+                "plan is used all the same",
+                stacklevel=3,
+            )
+        else:
+            self._written = path
+
+    def log(self, *arguments: Any, **options: Any) -> None:
+        """Called by TorchRec's planners, of whose plans there is no such report."""
+        warnings.warn(
+            f"BLSPlanReporter has no report of the plan for {self._sku}: it was made by a planner "
+            "of TorchRec. Give the executor a BLSPlannerProvider, or the orchestrator TorchRec's "
+            "DefaultPlanReporter",
+            stacklevel=3,
+        )
+
+    def get_most_recent_sharding_plan_dump_location(self) -> str | None:
+        """Called by TorchRec's orchestrator, which puts it into the result of the plan."""
+        return None if self._written is None else str(self._written)
+
+
+class BLSPlanReporter:
+    """A PlanReporter of torchrec 1.9: the report of each plan of a BLSPlannerProvider.
+
+    Its text goes to the log (logger torchrec_bls.sharding.torchrec.reporter, level INFO), and, with
+    a folder, SKU.txt, SKU.html and SKU.json into that; TorchRec's result of the plan then names the
+    last.
+
+    Args:
+        folder: for the files, made where there is none; None writes none.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = None if folder is None else Path(folder)
+
+    def build_stats(self, ctx: PlannerSessionContext, sku: str) -> list[Stats]:
+        """Called by TorchRec's orchestrator before each plan."""
+        return [PlanReportSink(sku, self._folder)]

@@ -1,0 +1,299 @@
+"""Input dist: the ids of a batch to the ranks that hold their rows, in one message per peer.
+
+Replaces TorchRec's KJTAllToAll, which exchanges splits, lengths and values one after the other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.dist_data import KJTAllToAll
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_bls import _native
+from torchrec_bls.distributed.exchange import Exchange, Pending
+from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.refused_batches import refused
+from torchrec_bls.distributed.outputs.awaitable import ExchangeAwaitable
+from torchrec_bls.distributed.slot_growth import SlotBytes, SlotGrowth
+
+_INTEGERS = {4: torch.int32, 8: torch.int64}
+_FLOATS = {2: torch.float16, 4: torch.float32, 8: torch.float64}
+_DTYPES = (_INTEGERS, _INTEGERS, _FLOATS)
+
+
+@dataclass(frozen=True)
+class IdsLayout:
+    """How the ids that this rank looks up came to it, for the way back of their embeddings.
+
+    Attributes:
+        number: of the batch, counted from 0 on all ranks alike.
+        order: ranks in the order of their samples in the batch that is looked up.
+        strides: batch size of each rank.
+        counts: ids by feature and, within a feature, by rank in `order`, flattened.
+        values_sent: ids that this rank sent to each rank.
+        values_received: ids that each rank sent to this one.
+        counts_sent: ids that this rank sent to each rank of each of its features, flattened; only
+            where rows are encoded.
+        slot_bytes: of the exchanges, for this batch.
+        all_ended: whether no rank has a batch any more.
+        updates: of the weights that all ranks have ready.
+        refusals: why ranks refuse to go on with this batch, by rank.
+    """
+
+    number: int
+    order: list[int]
+    strides: list[int]
+    counts: list[int]
+    values_sent: list[int]
+    values_received: list[int]
+    counts_sent: list[int]
+    slot_bytes: SlotBytes
+    all_ended: bool
+    updates: int
+    refusals: dict[int, str]
+
+
+def layout_of(sharding_context: Any) -> IdsLayout:
+    """Returns the layout that the input dist left in TorchRec's sharding context."""
+    layout: IdsLayout = sharding_context.bls_ids_layout
+    return layout
+
+
+class _Batch(NamedTuple):
+    """What this rank knows of a batch whose ids it has posted; `sent` and `counts_sent` are those
+    of IdsLayout."""
+
+    number: int
+    local_keys: list[str]
+    dtypes: list[torch.dtype]
+    slot_bytes: SlotBytes
+    sent: list[int]
+    counts_sent: list[int]
+
+    def dtypes_of(
+        self, arrived: _native.ArrivedIds
+    ) -> tuple[torch.dtype, torch.dtype, torch.dtype | None]:
+        """Returns the dtypes of lengths, values and weights. Those of this rank's batch say more
+        than sizes, but a batch without samples may be of any."""
+        sizes = [arrived.length_bytes, arrived.value_bytes]
+        if arrived.weight_bytes:
+            sizes.append(arrived.weight_bytes)
+        own = [dtype.itemsize for dtype in self.dtypes]
+        if not arrived.total_stride or sizes == own:
+            lengths, values, *weights = self.dtypes
+        else:
+            lengths, values, *weights = (
+                by_size[size] for by_size, size in zip(_DTYPES, sizes, strict=False)
+            )
+        return lengths, values, weights[0] if weights else None
+
+
+class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
+    """Second wait of an input dist: the ids of all ranks, put together."""
+
+    def __init__(
+        self, rank: int, name: str, pending: Pending[tuple[KeyedJaggedTensor, IdsLayout]]
+    ) -> None:
+        super().__init__()
+        self._rank = rank
+        self._name = name
+        self._pending = pending
+        self.sharding_context: Any = None
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        ids, layout = self._pending.wait()
+        if layout.refusals:
+            raise refused(self._rank, self._name, layout.refusals)
+        if self.sharding_context is not None:
+            self._fill(self.sharding_context, layout)
+        return ids
+
+    @staticmethod
+    def _fill(context: Any, layout: IdsLayout) -> None:
+        context.bls_ids_layout = layout
+        context.batch_size_per_rank = layout.strides
+        if hasattr(context, "input_splits"):  # sequence embeddings
+            context.input_splits = layout.values_sent
+            context.output_splits = layout.values_received
+
+
+class IdsAwaitable(ExchangeAwaitable[IdsTensorsAwaitable]):
+    """First wait of an input dist: nothing, since sizes travel with the data."""
+
+    def __init__(self, tensors: IdsTensorsAwaitable) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def bind(self, sharding_context: Any) -> None:
+        """Says which of TorchRec's contexts the layout goes into when the ids have arrived."""
+        self._tensors.sharding_context = sharding_context
+
+    def _wait_impl(self) -> IdsTensorsAwaitable:
+        return self._tensors
+
+
+class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
+    """Redistributes a KeyedJaggedTensor whose keys are ordered by destination rank.
+
+    Stands where TorchRec's sparse features dists keep their KJTAllToAll, whose class its pipelines
+    ask for before they replace it.
+
+    Args:
+        group: ranks to exchange with.
+        splits: keys for each rank.
+        stagger: number of nodes for table-row-wise sharding, whose batches TorchRec orders by
+            local rank first; else 1.
+        exchange: the module's channel for ids.
+        growth: of the slots of the exchanges of its sharding type.
+        note_of: returns what to tell along with the ids that are posted next.
+        count_keys: whether the way back asks for `IdsLayout.counts_sent`.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        splits: list[int],
+        stagger: int,
+        exchange: Exchange,
+        growth: SlotGrowth,
+        note_of: Callable[[], IdsNote],
+        count_keys: bool,
+    ) -> None:
+        super().__init__(group, splits, stagger)
+        rank, world_size = group.rank(), group.size()
+        self._rank: int = rank
+        self._splits: list[int] = splits
+        self._first_key = [0, *accumulate(splits)]
+        self._local = slice(self._first_key[rank], self._first_key[rank + 1])
+        local_size = world_size // stagger
+        self._order = [x + local_size * y for x in range(local_size) for y in range(stagger)]
+        self._exchange = exchange
+        self._growth = growth
+        self._note_of = note_of
+        self._count_keys = count_keys
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keeps the forward, which TorchRec's pipelines replace to fuse the exchanges of splits.
+
+        There is none here, and they take an awaitable without one as it is.
+
+        Raises:
+            ValueError: the bound is not 0. Their depth is fixed.
+        """
+        if name != "forward":
+            super().__setattr__(name, value)
+        elif self._exchange.bound > 0:
+            raise ValueError(
+                f"a TorchRec pipeline runs a module of bound {self._exchange.bound}, but has a "
+                "depth of its own: use BoundedLagPipeline, or BLSConfig(bound=0)"
+            )
+
+    def forward(self, ids: KeyedJaggedTensor) -> IdsAwaitable:
+        """Posts `ids` and returns the awaitable of the awaitable of this rank's share."""
+        return self.post(ids, [])
+
+    def post(self, ids: KeyedJaggedTensor, order: list[int]) -> IdsAwaitable:
+        """Posts the keys of `ids` that `order` names, by destination rank; empty means all."""
+        lengths, values = ids.lengths().contiguous(), ids.values().contiguous()
+        weights = ids.weights_or_none()
+        weights = None if weights is None else weights.contiguous()
+        stride = ids.stride()
+        self._exchange.make_room()
+        number, slot_bytes = self._growth.begin()
+        if not self._exchange.has_slots(slot_bytes.ids):
+            self._exchange.open(self._largest_message(ids, order), stride, slot_bytes.ids)
+        note = self._note_of()
+        wanted = self._growth.wanted()
+        keys = ids.keys()
+        local_keys = [keys[i] for i in order[self._local]] if order else keys[self._local]
+        tensors = [lengths, values] if weights is None else [lengths, values, weights]
+        own = _Batch(number, local_keys, [t.dtype for t in tensors], slot_bytes, [], [])
+        if self._count_keys:
+            own.counts_sent.extend(_values_per_key(ids, order))
+
+        def send(channel: _native.Channel) -> None:
+            own.sent.extend(
+                _native.post_ids(
+                    channel,
+                    (lengths.data_ptr(), lengths.element_size()),
+                    (values.data_ptr(), values.element_size()),
+                    (0, 0) if weights is None else (weights.data_ptr(), weights.element_size()),
+                    len(keys),
+                    stride,
+                    values.numel(),
+                    self._splits,
+                    order,
+                    (note.ended, note.refusal, note.updates, wanted),
+                )
+            )
+
+        def collect(arrival: _native.Arrival) -> tuple[KeyedJaggedTensor, IdsLayout]:
+            return self._assemble(arrival, own)
+
+        pending = self._exchange.post(send, collect, tensors, number)
+        return IdsAwaitable(IdsTensorsAwaitable(self._rank, self._exchange.name, pending))
+
+    def _assemble(
+        self, arrival: _native.Arrival, own: "_Batch"
+    ) -> tuple[KeyedJaggedTensor, IdsLayout]:
+        world_size = len(self._order)
+        arrived = _native.ArrivedIds(arrival, len(own.local_keys), self._order)
+        self._growth.learn(own.number, arrived.wanted_slot_bytes)
+        of_lengths, of_values, of_weights = own.dtypes_of(arrived)
+        lengths = torch.empty(len(own.local_keys) * arrived.total_stride, dtype=of_lengths)
+        values = torch.empty(arrived.total_values, dtype=of_values)
+        weights = None
+        if of_weights is not None:
+            weights = torch.empty(arrived.total_values, dtype=of_weights)
+        arrived.assemble(
+            lengths.data_ptr(), values.data_ptr(), 0 if weights is None else weights.data_ptr()
+        )
+        counts = arrived.counts
+        length_per_key = [
+            sum(counts[i : i + world_size]) for i in range(0, len(counts), world_size)
+        ]
+        ids = KeyedJaggedTensor(
+            keys=own.local_keys,
+            values=values,
+            weights=weights,
+            lengths=lengths,
+            stride=arrived.total_stride,
+            length_per_key=length_per_key,
+            offset_per_key=[0, *accumulate(length_per_key)],
+        )
+        layout = IdsLayout(
+            number=own.number,
+            order=self._order,
+            strides=arrived.strides,
+            counts=counts,
+            values_sent=own.sent,
+            values_received=arrived.values_per_source,
+            counts_sent=own.counts_sent,
+            slot_bytes=own.slot_bytes,
+            all_ended=arrived.all_ended,
+            updates=arrived.updates,
+            refusals={rank: reason.decode(errors="replace") for rank, reason in arrived.refusals},
+        )
+        return ids, layout
+
+    def _largest_message(self, ids: KeyedJaggedTensor, order: list[int]) -> int:
+        item: int = ids.values().element_size()
+        weights = ids.weights_or_none()
+        if weights is not None:
+            item += weights.element_size()
+        per_key = _values_per_key(ids, order)
+        lengths_of_key: int = ids.stride() * ids.lengths().element_size()
+        return max(
+            sum(per_key[first : first + count]) * item + count * lengths_of_key
+            for first, count in zip(self._first_key, self._splits, strict=False)
+        )
+
+
+def _values_per_key(ids: KeyedJaggedTensor, order: list[int]) -> list[int]:
+    """Returns the values of the keys that `order` names; empty means all."""
+    per_key: list[int] = ids.length_per_key()
+    return [per_key[i] for i in order] if order else per_key

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "channel/protocol.h"
+#include "channel/message.h"
 #include "errors.h"
 
 namespace bls::fuzzing {

@@ -98,7 +98,7 @@ void post_pooled_rows(Channel& channel, const PooledRows& rows) {
   }
   const JaggedIds jagged{rows.lengths, rows.length_bytes, rows.ids,  rows.id_bytes, nullptr, 0,
                          features,     samples,           rows.count};
-  check_lookup(rows.tables, rows.ids, rows.id_bytes, values_per_feature(jagged));
+  check_lookup(rows, values_per_feature(jagged));
 
   std::vector<size_t> starts(features * samples + 1, 0);
   rows.length_bytes == 4 ? add_up<int32_t>(rows.lengths, starts)

@@ -10,17 +10,12 @@
 namespace bls {
 
 /// Sums of float rows that ids name, over bags: `lengths` is [features x samples], the ids lie bag
-/// after bag, feature by feature, as ArrivedIds puts them together. A sample's sums stand side by
-/// side in the order of the features. Samples come by rank: `batches[place]` of rank
-/// `order[place]`.
-struct PooledRows {
-  std::span<const Table> tables;  ///< [features], rows of floats
-  const std::byte* ids = nullptr;
-  size_t id_bytes = 8;
+/// after bag, as ArrivedIds puts them together. A sample's sums stand side by side in the order of
+/// the features. Samples come by rank: `batches[place]` of rank `order[place]`.
+struct PooledRows : Lookup {
   const std::byte* lengths = nullptr;
   size_t length_bytes = 8;
   size_t length_count = 0;
-  size_t count = 0;  ///< of ids
   std::span<const int64_t> batches;
   std::span<const int> order;
 };

@@ -8,14 +8,13 @@
 
 namespace bls {
 
-void check_lookup(std::span<const Table> tables, const std::byte* ids, size_t id_bytes,
-                  std::span<const int64_t> counts) {
+void check_lookup(const Lookup& lookup, std::span<const int64_t> counts) {
   JaggedIds jagged;
-  jagged.values = ids;
-  jagged.value_bytes = id_bytes;
-  jagged.features = tables.size();
+  jagged.values = lookup.ids;
+  jagged.value_bytes = lookup.id_bytes;
+  jagged.features = lookup.tables.size();
   std::vector<int64_t> limits;
-  for (const Table& table : tables) limits.push_back(table.rows);
+  for (const Table& table : lookup.tables) limits.push_back(table.rows);
   if (const auto bad = find_bad_id(jagged, limits, counts)) {
     throw std::invalid_argument("id " + std::to_string(bad->id) + " of feature " +
                                 std::to_string(bad->feature) + " of the lookup, whose table has " +

@@ -90,7 +90,7 @@ void check(const TableRows& rows) {
     throw std::invalid_argument("the lookup is of " + std::to_string(total) + " ids, but " +
                                 std::to_string(rows.count) + " were given");
   }
-  check_lookup(rows.tables, rows.ids, rows.id_bytes, counts);
+  check_lookup(rows, counts);
 }
 
 }  // namespace

@@ -10,13 +10,8 @@
 
 namespace bls {
 
-/// Rows that ids name: those of feature f come from `tables[f]`. The ids lie one behind the other
-/// in the order of `groups`, as ArrivedIds puts them together.
-struct TableRows {
-  std::span<const Table> tables;  ///< [features]
-  const std::byte* ids = nullptr;
-  size_t id_bytes = 8;
-  size_t count = 0;  ///< of ids
+/// A lookup whose ids lie in the order of `groups`, as ArrivedIds puts them together.
+struct TableRows : Lookup {
   GroupedRows groups;
 };
 

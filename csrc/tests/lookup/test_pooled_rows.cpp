@@ -70,9 +70,12 @@ TEST_CASE_TEMPLATE("each rank gets the sums of its samples, feature by feature",
   }
   ranks.run([&](int rank, Channel& channel) {
     const auto r = static_cast<size_t>(rank);
-    post_pooled_rows(
-        channel, {tables[r], bytes(ids[r].data()), sizeof(Id), bytes(lengths[r].data()), sizeof(Id),
-                  lengths[r].size(), ids[r].size(), batches, order});
+    post_pooled_rows(channel, {{tables[r], bytes(ids[r].data()), sizeof(Id), ids[r].size()},
+                               bytes(lengths[r].data()),
+                               sizeof(Id),
+                               lengths[r].size(),
+                               batches,
+                               order});
     const Arrival& arrival = channel.wait();
     for (int source = 0; source < kWorld; ++source) {
       const std::vector<float>& sums = expected[static_cast<size_t>(source)][r];
@@ -93,8 +96,12 @@ TEST_CASE("ids and lengths that do not fit are refused before anything is posted
   const int64_t batches[] = {1, 1};
   const auto refusal = [&](const std::vector<int64_t>& lengths, const std::vector<int64_t>& ids) {
     try {
-      post_pooled_rows(ranks[0], {tables, bytes(ids.data()), 8, bytes(lengths.data()), 8,
-                                  lengths.size(), ids.size(), batches, order});
+      post_pooled_rows(ranks[0], {{tables, bytes(ids.data()), 8, ids.size()},
+                                  bytes(lengths.data()),
+                                  8,
+                                  lengths.size(),
+                                  batches,
+                                  order});
     } catch (const std::invalid_argument& error) {
       return std::string(error.what());
     }

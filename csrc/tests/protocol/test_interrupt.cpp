@@ -8,8 +8,7 @@
 #include <thread>
 
 #include "channel/protocol.h"
-#include "tests/support/payload.h"
-#include "tests/support/ranks.h"
+#include "tests/support/checks.h"
 
 using namespace bls;
 using namespace bls::testing;
@@ -28,11 +27,6 @@ class Struck final : public Interruption {
 };
 
 void strike() { throw Struck(); }
-
-void post_text(Channel& channel, const std::string& text = "text") {
-  Outgoing outgoing = to_all(channel.config().world_size, text);
-  channel.post(outgoing.messages());
-}
 
 template <class Call>
 bool is_struck(Call call) {

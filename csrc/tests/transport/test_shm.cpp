@@ -17,8 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/payload.h"
-#include "tests/support/ranks.h"
+#include "tests/support/checks.h"
 #include "transport/shm/shm_segment.h"
 #include "transport/shm/shm_transport.h"
 
@@ -26,12 +25,6 @@ using namespace bls;
 using namespace bls::testing;
 
 namespace {
-
-void check_failure(const std::optional<Failure>& failure, ErrorKind kind, const std::string& text) {
-  REQUIRE(failure);
-  CHECK_MESSAGE(failure->kind == kind, failure->message);
-  CHECK_MESSAGE(failure->message.find(text) != std::string::npos, failure->message);
-}
 
 // Of the thread that tests it; all reserve.
 thread_local int interruptions = 0;  // that are still to come

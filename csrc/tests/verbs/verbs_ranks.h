@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tests/support/ranks.h"
-#include "tests/verbs/fake_ibverbs.h"
+#include "tests/verbs/fake/fake_ibverbs.h"
 #include "transport/verbs/verbs_transport.h"
 
 namespace bls::testing {

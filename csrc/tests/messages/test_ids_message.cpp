@@ -1,11 +1,13 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "messages/ids/arrived_ids.h"
 #include "messages/ids/ids_message.h"
+#include "tests/messages/ids_of.h"
 #include "tests/support/payload.h"
 #include "tests/support/ranks.h"
 
@@ -154,68 +156,6 @@ void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes&
   });
 }
 
-/// Lengths and values of int64 as `source` would send them, except for what a test changes.
-struct Forged {
-  int64_t stride = 2;
-  uint32_t length_bytes = 8;
-  uint32_t value_bytes = 8;
-  uint32_t weight_bytes = 0;
-  uint32_t flags = 0;
-  std::vector<int64_t> lengths{1, 2};
-  std::vector<int64_t> values{7, 8, 9};
-  size_t parts = 3;
-};
-
-Bytes raw(const std::vector<int64_t>& numbers) {
-  Bytes bytes;
-  for (const int64_t number : numbers) append(bytes, number, 8);
-  return bytes;
-}
-
-/// What rank 0 says to a message of rank 1 for its features, one or none.
-std::optional<Failure> failure_with(const Forged& forged, size_t features = 1) {
-  Ranks ranks({.slot_bytes = 1024});
-  const int64_t lengths[] = {0};
-  const size_t features_per_rank[] = {features, 0};
-  JaggedIds ids;
-  ids.lengths = reinterpret_cast<const std::byte*>(lengths);
-  ids.features = features;
-  ids.stride = 1;
-  post_ids(ranks[0], ids, features_per_rank);
-  Bytes preamble(56);
-  std::memcpy(preamble.data(), &forged.stride, 8);
-  std::memcpy(preamble.data() + 8, &forged.length_bytes, 4);
-  std::memcpy(preamble.data() + 12, &forged.value_bytes, 4);
-  std::memcpy(preamble.data() + 16, &forged.weight_bytes, 4);
-  std::memcpy(preamble.data() + 20, &forged.flags, 4);
-  Outgoing outgoing(2);
-  const Bytes parts[] = {preamble, raw(forged.lengths), raw(forged.values), raw({1, 2, 3, 4})};
-  for (size_t i = 0; i < forged.parts; ++i) outgoing.add(0, parts[i]);
-  ranks[1].post(outgoing.messages());
-  const Arrival& arrival = ranks[0].wait();
-  const int order[] = {0, 1};
-  return failure_of([&] { ArrivedIds(arrival, features, order); });
-}
-
-void check_refused(const Forged& forged, const std::string& text, size_t features = 1) {
-  const auto failure = failure_with(forged, features);
-  REQUIRE(failure);
-  CHECK(failure->kind == ErrorKind::kProtocol);
-  CHECK_MESSAGE(failure->message.find("ids from rank 1 do not fit: " + text) == 0,
-                failure->message);
-}
-
-JaggedIds ids_of(const std::vector<int64_t>& lengths, const std::vector<int64_t>& values,
-                 size_t features) {
-  JaggedIds ids;
-  ids.lengths = reinterpret_cast<const std::byte*>(lengths.data());
-  ids.values = reinterpret_cast<const std::byte*>(values.data());
-  ids.features = features;
-  ids.stride = lengths.size() / features;
-  ids.count = values.size();
-  return ids;
-}
-
 }  // namespace
 
 TEST_CASE("ids arrive feature by feature, within a feature in the order asked for") {
@@ -229,50 +169,6 @@ TEST_CASE("ids arrive feature by feature, within a feature in the order asked fo
         }
       }
     }
-  }
-}
-
-TEST_CASE("an honest message is accepted") { CHECK_FALSE(failure_with({})); }
-
-TEST_CASE("messages that contradict themselves or the local plan are refused") {
-  SUBCASE("too few parts") { check_refused({.parts = 2}, "2 parts"); }
-  SUBCASE("other item sizes") {
-    check_refused({.value_bytes = 4}, "items of 8 (lengths), 4 (ids) and 0 (weights) bytes");
-  }
-  SUBCASE("weights that this rank does not send") {
-    check_refused({.weight_bytes = 4, .parts = 4}, "items of 8 (lengths), 8 (ids) and 4");
-  }
-  SUBCASE("lengths of another batch size") {
-    check_refused({.stride = 3}, "16 bytes of lengths for 1 features of batch size 3");
-  }
-  SUBCASE("negative batch size") { check_refused({.stride = -1}, "16 bytes of lengths"); }
-  SUBCASE("a batch size whose bytes overflow to the right number") {
-    check_refused({.stride = (int64_t{1} << 61) + 2}, "16 bytes of lengths");
-  }
-  SUBCASE("batch size beyond all memory, for no feature") {
-    const int64_t most = std::numeric_limits<int64_t>::max();
-    check_refused({.stride = most, .lengths = {}, .values = {}},
-                  "0 bytes of lengths for 0 features of batch size " + std::to_string(most), 0);
-  }
-  SUBCASE("a negative length") { check_refused({.lengths = {-1, 4}}, "a length is negative or"); }
-  SUBCASE("lengths whose sum overflows to the right number") {
-    constexpr int64_t large = int64_t{1} << 62;
-    check_refused({.stride = 5, .lengths = {large, large, large, large, 3}},
-                  "a length is negative or");
-  }
-  SUBCASE("unknown flags") { check_refused({.flags = 4}, "unknown flags 4"); }
-  SUBCASE("a refused batch with samples") {
-    check_refused({.flags = 2, .parts = 4}, "a refused batch of 2 samples in 4 parts");
-  }
-  SUBCASE("a refused batch without a reason") {
-    check_refused({.stride = 0, .flags = 2, .lengths = {}, .values = {}},
-                  "a refused batch of 0 samples in 3 parts");
-  }
-  SUBCASE("ids without samples") {
-    check_refused({.stride = 0, .lengths = {}}, "0 bytes of lengths and 24 of ids without samples");
-  }
-  SUBCASE("fewer values than the lengths say") {
-    check_refused({.values = {7, 8}}, "16 bytes for 3 ids");
   }
 }
 
@@ -357,18 +253,6 @@ TEST_CASE("lengths that a sender changes after they were checked are refused") {
         std::string::npos);
 }
 
-TEST_CASE("own lengths that are negative or do not add up are a caller's mistake") {
-  const auto negative = failure_of([] { values_per_feature(ids_of({1, -1, 2, 0}, {1, 2}, 2)); });
-  REQUIRE(negative);
-  CHECK_FALSE(negative->kind);
-  CHECK(negative->message == "feature 0 has a length that is negative or beyond 32 bits");
-  const auto missing = failure_of([] { values_per_feature(ids_of({1, 1, 2, 0}, {1, 2}, 2)); });
-  REQUIRE(missing);
-  CHECK_FALSE(missing->kind);
-  CHECK(missing->message == "the lengths add up to 4 ids, but 2 values were given");
-  CHECK(values_per_feature(ids_of({1, 1, 2, 0}, {1, 2, 3, 4}, 2)) == std::vector<int64_t>{2, 2});
-}
-
 TEST_CASE("an order of features has to fit the ranks and the ids") {
   const std::vector<size_t> features_per_rank{1, 1};
   const auto post = [&](const std::vector<size_t>& order) {
@@ -383,20 +267,4 @@ TEST_CASE("an order of features has to fit the ranks and the ids") {
   CHECK(post({0, 2}));
   CHECK_FALSE(post({1, 0}));
   CHECK_FALSE(post({1, 1}));
-}
-
-TEST_CASE("the first id without a row is found with its place") {
-  const std::vector<int64_t> rows{10, 3};
-  const std::vector<int64_t> counts{2, 2};
-  CHECK_FALSE(find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 0}, 2), rows, counts));
-  const auto too_large = find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 3}, 2), rows, counts);
-  REQUIRE(too_large);
-  CHECK(too_large->feature == 1);
-  CHECK(too_large->position == 1);
-  CHECK(too_large->id == 3);
-  const auto negative = find_bad_id(ids_of({1, 1, 2, 0}, {9, -1, 2, 3}, 2), rows, counts);
-  REQUIRE(negative);
-  CHECK(negative->feature == 0);
-  CHECK(negative->position == 1);
-  CHECK(negative->id == -1);
 }

@@ -56,7 +56,6 @@ PYBIND11_MODULE(_native, module) {
   module.attr("WIRE_VERSION") = bls::kWireVersion;
   module.attr("MIN_SLOT_BYTES") = bls::kMinSlotBytes;
   module.attr("MAX_SLOT_BYTES") = bls::kMaxSlotBytes;
-  module.attr("MAX_PARTS") = bls::kMaxParts;
 #ifdef BLS_WITH_VERBS
   module.attr("WITH_VERBS") = true;
 #else

@@ -23,7 +23,6 @@ class ArrivedIds {
   ArrivedIds(const Arrival& arrival, size_t features, std::span<const int> order);
 
   size_t features() const { return features_; }
-  bool weighted() const { return weight_bytes_ != 0; }
   size_t length_bytes() const { return length_bytes_; }
   size_t value_bytes() const { return value_bytes_; }
   size_t weight_bytes() const { return weight_bytes_; }

@@ -13,12 +13,6 @@
 using namespace bls;
 using namespace bls::testing;
 
-namespace {
-
-using std::chrono::milliseconds;
-
-}  // namespace
-
 TEST_CASE("a peer that closed is named, what it sent before counts") {
   Ranks ranks({.bound = 1});
   for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], "last words");

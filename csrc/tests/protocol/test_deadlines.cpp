@@ -17,8 +17,6 @@ using namespace bls::testing;
 
 namespace {
 
-using std::chrono::milliseconds;
-
 /// Of a rank that notes until when it sleeps. Something happens at its first sleep.
 class Watched final : public HeapTransport {
  public:

@@ -3,7 +3,7 @@
 #include <signal.h>
 
 #include <atomic>
-#include <optional>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -14,8 +14,6 @@ using namespace bls;
 using namespace bls::testing;
 
 namespace {
-
-using std::chrono::milliseconds;
 
 // Far beyond what a test takes: whatever ends a wait, it is not this.
 constexpr std::chrono::minutes kNever{60};
@@ -94,8 +92,8 @@ TEST_CASE("an interrupt ends a close that keeps a large message, and fails all r
 }
 
 TEST_CASE("an interrupt in a destructor ends nothing but the waiting") {
-  std::optional<Ranks> ranks;
-  ranks.emplace(Setup{.slot_bytes = kMinSlotBytes, .deadline = kNever, .interrupt = strike});
+  auto ranks = std::make_unique<Ranks>(
+      Setup{.slot_bytes = kMinSlotBytes, .deadline = kNever, .interrupt = strike});
   post_text((*ranks)[0], std::string(10000, 'x'));
   ranks.reset();
 }

@@ -11,12 +11,6 @@
 using namespace bls;
 using namespace bls::testing;
 
-namespace {
-
-using std::chrono::milliseconds;
-
-}  // namespace
-
 TEST_CASE("poison reaches ranks that wait and names its origin and reason") {
   Ranks ranks({.world_size = 4});
   const auto failures = ranks.outcomes([](int rank, Channel& channel) {

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -9,6 +10,8 @@
 #include "tests/support/ranks.h"
 
 namespace bls::testing {
+
+using std::chrono::milliseconds;
 
 /// Posts `text` to all other ranks.
 inline void post_text(Channel& channel, const std::string& text = "text") {

@@ -16,8 +16,6 @@ using namespace bls::testing;
 
 namespace {
 
-using std::chrono::milliseconds;
-
 /// Why a transport cannot be made.
 std::optional<Failure> refusal(const FakeDevice& device, const VerbsConfig& config = {},
                                const RingShape& shape = {.world_size = 2}) {

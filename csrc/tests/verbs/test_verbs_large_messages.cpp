@@ -11,12 +11,6 @@
 using namespace bls;
 using namespace bls::testing;
 
-namespace {
-
-using std::chrono::milliseconds;
-
-}  // namespace
-
 TEST_SUITE_BEGIN("verbs");
 
 TEST_CASE("memory of a large message that is not there is an error and not its bytes") {

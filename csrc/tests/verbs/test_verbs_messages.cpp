@@ -14,8 +14,6 @@ using namespace bls::testing;
 
 namespace {
 
-using std::chrono::milliseconds;
-
 /// Whether `end` ends a sleep of rank 0, which otherwise is a long one.
 bool ends_sleep(Transports& ranks, const std::function<void()>& end) {
   Transport& sleeper = *ranks[0];

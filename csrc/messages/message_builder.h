@@ -21,13 +21,7 @@ class MessageBuilder {
   }
   /// One part of `blocks` blocks for each rank, which `block` gives to be set.
   static MessageBuilder of_one_part(size_t world_size, size_t blocks) {
-    MessageBuilder builder(world_size, world_size, world_size * blocks);
-    for (size_t rank = 0; rank < world_size; ++rank) {
-      builder.add_message();
-      builder.add_part();
-      for (size_t i = 0; i < blocks; ++i) builder.add_block({});
-    }
-    return builder;
+    return MessageBuilder(world_size, blocks);
   }
   MessageBuilder(MessageBuilder&&) = default;
 
@@ -45,7 +39,7 @@ class MessageBuilder {
 
   /// A block of the first part of the message to `rank`.
   Block& block(size_t rank, size_t index) {
-    return blocks_[static_cast<size_t>(messages_[rank][0].data() - blocks_.data()) + index];
+    return const_cast<Block&>(messages_[rank][0][index]);  // it is one of `blocks_`
   }
   /// Leaves `rank` a message without parts.
   void clear(size_t rank) { messages_[rank] = {}; }
@@ -53,6 +47,13 @@ class MessageBuilder {
   std::span<const Message> messages() const { return messages_; }
 
  private:
+  MessageBuilder(size_t world_size, size_t blocks)
+      : messages_(world_size), parts_(world_size), blocks_(world_size * blocks) {
+    for (size_t rank = 0; rank < world_size; ++rank) {
+      parts_[rank] = {blocks_.data() + rank * blocks, blocks};
+      messages_[rank] = {&parts_[rank], 1};
+    }
+  }
   template <class Item>
   static void add(std::vector<Item>& items, const Item& item) {
     if (items.size() == items.capacity()) throw std::logic_error("a post of more than was planned");

@@ -16,20 +16,17 @@ struct Run {
   size_t past;
 };
 
-std::vector<Run> runs_of(std::span<const size_t> order, size_t features) {
-  std::vector<Run> runs;
+/// Puts the features of `order` into runs.
+void find_runs(std::span<const size_t> order, size_t features, std::vector<Run>& runs) {
+  runs.clear();
   for (const size_t feature : order) {
     if (feature >= features) {
       throw std::invalid_argument("feature " + std::to_string(feature) + " of " +
                                   std::to_string(features));
     }
-    if (runs.empty() || runs.back().past != feature) {
-      runs.push_back({feature, feature + 1});
-    } else {
-      ++runs.back().past;
-    }
+    if (runs.empty() || runs.back().past != feature) runs.push_back({feature, feature});
+    ++runs.back().past;
   }
-  return runs;
 }
 
 std::vector<size_t> checked_order(std::span<const size_t> order, size_t features,
@@ -48,13 +45,14 @@ std::vector<size_t> checked_order(std::span<const size_t> order, size_t features
   return in_order;
 }
 
-/// Adds a part of a block for each run of features, of which `items_before` count the items.
+/// Adds a part that has a block for each run. `first_item` is where the items of a feature begin.
+template <class FirstItem>
 void add_items(MessageBuilder& builder, std::span<const Run> runs, const std::byte* items,
-               size_t item_bytes, std::span<const size_t> items_before) {
+               size_t item_bytes, FirstItem first_item) {
   builder.add_part();
   for (const Run& run : runs) {
-    const size_t first = items_before[run.first];
-    builder.add_block({items + first * item_bytes, (items_before[run.past] - first) * item_bytes});
+    const size_t first = first_item(run.first);
+    builder.add_block({items + first * item_bytes, (first_item(run.past) - first) * item_bytes});
   }
 }
 
@@ -68,10 +66,8 @@ std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
                                 std::to_string(ids.stride) + " samples");
   }
   const std::vector<int64_t> counts = values_per_feature(ids);
-  std::vector<size_t> first_length(ids.features + 1, 0);
   std::vector<size_t> first_value(ids.features + 1, 0);
   for (size_t f = 0; f < ids.features; ++f) {
-    first_length[f + 1] = first_length[f] + ids.stride;
     first_value[f + 1] = first_value[f] + static_cast<size_t>(counts[f]);
   }
   const std::vector<size_t> in_order = checked_order(order, ids.features, features_per_rank);
@@ -84,13 +80,17 @@ std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
                              note.wanted_slot_bytes};
   const auto* head = reinterpret_cast<const std::byte*>(&preamble);
 
+  const auto length_of = [&](size_t feature) { return feature * ids.stride; };
+  const auto value_of = [&](size_t feature) { return first_value[feature]; };
+
   const size_t world = features_per_rank.size();
+  std::vector<Run> runs;
+  runs.reserve(in_order.size());
   MessageBuilder builder(world, world * 4, world * 3 + in_order.size() * 3);
   std::vector<int64_t> sent(world);
   size_t next = 0;
   for (size_t rank = 0; rank < world; ++rank) {
-    const std::vector<Run> runs =
-        runs_of(std::span(in_order).subspan(next, features_per_rank[rank]), ids.features);
+    find_runs(std::span(in_order).subspan(next, features_per_rank[rank]), ids.features, runs);
     next += features_per_rank[rank];
     for (const Run& run : runs) {
       sent[rank] += static_cast<int64_t>(first_value[run.past] - first_value[run.first]);
@@ -100,14 +100,14 @@ std::vector<int64_t> post_ids(Channel& channel, const JaggedIds& ids,
     builder.add_part();
     builder.add_block({head, 8});
     builder.add_block({head + 8, sizeof(preamble) - 8});
-    add_items(builder, runs, ids.lengths, ids.length_bytes, first_length);
-    add_items(builder, runs, ids.values, ids.value_bytes, first_value);
+    add_items(builder, runs, ids.lengths, ids.length_bytes, length_of);
+    add_items(builder, runs, ids.values, ids.value_bytes, value_of);
     if (note.refusal) {
       builder.add_part();
       builder.add_block(
           {reinterpret_cast<const std::byte*>(note.refusal->data()), note.refusal->size()});
     } else if (ids.weight_bytes != 0) {
-      add_items(builder, runs, ids.weights, ids.weight_bytes, first_value);
+      add_items(builder, runs, ids.weights, ids.weight_bytes, value_of);
     }
   }
   channel.post(builder.messages());

@@ -28,10 +28,10 @@ from common import environment, spread, write_json
 
 from torchrec_bls import BLSConfig
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.distributed.exchange import Exchange
+from torchrec_bls.distributed.exchanges.exchange import Exchange
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
-from torchrec_bls.distributed.outputs.output_dists import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.outputs.output_dist import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, CodedFeature
 
 RANKS, TABLES, BATCH = 4, 26, 512  # samples of each rank

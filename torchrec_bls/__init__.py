@@ -14,14 +14,14 @@ from torchrec_bls._versions import VersionError, check_native, check_packages, c
 check_torch()
 check_native()
 
-from torchrec_bls.collective import backend
-from torchrec_bls.collective.backend_options import BLSOptions
+from torchrec_bls.collective.backend import process_group
+from torchrec_bls.collective.backend.options import BLSOptions
 from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
-from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
+    from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
-    from torchrec_bls.distributed.outputs.table_codecs import CodecConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
     from torchrec_bls.distributed.sharded_ec import BLSEmbeddingCollectionSharder
     from torchrec_bls.pipeline import (
@@ -50,12 +50,12 @@ _FOR_TORCHREC = {
     "BLSEmbeddingBagCollectionSharder": "distributed.sharded_ebc",
     "BLSEmbeddingCollectionSharder": "distributed.sharded_ec",
     "BoundedLagPipeline": "pipeline",
-    "CodecConfig": "distributed.outputs.table_codecs",
+    "CodecConfig": "distributed.codec_config",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
 }
 
-backend.register()
+process_group.register()
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from torchrec_bls.doctor.network import interfaces
+from torchrec_bls.doctor.host.network import interfaces
 
 
 def torchrun_arguments(endpoint: str, job: str) -> tuple[list[str], dict[str, str]]:

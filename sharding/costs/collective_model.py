@@ -15,7 +15,7 @@ that the curve is continuous. (Eq. 6 prints log2(m) / 10 ** s; the authors' code
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,6 @@ import numpy.typing as npt
 from ..cost_interface import Estimate
 
 Floats = npt.NDArray[np.float64]
-
-
-class Curve(Protocol):
-    """Message size to time."""
-
-    def microseconds(self, message_bytes: Floats) -> Floats:
-        """The time of each size, same shape."""
 
 
 @dataclass(frozen=True)

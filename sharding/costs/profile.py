@@ -20,9 +20,6 @@ FORMAT = "torchrec-bls profile"
 VERSION = 1
 KINDS = ("cpu",)
 
-#: A profile that ships with the package, for a look at plans without a calibration.
-DEFAULT_PROFILE = "epyc-milan-2-cores"
-
 
 class ProfileError(ValueError):
     """A profile that can't be used; the message says which, where in it, and what to do."""

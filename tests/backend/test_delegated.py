@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.processes import run
-from torchrec_bls.collective.backend import BLSProcessGroup
+from torchrec_bls.collective.backend.process_group import BLSProcessGroup
 
 Group = dist.ProcessGroup
 Case = Callable[[Group], Any]

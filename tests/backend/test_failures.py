@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +16,7 @@ import torch.distributed._functional_collectives as functional
 
 from tests.processes import run, run_outcomes
 from torchrec_bls import BLSOptions, _native
-from torchrec_bls.collective.work import CallQueue
+from torchrec_bls.collective.backend.calls import CallQueue
 from torchrec_bls.errors import ChannelClosedError, PeerDiedError, PoisonedError
 
 # Far beyond the deadline of a run: whatever ends a wait, it is not this.
@@ -148,6 +147,18 @@ def then_interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class InterruptedAfter:
+    """A native channel, one of whose calls is interrupted once it is done."""
+
+    def __init__(self, native: _native.Channel, call: str) -> None:
+        self._native = native
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._native, name)
+        return then_interrupted(value) if name == self._call else value
+
+
 def be_interrupted(rank: int, after: str) -> None:
     # A shell's background jobs, and what they start, ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -160,12 +171,11 @@ def be_interrupted(rank: int, after: str) -> None:
         while True:
             start(group).wait()
     queue: CallQueue = group._queue
-    calls = {name: getattr(queue._native, name) for name in ("wait", "release")}
-    if after in calls:
+    if after in ("wait", "release"):
         works.append(start(group))
-        struck = {**calls, after: then_interrupted(calls[after])}
+        struck = InterruptedAfter(queue.channel.native, after)
         with (
-            mock.patch.object(queue, "_native", SimpleNamespace(**struck)),
+            mock.patch.object(queue.channel, "native", struck),
             pytest.raises(KeyboardInterrupt),
         ):
             works[0].wait()

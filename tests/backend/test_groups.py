@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.processes import run
 from torchrec_bls import BLSOptions, BoundedLagChannel, VerbsConfig
-from torchrec_bls.collective import backend
+from torchrec_bls.collective.backend import process_group
 
 
 def exchange(group: dist.ProcessGroup | None = None) -> None:
@@ -81,7 +81,7 @@ def choose_a_transport(rank: int) -> list[dict[str, Any]]:
         made.append({name: options[name] for name in ("transport", "slot_bytes", "verbs")})
         return BoundedLagChannel(*args, **options)
 
-    with mock.patch.object(backend, "BoundedLagChannel", make):
+    with mock.patch.object(process_group, "BoundedLagChannel", make):
         exchange(dist.new_group(backend="bls"))
         options = BLSOptions(transport="c10d", verbs=verbs)
         exchange(dist.new_group(backend="bls", pg_options=options))
@@ -139,8 +139,8 @@ assert dist.Backend.backend_capability["bls"] == ["cpu"]
 assert not dist.is_initialized()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
-    backend.register()
-    backend.register()
+    process_group.register()
+    process_group.register()
     assert dist.Backend.backend_list.count("bls") == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrec_bls import BoundedLagChannel, _native
-from torchrec_bls.collective.rendezvous import host_identity
+from torchrec_bls.collective.transport.rendezvous import host_identity
 from torchrec_bls.errors import BLSError, RendezvousError
 
 SLOT_BYTES = 1024

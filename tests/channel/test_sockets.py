@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.processes import run
 from torchrec_bls import BoundedLagChannel
-from torchrec_bls.collective.sockets import close_sockets, identity_of, tcp_sockets
+from torchrec_bls.collective.transport.sockets import close_sockets, identity_of, tcp_sockets
 
 
 def new_in_child(before: set[str]) -> int:

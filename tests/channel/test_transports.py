@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tests.processes import Outcome, run, run_outcomes
 from torchrec_bls import BoundedLagChannel, VerbsConfig, _native
-from torchrec_bls.collective import two_sided
+from torchrec_bls.collective.transport import two_sided
 from torchrec_bls.errors import RendezvousError
 
 _SET_UP = "torchrec_bls.collective"

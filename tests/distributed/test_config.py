@@ -16,8 +16,8 @@ from tests.distributed.test_training import loss_of
 from tests.processes import run
 from torchrec_bls import BLSConfig, BLSOptions, BoundedLagChannel, BoundedLagPipeline
 from torchrec_bls.collective.exchange_options import timeout_of
-from torchrec_bls.distributed import exchange
 from torchrec_bls.distributed.config import Deadline
+from torchrec_bls.distributed.exchanges import exchange
 
 SHARED = ["bound", "transport", "slot_bytes", "deadline", "verbs"]
 

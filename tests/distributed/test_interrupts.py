@@ -104,9 +104,9 @@ def lose_a_handle(rank: int) -> None:
     with torch.no_grad():
         arrived(model(Batch(make_ids(EC, rank, 4))))
         (module,) = bounded_lag_modules(model).values()
-        exchange = module._bls_exchanges["embeddings.table_wise.embeddings"]
+        exchange = module._bls.exchanges.of("table_wise", "embeddings")
         output = model(Batch(make_ids(EC, 10 + rank, 4)))
-        exchange._pending.popleft()
+        exchange._window.posts.popleft()
         del output
         torch.distributed.barrier()  # a failure reaches ranks that are still posting this batch
         with pytest.raises(BLSError, match="arrived for what was posted as"):
@@ -149,7 +149,7 @@ def fail_in_a_lookup(rank: int) -> None:
     with torch.no_grad():
         arrived(model(Batch(make_ids(EC, rank, 4))))
         if rank == 1:
-            module._bls_tables = None
+            module._bls.lookup_tables = None
             module._lookups = None
             with pytest.raises(TypeError):
                 arrived(model(Batch(make_ids(EC, rank, 4))))

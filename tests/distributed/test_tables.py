@@ -215,7 +215,7 @@ def a_row_that_is_not_there(rank: int) -> None:
         two_forwards(model, rank)
         if rank == 0:  # as if rank 1 asked for more than the table has
             module: Any = model.module.embeddings
-            tables = module._bls_tables[0]
+            tables = module._bls.lookup_tables[0]
             tables._by_feature = [(at, 0, size) for at, _, size in tables.by_feature()]
         model(Batch(make_ids(EC, rank, 5)))["f0"]
 

@@ -15,8 +15,8 @@ import pytest
 from tests.doctor.host_tree import add_roce_device
 from torchrec_bls.cli import main
 from torchrec_bls.doctor import examination, selftest
-from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.host.devices import find_devices
 from torchrec_bls.doctor.report import as_json, as_text
 
 COMMAND = Path(sys.executable).with_name("torchrec-bls")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.host_tree import add_cpus, add_group
-from torchrec_bls.doctor.cgroup import cpu_quota, memory_left
-from torchrec_bls.doctor.cpus import cpus_finding
 from torchrec_bls.doctor.finding import Status
+from torchrec_bls.doctor.host.cgroup import cpu_quota, memory_left
+from torchrec_bls.doctor.host.cpus import cpus_finding
 
 TWO_SOCKETS = ["0", "1", "2", "3"]
 HYPERTHREADS = ["0,2", "1,3", "0,2", "1,3"]

@@ -10,7 +10,7 @@ from tests.doctor.host_tree import add_group, write
 from tests.processes import run
 from torchrec_bls import BLSConfig, BoundedLagChannel
 from torchrec_bls.doctor.finding import Status
-from torchrec_bls.doctor.memory import memlock_finding, memory_finding, ring_bytes
+from torchrec_bls.doctor.host.memory import memlock_finding, memory_finding, ring_bytes
 
 MEBIBYTE = 1 << 20
 FIRST_NAMESPACE = "         0          0 4294967295"

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from torchrec_bls.doctor.finding import Status
-from torchrec_bls.doctor.network import address_of_host_name, interfaces, network_finding
+from torchrec_bls.doctor.host.network import address_of_host_name, interfaces, network_finding
 
 ETH0 = {"eth0": "10.0.0.5"}
 

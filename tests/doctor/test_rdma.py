@@ -24,10 +24,10 @@ from tests.doctor.host_tree import (
     write,
 )
 from torchrec_bls import _native
-from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.host.devices import find_devices
+from torchrec_bls.doctor.host.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.library import PortLimits, load_error, port_limits
-from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
 from torchrec_bls.errors import RendezvousError
 
 
@@ -40,7 +40,7 @@ def findings(root: Path, error: str = "", limits: PortLimits | None = None) -> d
 def test_a_host_without_devices_is_well(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path).values()
     assert finding.status is Status.OK
-    assert finding.text == "no device: channels join the ranks of this host only"
+    assert finding.text == "no device: channels between hosts go over TCP (transport c10d)"
 
 
 def test_a_roce_port_tells_its_routed_ipv4_address(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.host.devices import find_devices
+from torchrec_bls.doctor.host.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.loopback import ROUNDS, SLOT_BYTES, message, message_bytes
-from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.selftest import TRANSPORTS, selftest_finding
 
 

@@ -320,7 +320,7 @@ class Patch:
 
 
 def another_host() -> str:
-    """Stands for torchrec_bls.collective.rendezvous.host_identity."""
+    """Stands for torchrec_bls.collective.transport.rendezvous.host_identity."""
     return "elsewhere"
 
 

@@ -24,7 +24,7 @@ from tests.distributed.test_reshard import batch_of, by_key, new_plan
 from tests.distributed.test_torchrec_pipelines import sharded
 from tests.faults.row import LeaveError, Row, Scene
 from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline, CodecConfig
-from torchrec_bls.collective.rendezvous import Rendezvous
+from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.errors import PipelineError
 
 ITERATIONS = 8

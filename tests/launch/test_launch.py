@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchrec_bls import launch
-from torchrec_bls.doctor.network import interfaces
+from torchrec_bls.doctor.host.network import interfaces
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import two_hosts
-from torchrec_bls.doctor.devices import find_devices
+from torchrec_bls.doctor.host.devices import find_devices
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from torchrec_bls.sharding.costs.profile import (
-    DEFAULT_PROFILE,
     ProfileError,
     load_profile,
     shipped_profiles,
@@ -75,12 +74,12 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
 
 
 def test_profiles_that_ship() -> None:
-    assert DEFAULT_PROFILE in shipped_profiles()
+    assert shipped_profiles() == ["epyc-milan-2-cores"]
     for name in shipped_profiles():
         profile = load_profile(name)
         assert profile.machine.kind == "cpu"
         assert set(profile.lookups) == {
             (p, d) for p in (True, False) for d in ("forward", "backward")
         }
-    with pytest.raises(ProfileError, match=DEFAULT_PROFILE):
+    with pytest.raises(ProfileError, match="epyc-milan-2-cores"):
         load_profile("another-machine")

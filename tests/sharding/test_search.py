@@ -33,7 +33,7 @@ from torchrec_bls.sharding.search.search import search
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
-# Numbers that are none must not be among what options are compared by.
+# NaN must never reach a comparison.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 COSTS = AdditiveTestCosts()

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from tests.processes import run
 from torchrec_bls import BoundedLagChannel
-from torchrec_bls.collective import two_sided
+from torchrec_bls.collective.transport import two_sided
 
 ITERATIONS, BOUND = 6, 1
 

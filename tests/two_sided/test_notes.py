@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.processes import run, run_outcomes
 from torchrec_bls import BoundedLagChannel, _native
-from torchrec_bls.collective import two_sided
+from torchrec_bls.collective.transport import two_sided
 
 # Far beyond the deadline of a run: whatever ends a wait, it is not this.
 NEVER = 3600.0

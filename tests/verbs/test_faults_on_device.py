@@ -62,7 +62,7 @@ ROWS = [
 
 
 def host_of_this_rank() -> str:
-    """Stands for torchrec_bls.collective.rendezvous.host_identity: two ranks on each host."""
+    """Stands for `rendezvous.host_identity`: two ranks on each host."""
     return f"host {dist.get_rank() // 2}"
 
 

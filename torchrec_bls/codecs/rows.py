@@ -68,7 +68,7 @@ def decode(data: torch.Tensor, codec: Codec, out: torch.Tensor) -> torch.Tensor:
 
 
 def round_trip(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Returns what is decoded of `rows`, see `encode`, when they were encoded."""
+    """Encodes and decodes `rows`; see `encode`."""
     matrix, out = _matrix(rows), torch.empty(rows.shape)
     data = torch.empty(_native.max_encoded_bytes(codec, *rows.shape), dtype=torch.uint8)
     size = _native.encode_rows(codec, matrix, data.data_ptr())

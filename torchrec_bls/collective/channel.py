@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
-from torchrec_bls.collective.rendezvous import Rendezvous, host_identity, require_equal
-from torchrec_bls.collective.shape import Shape
-from torchrec_bls.collective.transports import TRANSPORTS, set_up
-from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity, require_equal
+from torchrec_bls.collective.transport.set_up import TRANSPORTS, set_up
+from torchrec_bls.collective.transport.shape import Shape
+from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 from torchrec_bls.errors import ChannelClosedError, ProtocolError, named
 
 _MUST_AGREE = {

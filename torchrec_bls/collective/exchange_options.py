@@ -15,7 +15,7 @@ from torchrec_bls.collective.channel import (
     check_slot_bytes,
     check_transport,
 )
-from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from torchrec_bls.collective.exchange_options import ExchangeOptions, timeout_of
-from torchrec_bls.distributed.outputs.table_codecs import CodecConfig
+from torchrec_bls.distributed.codec_config import CodecConfig
 
 _BAD_IDS = ("refuse", "row0")
 # In seconds, where nothing is trained: a service rather fails a batch than wait half an hour.

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.types import Awaitable, NoWait, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_bls.distributed.outputs.awaitable import ExchangeAwaitable
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 

@@ -18,8 +18,9 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer
 
+from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.initial_weights import check_device
-from torchrec_bls.distributed.plan_agreement import Agreement, terms_of
+from torchrec_bls.distributed.module_state import ModuleExchanges
 
 _PREFIX = "embedding_bags."
 
@@ -91,12 +92,12 @@ def reshard(
     try:
         _check_change(module, changed, env, device)
     except ValueError as error:
-        agreement.fail(f"rank {module._bls_group.rank()} refuses to reshard: {error}")
+        agreement.fail(f"rank {module._bls.exchanges.group.rank()} refuses to reshard: {error}")
         raise
     agreement.reach()
     # The next batch compares the plan, whether or not this rank gets to the new one.
-    module.forget_plan(_agreement(module, plan))
-    rates = _learning_rates(module._lookups, module._bls_group)
+    module._bls.forget_plan(_agreement(module, plan))
+    rates = _learning_rates(module._lookups, module._bls.exchanges.group)
     source = _local_tensors(module._lookups)
     before = _snapshot(module)
     try:
@@ -105,9 +106,9 @@ def reshard(
         for table in module._table_names:
             if plan[table].sharding_type not in kept:
                 old, new = _blocks_of(plan[table]), _blocks_of(wanted[table])
-                _move(table, old, new, source, target, module._bls_group)
+                _move(table, old, new, source, target, module._bls.exchanges.group)
         _set_learning_rates(module._lookups, rates)
-        module.forget_plan(_agreement(module, wanted))
+        module._bls.forget_plan(_agreement(module, wanted))
     except BaseException:
         vars(module).clear()
         vars(module).update(before)
@@ -115,14 +116,15 @@ def reshard(
 
 
 def _agreement(module: Any, plan: Mapping[str, ParameterSharding], what: str = "") -> Agreement:
-    terms = terms_of(module._bls_config, module._embedding_bag_configs, plan)
-    name = f"{module._bls_name} {what}".rstrip()
-    return Agreement(module._bls_group, name, module._bls_deadline, terms)
+    exchanges: ModuleExchanges = module._bls.exchanges
+    terms = terms_of(exchanges.config, module._embedding_bag_configs, plan)
+    name = f"{exchanges.name} {what}".rstrip()
+    return Agreement(exchanges.group, name, exchanges.deadline, terms)
 
 
 def _snapshot(module: nn.Module) -> dict[str, Any]:
     return {
-        name: copy(value) if name in ("_modules", "_parameters", "_buffers") else value
+        name: copy(value) if name in ("_modules", "_parameters", "_buffers", "_bls") else value
         for name, value in vars(module).items()
     }
 
@@ -149,14 +151,14 @@ def _check_change(
     device: torch.device | None,
 ) -> None:
     check_device(device)
-    if env.process_group is not module._bls_group:
+    if env.process_group is not module._bls.exchanges.group:
         raise ValueError("reshard with the ShardingEnv that the module was sharded with")
     if module.under_way:
         raise ValueError(
             "batches are under way, whose ids are on the ranks of the old plan: wait for their "
             "outputs, or call the pipeline's progress until it raises StopIteration"
         )
-    world_size = module._bls_group.size()
+    world_size = module._bls.exchanges.group.size()
     held = _local_tensors(module._lookups)
     for name, new in changed.items():
         old = module.module_sharding_plan.get(name)

@@ -33,7 +33,7 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
 from torchrec_bls.distributed.outputs.lookup_tables import sums_rows
-from torchrec_bls.distributed.outputs.output_dists import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
@@ -98,7 +98,7 @@ class BLSEmbeddingBagCollection(
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
         world_size = self._env.world_size
-        codecs = self._bls_config.codecs
+        codecs = self._bls.exchanges.config.codecs
         for index, sharding_type in enumerate(self._sharding_types):
             if not exchanged([sharding_type]):
                 continue
@@ -106,8 +106,8 @@ class BLSEmbeddingBagCollection(
             arguments = (
                 _column_groups(sharding_type, theirs, world_size),
                 self._env.rank,
-                self._exchange(sharding_type, "embeddings"),
-                self._exchange(sharding_type, "gradients"),
+                self._bls.exchanges.of(sharding_type, "embeddings"),
+                self._bls.exchanges.of(sharding_type, "gradients"),
                 _gradient_divisors(sharding_type, theirs, world_size),
                 # Column-wise, TorchRec puts the columns of a table together again.
                 getattr(theirs, "_callbacks", None) or [],
@@ -147,7 +147,7 @@ class BLSEmbeddingBagCollection(
             awaitable = super()._post_ids(ctx, batch)
         finally:
             self._has_mean_pooling_callback = mean_pooling
-        self._bls_routes = None  # planned, if at all, as if there were no mean pooling
+        self._bls.routes = None  # planned, if at all, as if there were no mean pooling
         if first_batch:
             self._init_mean_pooling_callback(batch.features.keys(), None)
         ctx.divisor = torch.ones(())

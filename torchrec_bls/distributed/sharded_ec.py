@@ -26,7 +26,7 @@ from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
 from torchrec_bls.distributed.outputs.lookup_tables import copies_rows
-from torchrec_bls.distributed.outputs.output_dists import SequenceOutputDist
+from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
@@ -63,12 +63,12 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         self._swap_ids_dists(self._sharding_type_to_sharding, self._input_dists)
 
     def _create_output_dist(self) -> None:
-        codecs = self._bls_config.codecs
+        codecs = self._bls.exchanges.config.codecs
         for sharding_type, sharding in self._sharding_type_to_sharding.items():
             arguments = (
                 self._env.rank,
-                self._exchange(sharding_type, "embeddings"),
-                self._exchange(sharding_type, "gradients"),
+                self._bls.exchanges.of(sharding_type, "embeddings"),
+                self._bls.exchanges.of(sharding_type, "gradients"),
                 [self._env.world_size],
             )
             self._output_dists.append(
@@ -101,16 +101,16 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         """See BoundedLagModule. TorchRec's cannot do batches without samples."""
         features = ctx.sharding_contexts[0].features_before_input_dist
         counts = getattr(ctx, "bls_counts", None)
-        if self._bls_routes is not None and counts is not None and self._only_copies_rows():
+        if self._bls.routes is not None and counts is not None and self._only_copies_rows():
             sent = self._look_up_and_post(ctx, input)
         elif all(ids.stride() > 0 for ids in input):
             awaitable = ShardedEmbeddingCollection.compute_and_output_dist(self, ctx, input)
             sent = awaitable._awaitables_per_sharding
         else:
             sent = self._post_no_rows(ctx)
-        if self._bls_routes is not None and counts is not None:
+        if self._bls.routes is not None and counts is not None:
             return _RoutedEmbeddings(
-                sent, self._bls_routes, self._embedding_names_per_sharding, features, counts
+                sent, self._bls.routes, self._embedding_names_per_sharding, features, counts
             )
         if features.stride() > 0:
             return awaitable

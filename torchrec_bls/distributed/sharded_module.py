@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +13,9 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterShardi
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.distributed.config import BLSConfig, Deadline
+from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
-from torchrec_bls.distributed.exchange import Exchange
+from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.inputs.foreign_input_dist import OwnInputDist
@@ -27,14 +26,10 @@ from torchrec_bls.distributed.inputs.refused_batches import (
     RefusedEmbeddings,
     take_part_in_the_rest,
 )
+from torchrec_bls.distributed.module_state import NO_NOTE, ModuleExchanges, ModuleState
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
-from torchrec_bls.distributed.plan_agreement import Agreement, terms_of
-from torchrec_bls.distributed.slot_growth import SlotGrowth
 from torchrec_bls.errors import BLSError, named
-
-_DIRECTIONS = ("ids", "embeddings", "gradients")
-_NO_NOTE = IdsNote()
 
 
 class BoundedLagModule(OwnInputDist):
@@ -53,72 +48,39 @@ class BoundedLagModule(OwnInputDist):
     ) -> None:
         if config.codecs is not None:
             config.codecs.check(tables)
-        self._bls_config = config
-        self._bls_group = group
-        self._bls_name = module_fqn or type(self).__name__
-        terms = terms_of(config, tables, params)
-        self._bls_deadline = Deadline(config.deadline, group)
-        self._bls_agreement = Agreement(group, self._bls_name, self._bls_deadline, terms)
-        self._bls_exchanges: dict[str, Exchange] = {}
-        self._bls_growth: dict[str, SlotGrowth] = {}
-        self._bls_input = InputCheck(self._bls_name, tables, is_weighted, config.bad_ids)
-        self._bls_note = _NO_NOTE
+        name = module_fqn or type(self).__name__
+        exchanges = ModuleExchanges(group, config, name, self.fail)
+        self._bls = ModuleState(
+            exchanges,
+            Agreement(group, name, exchanges.deadline, terms_of(config, tables, params)),
+            InputCheck(name, tables, is_weighted, config.bad_ids),
+        )
         self.calls = Calls()
-        self._bls_routes: list[Route] | None = None
-        self._bls_tables: list[LookupTables] | None = None
 
     @property
     def bound(self) -> int:
         """Iterations that ranks may be apart."""
-        return self._bls_config.bound
+        return self._bls.exchanges.config.bound
 
     def channels(self) -> dict[str, BoundedLagChannel]:
         """Returns the channels made so far, by name."""
-        return {
-            exchange.name: exchange.channel
-            for exchange in self._bls_exchanges.values()
-            if exchange.channel is not None
-        }
+        return self._bls.exchanges.channels()
 
     @property
     def under_way(self) -> bool:
         """Whether exchanges of this rank are posted and not waited for."""
-        return any(exchange.under_way for exchange in self._bls_exchanges.values())
-
-    def forget_plan(self, agreement: Agreement) -> None:
-        """Derives nothing more from the plan so far, and compares `agreement` at the next batch."""
-        self._bls_agreement = agreement
-        self._bls_routes = None
-        self._bls_tables = None
+        return self._bls.exchanges.under_way
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
-        if not self._bls_agreement.reached:
-            self._bls_agreement.fail(reason)
+        if not self._bls.agreement.reached:
+            self._bls.agreement.fail(reason)
             return
-        # The other ranks may be at their first batch, with which these exchanges are made.
-        for sharding_type in exchanged(self._sharding_types):
-            self._exchange(sharding_type, "ids")
-        # Those with a channel first: to tell of the others takes a store, which may be slow.
-        for exchange in sorted(self._bls_exchanges.values(), key=lambda each: each.channel is None):
-            exchange.fail(reason)
-
-    def _exchange(self, sharding_type: str, direction: str) -> Exchange:
-        """Returns the exchange of a direction: "ids", "embeddings" or "gradients"."""
-        name = f"{self._bls_name}.{sharding_type}.{direction}"
-        return self._bls_exchanges.setdefault(
-            name,
-            Exchange(self._bls_group, self._bls_config, name, self.fail, self._bls_deadline),
-        )
-
-    def _slot_growth(self, sharding_type: str) -> SlotGrowth:
-        if sharding_type not in self._bls_growth:
-            exchanges = [self._exchange(sharding_type, direction) for direction in _DIRECTIONS]
-            self._bls_growth[sharding_type] = SlotGrowth(self.bound, exchanges)
-        return self._bls_growth[sharding_type]
+        self._bls.exchanges.fail(reason, exchanged(self._sharding_types))
 
     def _swap_ids_dists(self, sharding_types: Iterable[str], input_dists: list[nn.Module]) -> None:
         # The outer dist stays: TorchRec asks for its class and for what it keeps of bucketizing.
+        exchanges = self._bls.exchanges
         for index, sharding_type in enumerate(sharding_types):
             if not exchanged([sharding_type]):
                 input_dists[index] = LocalIdsDist()
@@ -126,13 +88,13 @@ class BoundedLagModule(OwnInputDist):
             input_dist = input_dists[index]
             theirs: Any = input_dist._dist
             input_dist._dist = BoundedLagIdsDist(
-                self._bls_group,
+                exchanges.group,
                 theirs._splits,
                 theirs._stagger,
-                self._exchange(sharding_type, "ids"),
-                self._slot_growth(sharding_type),
-                lambda: self._bls_note,
-                self._bls_config.codecs is not None,
+                exchanges.of(sharding_type, "ids"),
+                exchanges.slot_growth(sharding_type),
+                lambda: self._bls.note,
+                exchanges.config.codecs is not None,
             )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -166,16 +128,17 @@ class BoundedLagModule(OwnInputDist):
         Raises:
             ValueError: they do not fit the module.
         """
-        where = f"{self._bls_name} on rank {self._bls_group.rank()}"
+        exchanges = self._bls.exchanges
+        where = f"{exchanges.name} on rank {exchanges.group.rank()}"
         if self.bound > 0 and torch.is_grad_enabled():
             raise ValueError(
                 f"{where}: bound is {self.bound} and autograd is on: gradients of up to "
                 f"{self.bound} iterations ago would update rows that later lookups have read "
                 "already. Use torch.no_grad() for inference, or bound 0 for training"
             )
-        known = self._bls_input.keys
+        known = self._bls.input_check.keys
         try:
-            batch = self._bls_input.check(features)
+            batch = self._bls.input_check.check(features)
         except Exception as error:  # whatever a request holds, it is this request's fault
             raise ValueError(f"{where}: {error}") from error
         if known is None:
@@ -184,7 +147,7 @@ class BoundedLagModule(OwnInputDist):
 
     def nothing(self) -> CheckedBatch:
         """Returns a batch without samples, with which a rank that has none takes part."""
-        return self._bls_input.nothing()
+        return self._bls.input_check.nothing()
 
     @staticmethod
     def layout_of(ctx: Any) -> IdsLayout | None:
@@ -199,9 +162,9 @@ class BoundedLagModule(OwnInputDist):
     @property
     def replaced_ids(self) -> int:
         """Ids that row 0 was looked up for, as BLSConfig(bad_ids="row0") has it."""
-        return self._bls_input.replaced_ids
+        return self._bls.input_check.replaced_ids
 
-    def post_ids(self, ctx: Any, batch: CheckedBatch, note: IdsNote = _NO_NOTE) -> Awaitable[Any]:
+    def post_ids(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:
         """Posts a batch, and `note` to every rank; the first call makes channels, collectively.
 
         Args:
@@ -209,9 +172,9 @@ class BoundedLagModule(OwnInputDist):
             batch: of `check_input` or `nothing`.
             note: what to tell along with the ids.
         """
-        self._bls_deadline.training = torch.is_grad_enabled()
-        self._bls_agreement.reach()
-        self._bls_note = note
+        self._bls.exchanges.deadline.training = torch.is_grad_enabled()
+        self._bls.agreement.reach()
+        self._bls.note = note
         self.calls.note()
         with self._all_or_none("posting ids"):
             return self._post_ids(ctx, batch)
@@ -245,14 +208,14 @@ class BoundedLagModule(OwnInputDist):
         features: KeyedJaggedTensor = batch.features
         if batch.varying is not None and features.stride() > 0:
             features = batch.varying  # TorchRec cannot do batch sizes per key that are all 0
-        if self._bls_routes is not None and features is batch.features:
+        if self._bls.routes is not None and features is batch.features:
             with torch.no_grad():
-                return self._post_along_routes(self._bls_routes, ctx, features, batch.counts)
+                return self._post_along_routes(self._bls.routes, ctx, features, batch.counts)
         awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
         for ids, sharding_context in zip(awaitable.awaitables, ctx.sharding_contexts, strict=True):
             ids.bind(sharding_context)
         # TorchRec has made its input dists by now.
-        self._bls_routes = self._plan_routes(features.keys())
+        self._bls.routes = self._plan_routes(features.keys())
         return awaitable
 
     def _forget_input_dists(self) -> None:
@@ -264,7 +227,7 @@ class BoundedLagModule(OwnInputDist):
         module._features_order = []
         module._has_features_permute = True
         module._has_uninitialized_input_dist = True
-        self._bls_routes = None
+        self._bls.routes = None
 
     def prepare(self, sample: KeyedJaggedTensor, largest_batch: int | None = None) -> None:
         """Makes the channels of inference before traffic, collectively, by looking `sample` up.
@@ -284,16 +247,7 @@ class BoundedLagModule(OwnInputDist):
 
     def expect_batch(self, largest_batch: int) -> None:
         """Says how large batches get, before the first one. Raises ValueError afterwards."""
-        if self.channels():
-            raise ValueError(
-                f"{self._bls_name}: its channels are made already: say how large batches get "
-                "before the first one"
-            )
-        if largest_batch < 1:
-            raise ValueError(f"largest_batch is {largest_batch}, but must be positive")
-        self._bls_config = replace(self._bls_config, expected_batch=largest_batch)
-        for exchange in self._bls_exchanges.values():
-            exchange.expected_batch = largest_batch
+        self._bls.exchanges.expect_batch(largest_batch)
 
     def _post_along_routes(
         self, routes: list[Route], ctx: Any, features: KeyedJaggedTensor, counts: list[int]
@@ -321,13 +275,13 @@ class BoundedLagModule(OwnInputDist):
         module: Any = self  # TorchRec's attributes
         return (
             not torch.is_grad_enabled()
-            and self._bls_config.codecs is None
+            and self._bls.exchanges.config.codecs is None
             and module.post_lookup_tracker_fn is None
             and module.post_odist_tracker_fn is None
         )
 
     def _lookup_tables(self) -> list[LookupTables]:
-        if self._bls_tables is None:
+        if self._bls.lookup_tables is None:
             module: Any = self
-            self._bls_tables = [LookupTables(lookup) for lookup in module._lookups]
-        return self._bls_tables
+            self._bls.lookup_tables = [LookupTables(lookup) for lookup in module._lookups]
+        return self._bls.lookup_tables

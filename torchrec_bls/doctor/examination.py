@@ -4,13 +4,13 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchrec_bls.doctor.cpus import cpus_finding
-from torchrec_bls.doctor.devices import find_devices
 from torchrec_bls.doctor.finding import Finding, Status
-from torchrec_bls.doctor.memory import memlock_finding, memory_finding
-from torchrec_bls.doctor.network import address_of_host_name, interfaces, network_finding
+from torchrec_bls.doctor.host.cpus import cpus_finding
+from torchrec_bls.doctor.host.devices import find_devices
+from torchrec_bls.doctor.host.memory import memlock_finding, memory_finding
+from torchrec_bls.doctor.host.network import address_of_host_name, interfaces, network_finding
+from torchrec_bls.doctor.host.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.packages import names_finding, packages_finding
-from torchrec_bls.doctor.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.selftest import TRANSPORTS, selftest_finding
 
 

@@ -5,7 +5,7 @@
 
 #include "tests/support/random_exchange.h"
 #include "tests/verbs/fake_ranks.h"
-#include "transport/mixed_transport.h"
+#include "transport/mixed/mixed_transport.h"
 
 using namespace bls;
 using namespace bls::testing;

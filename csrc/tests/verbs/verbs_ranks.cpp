@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "tests/support/transport_under_test.h"
-#include "transport/mixed_transport.h"
+#include "transport/mixed/mixed_transport.h"
 
 namespace bls::testing {
 namespace {

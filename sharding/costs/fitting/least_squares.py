@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
 
 
-def nonnegative(matrix: Floats, target: Floats, sweeps: int = 2000) -> Floats:
-    """Minimizes |matrix x - target| over x >= 0, one coordinate after the other.
+def nonnegative(matrix: Floats, target: Floats) -> Floats:
+    """Returns the x >= 0, (k,), that minimizes |matrix x - target|; matrix is (n, k), target (n,).
 
-    Args:
-        matrix: (n, k) float64.
-        target: (n,) float64.
-        sweeps: how often at most each coordinate is set.
-
-    Returns:
-        x, (k,) float64.
+    Columns may differ by many orders of magnitude: each is scaled to length 1 first.
     """
-    scale = np.sqrt((matrix**2).sum(axis=0))
+    scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    columns = matrix / scale
-    gram, projected = columns.T @ columns, columns.T @ target
-    x = np.zeros(matrix.shape[1])
-    for _ in range(sweeps):
-        largest_change = 0.0
-        for k in range(len(x)):
-            if gram[k, k] == 0:
-                continue
-            moved = max(0.0, x[k] + (projected[k] - gram[k] @ x) / gram[k, k])
-            largest_change = max(largest_change, abs(moved - x[k]))
-            x[k] = moved
-        if largest_change < 1e-10:
-            break
-    result: Floats = x / scale
-    return result
+    x: Floats = nnls(matrix / scale, target)[0] / scale
+    return x
 
 
 def nonnegative_relative(matrix: Floats, measured: Floats, rounds: int = 5) -> Floats:

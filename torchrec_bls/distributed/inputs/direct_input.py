@@ -15,8 +15,8 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.inputs.input_dist import IdsAwaitable
-from torchrec_bls.distributed.outputs.awaitable import ExchangeAwaitable
 
 _BUCKETIZED = (
     ShardingType.ROW_WISE.value,

@@ -14,11 +14,11 @@ from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
-from torchrec_bls.distributed.exchange import Exchange, Pending
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
+from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
+from torchrec_bls.distributed.exchanges.slot_growth import SlotBytes, SlotGrowth
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.refused_batches import refused
-from torchrec_bls.distributed.outputs.awaitable import ExchangeAwaitable
-from torchrec_bls.distributed.slot_growth import SlotBytes, SlotGrowth
 
 _INTEGERS = {4: torch.int32, 8: torch.int64}
 _FLOATS = {2: torch.float16, 4: torch.float32, 8: torch.float64}

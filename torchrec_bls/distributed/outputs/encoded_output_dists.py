@@ -10,14 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.distributed.exchange import Exchange, Pending
+from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
-from torchrec_bls.distributed.outputs.output_dists import (
-    PooledOutputDist,
-    Request,
-    SequenceOutputDist,
-    order_of,
-)
+from torchrec_bls.distributed.outputs.output_dist import OutputDist, Request, order_of
+from torchrec_bls.distributed.outputs.pooled_output_dist import PooledOutputDist
+from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, CodedFeature
 
 # The tables of a frame: codec, address, rows, columns, and columns from one row to the next.
@@ -26,19 +23,23 @@ Frame = list[tuple[int, int, int, int, int]]
 _ITEM = torch.float32.itemsize
 
 
-class CodedSequenceOutputDist(SequenceOutputDist):
-    """SequenceOutputDist with codecs.
+class _Encoding(OutputDist):
+    """Mix-in before an output dist.
 
     Args:
         codecs: of its sharding.
         non_finite: see CodecConfig.
-        args: of SequenceOutputDist.
+        of_output_dist: arguments of the output dist.
     """
 
-    def __init__(self, codecs: CodecPlan, non_finite: str, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, codecs: CodecPlan, non_finite: str, *of_output_dist: Any) -> None:
+        super().__init__(*of_output_dist)
         self._codecs = codecs
         self._non_finite = non_finite
+
+
+class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
+    """SequenceOutputDist with codecs."""
 
     def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
@@ -108,19 +109,8 @@ def _of_samples(
     return frames
 
 
-class CodedPooledOutputDist(PooledOutputDist):
-    """PooledOutputDist with codecs; partial sums are encoded each for itself.
-
-    Args:
-        codecs: of its sharding.
-        non_finite: see CodecConfig.
-        args: of PooledOutputDist.
-    """
-
-    def __init__(self, codecs: CodecPlan, non_finite: str, *args: Any) -> None:
-        super().__init__(*args)
-        self._codecs = codecs
-        self._non_finite = non_finite
+class CodedPooledOutputDist(_Encoding, PooledOutputDist):
+    """PooledOutputDist with codecs; partial sums are encoded each for itself."""
 
     def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""

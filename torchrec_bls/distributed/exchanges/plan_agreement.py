@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torchrec.distributed.types import ParameterSharding
 
-from torchrec_bls.collective.rendezvous import Rendezvous, require_equal
+from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import RendezvousError
 

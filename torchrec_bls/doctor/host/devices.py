@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchrec_bls.doctor.sysfs import numbered, read
+from torchrec_bls.doctor.host.sysfs import numbered, read
 
 # InfiniBand's packet sizes, and what RoCE puts around a packet (the kernel's iboe_get_mtu).
 _MTUS = (4096, 2048, 1024, 512, 256)

@@ -1,7 +1,6 @@
 """Calls of a group that go through its channel, and the handles that callers have of them."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -10,9 +9,10 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from torchrec_bls import _native
-from torchrec_bls.collective.buffers import Buffer
+from torchrec_bls.collective.backend.buffers import Buffer
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.errors import BLSError, PoisonedError, ProtocolError, named
+from torchrec_bls.collective.ordered_window import OrderedWindow
+from torchrec_bls.errors import BLSError, PoisonedError, named
 
 Receive = Callable[[_native.Arrival], None]
 
@@ -20,14 +20,13 @@ Receive = Callable[[_native.Arrival], None]
 class CallQueue:
     """Posts calls on a channel and completes them in the same order.
 
-    At most bound + 1 are outstanding: a further one completes the oldest first. Calls may come from
-    any thread, one at a time goes through.
+    A call beyond the bound completes the oldest first. Calls may come from any thread, one at a
+    time goes through. A failure fails all calls under way: they share the channel.
     """
 
     def __init__(self, channel: BoundedLagChannel) -> None:
         self.channel = channel
-        self._native = channel.native
-        self._outstanding: deque[CallWork] = deque()
+        self._window: OrderedWindow[CallWork] = OrderedWindow(channel.bound)
         self._lock = threading.Lock()
 
     def post(
@@ -49,16 +48,14 @@ class CallQueue:
             BLSError: a rank failed or died.
         """
         with self._lock:
-            if len(self._outstanding) > self.channel.bound:
+            if self._window.is_full:
                 self._complete_oldest()
             work = CallWork(self, receive, inputs, outputs)
-            posted = self._native.posted
+            posted = self.channel.native.posted
             try:
-                with self.channel.range("post"):
-                    _native.post_buffers(self._native, send)
-                self._outstanding.append(work)
+                self._window.post(work, lambda native: _native.post_buffers(native, send))
             except BaseException as error:
-                if self._native.posted != posted or not isinstance(error, Exception):
+                if self.channel.native.posted != posted or not isinstance(error, Exception):
                     self._fail(error)
                 raise
             return work
@@ -80,26 +77,14 @@ class CallQueue:
         if not self._lock.acquire(blocking=False):
             return  # another thread waits, and will finish it or not
         try:
-            while not work.finished and self._is_ready():
+            while not work.finished and self.channel.native.ready():
                 self._complete_oldest()
         finally:
             self._lock.release()
 
-    def _is_ready(self) -> bool:
-        return self.channel.native.ready()
-
     def _complete_oldest(self) -> None:
-        work = self._outstanding[0]
         try:
-            with self.channel.range("wait"):
-                arrival = self._native.wait()
-                try:
-                    work.receive(arrival)
-                except ProtocolError as error:
-                    raise self.channel.refuse(arrival, str(error)) from error
-                self._native.release()
-            work.finish(None)
-            self._outstanding.popleft()
+            self._window.complete_oldest()
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -110,9 +95,9 @@ class CallQueue:
         may strike anywhere: which message belongs to which handle is not known any more."""
         told = named(error)
         failure = error if isinstance(error, Exception) else self._stopped(told)
-        for failed in self._outstanding:
+        for failed in self._window.posts:
             failed.finish(failure)
-        self._outstanding.clear()
+        self._window.posts.clear()
         if not isinstance(error, BLSError):  # those are told by whoever raises them
             self.channel.poison(told)
 
@@ -142,16 +127,26 @@ class CallWork(dist.Work):
         outputs: list[torch.Tensor],
     ) -> None:
         super().__init__()
-        self.receive = receive
         self.finished = False
         self._queue = queue
+        self._receive = receive
         self._inputs: Sequence[torch.Tensor] = inputs
         self._outputs = outputs
         self._error: Exception | None = None
         self._future: Future[list[torch.Tensor]] | None = None
 
+    @property
+    def channel(self) -> BoundedLagChannel:
+        """The channel of the group."""
+        return self._queue.channel
+
+    def receive(self, arrival: _native.Arrival) -> None:
+        """Writes the output; see UnderWay."""
+        self._receive(arrival)
+        self.finish(None)
+
     def finish(self, error: Exception | None) -> None:
-        """Called by the queue, once."""
+        """Lets go of the inputs and makes `wait` return, or raise `error`."""
         self._error = error
         self._inputs = ()
         self.finished = True

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "transport/shm/shm_transport.h"
+#include "transport/transport.h"
 #include "transport/verbs/verbs_transport.h"
 
 namespace bls {

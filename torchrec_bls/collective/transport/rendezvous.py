@@ -19,7 +19,7 @@ from torchrec_bls.errors import BLSError, RendezvousError, named
 Record = Mapping[str, Any]
 T = TypeVar("T")
 
-# Seconds after the deadline at which a store is given up that does not even say that it has passed.
+# Seconds of grace, after the deadline, before an unresponsive store is abandoned.
 _GRACE = 0.5
 # Seconds between two looks at what the other ranks have told: soon at first.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.03

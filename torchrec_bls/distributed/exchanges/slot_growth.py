@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torchrec_bls.distributed.exchange import Exchange
+from torchrec_bls.distributed.exchanges.exchange import Exchange
 
 
 class SlotBytes(NamedTuple):

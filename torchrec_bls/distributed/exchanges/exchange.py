@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.collective.rendezvous import Rendezvous
+from torchrec_bls.collective.ordered_window import OrderedWindow
+from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import ProtocolError, RendezvousError, named
 from torchrec_bls.slot_size import HEADROOM, SMALLEST_SLOT_BYTES, wanted_slot_bytes
@@ -53,8 +54,8 @@ class Pending(Generic[T]):
             raise self._error
         return self._result  # type: ignore[return-value]
 
-    def complete(self, arrival: _native.Arrival) -> None:
-        """Collects from `arrival` and lets go of what was posted.
+    def receive(self, arrival: _native.Arrival) -> None:
+        """Collects from `arrival` and lets go of what was posted; see UnderWay.
 
         Raises:
             ProtocolError: the arrival is another post's. Its rows are somebody else's.
@@ -111,7 +112,7 @@ class Exchange:
         self._config = config
         self._deadline = deadline or Deadline(config.deadline, group)
         self._on_failure = on_failure or self.fail
-        self._pending: deque[Pending[Any]] = deque()
+        self._window: OrderedWindow[Pending[Any]] = OrderedWindow(config.bound)
         self._slot_bytes = 0
         self._grows = config.slot_bytes is None
         self._pulled_posts = 0
@@ -129,7 +130,7 @@ class Exchange:
     @property
     def under_way(self) -> bool:
         """Whether a post is not completed yet."""
-        return bool(self._pending)
+        return bool(self._window.posts)
 
     def open(self, message_bytes: int, batch: int, slot_bytes: int = 0) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
@@ -224,7 +225,7 @@ class Exchange:
 
     def make_room(self) -> None:
         """Completes old posts until a further one is possible."""
-        while len(self._pending) > self._config.bound:
+        while self._window.is_full:
             self.complete_oldest()
 
     def post(
@@ -250,15 +251,11 @@ class Exchange:
         # so that nobody counts on messages that have left without a handle.
         try:
             pending = Pending(self, channel, collect)
-            self._pending.append(pending)
             channel.native.label(batch & _LABEL)
             channel.hold_until_release(own)
-            with channel.range("post"):
-                send(channel.native)
+            self._window.post(pending, send)
             self._posted += 1
         except BaseException as error:
-            if self._pending and self._pending[-1].sequence == channel.native.posted:
-                self._pending.pop()  # its messages have not left
             # The other ranks count on this post.
             self._on_failure(_reason(error))
             raise
@@ -273,23 +270,18 @@ class Exchange:
 
     def complete_oldest(self) -> None:
         """Waits for the messages of the oldest post and collects them."""
-        assert self._pending, "a handle is pending until it is completed"
-        pending = self._pending[0]
-        channel = pending.channel
+        posts = self._window.posts
+        assert posts, "a handle is pending until it is completed"
+        pending = posts[0]
         try:
-            with channel.wait() as arrival:
-                try:
-                    pending.complete(arrival.native)
-                except ProtocolError as error:
-                    raise channel.refuse(arrival, str(error)) from error
-            self._pending.popleft()
+            self._window.complete_oldest()
             self._completed += 1
             while self._retired and self._retired[0][1] <= self._completed:
                 self._retired.popleft()[0].close()
         except BaseException as error:
             pending.fail(error)
-            if self._pending and self._pending[0] is pending:
-                self._pending.popleft()
+            if posts and posts[0] is pending:
+                posts.popleft()
             self._on_failure(_reason(error))
             raise
 

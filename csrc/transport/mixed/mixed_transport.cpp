@@ -1,4 +1,4 @@
-#include "transport/mixed_transport.h"
+#include "transport/mixed/mixed_transport.h"
 
 namespace bls {
 namespace {

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchrec_bls import _native
-from torchrec_bls.collective.rendezvous import Rendezvous, require_equal
-from torchrec_bls.collective.shape import Shape
-from torchrec_bls.collective.two_sided import TwoSidedMessenger
-from torchrec_bls.collective.verbs_config import VerbsConfig
+from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
+from torchrec_bls.collective.transport.shape import Shape
+from torchrec_bls.collective.transport.two_sided import TwoSidedMessenger
+from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 from torchrec_bls.errors import RendezvousError
 
 TRANSPORTS = ("auto", "shm", "verbs", "c10d")

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 
 from torchrec_bls.doctor import library
-from torchrec_bls.doctor.devices import Device, Port
 from torchrec_bls.doctor.finding import Finding, Status
+from torchrec_bls.doctor.host.devices import Device, Port
 
 
 def rdma_findings(
@@ -23,7 +23,7 @@ def rdma_findings(
         port_limits: returns what a port allows, or None where that can't be asked.
     """
     if not devices:
-        text = "no device: channels join the ranks of this host only"
+        text = "no device: channels between hosts go over TCP (transport c10d)"
         return [Finding("RDMA", Status.OK, text, facts={"devices": 0})]
     any_active = any(port.active for device in devices for port in device.ports)
     findings = [_library_finding(load_error())]

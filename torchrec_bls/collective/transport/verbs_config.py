@@ -23,7 +23,7 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class VerbsConfig:
-    """What of an RDMA device a channel uses and how. What is not set, the device is asked.
+    """How a channel uses an RDMA device. Unset options default to what the device reports.
 
     Each attribute can be set by the environment variable TORCHREC_BLS_IB_ and its name in capitals,
     e.g. TORCHREC_BLS_IB_DEVICE=mlx5_0. Ranks may differ, except in `mtu`, whose smaller one counts.

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from torchrec_bls import _native
-from torchrec_bls.collective.rendezvous import TooLateError, within
-from torchrec_bls.collective.shape import Shape
-from torchrec_bls.collective.sockets import close_sockets, tcp_sockets
+from torchrec_bls.collective.transport.rendezvous import TooLateError, within
+from torchrec_bls.collective.transport.shape import Shape
+from torchrec_bls.collective.transport.sockets import close_sockets, tcp_sockets
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError
 
 # Deadlines are the channel's. One of gloo ends all of a group's connections.

@@ -3,9 +3,9 @@
 import resource
 from pathlib import Path
 
-from torchrec_bls.doctor import cgroup
 from torchrec_bls.doctor.finding import Finding, Status
-from torchrec_bls.doctor.sysfs import read
+from torchrec_bls.doctor.host import cgroup
+from torchrec_bls.doctor.host.sysfs import read
 
 # What channels need depends on the model: these are a small and a usual one at the default bound,
 # 0. A sharded module has one channel for ids and one for embeddings.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchrec_bls.doctor.sysfs import read
+from torchrec_bls.doctor.host.sysfs import read
 
 
 def cpu_quota(root: Path) -> float | None:

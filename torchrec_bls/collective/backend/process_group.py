@@ -15,10 +15,10 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls import _native
-from torchrec_bls.collective import buffers
-from torchrec_bls.collective.backend_options import DEFAULT_SLOT_BYTES, BLSOptions
+from torchrec_bls.collective.backend import buffers
+from torchrec_bls.collective.backend.calls import CallQueue, CallWork, Receive
+from torchrec_bls.collective.backend.options import DEFAULT_SLOT_BYTES, BLSOptions
 from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
-from torchrec_bls.collective.work import CallQueue, CallWork, Receive
 
 NAME = "bls"
 # What torch calls it: the first from 2.13 on.

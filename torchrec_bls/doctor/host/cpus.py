@@ -4,9 +4,9 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from torchrec_bls.doctor import cgroup
 from torchrec_bls.doctor.finding import Finding, Status
-from torchrec_bls.doctor.sysfs import numbered, parse_cpu_list, read
+from torchrec_bls.doctor.host import cgroup
+from torchrec_bls.doctor.host.sysfs import numbered, parse_cpu_list, read
 
 
 def cpus_finding(root: Path, usable: Collection[int] | None = None) -> Finding:

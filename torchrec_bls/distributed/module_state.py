@@ -1,0 +1,139 @@
+"""What a bounded-lag module keeps beside TorchRec's own attributes, in one object."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.distributed.config import BLSConfig, Deadline
+from torchrec_bls.distributed.exchanges.exchange import Exchange
+from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
+from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth
+from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.direct_input import Route
+from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+
+_DIRECTIONS = ("ids", "embeddings", "gradients")
+NO_NOTE = IdsNote()
+
+
+class ModuleExchanges:
+    """The exchanges of one module, each made when it is first asked for.
+
+    Args:
+        group: ranks that the module is sharded over.
+        config: of the sharder.
+        name: of the module; first part of its exchanges' names.
+        on_failure: called with the reason when a post or its completion fails.
+
+    Attributes:
+        group: see above.
+        config: see above, with the batch size that `expect_batch` was given.
+        name: see above.
+        deadline: of every wait.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        config: BLSConfig,
+        name: str,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self.group = group
+        self.config = config
+        self.name = name
+        self.deadline = Deadline(config.deadline, group)
+        self._on_failure = on_failure
+        self._made: dict[str, Exchange] = {}
+        self._growth: dict[str, SlotGrowth] = {}
+
+    def of(self, sharding_type: str, direction: str) -> Exchange:
+        """Returns the exchange of a direction: "ids", "embeddings" or "gradients"."""
+        name = f"{self.name}.{sharding_type}.{direction}"
+        if name not in self._made:
+            self._made[name] = Exchange(
+                self.group, self.config, name, self._on_failure, self.deadline
+            )
+        return self._made[name]
+
+    def slot_growth(self, sharding_type: str) -> SlotGrowth:
+        """Returns what enlarges the slots of a sharding type's exchanges."""
+        if sharding_type not in self._growth:
+            exchanges = [self.of(sharding_type, direction) for direction in _DIRECTIONS]
+            self._growth[sharding_type] = SlotGrowth(self.config.bound, exchanges)
+        return self._growth[sharding_type]
+
+    def channels(self) -> dict[str, BoundedLagChannel]:
+        """Returns the channels made so far, by name."""
+        return {
+            exchange.name: exchange.channel
+            for exchange in self._made.values()
+            if exchange.channel is not None
+        }
+
+    @property
+    def under_way(self) -> bool:
+        """Whether this rank has posted what it has not waited for."""
+        return any(exchange.under_way for exchange in self._made.values())
+
+    def fail(self, reason: str, sharding_types: Iterable[str]) -> None:
+        """Fails all of them on all ranks.
+
+        Args:
+            reason: for the other ranks' errors.
+            sharding_types: that other ranks may be at the first batch of, with which they make
+                these exchanges.
+        """
+        for sharding_type in sharding_types:
+            self.of(sharding_type, "ids")
+        # Those with a channel first: to tell of the others takes a store, which may be slow.
+        for exchange in sorted(self._made.values(), key=lambda each: each.channel is None):
+            exchange.fail(reason)
+
+    def expect_batch(self, largest_batch: int) -> None:
+        """Makes slots with room for `largest_batch` samples of a rank, from the first batch on.
+
+        Raises:
+            ValueError: slots are made already, or the size is not positive.
+        """
+        if self.channels():
+            raise ValueError(
+                f"{self.name}: its channels are made already: say how large batches get "
+                "before the first one"
+            )
+        if largest_batch < 1:
+            raise ValueError(f"largest_batch is {largest_batch}, but must be positive")
+        self.config = replace(self.config, expected_batch=largest_batch)
+        for exchange in self._made.values():
+            exchange.expected_batch = largest_batch
+
+
+@dataclass
+class ModuleState:
+    """See the module's docstring. A copy of it shares the exchanges.
+
+    Attributes:
+        exchanges: of the module.
+        agreement: on the plan that the next batch is exchanged by.
+        input_check: of what comes in.
+        note: what goes to all ranks along with the ids that are posted next.
+        routes: how batches go past TorchRec's input dist; None before the first batch, and where
+            they can't.
+        lookup_tables: rows of the lookups; None before they are first read.
+    """
+
+    exchanges: ModuleExchanges
+    agreement: Agreement
+    input_check: InputCheck
+    note: IdsNote = NO_NOTE
+    routes: list[Route] | None = None
+    lookup_tables: list[LookupTables] | None = None
+
+    def forget_plan(self, agreement: Agreement) -> None:
+        """Drops what follows from the plan so far; the next batch compares `agreement`."""
+        self.agreement = agreement
+        self.routes = None
+        self.lookup_tables = None

@@ -1,0 +1,147 @@
+"""Output dists: the embeddings back to the ranks that asked for them, in one message per peer.
+
+Each replaces one of TorchRec's output dists. The rows go straight from the lookup's result, or from
+the tables themselves, into the slots of their receivers; the receiver writes its output straight
+from its slots.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.comm_ops import get_gradient_division
+
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
+from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
+from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
+
+
+class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):
+    """The embeddings of this rank's samples, when `finish` returns them."""
+
+    def __init__(self, finish: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self._finish = finish
+
+    def _wait_impl(self) -> torch.Tensor:
+        return self._finish()
+
+
+class OutputDist(nn.Module):
+    """Sends looked-up rows to the ranks that asked for them, and gradients back when training.
+
+    Args:
+        rank: this rank.
+        exchange: the module's channel for embeddings.
+        gradients: its channel for gradients, made at the first forward that needs them.
+        gradient_divisors: what TorchRec divides gradients by, one after the other.
+        callbacks: what TorchRec's own output dist does to the embeddings once they have arrived.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        exchange: Exchange,
+        gradients: Exchange,
+        gradient_divisors: list[int],
+        callbacks: Iterable[Callable[[torch.Tensor], torch.Tensor]] = (),
+    ) -> None:
+        super().__init__()
+        self._rank = rank
+        self._exchange = exchange
+        self._gradients = gradients
+        self._gradient_divisors = gradient_divisors
+        self._callbacks = list(callbacks)
+
+    def forward(self, local_embs: torch.Tensor, sharding_ctx: Any) -> EmbeddingsAwaitable:
+        """Posts the rows and returns the awaitable of this rank's embeddings.
+
+        Args:
+            local_embs: rows of the lookup, for the samples of all ranks.
+            sharding_ctx: TorchRec's context, which the input dist left its layout in.
+        """
+        request = Request(self, sharding_ctx, local_embs)
+        if torch.is_grad_enabled() and local_embs.requires_grad:
+            request.dummy = _Send.apply(request, local_embs)  # type: ignore[no-untyped-call]
+        else:
+            request.send(local_embs.detach())
+        awaitable = EmbeddingsAwaitable(request.finish)
+        awaitable.callbacks.extend(self._callbacks)
+        return awaitable
+
+    @abstractmethod
+    def post(self, request: "Request", rows: torch.Tensor) -> Pending[torch.Tensor]:
+        """Posts `rows`, contiguous, to the ranks that asked for them."""
+
+    @abstractmethod
+    def post_gradient(self, request: "Request", gradient: torch.Tensor) -> Pending[torch.Tensor]:
+        """Posts the gradient of this rank's output to the ranks that looked the rows up."""
+
+    def divide_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Divides in place as TorchRec does unless its users switched that off."""
+        if get_gradient_division():
+            for divisor in self._gradient_divisors:
+                gradient.div_(divisor)
+        return gradient
+
+
+class Request:
+    """One forward through an output dist, and its backward."""
+
+    def __init__(self, output_dist: OutputDist, sharding_ctx: Any, local: torch.Tensor) -> None:
+        self.dist = output_dist
+        self.sharding_ctx = sharding_ctx
+        self.layout: IdsLayout = layout_of(sharding_ctx)
+        self.shape = local.shape
+        self.dtype = local.dtype
+        self.pending: Pending[torch.Tensor]
+        self.dummy: torch.Tensor | None = None
+
+    def send(self, rows: torch.Tensor) -> None:
+        """Posts the rows."""
+        self.pending = self.dist.post(self, rows.contiguous())
+
+    def finish(self) -> torch.Tensor:
+        """Returns this rank's embeddings."""
+        if self.dummy is None:
+            return self.pending.wait()
+        output: torch.Tensor = _Receive.apply(self, self.dummy)  # type: ignore[no-untyped-call]
+        return output
+
+
+# The two halves of the exchange are two nodes of the autograd graph, as in TorchRec: the gradient's
+# exchange starts in the backward of the second and ends in that of the first, and other backward
+# work fits in between. The dummy tensor joins them.
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, request: Request, rows: torch.Tensor) -> torch.Tensor:
+        ctx.request = request
+        request.send(rows)
+        return rows.new_zeros(1)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[None, torch.Tensor]:
+        request: Request = ctx.request
+        return None, request.dist.divide_gradient(request.pending.wait())
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, request: Request, dummy: torch.Tensor) -> torch.Tensor:
+        ctx.request = request
+        ctx.dummy = dummy
+        return request.pending.wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        request: Request = ctx.request
+        request.pending = request.dist.post_gradient(request, gradient.contiguous())
+        return None, torch.zeros_like(ctx.dummy)
+
+
+def order_of(sharding_ctx: Any) -> torch.Tensor | None:
+    """Returns what undoes row-wise bucketizing, as int64."""
+    permutation: torch.Tensor | None = sharding_ctx.unbucketize_permute_tensor
+    return None if permutation is None else permutation.to(torch.int64).contiguous()

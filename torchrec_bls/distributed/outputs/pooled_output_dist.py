@@ -1,0 +1,174 @@
+"""The output dist of pooled embeddings."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_bls import _native
+from torchrec_bls.distributed.exchanges.exchange import Pending
+from torchrec_bls.distributed.inputs.input_dist import layout_of
+from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.distributed.outputs.output_dist import (
+    EmbeddingsAwaitable,
+    OutputDist,
+    Request,
+)
+
+
+@dataclass(frozen=True)
+class ColumnGroup:
+    """Consecutive columns of a pooled output, and the ranks whose partial results add up to them.
+
+    Attributes:
+        first: lowest of the ranks, which are consecutive.
+        count: number of ranks.
+        width: columns.
+    """
+
+    first: int
+    count: int
+    width: int
+
+
+class PooledOutputDist(OutputDist):
+    """For pooled embeddings, whatever their sharding.
+
+    Table-wise and column-wise, every rank computes columns of its own; row-wise, all ranks compute
+    partial sums of the same columns; table-row-wise, the ranks of a node do. The receiver adds
+    partial sums in rank order: one all-to-all stands for TorchRec's reduce-scatter, or for its
+    reduce-scatter and all-to-all (docs/design/torchrec-seam.md).
+
+    Rows are [samples of all ranks, columns of this rank's group]; outputs [own samples, columns].
+
+    Args:
+        groups: by rank order, covering all columns of the output.
+        of_output_dist: see OutputDist.
+    """
+
+    def __init__(self, groups: list[ColumnGroup], *of_output_dist: Any) -> None:
+        super().__init__(*of_output_dist)
+        self._groups = groups
+        self._offsets = list(accumulate((group.width for group in groups), initial=0))
+        self._group_of_rank = [
+            index for index, group in enumerate(groups) for _ in range(group.count)
+        ]
+
+    def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
+        """See OutputDist."""
+        layout = request.layout
+        row_bytes = request.shape[1] * rows.element_size()
+        self._exchange.open(
+            max(layout.strides) * row_bytes, max(layout.strides), layout.slot_bytes.embeddings
+        )
+        batches = [layout.strides[rank] for rank in layout.order]
+
+        def send(channel: _native.Channel) -> None:
+            _native.post_grouped_rows(
+                channel, rows.data_ptr(), row_bytes, batches, layout.order, True
+            )
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            return self._collect(arrival, layout.strides[self._rank], request.dtype)
+
+        return self._exchange.post(send, collect, [rows], layout.number)
+
+    def look_up_and_post(
+        self, tables: LookupTables, ids: KeyedJaggedTensor, sharding_ctx: Any
+    ) -> EmbeddingsAwaitable:
+        """Posts sums straight from the tables, in place of a lookup and `forward`. No gradients.
+
+        Args:
+            tables: of the lookup, float32.
+            ids: what it would look up, without weights.
+            sharding_ctx: see `forward`.
+
+        Raises:
+            ValueError: a table does not have a row that another rank asks for.
+        """
+        layout = layout_of(sharding_ctx)
+        by_feature = tables.by_feature()
+        row_bytes = sum(bytes_of_row for _, _, bytes_of_row in by_feature)
+        self._exchange.open(
+            max(layout.strides) * row_bytes, max(layout.strides), layout.slot_bytes.embeddings
+        )
+        values, lengths = ids.values(), ids.lengths()
+
+        def send(channel: _native.Channel) -> None:
+            _native.post_pooled_rows(
+                channel,
+                by_feature,
+                (values.data_ptr(), values.element_size()),
+                values.numel(),
+                (lengths.data_ptr(), lengths.element_size()),
+                lengths.numel(),
+                [layout.strides[rank] for rank in layout.order],
+                layout.order,
+            )
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            return self._collect(arrival, layout.strides[self._rank], tables.dtype)
+
+        pending = self._exchange.post(send, collect, [], layout.number)
+        awaitable = EmbeddingsAwaitable(pending.wait)
+        awaitable.callbacks.extend(self._callbacks)
+        return awaitable
+
+    def _collect(self, arrival: _native.Arrival, batch: int, dtype: torch.dtype) -> torch.Tensor:
+        out = torch.empty(batch, self._offsets[-1], dtype=dtype)
+        if dtype != torch.float32 and any(group.count > 1 for group in self._groups):
+            return self._sum_with_torch(arrival, out)
+        item = out.element_size()
+        groups = [
+            (group.first, group.count, offset * item, group.width * item)
+            for group, offset in zip(self._groups, self._offsets, strict=False)
+        ]
+        _native.collect_columns(arrival, out.data_ptr(), batch, out.shape[1] * item, groups)
+        return out
+
+    def _sum_with_torch(self, arrival: _native.Arrival, out: torch.Tensor) -> torch.Tensor:
+        for group, offset in zip(self._groups, self._offsets, strict=False):
+            columns = out[:, offset : offset + group.width]
+            if columns.numel() == 0:
+                continue
+            for rank in range(group.first, group.first + group.count):
+                part = torch.frombuffer(arrival.view(rank, 0), dtype=out.dtype).view_as(columns)
+                if rank == group.first:
+                    columns.copy_(part)
+                else:
+                    columns.add_(part)
+        return out
+
+    def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
+        """See OutputDist."""
+        layout = request.layout
+        item = gradient.element_size()
+        batch, columns = gradient.shape
+        widest = max(group.width for group in self._groups)
+        self._gradients.open(batch * widest * item, batch, layout.slot_bytes.gradients)
+        blocks = [
+            [
+                [
+                    (
+                        gradient.data_ptr() + self._offsets[index] * item,
+                        self._groups[index].width * item,
+                        batch,
+                        columns * item,
+                    )
+                ]
+            ]
+            for index in self._group_of_rank
+        ]
+        batches = [layout.strides[rank] for rank in layout.order]
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            out = torch.empty(request.shape, dtype=gradient.dtype)
+            row_bytes = request.shape[1] * item
+            _native.collect_grouped_rows(arrival, out.data_ptr(), row_bytes, batches, layout.order)
+            return out
+
+        return self._gradients.post(
+            lambda channel: channel.post(blocks), collect, [gradient], layout.number
+        )

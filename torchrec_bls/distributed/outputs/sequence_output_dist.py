@@ -1,0 +1,152 @@
+"""The output dist of embeddings without pooling."""
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_bls import _native
+from torchrec_bls.distributed.exchanges.exchange import Pending
+from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
+from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.distributed.outputs.output_dist import (
+    EmbeddingsAwaitable,
+    OutputDist,
+    Request,
+    order_of,
+)
+
+
+class SequenceOutputDist(OutputDist):
+    """For embeddings without pooling: table-wise, column-wise and row-wise EmbeddingCollections.
+
+    Rows are [ids looked up, dim] by feature and rank; outputs [own ids, dim] in the order of the
+    ids of this rank.
+    """
+
+    def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
+        """See OutputDist."""
+        layout = request.layout
+        dim = request.shape[1]
+        row_bytes = dim * rows.element_size()
+        self._exchange.open(
+            max(layout.values_received) * row_bytes,
+            max(layout.strides),
+            layout.slot_bytes.embeddings,
+        )
+        order = order_of(request.sharding_ctx)
+
+        def send(channel: _native.Channel) -> None:
+            _native.post_grouped_rows(
+                channel, rows.data_ptr(), row_bytes, layout.counts, layout.order, False
+            )
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            out = torch.empty(sum(layout.values_sent), dim, dtype=request.dtype)
+            own = (rows.data_ptr(), layout.counts, layout.order)
+            return self._collect(arrival, out, layout, order, own)
+
+        return self._exchange.post(send, collect, [rows], layout.number)
+
+    def look_up_and_post(
+        self, tables: LookupTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
+    ) -> EmbeddingsAwaitable:
+        """Posts rows straight from the tables, in place of a lookup and `forward`. No gradients.
+
+        Args:
+            tables: of the lookup.
+            dim: columns of its rows.
+            ids: what it would look up.
+            sharding_ctx: see `forward`.
+
+        Raises:
+            ValueError: a table does not have a row that another rank asks for.
+        """
+        layout = layout_of(sharding_ctx)
+        row_bytes = dim * tables.dtype.itemsize
+        self._exchange.open(
+            max(layout.values_received) * row_bytes,
+            max(layout.strides),
+            layout.slot_bytes.embeddings,
+        )
+        order = order_of(sharding_ctx)
+        values = ids.values()
+        out = torch.empty(sum(layout.values_sent), dim, dtype=tables.dtype)
+        own_rows = layout.values_sent[self._rank]
+        if order is None:
+            first = sum(layout.values_sent[: self._rank])
+            own = out[first : first + own_rows]
+        else:
+            own = torch.empty(own_rows, dim, dtype=tables.dtype)
+
+        def send(channel: _native.Channel) -> None:
+            _native.post_table_rows(
+                channel,
+                tables.by_feature(),
+                (values.data_ptr(), values.element_size()),
+                values.numel(),
+                row_bytes,
+                layout.counts,
+                layout.order,
+                own.data_ptr(),
+            )
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            return self._collect(
+                arrival, out, layout, order, (own.data_ptr(), [own_rows], [self._rank])
+            )
+
+        return EmbeddingsAwaitable(self._exchange.post(send, collect, [], layout.number).wait)
+
+    def _collect(
+        self,
+        arrival: _native.Arrival,
+        out: torch.Tensor,
+        layout: IdsLayout,
+        order: torch.Tensor | None,
+        own: tuple[int, list[int], list[int]],
+    ) -> torch.Tensor:
+        """Fills `out`; `own` is where rows of this rank for itself lie, grouped by counts and
+        ranks."""
+        _native.collect_rows(
+            arrival,
+            out.data_ptr(),
+            out.shape[1] * out.element_size(),
+            layout.values_sent,
+            (0, 0) if order is None else (order.data_ptr(), order.numel()),
+            self._rank,
+            *own,
+        )
+        return out
+
+    def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
+        """See OutputDist."""
+        layout = request.layout
+        dim = request.shape[1]
+        row_bytes = dim * gradient.element_size()
+        self._gradients.open(
+            max(layout.values_sent) * row_bytes, max(layout.strides), layout.slot_bytes.gradients
+        )
+        permutation = request.sharding_ctx.unbucketize_permute_tensor
+        if permutation is not None:
+            by_rank = torch.empty_like(gradient)
+            by_rank[permutation] = gradient
+            gradient = by_rank
+        blocks = [
+            [[(gradient.data_ptr() + first * row_bytes, count * row_bytes, 1, 0)]]
+            for first, count in zip(
+                accumulate(layout.values_sent, initial=0), layout.values_sent, strict=False
+            )
+        ]
+
+        def collect(arrival: _native.Arrival) -> torch.Tensor:
+            out = torch.empty(request.shape, dtype=gradient.dtype)
+            _native.collect_grouped_rows(
+                arrival, out.data_ptr(), row_bytes, layout.counts, layout.order
+            )
+            return out
+
+        return self._gradients.post(
+            lambda channel: channel.post(blocks), collect, [gradient], layout.number
+        )

@@ -9,6 +9,8 @@ FUZZ_SECONDS ?= 600
 PAPER_ARGS ?=
 SOAK_ARGS ?=
 ACTIONS ?= 100000
+# Processes that share the Python tests out; each test of ranks starts 2 to 8 more.
+TEST_JOBS ?= 2
 STUDY_ARGS ?=
 
 VENV := .venv
@@ -17,7 +19,7 @@ PINS := pyproject.toml torchrec_bls/_trios.py
 # The newest, unless another one is named.
 TRIO ?= $(lastword $(shell $(PYTHON) torchrec_bls/_trios.py --names))
 TRIO_ENV := build/trio-$(TRIO)
-TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/test_versions.py tests/test_torch_alone.py
+TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/package/test_versions.py tests/package/test_torch_alone.py
 CXX_OR_DEFAULT := $(if $(filter-out default undefined,$(origin CXX)),$(CXX),c++)
 # torchrun, ninja and the like are found by the tools that call them.
 WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -34,7 +36,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
+.PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
   fuzz soak paper-bls study-quantized study-planner lint format wheel wheels \
   benchmarks-build clean
 
@@ -46,12 +48,26 @@ build: $(VENV)/.built  ## Set up .venv and build the package into it
 demo: build  ## Run the main job: make demo [DATA=path] [DEMO_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python examples/dlrm_demo.py $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
 
-test: build test-cpp test-model  ## Run the C++ and Python tests, and check the small models
-	$(WITH_VENV) $(BIN)/python -m pytest
+check: build build-tests lint  ## Lint, the quick C++ tests, pure Python and a smoke test a subsystem (90 seconds)
+	build/tests/csrc/tests/bls_tests --source-file-exclude='*test_stress*'
+	$(call pytest,smoke or not (full or slow))
 
-test-cpp: $(VENV)/.packages  ## Run the C++ tests alone
-	$(call build-tests)
-	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+test: build build-tests  ## Run the C++ and Python tests but for the slow ones (5 minutes)
+	$(call run-cpp-tests)
+	$(call pytest,not slow)
+
+test-slow: build test-model  ## Run what `make test` leaves out: the slow Python tests and the small models
+	$(call pytest,slow)
+
+test-all: test test-slow  ## Run every test
+
+test-cpp: build-tests  ## Run the C++ tests alone
+	$(call run-cpp-tests)
+
+build-tests: $(VENV)/.packages  ## Build the C++ tests
+	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
+	$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
+	$(BIN)/cmake --build build/tests
 
 # RelWithDebInfo, since whole programs are optimized in Release, which takes longer than the tests.
 test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what they do, not how fast
@@ -76,10 +92,9 @@ test-sanitizers: $(VENV)/.packages  ## Run the C++ tests under sanitizers
 	$(call test_with,address$(comma)undefined)
 	$(call test_with,thread)
 
-test-verbs: build  ## Run the verbs tests on Soft-RoCE in a guest, or on a device: make test-verbs [DEVICE=mlx5_0] [SHORT=1]
+test-verbs: build build-tests  ## Run the verbs tests on Soft-RoCE in a guest, or on a device: make test-verbs [DEVICE=mlx5_0] [SHORT=1]
 	@$(call need,RDMA,$(rdma_packages),$(has_rdma))
 	@$(if $(DEVICE),:,($(call need,qemu and what the guest is made of,$(guest_packages),$(has_guest))) || :)
-	$(call build-tests)
 	$(BIN)/python -m tests.verbs $(if $(DEVICE),--device "$(DEVICE)") $(if $(SHORT),--short)
 
 fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [FUZZ_SECONDS=600]
@@ -236,11 +251,10 @@ endef
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)
 
-define build-tests
-@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
-$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
-$(BIN)/cmake --build build/tests
-endef
+run-cpp-tests = $(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+
+# $(call pytest,markers): runs the Python tests that have them.
+pytest = $(WITH_VENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(1)"
 
 # $(call check-models,options)
 define check-models

@@ -1,4 +1,6 @@
-"""What tests of several folders need."""
+"""What tests of several folders need, and which of them start ranks."""
+
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -8,6 +10,20 @@ from torchrec_bls import _native
 # An example may take as long as the machine makes it take.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is in a module that runs ranks is `full`."""
+    for item in items:
+        module = getattr(item, "module", None)
+        if module is not None and _runs_ranks(module):
+            item.add_marker("full")
+
+
+def _runs_ranks(module: ModuleType) -> bool:
+    launchers = ("tests.processes", "torchrec_bls.processes")
+    return any(getattr(value, "__module__", None) in launchers for value in vars(module).values())
 
 
 @pytest.fixture(scope="session")

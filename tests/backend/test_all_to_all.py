@@ -107,7 +107,7 @@ def exchange(rank: int, bound: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 2])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_any_dtype_and_split_arrives_bit_for_bit(world_size: int, bound: int) -> None:
     if world_size == 1:
         run(1, exchange_with_itself)
@@ -221,6 +221,7 @@ def use_handles(rank: int) -> None:
     assert dropped.tolist() == [9, 9]
 
 
+@pytest.mark.smoke
 def test_handles() -> None:
     run(2, use_handles)
 

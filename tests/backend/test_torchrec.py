@@ -6,41 +6,32 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    Kind,
-    arrived,
-    flatten,
-    local_shards,
-    make_ids,
-    shard,
-)
-from tests.distributed.test_training import loss_of
+from tests.distributed import models
+from tests.distributed.results.test_training import loss_of
 from tests.processes import run
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 SHARDINGS = ["table_wise", "row_wise", "column_wise", "mixed"]
 
 
 def compute_and_train(rank: int, kind_name: str) -> dict[str, list[dict[str, torch.Tensor]]]:
     """Returns for each sharding the outputs of every step and the weights after the last."""
-    kind: Kind = KINDS[kind_name]
+    kind: models.Kind = KINDS[kind_name]
     results: dict[str, Any] = {}
     for sharding in SHARDINGS:
-        model = shard(kind, sharding, kind.torchrec_sharder())
+        model = models.shard(kind, sharding, kind.torchrec_sharder())
         assert type(model.module.embeddings).__module__.startswith("torchrec.")
         results[sharding] = []
         for step in range(4):
-            ids = make_ids(kind, 100 * rank + step, 3 + step, most_ids=5)
+            ids = models.make_ids(kind, 100 * rank + step, 3 + step, most_ids=5)
             with torch.no_grad():
-                results[sharding].append(flatten(model(Batch(ids))))
-            output = arrived(model(Batch(ids)))
+                results[sharding].append(models.flatten(model(models.Batch(ids))))
+            output = models.arrived(model(models.Batch(ids)))
             loss_of(output).backward()
-            results[sharding].append(flatten(output))
-        weights = {name: tensor.clone() for name, (_, _, tensor) in local_shards(model).items()}
+            results[sharding].append(models.flatten(output))
+        weights = {
+            name: tensor.clone() for name, (_, _, tensor) in models.local_shards(model).items()
+        }
         results[sharding].append(weights)
     if dist.get_backend() == "cpu:bls":
         assert dist.group.WORLD.channel.stats().messages > 0

@@ -128,7 +128,7 @@ def test_tensors_of_any_shape_and_dtype_arrive_unchanged(
     run(world_size, exchange_once, plans, bound, slot_bytes)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_messages_arrive_unchanged_under_random_delays(world_size: int) -> None:
     iterations = 40
     for histograms in run(world_size, exchange_with_every_bound, iterations):
@@ -180,6 +180,7 @@ def post_again_in_the_same_memory(rank: int) -> None:
                 assert arrival.parts(rank) == []
 
 
+@pytest.mark.smoke
 def test_memory_may_be_reused_after_the_post() -> None:
     run(2, post_again_in_the_same_memory)
 

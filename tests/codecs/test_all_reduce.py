@@ -69,12 +69,18 @@ def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[
                             assert error.numpy().tobytes() == errors[rank].numpy().tobytes()
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "world",
+    [pytest.param(2, marks=pytest.mark.smoke), 3, 4, pytest.param(8, marks=pytest.mark.slow)],
+)
 def test_ring_equals_its_emulation_bit_for_bit(world: int) -> None:
     run(world, reduce_as_emulated, world, "ring", [8])
 
 
-@pytest.mark.parametrize(("world", "group_sizes"), [(2, [1, 8]), (4, [1, 2, 4]), (8, [1, 2, 8])])
+@pytest.mark.parametrize(
+    ("world", "group_sizes"),
+    [(2, [1, 8]), (4, [1, 2, 4]), pytest.param(8, [1, 2, 8], marks=pytest.mark.slow)],
+)
 def test_recursive_doubling_equals_its_emulation_bit_for_bit(
     world: int, group_sizes: list[int]
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from tests.distributed.models import EBC, EC, Batch, Kind, arrived, flatten, make_ids, shard
+from tests.distributed import models
 from tests.processes import run
 from torchrec_bls.codecs.rows import Codec, round_trip
 from torchrec_bls.codecs.stock import RowCodec, codecs_registry
@@ -14,7 +14,7 @@ from torchrec_bls.codecs.stock import RowCodec, codecs_registry
 ROW = 4  # divides the columns of all shards
 
 
-def sharder_with(kind: Kind, forward: Codec, backward: Codec) -> Any:
+def sharder_with(kind: models.Kind, forward: Codec, backward: Codec) -> Any:
     plain = kind.torchrec_sharder()
     return type(plain)(
         fused_params=plain.fused_params,
@@ -25,16 +25,20 @@ def sharder_with(kind: Kind, forward: Codec, backward: Codec) -> Any:
 def values_of(output: Any) -> torch.Tensor:
     """All embeddings of an output, flat."""
     return torch.cat(
-        [values.reshape(-1) for name, values in flatten(output).items() if "lengths" not in name]
+        [
+            values.reshape(-1)
+            for name, values in models.flatten(output).items()
+            if "lengths" not in name
+        ]
     )
 
 
-def forward_is_rounded(rank: int, kind: Kind, sharding: str) -> None:
-    batch = Batch(make_ids(kind, rank, samples=5))
+def forward_is_rounded(rank: int, kind: models.Kind, sharding: str) -> None:
+    batch = models.Batch(models.make_ids(kind, rank, samples=5))
     with torch.no_grad():
-        exact = values_of(shard(kind, sharding, kind.torchrec_sharder())(batch))
+        exact = values_of(models.shard(kind, sharding, kind.torchrec_sharder())(batch))
         for codec in (Codec.UINT8, Codec.UINT4, Codec.UINT2, Codec.BF16, Codec.FP32):
-            model = shard(kind, sharding, sharder_with(kind, codec, Codec.FP32))
+            model = models.shard(kind, sharding, sharder_with(kind, codec, Codec.FP32))
             found = values_of(model(batch))
             expected = round_trip(exact.reshape(-1, ROW), codec).view(exact.shape)
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
@@ -42,9 +46,14 @@ def forward_is_rounded(rank: int, kind: Kind, sharding: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "sharding"),
-    [(EBC, "table_wise"), (EBC, "column_wise"), (EC, "table_wise"), (EC, "row_wise")],
+    [
+        (models.EBC, "table_wise"),
+        (models.EBC, "column_wise"),
+        (models.EC, "table_wise"),
+        (models.EC, "row_wise"),
+    ],
 )
-def test_embeddings_arrive_rounded_by_row(kind: Kind, sharding: str) -> None:
+def test_embeddings_arrive_rounded_by_row(kind: models.Kind, sharding: str) -> None:
     run(2, forward_is_rounded, kind, sharding)
 
 
@@ -57,20 +66,21 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def train_with(
-    rank: int, kind: Kind, sharding: str, forward: Codec, backward: Codec
+    rank: int, kind: models.Kind, sharding: str, forward: Codec, backward: Codec
 ) -> list[torch.Tensor]:
-    model = shard(kind, sharding, sharder_with(kind, forward, backward))
+    model = models.shard(kind, sharding, sharder_with(kind, forward, backward))
     for step in range(3):
-        ids = make_ids(kind, 10 * step + rank, samples=5)
-        loss_of(arrived(model(Batch(ids)))).backward()
+        ids = models.make_ids(kind, 10 * step + rank, samples=5)
+        loss_of(models.arrived(model(models.Batch(ids)))).backward()
     with torch.no_grad():
-        return [values_of(model(Batch(make_ids(kind, rank, samples=5))))]
+        return [values_of(model(models.Batch(models.make_ids(kind, rank, samples=5))))]
 
 
 @pytest.mark.parametrize(
-    ("kind", "sharding"), [(EBC, "table_wise"), (EC, "table_wise"), (EC, "row_wise")]
+    ("kind", "sharding"),
+    [(models.EBC, "table_wise"), (models.EC, "table_wise"), (models.EC, "row_wise")],
 )
-def test_gradients_travel_encoded(kind: Kind, sharding: str) -> None:
+def test_gradients_travel_encoded(kind: models.Kind, sharding: str) -> None:
     def trained(backward: Codec) -> torch.Tensor:
         outputs = run(2, train_with, kind, sharding, Codec.FP32, backward)
         return torch.cat([values for (values,) in outputs])

@@ -15,19 +15,9 @@ from torchrec.distributed.sharding.tw_sharding import BaseTwEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import TwRwSparseFeaturesDist
 from torchrec.distributed.types import NoWait, ShardingEnv2D, ShardingType
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    Batch,
-    SparseOnly,
-    arrived,
-    make_ids,
-    make_plan,
-    set_nodes,
-    shard_model,
-)
-from tests.distributed.test_variable_batch import make_variable
-from tests.distributed.test_wrappers import managed, sharded_by
+from tests.distributed import models
+from tests.distributed.inputs.test_variable_batch import make_variable
+from tests.distributed.results.test_wrappers import managed, sharded_by
 from tests.processes import run
 
 
@@ -40,14 +30,14 @@ def test_names_of_sharding_types() -> None:
 
 
 def look_at_sharding_types(rank: int) -> None:
-    set_nodes(2)
+    models.set_nodes(2)
     types = ["grid_shard", "data_parallel", "table_column_wise", "table_wise", "table_wise"]
-    module, sharder = EBC.module(), EBC.torchrec_sharder()
-    plan = make_plan(module, types, sharder, 2)
-    model = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+    module, sharder = models.EBC.module(), models.EBC.torchrec_sharder()
+    plan = models.make_plan(module, types, sharder, 2)
+    model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
     sharded = model.module.embeddings
     with torch.no_grad():
-        arrived(model(Batch(make_ids(EBC, rank, 3))))
+        models.arrived(model(models.Batch(models.make_ids(models.EBC, rank, 3))))
     parts = {
         kind: (sharded._input_dists[i], sharded._lookups[i], sharded._output_dists[i])
         for i, kind in enumerate(sharded._sharding_types)
@@ -76,10 +66,12 @@ def test_parts_of_sharding_types() -> None:
 
 
 def vary_the_batch(rank: int) -> None:
-    module, sharder = EC.module(), EC.torchrec_sharder()
-    plan = make_plan(module, ["table_wise"] * 5, sharder)
-    sharded = shard_model(SparseOnly(module), {"embeddings": plan}, [sharder]).module.embeddings
-    ids = make_variable(EC, rank, [3, 1, 4, 2, 2], 5)
+    module, sharder = models.EC.module(), models.EC.torchrec_sharder()
+    plan = models.make_plan(module, ["table_wise"] * 5, sharder)
+    sharded = models.shard_model(
+        models.SparseOnly(module), {"embeddings": plan}, [sharder]
+    ).module.embeddings
+    ids = make_variable(models.EC, rank, [3, 1, 4, 2, 2], 5)
     assert ids.variable_stride_per_key() is True
     assert ids.stride_per_key() == [3, 1, 4, 2, 2]
     names, rows = ids.inverse_indices_or_none()
@@ -99,9 +91,9 @@ def test_batch_sizes_per_key_are_padded_before_the_input_dist() -> None:
 
 def manage_collisions(rank: int) -> None:
     model = sharded_by(
-        managed(EC),
+        managed(models.EC),
         ["row_wise"] * 5,
-        ManagedCollisionEmbeddingCollectionSharder(EC.torchrec_sharder()),
+        ManagedCollisionEmbeddingCollectionSharder(models.EC.torchrec_sharder()),
     )
     inner = model.module.embeddings._embedding_module
     assert inner._has_uninitialized_input_dist is False

@@ -31,24 +31,10 @@ from torchrec.distributed.embeddingbag import (
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
 from torchrec.distributed.types import ShardingType
 
-from tests.distributed.models import (
-    DIMS,
-    EBC,
-    EC,
-    WEIGHTED,
-    Batch,
-    Kind,
-    arrived,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    set_nodes,
-    shard,
-    sharding_types,
-)
+from tests.distributed import models
 from tests.processes import run
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 NODES = 2
 
 
@@ -56,18 +42,18 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-def sharded_by_torchrec(kind: Kind) -> Any:
+def sharded_by_torchrec(kind: models.Kind) -> Any:
     """Returns TorchRec's own sharded module, all sharding types, two ranks on two nodes."""
-    set_nodes(NODES)
-    model: DistributedModelParallel = shard(kind, "mixed", kind.torchrec_sharder(), NODES)
+    models.set_nodes(NODES)
+    model: DistributedModelParallel = models.shard(kind, "mixed", kind.torchrec_sharder(), NODES)
     return model.module.embeddings
 
 
-def forward(module: Any, rank: int, kind: Kind) -> tuple[Any, Any]:
+def forward(module: Any, rank: int, kind: models.Kind) -> tuple[Any, Any]:
     """Returns context and output of a forward stage by stage, as the pipeline does it."""
     with torch.no_grad():
         context = module.create_context()
-        args, kwargs = module.preprocess_input((make_ids(kind, rank, 3),), {})
+        args, kwargs = module.preprocess_input((models.make_ids(kind, rank, 3),), {})
         ids = module.input_dist(context, *args, **kwargs).wait().wait()
         return context, module.compute_and_output_dist(context, ids)
 
@@ -111,7 +97,7 @@ def test_names_of_sharding_types_and_kernels() -> None:
     assert EmbeddingComputeKernel.DENSE.value == "dense"
 
 
-def dists_are_created(rank: int, kind: Kind) -> None:
+def dists_are_created(rank: int, kind: models.Kind) -> None:
     calls: list[str] = []
     classes = (ShardedEmbeddingCollection, ShardedEmbeddingBagCollection)
     for name in ("_create_input_dist", "_create_output_dist"):
@@ -127,7 +113,7 @@ def dists_are_created(rank: int, kind: Kind) -> None:
     assert calls == ["_create_output_dist"]
     assert module._has_uninitialized_input_dist is True
     for _ in range(2):
-        arrived(forward(module, rank, kind)[1])
+        models.arrived(forward(module, rank, kind)[1])
     assert calls == ["_create_output_dist", "_create_input_dist"]
     assert module._has_uninitialized_input_dist is False
 
@@ -137,12 +123,12 @@ def test_output_dists_come_with_the_module_and_input_dists_with_the_first_batch(
     run(2, dists_are_created, KINDS[kind])
 
 
-def dists_are_in_the_order_of_sharding_types(rank: int, kind: Kind) -> None:
+def dists_are_in_the_order_of_sharding_types(rank: int, kind: models.Kind) -> None:
     module = sharded_by_torchrec(kind)
-    arrived(forward(module, rank, kind)[1])
+    models.arrived(forward(module, rank, kind)[1])
     types = list(module._sharding_types)
-    assert set(types) == set(sharding_types(kind, "mixed", NODES))
-    if kind == EC:
+    assert set(types) == set(models.sharding_types(kind, "mixed", NODES))
+    if kind == models.EC:
         assert list(module._sharding_type_to_sharding) == types
     assert len(module._input_dists) == len(module._output_dists) == len(types)
     for sharding_type, input_dist in zip(types, module._input_dists, strict=True):
@@ -157,9 +143,9 @@ def test_dists_are_in_the_order_of_sharding_types(kind: str) -> None:
     run(2, dists_are_in_the_order_of_sharding_types, KINDS[kind])
 
 
-def input_dists_keep_their_all_to_all(rank: int, kind: Kind) -> None:
+def input_dists_keep_their_all_to_all(rank: int, kind: models.Kind) -> None:
     module = sharded_by_torchrec(kind)
-    arrived(forward(module, rank, kind)[1])
+    models.arrived(forward(module, rank, kind)[1])
     seen: list[list[str]] = []
     for sharding_type, input_dist in zip(module._sharding_types, module._input_dists, strict=True):
         inner = input_dist._dist
@@ -169,7 +155,7 @@ def input_dists_keep_their_all_to_all(rank: int, kind: Kind) -> None:
         assert inner._stagger == (NODES if sharding_type == "table_row_wise" else 1)
         # What replaces it sees keys ordered by rank, and is called through the module.
         inner.register_forward_pre_hook(lambda _, args: seen.append(args[0].keys()))
-    arrived(forward(module, rank, kind)[1])
+    models.arrived(forward(module, rank, kind)[1])
     assert [len(keys) for keys in seen] == [sum(d._dist._splits) for d in module._input_dists]
 
 
@@ -188,11 +174,11 @@ class _Ours:
         return self.value
 
 
-def contexts_are_filled(rank: int, kind: Kind) -> None:
+def contexts_are_filled(rank: int, kind: models.Kind) -> None:
     module = sharded_by_torchrec(kind)
     context = module.create_context()
     with torch.no_grad():
-        awaitable = module.input_dist(context, make_ids(kind, rank, 3))
+        awaitable = module.input_dist(context, models.make_ids(kind, rank, 3))
         assert isinstance(awaitable, KJTListSplitsAwaitable)
         assert len(awaitable.awaitables) == len(context.sharding_contexts)
         assert len(context.sharding_contexts) == len(module._sharding_types)
@@ -207,9 +193,9 @@ def contexts_are_filled(rank: int, kind: Kind) -> None:
         assert isinstance(ids, KJTList) and list(ids) == ours
     for sharding_context in context.sharding_contexts:
         assert hasattr(sharding_context, "batch_size_per_rank")
-        assert hasattr(sharding_context, "input_splits") == (kind == EC)
-        assert hasattr(sharding_context, "output_splits") == (kind == EC)
-        if kind == EC:
+        assert hasattr(sharding_context, "input_splits") == (kind == models.EC)
+        assert hasattr(sharding_context, "output_splits") == (kind == models.EC)
+        if kind == models.EC:
             assert sharding_context.features_before_input_dist.stride() == 3
             assert hasattr(sharding_context, "unbucketize_permute_tensor")
         sharding_context.bls_ids_layout = "contexts take attributes of ours"
@@ -221,12 +207,12 @@ def test_contexts_of_an_input_dist(kind: str) -> None:
 
 
 def pooled_output_dists(rank: int) -> None:
-    module = sharded_by_torchrec(EBC)
-    types = sharding_types(EBC, "mixed", NODES)
+    module = sharded_by_torchrec(models.EBC)
+    types = models.sharding_types(models.EBC, "mixed", NODES)
     widths: dict[str, int] = {}
     for i, t in enumerate(types):
         tables_features = 2 if i == 3 else 1  # t3 has f3 and f0
-        widths[t] = widths.get(t, 0) + tables_features * DIMS[i]
+        widths[t] = widths.get(t, 0) + tables_features * models.DIMS[i]
     by_type = dict(zip(module._sharding_types, module._output_dists, strict=True))
     assert sum(by_type["table_wise"]._dim_sum_per_rank) == widths["table_wise"]
     assert sum(by_type["column_wise"]._dim_sum_per_rank) == widths["column_wise"]
@@ -247,13 +233,13 @@ def test_pooled_output_dists_say_which_rank_has_which_columns() -> None:
     run(2, pooled_output_dists)
 
 
-def output_dists_are_called_with_rows_and_context(rank: int, kind: Kind) -> None:
+def output_dists_are_called_with_rows_and_context(rank: int, kind: models.Kind) -> None:
     module = sharded_by_torchrec(kind)
     calls: list[tuple[Any, ...]] = []
     for output_dist in module._output_dists:
         output_dist.register_forward_pre_hook(lambda _, args: calls.append(args))
     context, output = forward(module, rank, kind)
-    arrived(output)
+    models.arrived(output)
     assert len(calls) == len(module._output_dists)
     for (rows, sharding_context), expected in zip(calls, context.sharding_contexts, strict=True):
         assert rows.dim() == 2 and sharding_context is expected
@@ -265,11 +251,11 @@ def test_output_dists_are_called_with_rows_and_context(kind: str) -> None:
 
 
 def collection_says_its_dims_and_names(rank: int) -> None:
-    module = sharded_by_torchrec(EC)
-    _, output = forward(module, rank, EC)
+    module = sharded_by_torchrec(models.EC)
+    _, output = forward(module, rank, models.EC)
     assert len(output._awaitables_per_sharding) == len(module._sharding_types)
     names = [name for names in module._embedding_names_per_sharding for name in names]
-    assert set(names) == set(arrived(output))
+    assert set(names) == set(models.arrived(output))
     assert module._embedding_dim == 8
     assert module._embedding_dim_for_sharding_type("table_wise") == 8
     assert module._embedding_dim_for_sharding_type("column_wise") == 4
@@ -280,7 +266,7 @@ def test_a_collection_says_its_dims_and_names() -> None:
 
 
 def tables_of_a_sequence_lookup(rank: int) -> None:
-    module = sharded_by_torchrec(EC)
+    module = sharded_by_torchrec(models.EC)
     assert module.post_lookup_tracker_fn is None and module.post_odist_tracker_fn is None
     for sharding_type, lookup in zip(module._sharding_types, module._lookups, strict=True):
         assert type(lookup) is GroupedEmbeddingsLookup
@@ -314,12 +300,12 @@ def test_a_sequence_lookup_is_rows_of_tables_in_memory() -> None:
 
 
 def mean_pooling_is_a_callback(rank: int) -> None:
-    for kind in (EBC, WEIGHTED):
+    for kind in (models.EBC, models.WEIGHTED):
         module = sharded_by_torchrec(kind)
-        assert module._has_mean_pooling_callback is (kind == EBC)
+        assert module._has_mean_pooling_callback is (kind == models.EBC)
         context, output = forward(module, rank, kind)
-        values = arrived(output).values()
-        if kind == EBC:
+        values = models.arrived(output).values()
+        if kind == models.EBC:
             assert context.divisor.shape == values.shape
     bound = inspect.signature(ShardedEmbeddingBagCollection._init_mean_pooling_callback)
     assert list(bound.parameters) == ["self", "input_feature_names", "inverse_indices"]
@@ -336,8 +322,10 @@ def test_ranks_of_a_world_are_numbered_by_node() -> None:
 
 
 def groups_of_a_node(rank: int) -> tuple[list[int], list[int]]:
-    set_nodes(2)
-    module: Any = shard(EBC, "table_row_wise", EBC.torchrec_sharder(), 2).module.embeddings
+    models.set_nodes(2)
+    module: Any = models.shard(
+        models.EBC, "table_row_wise", models.EBC.torchrec_sharder(), 2
+    ).module.embeddings
     (output_dist,) = module._output_dists
     return (
         dist.get_process_group_ranks(output_dist._intra_pg),
@@ -345,12 +333,12 @@ def groups_of_a_node(rank: int) -> tuple[list[int], list[int]]:
     )
 
 
-def a_forward_is_its_stages(rank: int, kind: Kind) -> None:
-    set_nodes(NODES)
-    model = shard(kind, "mixed", kind.torchrec_sharder(), NODES)
+def a_forward_is_its_stages(rank: int, kind: models.Kind) -> None:
+    models.set_nodes(NODES)
+    model = models.shard(kind, "mixed", kind.torchrec_sharder(), NODES)
     with torch.no_grad():
-        whole = flatten(model(Batch(make_ids(kind, rank, 3))))
-    assert_same_bits(flatten(forward(model.module.embeddings, rank, kind)[1]), whole)
+        whole = models.flatten(model(models.Batch(models.make_ids(kind, rank, 3))))
+    models.assert_same_bits(models.flatten(forward(model.module.embeddings, rank, kind)[1]), whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)

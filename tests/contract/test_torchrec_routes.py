@@ -10,16 +10,16 @@ from torchrec.distributed.sharding.sequence_sharding import SequenceShardingCont
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from tests.contract.test_torchrec_modules import KINDS, NODES
-from tests.distributed.models import EC, WEIGHTED, set_nodes, shard
+from tests.distributed import models
 from tests.processes import run
 
 
 def names_on_rank(rank: int, name: str) -> None:
     kind = KINDS[name]
-    set_nodes(NODES)
-    module = shard(kind, "mixed", kind.torchrec_sharder(), NODES).module.embeddings
+    models.set_nodes(NODES)
+    module = models.shard(kind, "mixed", kind.torchrec_sharder(), NODES).module.embeddings
     assert module._enabled_feature_score_auto_collection is False
-    if kind is EC:
+    if kind is models.EC:
         assert module._need_indices is False
         shardings = list(module._sharding_type_to_sharding.values())
     else:
@@ -40,7 +40,7 @@ def _shards(tables: list[Any]) -> list[tuple[str, int, list[str]]]:
     return [(table.name, table.local_cols, table.feature_names) for table in tables]
 
 
-@pytest.mark.parametrize("name", [EC.name, WEIGHTED.name])
+@pytest.mark.parametrize("name", [models.EC.name, models.WEIGHTED.name])
 def test_a_module_says_what_its_input_dist_computes(name: str) -> None:
     run(NODES, names_on_rank, name)
 

@@ -26,8 +26,8 @@ from torchrec.distributed.train_pipeline.utils import (
 )
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 
+from tests.distributed import models
 from tests.distributed.dlrm import make_batch, make_dlrm
-from tests.distributed.models import EBC, Batch, SparseOnly, make_plan, shard_model
 from tests.processes import run
 
 
@@ -132,22 +132,22 @@ def test_a_model_is_rewritten_module_by_module() -> None:
     run(2, rewrite_a_dlrm)
 
 
-class Changing(SparseOnly):
-    def forward(self, batch: Batch) -> Any:
+class Changing(models.SparseOnly):
+    def forward(self, batch: models.Batch) -> Any:
         return self.embeddings(batch.ids.permute([4, 3, 2, 1, 0]))
 
 
-class Twice(SparseOnly):
-    def forward(self, batch: Batch) -> Any:
+class Twice(models.SparseOnly):
+    def forward(self, batch: models.Batch) -> Any:
         return self.embeddings(batch.ids), self.embeddings(batch.ids)
 
 
 def rewrite_odd_models(rank: int) -> list[tuple[int, list[str]]]:
     found = []
     for model in (Changing, Twice):
-        module, sharder = EBC.module(), EBC.torchrec_sharder()
-        plan = make_plan(module, ["table_wise"] * EBC.tables, sharder)
-        sharded = shard_model(model(module), {"embeddings": plan}, [sharder])
+        module, sharder = models.EBC.module(), models.EBC.torchrec_sharder()
+        plan = models.make_plan(module, ["table_wise"] * models.EBC.tables, sharder)
+        sharded = models.shard_model(model(module), {"embeddings": plan}, [sharder])
         modules, *_, left_out = _rewrite_model(
             sharded, TrainPipelineContext(), None, None, pipelined_forward=BaseForward
         )

@@ -12,7 +12,7 @@ from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from tests.distributed.models import EBC, FEATURES, ROWS, make_ids, make_plan, shard_model
+from tests.distributed import models
 
 DENSE_FEATURES = 3
 EMBEDDINGS_IN_DLRM = "sparse_arch.embedding_bag_collection"
@@ -39,14 +39,17 @@ def make_dlrm(
     embeddings = EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
-                name=f"t{i}", embedding_dim=8, num_embeddings=ROWS[i], feature_names=[FEATURES[i]]
+                name=f"t{i}",
+                embedding_dim=8,
+                num_embeddings=models.ROWS[i],
+                feature_names=[models.FEATURES[i]],
             )
-            for i in range(len(FEATURES))
+            for i in range(len(models.FEATURES))
         ]
     )
     dlrm = DLRM(embeddings, DENSE_FEATURES, [16, 8], [16, 1])
-    plan = make_plan(embeddings, types, sharder)
-    return shard_model(wrapper(dlrm), {f"model.{EMBEDDINGS_IN_DLRM}": plan}, [sharder])
+    plan = models.make_plan(embeddings, types, sharder)
+    return models.shard_model(wrapper(dlrm), {f"model.{EMBEDDINGS_IN_DLRM}": plan}, [sharder])
 
 
 def make_batch(rank: int, step: int) -> Batch:
@@ -55,6 +58,6 @@ def make_batch(rank: int, step: int) -> Batch:
     generator = torch.Generator().manual_seed(1000 * rank + step)
     return Batch(
         dense_features=torch.rand(samples, DENSE_FEATURES, generator=generator),
-        sparse_features=make_ids(EBC, 1000 * rank + step, samples),
+        sparse_features=models.make_ids(models.EBC, 1000 * rank + step, samples),
         labels=torch.randint(2, (samples,), generator=generator),
     )

@@ -9,38 +9,29 @@ from torch.distributed import checkpoint
 from torchrec import KeyedTensor
 from torchrec.distributed import DistributedModelParallel
 
-from tests.distributed.models import (
-    EBC,
-    EC,
-    Batch,
-    Kind,
-    arrived,
-    assert_same_bits,
-    make_ids,
-    shard,
-)
-from tests.distributed.test_training import OPTIMIZERS, state_of
+from tests.distributed import models
+from tests.distributed.results.test_training import OPTIMIZERS, state_of
 from tests.processes import run
 from torchrec_bls import BLSConfig
 
-KINDS = {kind.name: kind for kind in (EC, EBC)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC)}
 SHARDINGS = ["table_wise", "row_wise"]
 
 
-def sharded(kind: Kind, sharding: str, ours: bool = True) -> DistributedModelParallel:
+def sharded(kind: models.Kind, sharding: str, ours: bool = True) -> DistributedModelParallel:
     fused = OPTIMIZERS["rowwise-adagrad"]
     if ours:
-        return shard(kind, sharding, kind.bls_sharder(BLSConfig(deadline=60), fused))
-    return shard(kind, sharding, kind.torchrec_sharder(fused))
+        return models.shard(kind, sharding, kind.bls_sharder(BLSConfig(deadline=60), fused))
+    return models.shard(kind, sharding, kind.torchrec_sharder(fused))
 
 
 def outputs_of(
-    model: DistributedModelParallel, kind: Kind, seeds: range
+    model: DistributedModelParallel, kind: models.Kind, seeds: range
 ) -> list[dict[str, torch.Tensor]]:
     """Trains a step per seed and returns the embeddings by name: their order is that of ranks."""
     outputs = []
     for seed in seeds:
-        output = arrived(model(Batch(make_ids(kind, seed, 4))))
+        output = models.arrived(model(models.Batch(models.make_ids(kind, seed, 4))))
         loss = sum((part.sin().sum() for part in parts_of(output).values()), torch.zeros(()))
         loss.backward()
         outputs.append({name: part.detach() for name, part in parts_of(output).items()})
@@ -57,7 +48,7 @@ def state_dict_of(model: DistributedModelParallel) -> dict[str, Any]:
     return {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
 
 
-def save(rank: int, kind: Kind, sharding: str, folder: Path) -> dict[str, torch.Tensor]:
+def save(rank: int, kind: models.Kind, sharding: str, folder: Path) -> dict[str, torch.Tensor]:
     """Saves a model that has been trained, and returns its embeddings then."""
     model = sharded(kind, sharding)
     outputs_of(model, kind, range(10 + rank, 14 + rank))
@@ -66,7 +57,7 @@ def save(rank: int, kind: Kind, sharding: str, folder: Path) -> dict[str, torch.
 
 
 def load(
-    rank: int, kind: Kind, sharding: str, folder: Path, ours: bool
+    rank: int, kind: models.Kind, sharding: str, folder: Path, ours: bool
 ) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Goes on training, which depends on the optimizer's states; returns outputs and states."""
     model = sharded(kind, sharding, ours)
@@ -93,11 +84,11 @@ def test_saved_by_four_ranks_and_loaded_by_two(kind: str, sharding: str, tmp_pat
             # Sums over the rows of four ranks and of two differ by rounding.
             torch.testing.assert_close(part, saved[0][name], rtol=1e-5, atol=1e-6)
         for output, wanted in zip(outputs, expected, strict=True):
-            assert_same_bits(output, wanted)
-        assert_same_bits(state, expected_state)
+            models.assert_same_bits(output, wanted)
+        models.assert_same_bits(state, expected_state)
 
 
-def exchange_state_dicts(rank: int, kind: Kind) -> None:
+def exchange_state_dicts(rank: int, kind: models.Kind) -> None:
     ours = sharded(kind, "mixed")
     outputs_of(ours, kind, range(10 + rank, 14 + rank))
     theirs = sharded(kind, "mixed", ours=False)
@@ -106,14 +97,14 @@ def exchange_state_dicts(rank: int, kind: Kind) -> None:
     back = sharded(kind, "mixed")
     back.load_state_dict(theirs.state_dict())
     back.fused_optimizer.load_state_dict(theirs.fused_optimizer.state_dict())
-    assert_same_bits(state_of(theirs), state_of(ours))
-    assert_same_bits(state_of(back), state_of(ours))
+    models.assert_same_bits(state_of(theirs), state_of(ours))
+    models.assert_same_bits(state_of(back), state_of(ours))
     expected = outputs_of(ours, kind, range(rank, rank + 3))
     for other in (theirs, back):
         for output, wanted in zip(
             outputs_of(other, kind, range(rank, rank + 3)), expected, strict=True
         ):
-            assert_same_bits(output, wanted)
+            models.assert_same_bits(output, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

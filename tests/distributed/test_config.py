@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed.models import EBC, EC, Batch, Kind, arrived, make_ids, shard
-from tests.distributed.test_training import loss_of
+from tests.distributed import models
+from tests.distributed.results.test_training import loss_of
 from tests.processes import run
 from torchrec_bls import BLSConfig, BLSOptions, BoundedLagChannel, BoundedLagPipeline
 from torchrec_bls.collective.exchange_options import timeout_of
@@ -74,39 +74,39 @@ def deadlines_of_channels() -> Iterator[dict[str, float]]:
         yield deadlines
 
 
-def wait_as_long_as_fits(rank: int, kind: Kind) -> None:
-    ids = make_ids(kind, rank, 4)
+def wait_as_long_as_fits(rank: int, kind: models.Kind) -> None:
+    ids = models.make_ids(kind, rank, 4)
     timeout = timeout_of(dist.group.WORLD)
     assert timeout != 60.0
     both = {"ids", "embeddings"}
 
     with deadlines_of_channels() as deadlines:
-        model = shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
-        loss_of(arrived(model(Batch(ids)))).backward()
+        model = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
+        loss_of(models.arrived(model(models.Batch(ids)))).backward()
     assert deadlines == dict.fromkeys(both | {"gradients"}, timeout)
 
     with deadlines_of_channels() as deadlines, torch.no_grad():
-        model = shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
-        arrived(model(Batch(ids)))
+        model = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
+        models.arrived(model(models.Batch(ids)))
     assert deadlines == dict.fromkeys(both, 60.0)
     with deadlines_of_channels() as deadlines:  # it is trained later
-        loss_of(arrived(model(Batch(ids)))).backward()
+        loss_of(models.arrived(model(models.Batch(ids)))).backward()
     assert deadlines == {"gradients": timeout}
 
     with deadlines_of_channels() as deadlines:
-        model = shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=1)))
-        BoundedLagPipeline[Batch, Any](model).progress(iter([Batch(ids)]))
+        model = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=1)))
+        BoundedLagPipeline[models.Batch, Any](model).progress(iter([models.Batch(ids)]))
     assert deadlines == dict.fromkeys(both, 60.0)
 
     with deadlines_of_channels() as deadlines:
-        model = shard(kind, "table_wise", kind.bls_sharder(BLSConfig(deadline=33)))
-        loss_of(arrived(model(Batch(ids)))).backward()
+        model = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig(deadline=33)))
+        loss_of(models.arrived(model(models.Batch(ids)))).backward()
     assert deadlines == dict.fromkeys(both | {"gradients"}, 33)
 
 
-@pytest.mark.parametrize("kind", [EC, EBC], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [models.EC, models.EBC], ids=lambda kind: kind.name)
 def test_a_module_waits_as_its_group_when_it_trains_and_a_minute_when_it_does_not(
-    kind: Kind,
+    kind: models.Kind,
 ) -> None:
     run(2, wait_as_long_as_fits, kind, deadline=100)
 

@@ -12,35 +12,19 @@ from torchrec.distributed.sharding_plan import column_wise, construct_module_sha
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 
-from tests.distributed.models import (
-    CPU,
-    EBC,
-    EC,
-    MIXES,
-    WEIGHTED,
-    Batch,
-    Kind,
-    SparseOnly,
-    assert_same_bits,
-    flatten,
-    local_shards,
-    make_ids,
-    make_plan,
-    set_nodes,
-    sharding_types,
-)
+from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import BLSConfig
 
-KINDS = {kind.name: kind for kind in (EC, EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 NODES = 2
 
 
 def sharded(
-    kind: Kind, module: nn.Module, plan: Any, device: torch.device = CPU
+    kind: models.Kind, module: nn.Module, plan: Any, device: torch.device = models.CPU
 ) -> DistributedModelParallel:
     return DistributedModelParallel(
-        SparseOnly(module),
+        models.SparseOnly(module),
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=device,
         plan=ShardingPlan({"embeddings": plan}),
@@ -48,14 +32,14 @@ def sharded(
     )
 
 
-def plan_of(kind: Kind, module: nn.Module, sharding: str) -> Any:
-    types = sharding_types(kind, sharding, NODES)
-    return make_plan(module, types, kind.bls_sharder(BLSConfig()), NODES)
+def plan_of(kind: models.Kind, module: nn.Module, sharding: str) -> Any:
+    types = models.sharding_types(kind, sharding, NODES)
+    return models.make_plan(module, types, kind.bls_sharder(BLSConfig()), NODES)
 
 
 def assert_weights(model: DistributedModelParallel, module: nn.Module) -> None:
     whole = {f"embeddings.{name}": tensor for name, tensor in module.state_dict().items()}
-    found = local_shards(model)
+    found = models.local_shards(model)
     # Pieces behind each other in one tensor, TorchRec's fused storage, are easily mixed up.
     assert found, "every rank has shards of these plans"
     for name, (rows, columns, shard) in found.items():
@@ -63,9 +47,9 @@ def assert_weights(model: DistributedModelParallel, module: nn.Module) -> None:
 
 
 def compare_shards(rank: int) -> None:
-    set_nodes(NODES)
+    models.set_nodes(NODES)
     for kind in KINDS.values():
-        for sharding in [*MIXES[kind.name], "mixed"]:
+        for sharding in [*models.MIXES[kind.name], "mixed"]:
             module = kind.module()
             plan = plan_of(kind, module, sharding)
             assert_weights(sharded(kind, copy.deepcopy(module), plan), module)
@@ -76,9 +60,11 @@ def test_of_every_sharding_type() -> None:
 
 
 def compare_odd_shards(rank: int) -> None:
-    for kind in (EC, EBC):
+    for kind in (models.EC, models.EBC):
         module: Any = kind.module()
-        configs = module.embedding_configs() if kind is EC else module.embedding_bag_configs()
+        configs = (
+            module.embedding_configs() if kind is models.EC else module.embedding_bag_configs()
+        )
         for config in configs:
             config.data_type, config.embedding_dim = DataType.FP16, 16
         module = type(module)(tables=configs)
@@ -97,8 +83,8 @@ def compare_odd_shards(rank: int) -> None:
         assert_weights(sharded(kind, copy.deepcopy(module), plan), module)
 
 
-def start_on_the_meta_device(rank: int, kind: Kind) -> None:
-    set_nodes(NODES)
+def start_on_the_meta_device(rank: int, kind: models.Kind) -> None:
+    models.set_nodes(NODES)
     module = kind.module()
     meta = copy.deepcopy(module).to("meta")
     meta._device = torch.device("meta")  # as if it had been made there
@@ -106,10 +92,12 @@ def start_on_the_meta_device(rank: int, kind: Kind) -> None:
     whole = {f"embeddings.{name}": tensor for name, tensor in module.state_dict().items()}
     model.load_state_dict(whole)
     assert_weights(model, module)
-    ids = make_ids(kind, rank, 4)
+    ids = models.make_ids(kind, rank, 4)
     expected = sharded(kind, copy.deepcopy(module), plan_of(kind, module, "mixed"))
     with torch.no_grad():
-        assert_same_bits(flatten(model(Batch(ids))), flatten(expected(Batch(ids))))
+        models.assert_same_bits(
+            models.flatten(model(models.Batch(ids))), models.flatten(expected(models.Batch(ids)))
+        )
 
     moved = meta.to_empty(device="cpu")
     moved.load_state_dict(module.state_dict())
@@ -122,8 +110,8 @@ def test_of_a_module_made_on_the_meta_device(kind: str) -> None:
     run(2, start_on_the_meta_device, KINDS[kind])
 
 
-def shard_to_the_meta_device(rank: int, kind: Kind) -> None:
-    set_nodes(NODES)
+def shard_to_the_meta_device(rank: int, kind: models.Kind) -> None:
+    models.set_nodes(NODES)
     module = kind.module()
     with pytest.raises(ValueError, match=r"device .*meta.*device\('cpu'\)"):
         sharded(kind, module, plan_of(kind, module, "mixed"), torch.device("meta"))

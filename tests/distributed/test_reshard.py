@@ -17,28 +17,20 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ParameterSharding
 
-from tests.distributed.models import (
-    EBC,
-    WEIGHTED,
-    Kind,
-    assert_same_bits,
-    flatten,
-    make_ids,
-    set_nodes,
-)
-from tests.distributed.test_torchrec_pipelines import sharded
-from tests.distributed.test_training import OPTIMIZERS, state_of
+from tests.distributed import models
+from tests.distributed.pipeline.test_torchrec_pipelines import sharded
+from tests.distributed.results.test_training import OPTIMIZERS, state_of
 from tests.processes import run
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 from torchrec_bls.errors import RendezvousError
 
-KINDS = {kind.name: kind for kind in (EBC, WEIGHTED)}
+KINDS = {kind.name: kind for kind in (models.EBC, models.WEIGHTED)}
 DEADLINE = 30
 PATH = "embeddings"
 
 
 def new_plan(
-    kind: Kind, generators: dict[str, Callable[..., Any]], local_size: int | None = None
+    kind: models.Kind, generators: dict[str, Callable[..., Any]], local_size: int | None = None
 ) -> dict[str, ParameterSharding]:
     """Returns the plan of the tables of `generators` alone."""
     module = kind.module()
@@ -64,9 +56,9 @@ def reshard(model: DistributedModelParallel, plan: dict[str, ParameterSharding])
     model.reshard({PATH: (0.0, plan)}, PATH)
 
 
-def batch_of(kind: Kind, rank: int, step: int) -> Batch:
+def batch_of(kind: models.Kind, rank: int, step: int) -> Batch:
     dense = torch.rand(5, 4, generator=torch.Generator().manual_seed(step))
-    return Batch(dense, make_ids(kind, 100 * rank + step, 5), labels=torch.empty(0))
+    return Batch(dense, models.make_ids(kind, 100 * rank + step, 5), labels=torch.empty(0))
 
 
 def by_key(output: Any) -> dict[str, torch.Tensor]:
@@ -75,7 +67,7 @@ def by_key(output: Any) -> dict[str, torch.Tensor]:
 
 
 def train(
-    model: DistributedModelParallel, kind: Kind, rank: int, steps: range
+    model: DistributedModelParallel, kind: models.Kind, rank: int, steps: range
 ) -> list[dict[str, torch.Tensor]]:
     outputs = []
     for step in steps:
@@ -127,15 +119,16 @@ MOVES: dict[str, dict[str, Callable[..., Any]]] = {
         "t3": table_wise(rank=0, compute_kernel="fused"),
     },
     "all tables": {
-        f"t{i}": table_wise(rank=1 - i % 2, compute_kernel="fused") for i in range(EBC.tables)
+        f"t{i}": table_wise(rank=1 - i % 2, compute_kernel="fused")
+        for i in range(models.EBC.tables)
     },
     "all to one rank": {
-        f"t{i}": table_wise(rank=1, compute_kernel="fused") for i in range(EBC.tables)
+        f"t{i}": table_wise(rank=1, compute_kernel="fused") for i in range(models.EBC.tables)
     },
 }
 
 
-def reshard_while_training(rank: int, kind: Kind, move: str, optimizer: str) -> None:
+def reshard_while_training(rank: int, kind: models.Kind, move: str, optimizer: str) -> None:
     fused = OPTIMIZERS[optimizer]
     theirs = sharded(kind, "table_wise", kind.torchrec_sharder(fused))
     expected = train(theirs, kind, rank, range(5))
@@ -144,14 +137,14 @@ def reshard_while_training(rank: int, kind: Kind, move: str, optimizer: str) -> 
     reshard(ours, new_plan(kind, MOVES[move]))
     outputs += train(ours, kind, rank, range(2, 5))
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
-    assert_same_bits(whole_state(ours), whole_state(theirs))
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(whole_state(ours), whole_state(theirs))
     with torch.no_grad():
         batch = batch_of(kind, rank, 6)
-        assert_same_bits(by_key(ours(batch)[1]), by_key(theirs(batch)[1]))
+        models.assert_same_bits(by_key(ours(batch)[1]), by_key(theirs(batch)[1]))
     reshard(ours, new_plan(kind, MOVES["two tables"]))
     with torch.no_grad():
-        assert_same_bits(by_key(ours(batch)[1]), by_key(theirs(batch)[1]))
+        models.assert_same_bits(by_key(ours(batch)[1]), by_key(theirs(batch)[1]))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -162,7 +155,7 @@ def test_training_goes_on_as_without(kind: str, move: str, optimizer: str) -> No
 
 
 def reshard_out_of_order(rank: int) -> None:
-    kind = Kind("weighted", tables=3)
+    kind = models.Kind("weighted", tables=3)
     theirs = sharded(kind, "table_wise", kind.torchrec_sharder())
     expected = train(theirs, kind, rank, range(4))
     ours = sharded(kind, "table_wise", kind.bls_sharder(BLSConfig(deadline=DEADLINE)))
@@ -172,7 +165,7 @@ def reshard_out_of_order(rank: int) -> None:
     reshard(ours, new_plan(kind, {"t0": table_wise(rank=1, compute_kernel="fused")}))
     outputs += train(ours, kind, rank, range(2, 4))
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
+        models.assert_same_bits(output, wanted)
 
 
 def test_before_the_first_batch_and_from_the_order_of_the_batch_to_another() -> None:
@@ -194,20 +187,22 @@ CUTS: dict[str, dict[str, Callable[..., Any]]] = {
 
 def reshard_columns(rank: int, cut: str, optimizer: str) -> None:
     fused = OPTIMIZERS[optimizer]
-    theirs = sharded(EBC, "column_wise", EBC.torchrec_sharder(fused))
-    expected = train(theirs, EBC, rank, range(5))
-    ours = sharded(EBC, "column_wise", EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused))
-    outputs = train(ours, EBC, rank, range(2))
-    plan = new_plan(EBC, CUTS[cut])
+    theirs = sharded(models.EBC, "column_wise", models.EBC.torchrec_sharder(fused))
+    expected = train(theirs, models.EBC, rank, range(5))
+    ours = sharded(
+        models.EBC, "column_wise", models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused)
+    )
+    outputs = train(ours, models.EBC, rank, range(2))
+    plan = new_plan(models.EBC, CUTS[cut])
     if (cut, optimizer) == ("other widths", "rowwise-adagrad"):
         with pytest.raises(ValueError, match=r"'t1' would be cut into other columns, but its opti"):
             reshard(ours, plan)
     else:
         reshard(ours, plan)
-    outputs += train(ours, EBC, rank, range(2, 5))
+    outputs += train(ours, models.EBC, rank, range(2, 5))
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
-    assert_same_bits(whole_state(ours), whole_state(theirs))
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(whole_state(ours), whole_state(theirs))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -217,24 +212,29 @@ def test_columns_move(cut: str, optimizer: str) -> None:
 
 
 def reshard_one_of_several_shardings(rank: int) -> None:
-    set_nodes(2)
+    models.set_nodes(2)
     fused = OPTIMIZERS["rowwise-adagrad"]
     ours, unmoved = (
-        sharded(EBC, "mixed", EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused), nodes=2)
+        sharded(
+            models.EBC,
+            "mixed",
+            models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused),
+            nodes=2,
+        )
         for _ in range(2)
     )
-    expected = train(unmoved, EBC, rank, range(6))
-    outputs = train(ours, EBC, rank, range(2))
+    expected = train(unmoved, models.EBC, rank, range(6))
+    outputs = train(ours, models.EBC, rank, range(2))
     lookups = list(ours.module.embeddings._lookups)
-    reshard(ours, new_plan(EBC, {"t3": table_row_wise(host_index=0)}, local_size=2))
+    reshard(ours, new_plan(models.EBC, {"t3": table_row_wise(host_index=0)}, local_size=2))
     kept = [a is b for a, b in zip(ours.module.embeddings._lookups, lookups, strict=True)]
     assert kept == [True, True, True, False]
-    outputs += train(ours, EBC, rank, range(2, 4))
-    reshard(ours, new_plan(EBC, {"t0": table_wise(rank=3, compute_kernel="fused")}))
-    outputs += train(ours, EBC, rank, range(4, 6))
+    outputs += train(ours, models.EBC, rank, range(2, 4))
+    reshard(ours, new_plan(models.EBC, {"t0": table_wise(rank=3, compute_kernel="fused")}))
+    outputs += train(ours, models.EBC, rank, range(4, 6))
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
-    assert_same_bits(whole_state(ours), whole_state(unmoved))
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(whole_state(ours), whole_state(unmoved))
 
 
 def test_a_table_moves_to_another_node_and_other_shardings_stay() -> None:
@@ -245,22 +245,23 @@ def reshard_as_torchrec(rank: int) -> None:
     fused = OPTIMIZERS["rowwise-adagrad"]
     outputs, states = [], []
     for sharder in (
-        EBC.torchrec_sharder(fused),
-        EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused),
+        models.EBC.torchrec_sharder(fused),
+        models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused),
     ):
-        model = sharded(EBC, "table_wise", sharder)
-        train(model, EBC, rank, range(2))
-        reshard(model, new_plan(EBC, MOVES["two tables"]))
+        model = sharded(models.EBC, "table_wise", sharder)
+        train(model, models.EBC, rank, range(2))
+        reshard(model, new_plan(models.EBC, MOVES["two tables"]))
         assert model.plan.plan[PATH]["t0"].ranks == [1]
-        train(model, EBC, rank, range(2, 4))
+        train(model, models.EBC, rank, range(2, 4))
         with torch.no_grad():
-            outputs.append(flatten(model(batch_of(EBC, rank, 4))[1]))
+            outputs.append(models.flatten(model(batch_of(models.EBC, rank, 4))[1]))
         states.append(state_of(model))
     # In TorchRec's order of keys, and with its shards on each rank.
-    assert_same_bits(outputs[1], outputs[0])
-    assert_same_bits(states[1], states[0])
+    models.assert_same_bits(outputs[1], outputs[0])
+    models.assert_same_bits(states[1], states[0])
 
 
+@pytest.mark.smoke
 def test_two_tables_move_as_in_torchrec() -> None:
     run(2, reshard_as_torchrec)
 
@@ -268,7 +269,9 @@ def test_two_tables_move_as_in_torchrec() -> None:
 def keep_learning_rate(rank: int) -> None:
     fused = OPTIMIZERS["sgd"]
     moved, unmoved = (
-        sharded(EBC, "table_wise", EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused))
+        sharded(
+            models.EBC, "table_wise", models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused)
+        )
         for _ in range(2)
     )
     for model in (moved, unmoved):
@@ -276,11 +279,11 @@ def keep_learning_rate(rank: int) -> None:
             group["lr"] = 0.003
         model.fused_optimizer.step()
         if model is moved:
-            reshard(model, new_plan(EBC, MOVES["all to one rank"]))
-        train(model, EBC, rank, range(1))
+            reshard(model, new_plan(models.EBC, MOVES["all to one rank"]))
+        train(model, models.EBC, rank, range(1))
         model.fused_optimizer.step()
-        train(model, EBC, rank, range(1, 2))
-    assert_same_bits(whole_state(moved), whole_state(unmoved))
+        train(model, models.EBC, rank, range(1, 2))
+    models.assert_same_bits(whole_state(moved), whole_state(unmoved))
 
 
 def test_the_learning_rate_of_the_moment_is_kept() -> None:
@@ -289,23 +292,23 @@ def test_the_learning_rate_of_the_moment_is_kept() -> None:
 
 def reshard_under_the_pipeline(rank: int) -> None:
     config = BLSConfig(bound=2, deadline=DEADLINE)
-    model = sharded(EBC, "table_wise", EBC.bls_sharder(config))
+    model = sharded(models.EBC, "table_wise", models.EBC.bls_sharder(config))
     steps = range(6)
     with torch.no_grad():
-        reference = sharded(EBC, "table_wise", EBC.torchrec_sharder())
-        expected = [by_key(reference(batch_of(EBC, rank, step))[1]) for step in steps]
+        reference = sharded(models.EBC, "table_wise", models.EBC.torchrec_sharder())
+        expected = [by_key(reference(batch_of(models.EBC, rank, step))[1]) for step in steps]
     pipeline = BoundedLagPipeline(model)
-    data = (batch_of(EBC, rank, step) for step in steps)
+    data = (batch_of(models.EBC, rank, step) for step in steps)
     outputs = [by_key(pipeline.progress(data)[1])]
     with pytest.raises(ValueError, match=r"batches are under way, .* raises StopIteration"):
-        reshard(model, new_plan(EBC, MOVES["all tables"]))
+        reshard(model, new_plan(models.EBC, MOVES["all tables"]))
     outputs += drained(pipeline, data)
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
-    reshard(model, new_plan(EBC, MOVES["all tables"]))
-    outputs = drained(pipeline, (batch_of(EBC, rank, step) for step in steps))
+        models.assert_same_bits(output, wanted)
+    reshard(model, new_plan(models.EBC, MOVES["all tables"]))
+    outputs = drained(pipeline, (batch_of(models.EBC, rank, step) for step in steps))
     for output, wanted in zip(outputs, expected, strict=True):
-        assert_same_bits(output, wanted)
+        models.assert_same_bits(output, wanted)
 
 
 def drained(pipeline: BoundedLagPipeline[Any, Any], data: Any) -> list[dict[str, torch.Tensor]]:
@@ -322,15 +325,15 @@ def test_between_batches_of_the_pipeline() -> None:
 
 
 def refuse_changes(rank: int) -> None:
-    model = sharded(EBC, "table_wise", EBC.bls_sharder(BLSConfig(deadline=DEADLINE)))
-    reference = sharded(EBC, "table_wise", EBC.torchrec_sharder())
-    train(model, EBC, rank, range(1))
-    train(reference, EBC, rank, range(1))
-    other_type = new_plan(EBC, {"t0": column_wise(ranks=[0, 1], compute_kernel="fused")})
-    unknown = {"t9": new_plan(EBC, MOVES["two tables"])["t0"]}
-    partly = new_plan(EBC, MOVES["two tables"])
+    model = sharded(models.EBC, "table_wise", models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE)))
+    reference = sharded(models.EBC, "table_wise", models.EBC.torchrec_sharder())
+    train(model, models.EBC, rank, range(1))
+    train(reference, models.EBC, rank, range(1))
+    other_type = new_plan(models.EBC, {"t0": column_wise(ranks=[0, 1], compute_kernel="fused")})
+    unknown = {"t9": new_plan(models.EBC, MOVES["two tables"])["t0"]}
+    partly = new_plan(models.EBC, MOVES["two tables"])
     partly["t3"].sharding_spec.shards[0].shard_sizes[0] -= 1
-    nowhere = new_plan(EBC, MOVES["two tables"])
+    nowhere = new_plan(models.EBC, MOVES["two tables"])
     nowhere["t0"].ranks = [2]
     for plan, message in (
         (other_type, r"'t0' would change from table_wise with the fused kernel to column_wise"),
@@ -341,7 +344,7 @@ def refuse_changes(rank: int) -> None:
         with pytest.raises(ValueError, match=message):
             reshard(model, plan)
     # Other plans on the ranks.
-    plan = new_plan(EBC, {"t0": table_wise(rank=rank, compute_kernel="fused")})
+    plan = new_plan(models.EBC, {"t0": table_wise(rank=rank, compute_kernel="fused")})
     with pytest.raises(RendezvousError, match=r"table 0.* on ranks .0.* on ranks .1"):
         reshard(model, plan)
     # One rank refuses.
@@ -352,10 +355,12 @@ def refuse_changes(rank: int) -> None:
         reshard(model, plan)
     # Nothing has changed.
     for output, wanted in zip(
-        train(model, EBC, rank, range(1, 3)), train(reference, EBC, rank, range(1, 3)), strict=True
+        train(model, models.EBC, rank, range(1, 3)),
+        train(reference, models.EBC, rank, range(1, 3)),
+        strict=True,
     ):
-        assert_same_bits(output, wanted)
-    assert_same_bits(state_of(model), state_of(reference))
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(state_of(model), state_of(reference))
 
 
 def test_changes_that_are_refused_change_nothing() -> None:
@@ -363,18 +368,18 @@ def test_changes_that_are_refused_change_nothing() -> None:
 
 
 def fail_on_one_rank(rank: int) -> None:
-    model = sharded(EBC, "table_wise", EBC.bls_sharder(BLSConfig(deadline=DEADLINE)))
-    train(model, EBC, rank, range(1))
+    model = sharded(models.EBC, "table_wise", models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE)))
+    train(model, models.EBC, rank, range(1))
     before = state_of(model)
     last_step = "torchrec_bls.distributed.reshard._set_learning_rates"
     if rank == 1:
         with mock.patch(last_step, side_effect=OSError), pytest.raises(OSError):
-            reshard(model, new_plan(EBC, MOVES["two tables"]))
-        assert_same_bits(state_of(model), before)
+            reshard(model, new_plan(models.EBC, MOVES["two tables"]))
+        models.assert_same_bits(state_of(model), before)
     else:
-        reshard(model, new_plan(EBC, MOVES["two tables"]))
+        reshard(model, new_plan(models.EBC, MOVES["two tables"]))
     with pytest.raises(RendezvousError, match=r"plan.*table 0.* on ranks .1.* on ranks .0"):
-        train(model, EBC, rank, range(1))
+        train(model, models.EBC, rank, range(1))
 
 
 def test_a_rank_that_fails_is_not_taken_for_one_with_the_new_plan() -> None:

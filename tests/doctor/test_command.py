@@ -42,6 +42,7 @@ def hide_behind(folder: Path, distribution: str, version: str) -> str:
     return str(folder)
 
 
+@pytest.mark.full
 def test_doctor_examines_and_tries_this_host() -> None:
     process = run("doctor", "--json")
     report = json.loads(process.stdout)
@@ -77,6 +78,7 @@ def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> No
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.full
 def test_a_lack_of_memory_is_told_by_size_and_by_the_self_test(tmp_path: Path) -> None:
     little = tmp_path / "meminfo"
     little.write_text("MemTotal: 4194304 kB\nMemAvailable: 0 kB\nSwapFree: 0 kB\n")
@@ -205,6 +207,7 @@ FACTS: dict[str, set[str]] = {
 }
 
 
+@pytest.mark.full
 def test_the_facts_of_a_host_with_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def skipped(transport: str) -> Finding:
         facts: dict[str, Any] = {"transport": transport, "seconds": 0.0, "failures": []}

@@ -15,6 +15,8 @@ from torchrec_bls.doctor.host.rdma import rdma_findings, why_not_tried
 from torchrec_bls.doctor.loopback import ROUNDS, SLOT_BYTES, message, message_bytes
 from torchrec_bls.doctor.selftest import TRANSPORTS, selftest_finding
 
+pytestmark = pytest.mark.full
+
 
 def run_script(
     folder: Path, script: str, deadline: float = 60.0, transport: str = "shm"

@@ -3,38 +3,29 @@
 import signal
 from dataclasses import replace
 
+from tests.faults.creation_rows import CREATION
+from tests.faults.damage_rows import DAMAGE
 from tests.faults.faults import (
     CloseEarly,
     CloseMeanwhile,
-    CountOneMore,
-    Damage,
     Exit,
     Fork,
     Kill,
-    KillDuring,
     KillWithChild,
     LeaveOutstanding,
-    Mismatch,
-    NeverCome,
     Nothing,
-    Patch,
     PressCtrlC,
     Raise,
-    Replay,
     ShortMemory,
     SignalStore,
     Stop,
     UseUpDescriptors,
-    another_host,
 )
 from tests.faults.plays import leave_unread, pipeline
-from tests.faults.row import KILLED, SETUP, Row
+from tests.faults.row import KILLED, LARGE, Row
 from tests.faults.service_rows import RESHARDING, SERVICE
 
-NEVER = 3600.0
-LARGE = 500_000  # int64 numbers, 4 MB, of which a slot has room for some 500
 DIED = ("PeerDiedError",)
-DAMAGED = ("ProtocolError",)
 
 _dead = Row(
     "",
@@ -172,245 +163,6 @@ INTERRUPTS = [
         hold_longer=0.3,
         play=leave_unread,
         items=LARGE,
-    ),
-]
-
-_damaged = Row(
-    "",
-    Nothing(),
-    errors=DAMAGED,
-    moment="wait",
-    held="wait",
-    end="PoisonedError",
-    exit_code=1,
-    deadline=30.0,
-    within=1.0,
-)
-_CAUSE = "Two versions of torchrec-bls, or a write out of bounds"
-
-
-def _damage(field: str, value: int, words: str, **changes: object) -> Row:
-    fault, name = Damage(field, value), f"{field} {value:#x}"
-    row = replace(_damaged, name=name, fault=fault, words=(words, _CAUSE))
-    return replace(row, **changes)  # type: ignore[arg-type]
-
-
-DAMAGE = [
-    _damage("arrival", 100, "wrote sequence 99 into the slot of 3"),
-    _damage("magic", 0x3F3F, "magic 16191"),
-    _damage("version", 99, "wire version 99"),
-    _damage("flags", 0x80, "unknown flags"),
-    _damage("flags", 1, "pulled message", name="flags: pulled, which it is not"),
-    _damage("source", 2, "it says it comes from rank 2"),
-    _damage("parts", 99, "99 parts, at most 16"),
-    replace(
-        _damaged,
-        name="credit 0x10",
-        fault=Damage("credit", 16),
-        words=("rank 1 says it read 16 of 5 messages", _CAUSE),
-    ),
-    replace(
-        _damaged,
-        name="batch 0x7",
-        fault=Damage("batch", 7),
-        words=("sent what belongs to batch 7, but this rank waits for batch 0", "left out an exch"),
-    ),
-    _damage("length", 1 << 20, "bytes in a slot of"),
-    _damage("length", (1 << 64) - 1, "part 0 has"),
-    _damage("address pid", 1, "memory of a foreign process", items=LARGE),
-    _damage("address device", 0x777, "is not there any more", items=LARGE),
-    _damage("address inode", 1, "is not there any more", items=LARGE),
-    _damage(
-        "address bytes", 100, f"{8 * LARGE} bytes in a pulled message's memory of 100", items=LARGE
-    ),
-    _damage("address bytes", 1 << 40, "is not there any more", items=LARGE),
-    replace(
-        _damaged,
-        name="address fd 0x100000",
-        fault=Damage("address fd", 1 << 20),
-        errors=SETUP,
-        words=("rank 1", "cannot open shared memory"),
-        items=LARGE,
-    ),
-    *(
-        replace(
-            _damaged,
-            name=name,
-            fault=Damage(field, value),
-            play=pipeline,
-            moment="between",
-            held="between",
-            words=("ids from rank 1 do not fit", "All ranks must shard the same module"),
-        )
-        for name, field, value in [
-            ("payload truncated", "third length", 0),
-            ("message truncated", "parts", 0),
-        ]
-    ),
-    replace(
-        _damaged,
-        name="frame of encoded rows damaged",
-        fault=Damage("frame rows", 999),
-        play=pipeline,
-        moment="between",
-        # Rank 0 finds the damage outside of the pipeline, and rank 1 waits for its ids by then.
-        world=2,
-        held="output",
-        hold_longer=0.5,
-        within=1.5,
-        arguments=(("codec", "uint4"), ("direction", "embeddings")),
-        words=("from rank 1, the frame of encoded rows is damaged", "A network that changes bytes"),
-    ),
-    *(
-        replace(
-            _damaged,
-            name=name,
-            fault=Replay(back),
-            errors=("PeerTimeoutError",),
-            words=("rank 1 did not send within 2.0",),
-            deadline=2.0,
-            within=None,
-        )
-        for name, back in [
-            ("message of the iteration before replayed", 1),
-            ("older message replayed", 2),
-        ]
-    ),
-]
-
-_setup = Row("", Nothing(), errors=SETUP, moment="create", end="RendezvousError", exit_code=1)
-_SET_UP = "torchrec_bls.collective.channel"
-
-
-def _differs(name: str, fault: Mismatch | Patch, *words: str) -> Row:
-    return replace(_setup, name=name, fault=fault, words=words, words_of_struck=words)
-
-
-CREATION = [
-    replace(
-        _setup,
-        name="a rank that never arrives at rendezvous",
-        fault=NeverCome(),
-        words=("ranks [1] did not come to phase 'terms'", "must create the channel"),
-        end=None,
-        exit_code=0,
-    ),
-    replace(
-        _setup,
-        name="SIGINT in the rendezvous",
-        fault=PressCtrlC(after=0.3),
-        held="create",
-        words=("rank 1 could not set it up: channel 'exchange' on rank 1: KeyboardInterrupt",),
-        end="KeyboardInterrupt",
-        deadline=30.0,
-        within=1.0,
-    ),
-    *(
-        replace(
-            _setup,
-            name=f"SIGKILL during the rendezvous, {when}",
-            fault=KillDuring(f"{_SET_UP}._native.ShmTransport{method}"),
-            words=words,
-            end="ProcessDied",
-            exit_code=KILLED,
-        )
-        for when, method, words in [
-            ("without memory", "", ("ranks [1] did not come to phase 'memory'",)),
-            ("with memory", ".connect", ("rank",)),
-        ]
-    ),
-    _differs(
-        "bound differs", Mismatch("bound", 2), "bound differs", "ranks [1]: 2", "the same bound"
-    ),
-    _differs(
-        "slot size differs",
-        Mismatch("slot_bytes", 8192),
-        "slot_bytes differs",
-        "ranks [1]: 8192",
-        "Give every rank the same slot_bytes",
-    ),
-    replace(
-        _differs(
-            "sharding plan differs",
-            Mismatch("plan", "row_wise"),
-            "table 0 differs between ranks",
-            "ranks [0, 2]: 't0' of 41 x 8 FP32",
-            "Shard the same model by the same plan",
-        ),
-        play=pipeline,
-    ),
-    replace(
-        _differs(
-            "codec plan differs",
-            Mismatch("codec", "uint2"),
-            "codecs of table 0 differs between ranks",
-            "ranks [0, 2]: UINT4 for embeddings, FP32 for gradients",
-            "ranks [1]: UINT2",
-            "Shard the same model by the same plan and configuration",
-        ),
-        play=pipeline,
-        arguments=(("codec", "uint4"),),
-    ),
-    _differs(
-        "package version differs",
-        Patch(f"{_SET_UP}._PACKAGE_VERSION", "0.0.9"),
-        "package differs",
-        "ranks [1]: 0.0.9",
-        "Install one version of torchrec-bls",
-    ),
-    _differs(
-        "wire version differs",
-        Patch(f"{_SET_UP}._native.WIRE_VERSION", 99),
-        "wire_version differs",
-        "ranks [1]: 99",
-        "Install one version of torchrec-bls",
-    ),
-    replace(
-        _differs(
-            "host differs",
-            Patch(f"{_SET_UP}.host_identity", another_host),
-            "host differs",
-            "ranks [1] on host elsewhere",
-            "one host and one PID namespace",
-        ),
-        arguments=(("transport", "shm"),),
-    ),
-    replace(
-        _setup,
-        name="world size differs",
-        fault=CountOneMore(),
-        words=("world_size differs between ranks", "ranks [1]: 4"),
-        words_of_struck=("ranks [3] did not come to phase 'terms'",),
-    ),
-    replace(
-        _setup,
-        name="memory is short at creation",
-        fault=ShortMemory(kibibytes=16),
-        words=("rank 1 could not set it up", "no memory for 3 x 4 slots", "--memory"),
-        words_of_struck=("no memory for 3 x 4 slots", "0 MiB left"),
-    ),
-    replace(
-        _setup,
-        name="slots that no rank has memory for",
-        words=("no memory for 3 x 4 slots", "MiB needed", "Lower the bound, slot_bytes"),
-        arguments=(("slot_bytes", 1 << 40),),
-    ),
-    replace(
-        _setup,
-        name="descriptors exhausted at creation",
-        fault=UseUpDescriptors(),
-        words=("rank 1 could not set it up", "Too many open files", "(ulimit -n)"),
-        words_of_struck=("Too many open files", "(ulimit -n)"),
-    ),
-    *(
-        replace(
-            _setup,
-            name=f"the store {what} before the rendezvous",
-            fault=SignalStore(number),
-            words=("the process group's store does not answer in phase 'terms'", "start the ranks"),
-            own_store=True,
-        )
-        for what, number in (("dies", signal.SIGKILL), ("hangs", signal.SIGSTOP))
     ),
 ]
 

@@ -11,17 +11,9 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.sharding_plan import table_wise
 
-from tests.distributed.models import (
-    EBC,
-    Batch,
-    assert_same_bits,
-    flatten,
-    local_shards,
-    make_ids,
-    shard,
-)
+from tests.distributed import models
+from tests.distributed.pipeline.test_torchrec_pipelines import sharded
 from tests.distributed.test_reshard import batch_of, by_key, new_plan
-from tests.distributed.test_torchrec_pipelines import sharded
 from tests.faults.row import LeaveError, Row, Scene
 from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline, CodecConfig
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
@@ -132,16 +124,20 @@ def pipeline(scene: Scene) -> None:
         transport=transport,
         codecs=None if codec is None else CodecConfig(forward=codec),
     )
-    model = shard(EBC, scene.arguments.get("plan", "table_wise"), EBC.bls_sharder(config))
+    model = models.shard(
+        models.EBC, scene.arguments.get("plan", "table_wise"), models.EBC.bls_sharder(config)
+    )
     finished = 0
     model.register_forward_pre_hook(lambda *_: scene.reach("forward", finished))
-    batches = iter(Batch(make_ids(EBC, seed, samples=4)) for seed in range(ITERATIONS))
-    pipe = BoundedLagPipeline[Batch, Any](model)
+    batches = iter(
+        models.Batch(models.make_ids(models.EBC, seed, samples=4)) for seed in range(ITERATIONS)
+    )
+    pipe = BoundedLagPipeline[models.Batch, Any](model)
     while finished < ITERATIONS:
         scene.reach("between", finished)
         output = pipe.progress(batches)
         scene.reach("output", finished)
-        flatten(output)
+        models.flatten(output)
         finished += 1
         if scene.channel is None:
             (embeddings,) = model.module.children()
@@ -159,19 +155,24 @@ def serve(scene: Scene) -> None:
         deadline=scene.row.deadline,
         transport=scene.arguments.get("transport", "auto"),
     )
-    requests = [Batch(make_ids(EBC, 100 * scene.rank + i, samples=4)) for i in range(REQUESTS)]
-    twin = shard(EBC, "table_wise", EBC.bls_sharder(BLSConfig(deadline=scene.row.deadline)))
+    requests = [
+        models.Batch(models.make_ids(models.EBC, 100 * scene.rank + i, samples=4))
+        for i in range(REQUESTS)
+    ]
+    twin = models.shard(
+        models.EBC, "table_wise", models.EBC.bls_sharder(BLSConfig(deadline=scene.row.deadline))
+    )
     expected = []
     for _ in range(2):
         with torch.no_grad():
-            expected.append([flatten(twin(request)) for request in requests])
+            expected.append([models.flatten(twin(request)) for request in requests])
         refresh(twin)
-    model = shard(EBC, "table_wise", EBC.bls_sharder(config))
-    pipe = BoundedLagPipeline[Batch, Any](model)
+    model = models.shard(models.EBC, "table_wise", models.EBC.bls_sharder(config))
+    pipe = BoundedLagPipeline[models.Batch, Any](model)
     sent: list[bool] = []  # whether as it should be
     model.register_forward_pre_hook(lambda *_: scene.reach("forward", len(answers)))
 
-    def source() -> Iterator[Batch]:
+    def source() -> Iterator[models.Batch]:
         for number, request in enumerate(requests):
             scene.request = request
             scene.reach("request", number)
@@ -187,7 +188,7 @@ def serve(scene: Scene) -> None:
         if scene.arguments.get("refresh") and len(answers) == scene.row.iteration - scene.rank:
             pipe.update(lambda: refresh(model))
         try:
-            answers.append(flatten(pipe.progress(batches)))
+            answers.append(models.flatten(pipe.progress(batches)))
             versions.append(_version(answers[-1], expected, len(answers) - 1))
         except PipelineError as error:
             answers.append(error)
@@ -209,7 +210,9 @@ def move(scene: Scene) -> None:
     config = BLSConfig(
         bound=0, deadline=scene.row.deadline, transport=scene.arguments.get("transport", "auto")
     )
-    model, unmoved = (sharded(EBC, "table_wise", EBC.bls_sharder(config)) for _ in range(2))
+    model, unmoved = (
+        sharded(models.EBC, "table_wise", models.EBC.bls_sharder(config)) for _ in range(2)
+    )
     with torch.no_grad():
         for iteration in range(ITERATIONS):
             scene.reach("reshard", iteration)
@@ -217,17 +220,17 @@ def move(scene: Scene) -> None:
                 by = scene.arguments.get("by", 1)
                 tables = {
                     f"t{i}": table_wise((i + by) % scene.row.world, compute_kernel="fused")
-                    for i in range(EBC.tables)
+                    for i in range(models.EBC.tables)
                 }
-                model.reshard({"embeddings": (0.0, new_plan(EBC, tables))}, "embeddings")
-            batch = batch_of(EBC, scene.rank, iteration)
+                model.reshard({"embeddings": (0.0, new_plan(models.EBC, tables))}, "embeddings")
+            batch = batch_of(models.EBC, scene.rank, iteration)
             answer, expected = by_key(model(batch)[1]), by_key(unmoved(batch)[1])
-            assert_same_bits(answer, expected)
+            models.assert_same_bits(answer, expected)
 
 
 def refresh(model: Any) -> None:
     """Gives this rank's rows other values."""
-    for _, _, shard_ in local_shards(model).values():
+    for _, _, shard_ in models.local_shards(model).values():
         shard_.mul_(-2)
 
 

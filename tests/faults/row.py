@@ -16,6 +16,8 @@ from torchrec_bls.collective.channel import Arrival
 # How a killed process exits, and what ranks raise that can't set something up together.
 KILLED = -int(signal.SIGKILL)
 SETUP = ("RendezvousError",)
+# int64 numbers of a large message, 4 MB; a slot has room for some 500.
+LARGE = 500_000
 
 # Far above what any rank needs to get to where the fault strikes.
 _LONGEST_HOLD = 30.0

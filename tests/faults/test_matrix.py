@@ -7,13 +7,26 @@ from pathlib import Path
 import pytest
 
 import tests.faults.__main__ as report
+from tests.faults.faults import Stop
 from tests.faults.judge import examine, problems_of_survivors
-from tests.faults.matrix import MATRIX
+from tests.faults.matrix import MATRIX, TWO_SIDED
 from tests.faults.row import Row
-from tests.processes import Outcome
+from torchrec_bls.processes import Outcome
+
+SMOKE = "SIGKILL before post, 2 ranks"
 
 
-@pytest.mark.parametrize("row", MATRIX, ids=[row.name for row in MATRIX])
+def tier_of(row: Row) -> list[pytest.MarkDecorator]:
+    if row.name == SMOKE:
+        return [pytest.mark.smoke]
+    # More ranks, and over the two-sided transport what takes seconds over the other one, too.
+    long = row.fresh_interpreters or isinstance(row.fault, Stop)
+    return [pytest.mark.slow] if row.world == 8 or (row in TWO_SIDED and long) else []
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=tier_of(row), id=row.name) for row in MATRIX]
+)
 def test_fault(row: Row) -> None:
     verdict = examine(row)
     assert not verdict.problems, "\n".join(verdict.problems)
@@ -27,7 +40,7 @@ def test_names_are_unique() -> None:
 def test_a_row_that_goes_otherwise_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = next(row for row in MATRIX if row.name == "SIGKILL before post, 2 ranks")
+    row = next(row for row in MATRIX if row.name == SMOKE)
     wrong = replace(row, words=("of boredom",), exit_code=0, within=0.0)
     monkeypatch.setattr(report, "MATRIX", [row, wrong])
     assert report.main(["--out", str(tmp_path)]) == 1

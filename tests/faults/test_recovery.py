@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.paths import ROOT
 from tests.processes import run, run_outcomes
 from torchrec_bls import BoundedLagChannel
 from torchrec_bls.errors import BLSError
 
-ROOT = Path(__file__).parents[2]
 ITERATIONS, BOUND, KILLED_AT = 12, 1, 6
 
 
@@ -109,25 +109,34 @@ def test_survivors_go_on(tmp_path: Path, replaced: bool) -> None:
             assert text == str([int(iteration), 1000 + int(iteration)])
 
 
-def run_example(out: Path, *arguments: str) -> int:
-    """Runs the example and returns how many iterations it found finished at its end."""
+def start_example(out: Path, *arguments: str) -> subprocess.Popen[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     example = [str(ROOT / "examples" / "elastic_recovery.py"), "--out", str(out), *arguments]
-    finished = subprocess.run(
+    return subprocess.Popen(
         [*torchrun, "--standalone", "--max-restarts", "1", *example],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
-        check=False,
     )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    (first,) = re.findall(r"the results of the first (\d+) were there", finished.stdout)
+
+
+def finish_example(process: subprocess.Popen[str]) -> int:
+    """Returns how many iterations it found finished at its end."""
+    try:
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    (first,) = re.findall(r"the results of the first (\d+) were there", said)
     return int(first)
 
 
+@pytest.mark.slow
 def test_elastic_restart_keeps_what_was_finished(tmp_path: Path) -> None:
-    assert run_example(tmp_path / "undisturbed") == 0
-    assert 0 < run_example(tmp_path / "recovered", "--kill", "1:12") <= 12
+    undisturbed = start_example(tmp_path / "undisturbed")
+    recovered = start_example(tmp_path / "recovered", "--kill", "1:12")
+    assert finish_example(undisturbed) == 0
+    assert 0 < finish_example(recovered) <= 12
     for rank in ("rank0", "rank1"):
         for iteration in range(20):
             path = f"{rank}/{iteration}.pt"

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from torchrec_bls import launch
 from torchrec_bls.doctor.host.network import interfaces
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.full
+
 SOURCES = [
     path
     for folder in ("torchrec_bls", "sharding", "examples", "benchmarks", "tests")

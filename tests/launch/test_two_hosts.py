@@ -14,7 +14,8 @@ import pytest
 from tests.launch import two_hosts
 from torchrec_bls.doctor.host.devices import find_devices
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.full
+
 BIN = Path(sys.executable).parent
 MEET = "tests/launch/meet.py"
 
@@ -53,6 +54,7 @@ def check(outputs: Sequence[str], ranks_per_host: int, store: str) -> None:
         assert received == [str([3 * total, 3000 * total])] * ranks_per_host, output
 
 
+@pytest.mark.slow
 def test_torchrun_where_names_are_known() -> None:
     command = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id test"
     command += f" --rdzv-endpoint host0:29500 {MEET}"
@@ -64,6 +66,7 @@ def test_the_launcher_where_names_lead_nowhere() -> None:
     check(run(command.split(), two_hosts.LOOPBACK_NAMES), 1, "10.77.0.1")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torchx uses ast.Str, gone in Python 3.14")
 def test_the_component_where_names_lead_nowhere() -> None:
     command = "torchx run -s local_cwd examples/torchx_hosts.py:launch"

@@ -170,6 +170,7 @@ def stop_and_go_on(rank: int) -> None:
     assert second.weights() == undisturbed.weights()
 
 
+@pytest.mark.smoke
 def test_errors_are_saved_and_restored() -> None:
     run(2, stop_and_go_on)
 

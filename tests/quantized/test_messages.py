@@ -143,7 +143,8 @@ def difference(losses: list[float], others: list[float]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("world", "algorithm", "group_size"), [(2, "ring", 1), (4, "recursive_doubling", 2)]
+    ("world", "algorithm", "group_size"),
+    [(2, "ring", 1), pytest.param(4, "recursive_doubling", 2, marks=pytest.mark.slow)],
 )
 def test_messages_of_layers_are_those_of_the_emulation(
     world: int, algorithm: str, group_size: int
@@ -158,7 +159,8 @@ def test_messages_of_layers_are_those_of_the_emulation(
 
 
 @pytest.mark.parametrize(
-    ("world", "algorithm", "group_size"), [(2, "recursive_doubling", 1), (4, "ring", 1)]
+    ("world", "algorithm", "group_size"),
+    [(2, "recursive_doubling", 1), pytest.param(4, "ring", 1, marks=pytest.mark.slow)],
 )
 def test_the_hook_follows_the_emulation(world: int, algorithm: str, group_size: int) -> None:
     # The hook's rows are stretches of 256 values of all gradients, those of the paper a weight's.

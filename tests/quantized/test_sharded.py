@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
-from tests.distributed.models import Batch, SparseOnly, arrived, make_plan, shard_model
+from tests.distributed import models
 from tests.processes import run
 from tests.quantized.test_messages import BATCH, ROWS, STEPS, TABLES, difference, emulated
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig
@@ -41,8 +41,8 @@ def shard_tables(weights: torch.Tensor) -> DistributedModelParallel:
         BLSConfig(codecs=CodecConfig(forward="uint4", backward="uint2")),
         fused_params={"learning_rate": LEARNING_RATE},
     )
-    plan = make_plan(module, ["table_wise"] * TABLES, sharder)
-    return shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+    plan = models.make_plan(module, ["table_wise"] * TABLES, sharder)
+    return models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
 
 
 def train(rank: int) -> list[float]:
@@ -58,7 +58,7 @@ def train(rank: int) -> list[float]:
             torch.from_numpy(batch.ids).T.flatten(),
             lengths=torch.ones(batch.ids.size, dtype=torch.int32),
         )
-        output = arrived(tables(Batch(ids)))
+        output = models.arrived(tables(models.Batch(ids)))
         columns = output.to_dict()
         rows = torch.stack([columns[key] for key in KEYS], dim=1)
         logits = model(torch.from_numpy(batch.dense), rows)

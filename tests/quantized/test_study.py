@@ -18,11 +18,11 @@ from quantized.deltas import Deltas
 from quantized.page import plot, section
 from quantized.training import Source, pack, train, unpack
 
+from tests.paths import DATA
 from torchrec_bls.datasets import capped_cardinalities
 
 SOURCE = Source("planted", iterations=2, batch_size=32, test_rows=256, table_rows=20)
 SETTINGS = {"seeds": 2, "sources": [{"name": "planted", "batch_size": 32}]}
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def some_cells() -> list[Cell]:
@@ -55,6 +55,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
     return sorted(results, key=lambda result: (result["cell"], result["seed"]))
 
 
+@pytest.mark.full
 def test_a_stopped_study_goes_on(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     at_once, in_parts = tmp_path / "at-once.json", tmp_path / "in-parts.json"
     quantized_study.run(quantized_study.Record(at_once, SETTINGS), TASKS, 1)
@@ -71,6 +72,7 @@ def test_a_stopped_study_goes_on(tmp_path: Path, trained: list[tuple[str, int]])
         quantized_study.Record(in_parts, SETTINGS | {"seeds": 4})
 
 
+@pytest.mark.full
 def test_the_page_says_what_the_record_holds(
     tmp_path: Path, trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_criteo_file_is_split_as_by_days(tmp_path: Path) -> None:
     assert start.test.ids[0].tolist() == whole.train.ids[64].tolist()
 
 
+@pytest.mark.full
 def test_movielens_has_the_shape() -> None:
     folder = DATA / "ml-100k"
     if not folder.is_dir():
@@ -169,6 +172,7 @@ def test_movielens_has_the_shape() -> None:
     assert data.rows_of(one.test)[:2] <= [943, 1682] and one.train.ids.min() == 0
 
 
+@pytest.mark.full
 def test_section_and_plot_of_an_unfinished_record(tmp_path: Path) -> None:
     record = {
         "environment": {

@@ -16,8 +16,8 @@ import torch
 from torchrec.datasets.utils import Batch
 
 from tests.distributed.dlrm import make_batch, make_dlrm
-from tests.distributed.test_pipeline import FusedDLRM, sharder
-from tests.distributed.test_updates import set_version
+from tests.distributed.pipeline.test_pipeline import FusedDLRM, sharder
+from tests.distributed.pipeline.test_updates import set_version
 from torchrec_bls import BoundedLagPipeline
 from torchrec_bls.errors import BadBatchError, BLSError, PipelineError
 

@@ -1,6 +1,6 @@
 """Switches weights while requests flow: python -m tests.random_actions.refreshes."""
 
-from tests.distributed.test_updates import switch_under_load
+from tests.distributed.pipeline.test_updates import switch_under_load
 from tests.processes import run
 
 RANKS, BOUND, BATCHES, EVERY = 4, 2, 10_000, 500

@@ -7,6 +7,8 @@ import pytest
 from tests.random_actions.check import check
 from tests.random_actions.life import Life
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("transport", ["shm", "c10d"])
 @pytest.mark.parametrize("seed", [3, 7])

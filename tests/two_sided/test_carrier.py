@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -77,6 +78,7 @@ def finds_another_carrier(rank: int) -> bool:
     return two_sided._carrier(group) is not None
 
 
+@pytest.mark.smoke
 def test_gloo_with_checks_of_torch_is_gloo() -> None:
     # They wait for all ranks in each call, and a post may not.
     assert run(2, finds_another_carrier) == [False, False]

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.paths import ROOT
 from tests.verbs import suite
-from tests.verbs.guest import run_in_guest
+from tests.verbs.guest.boot import run_in_guest
 
-_ROOT = Path(__file__).parents[2]
 _GUEST_DEVICES = ("rxe0", "rxe1")
 _GUEST_SECONDS = 3600
 _DEVICES = Path("/sys/class/infiniband")
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if every step passed, or where there is nothing to run them on."""
     parser = argparse.ArgumentParser(prog="python -m tests.verbs", description=__doc__)
     parser.add_argument("--device", help="of this machine; default: the guest's")
-    parser.add_argument("--out", type=Path, default=_ROOT / "out" / "verbs", help="logs go there")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "verbs", help="logs go there")
     parser.add_argument("--short", action="store_true", help="without what needs torch")
     options = parser.parse_args(arguments)
     short = ["--short"] if options.short else []
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"In a guest with {' and '.join(_GUEST_DEVICES)}; the output is in {out}", flush=True)
     # The guest could not keep what it compiles.
     for package in ("tests", "torchrec_bls"):
-        compileall.compile_dir(_ROOT / package, quiet=2)
+        compileall.compile_dir(ROOT / package, quiet=2)
     command = [sys.executable, "-m", "tests.verbs.suite", *_GUEST_DEVICES, "--out", str(out)]
     return run_in_guest(
-        f"cd {shlex.quote(str(_ROOT))} && {shlex.join(command + short)}", out, _GUEST_SECONDS
+        f"cd {shlex.quote(str(ROOT))} && {shlex.join(command + short)}", out, _GUEST_SECONDS
     )
 
 

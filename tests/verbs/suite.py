@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.paths import ROOT
 from tests.verbs.steps import Step, steps_in_guest, steps_on, torch_step
 
-_ROOT = Path(__file__).parents[2]
 _LAST_LINES = 60
 
 
@@ -57,7 +57,7 @@ def _run(step: Step, log: int) -> str:
     """Returns what is wrong with how the step ended, or nothing."""
     process = subprocess.Popen(
         ["bash", "-c", step.command],
-        cwd=_ROOT,
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from tests.channel.test_exchange import Part, exchange
-from tests.distributed.models import EC, assert_same_bits, make_ids, shard
-from tests.distributed.test_exactness import forward, piped_outputs
+from tests.distributed import models
+from tests.distributed.results.test_exactness import forward, piped_outputs
 from tests.processes import run
 from torchrec_bls import BLSConfig, BoundedLagChannel
 
@@ -73,19 +73,19 @@ def test_shared_memory_and_verbs_in_one_channel(world_size: int) -> None:
 
 def compare_with_shared_memory(rank: int) -> None:
     os.environ["TORCHREC_BLS_IB_DEVICE"] = (DEVICE, PEER_DEVICE)[rank % 2]
-    batches = [make_ids(EC, 10 * rank + i, samples=5 + 20 * i) for i in range(3)]
+    batches = [models.make_ids(models.EC, 10 * rank + i, samples=5 + 20 * i) for i in range(3)]
     outputs = {}
     for transport in ("shm", "verbs"):
         config = BLSConfig(transport=transport, deadline=DEADLINE)
-        model = shard(EC, "mixed", EC.bls_sharder(config))
+        model = models.shard(models.EC, "mixed", models.EC.bls_sharder(config))
         outputs[transport] = [forward(model, ids) for ids in batches]
     for over_shm, over_verbs in zip(*outputs.values(), strict=True):
-        assert_same_bits(over_verbs, over_shm)
+        models.assert_same_bits(over_verbs, over_shm)
     config = BLSConfig(transport="verbs", bound=2, deadline=DEADLINE)
     for late, over_shm in zip(
-        piped_outputs(EC, "mixed", 1, config, batches), outputs["shm"], strict=True
+        piped_outputs(models.EC, "mixed", 1, config, batches), outputs["shm"], strict=True
     ):
-        assert_same_bits(late, over_shm)
+        models.assert_same_bits(late, over_shm)
 
 
 def test_sharded_embeddings_are_those_of_shared_memory() -> None:

@@ -12,10 +12,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tests.paths import ROOT
+
 from .linkage import Linkage, read_linkage
 from .toolchain import write_toolchain
 
-ROOT = Path(__file__).parents[2]
 PLATFORM = f"manylinux_2_28_{platform.machine()}"
 CONTENTS = (
     "torchrec_bls/__init__.py",

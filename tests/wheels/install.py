@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.paths import ROOT
 from torchrec_bls._trios import BESIDE_TORCHREC, DEFAULT
 
-ROOT = Path(__file__).parents[2]
 DEADLINE = 600
 
 

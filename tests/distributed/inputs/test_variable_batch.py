@@ -1,0 +1,183 @@
+"""Batch sizes per key: embeddings and gradients are those of the batch with each sample in full.
+
+TorchRec's EmbeddingCollection is a reference itself. Its EmbeddingBagCollection cannot do batch
+sizes per key on CPU ("pre-allocated vbe_output is not supported on CPU"), so that it gets whole
+samples.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+
+from tests.distributed import models
+from tests.distributed.results.rank_order import in_rank_order
+from tests.distributed.results.test_training import loss_of
+from tests.processes import run
+from torchrec_bls import BLSConfig, BoundedLagPipeline
+
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
+NODES = {2: 2, 4: 2}
+
+
+def make_variable(
+    kind: models.Kind, seed: int, strides: Sequence[int], samples: int
+) -> KeyedJaggedTensor:
+    """Draws ids for `strides` rows of each key, and a row of each key for each of `samples`."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = models.make_ids(kind, seed, max(strides))
+    parts = [
+        [tensor for row in range(stride) for tensor in [jagged.values()[_span(jagged, row)]]]
+        for jagged, stride in zip(whole.to_dict().values(), strides, strict=True)
+    ]
+    weights = [
+        jagged.weights()[_span(jagged, row)]
+        for jagged, stride in zip(whole.to_dict().values(), strides, strict=True)
+        for row in range(stride)
+        if kind.name == "weighted"
+    ]
+    rows = [torch.randint(stride, (samples,), generator=generator) for stride in strides]
+    return KeyedJaggedTensor(
+        keys=kind.features,
+        values=torch.cat([ids for of_key in parts for ids in of_key]),
+        weights=torch.cat(weights) if weights else None,
+        lengths=torch.tensor([len(ids) for of_key in parts for ids in of_key], dtype=torch.int32),
+        stride_per_key_per_rank=[[stride] for stride in strides],
+        inverse_indices=(list(kind.features), torch.stack(rows)),
+    )
+
+
+def _span(jagged: Any, row: int) -> slice:
+    first, end = jagged.offsets()[row : row + 2].tolist()
+    return slice(first, end)
+
+
+def in_full(kind: models.Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Returns the batch with the ids of each sample under each key."""
+    first, values, weights, lengths = 0, [], [], []
+    spans = torch.cat([torch.zeros(1, dtype=torch.int64), ids.lengths().cumsum(0)]).tolist()
+    for stride, rows in zip(ids.stride_per_key(), ids.inverse_indices()[1].tolist(), strict=True):
+        for row in rows:
+            span = slice(spans[first + row], spans[first + row + 1])
+            values.append(ids.values()[span])
+            lengths.append(span.stop - span.start)
+            if kind.name == "weighted":
+                weights.append(ids.weights()[span])
+        first += stride
+    return KeyedJaggedTensor(
+        kind.features,
+        torch.cat(values),
+        torch.cat(weights) if weights else None,
+        torch.tensor(lengths, dtype=torch.int32),
+    )
+
+
+def batches_of(kind: models.Kind, rank: int) -> list[KeyedJaggedTensor]:
+    return [
+        make_variable(kind, 10 * rank, [3, 1, 4, 2, 2 + rank], 5),
+        make_variable(kind, 10 * rank + 1, [2, 2, 2, 2, 1], 3 + rank),
+        make_variable(kind, 10 * rank + 2, [1, 6, 1, 3, 2], 9),
+    ]
+
+
+def train(
+    model: DistributedModelParallel, batches: Sequence[KeyedJaggedTensor]
+) -> dict[str, torch.Tensor]:
+    results = {}
+    for step, ids in enumerate(batches):
+        output = models.arrived(model(models.Batch(ids)))
+        loss_of(output).backward()
+        results |= {f"{step} {name}": value for name, value in models.flatten(output).items()}
+    return results | {
+        name: table.clone() for name, (_, _, table) in models.local_shards(model).items()
+    }
+
+
+# Row-wise mean pooling takes the divisors of TorchRec's own input dist.
+SHARDINGS = ["table_wise", "row_wise", "column_wise", "mixed"]
+
+
+def compare(rank: int, kind: models.Kind, sharding: str) -> None:
+    world_size = torch.distributed.get_world_size()
+    models.set_nodes(NODES[world_size])
+    batches = batches_of(kind, rank)
+    same = batches if kind.name == "ec" else [in_full(kind, ids) for ids in batches]
+    theirs = models.shard(kind, sharding, kind.torchrec_sharder(), NODES[world_size])
+    ours = models.shard(kind, sharding, kind.bls_sharder(BLSConfig()), NODES[world_size])
+    with torch.no_grad(), in_rank_order():
+        expected = [models.flatten(theirs(models.Batch(ids))) for ids in same]
+        for ids, wanted in zip(batches, expected, strict=True):
+            models.assert_same_bits(models.flatten(ours(models.Batch(ids))), wanted)
+    with in_rank_order():
+        trained = train(theirs, same)
+    if kind.name == "ec":
+        models.assert_same_bits(train(ours, batches), trained)
+        return
+    # The gradients of samples with the same row are added up before they travel.
+    for name, tensor in train(ours, batches).items():
+        torch.testing.assert_close(tensor, trained[name], rtol=1e-5, atol=1e-6)
+
+
+def compare_all(rank: int, kind: models.Kind) -> None:
+    for sharding in SHARDINGS:
+        try:
+            compare(rank, kind, sharding)
+        except AssertionError as error:
+            raise AssertionError(f"{sharding}: {error}") from error
+
+
+@pytest.mark.parametrize("world_size", NODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_training_are_torchrecs(kind: str, world_size: int) -> None:
+    run(world_size, compare_all, KINDS[kind], deadline=120)
+
+
+def go_on_with_other_batches(rank: int, kind: models.Kind) -> None:
+    """Some batches vary by key, some do not, and some have no samples; on one rank or another."""
+    plain = [models.make_ids(kind, 10 * rank + i, 4) for i in range(3)]
+    varying = batches_of(kind, rank)
+    alike = make_variable(kind, rank, [3] * 5, 4)
+    empty = KeyedJaggedTensor(
+        kind.features,
+        torch.empty(0, dtype=torch.int64),
+        torch.empty(0) if kind.name == "weighted" else None,
+        lengths=torch.empty(0, dtype=torch.int32),
+        stride_per_key_per_rank=[[0]] * 5,
+        inverse_indices=(list(kind.features), torch.empty(5, 0, dtype=torch.int64)),
+    )
+    batches = [plain[0], varying[0], varying[1] if rank else plain[1], alike]
+    batches += [empty if rank else varying[2], plain[2]]
+    reference = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
+    model = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig(bound=2)))
+    with torch.no_grad():
+        expected = [models.flatten(reference(models.Batch(ids))) for ids in batches]
+    assert kind.name == "ec" or next(iter(expected[4].values())).shape[0] == (0 if rank else 9)
+    pipeline = BoundedLagPipeline[models.Batch, object](model)
+    loader = iter([models.Batch(ids) for ids in batches])
+    for wanted in expected:
+        models.assert_same_bits(models.flatten(pipeline.progress(loader)), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_go_among_other_batches_at_any_bound(kind: str) -> None:
+    run(2, go_on_with_other_batches, KINDS[kind])
+
+
+def change_the_order_of_inverse_indices(rank: int) -> None:
+    model = models.shard(models.EC, "table_wise", models.EC.bls_sharder(BLSConfig()))
+    first, second = batches_of(models.EC, rank)[:2]
+    names, rows = second.inverse_indices()
+    second._inverse_indices = (names[::-1], rows.flip(0))
+    with torch.no_grad():
+        models.arrived(model(models.Batch(first)))
+        torch.distributed.barrier()
+        with pytest.raises(ValueError, match=r"inverse_indices are given for \['f4', .*the same"):
+            models.arrived(model(models.Batch(second)))
+
+
+def test_inverse_indices_may_not_change_their_order() -> None:
+    """TorchRec takes the rows of other keys then, without a word."""
+    run(2, change_the_order_of_inverse_indices)

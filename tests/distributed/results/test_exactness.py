@@ -1,0 +1,188 @@
+"""Outputs of bounded-lag modules are TorchRec's, bit for bit, for all batches and bounds."""
+
+import random
+import time
+import traceback
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from torchrec import EmbeddingCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+
+from tests.distributed import models
+from tests.distributed.results.rank_order import in_rank_order
+from tests.processes import run, run_outcomes
+from tests.tiers import slow_where
+from torchrec_bls import BLSConfig, BoundedLagPipeline
+from torchrec_bls.processes import Outcome
+
+Output = dict[str, torch.Tensor]
+
+# Ranks to the number of hosts they pretend to be on; table-row-wise needs more than one.
+NODES = {2: 2, 3: 1, 4: 2, 8: 2}
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
+BOUNDS = [0, 1, 2, 4]
+CASES = [
+    (world_size, kind, sharding)
+    for world_size, nodes in NODES.items()
+    for kind in KINDS
+    for sharding in [*models.MIXES[kind], "mixed"]
+    if sharding != "table_row_wise" or nodes > 1
+]
+
+
+def of_8_ranks(case: tuple[int, str, str]) -> bool:
+    return case[0] == 8
+
+
+def batches_of(kind: models.Kind, rank: int) -> list[KeyedJaggedTensor]:
+    """Batches of every awkward kind; a sample of 0 ids stands where TorchRec needs one."""
+    uneven = [5, 1, 7, 3, 4, 6, 2, 1][rank]
+    seed = 100 * rank
+    return [
+        models.make_ids(kind, seed, uneven),
+        models.make_ids(kind, seed + 1, uneven + 2, dtype=torch.int32),
+        models.make_ids(kind, seed + 2, 4, without=["f1", "f3"]),
+        models.make_ids(kind, seed + 3, 0 if rank % 2 else 3),
+        models.make_ids(kind, seed + 4, 0),
+        models.make_ids(kind, seed + 5, 3, most_ids=0),
+        models.make_ids(kind, seed + 6, 40, most_ids=9),
+    ]
+
+
+def with_a_sample(kind: models.Kind, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """TorchRec cannot do batches without samples, and samples do not influence each other."""
+    return ids if ids.stride() else models.make_ids(kind, 0, 1, most_ids=0)
+
+
+def without_samples(output: Output) -> Output:
+    return {name: tensor[:0] for name, tensor in output.items()}
+
+
+def forward(model: DistributedModelParallel, ids: KeyedJaggedTensor) -> Output:
+    with torch.no_grad():
+        return models.flatten(model(models.Batch(ids)))
+
+
+def torchrec_outputs(
+    kind: models.Kind, sharding: str, nodes: int, batches: Sequence[KeyedJaggedTensor]
+) -> list[Output]:
+    model = models.shard(kind, sharding, kind.torchrec_sharder(), nodes)
+    with in_rank_order():
+        outputs = [forward(model, with_a_sample(kind, ids)) for ids in batches]
+    return [
+        out if ids.stride() else without_samples(out)
+        for out, ids in zip(outputs, batches, strict=True)
+    ]
+
+
+def piped_outputs(
+    kind: models.Kind,
+    sharding: str,
+    nodes: int,
+    config: BLSConfig,
+    batches: Sequence[KeyedJaggedTensor],
+) -> list[Output]:
+    model = models.shard(kind, sharding, kind.bls_sharder(config), nodes)
+    pipeline = BoundedLagPipeline[models.Batch, object](model)
+    late = random.Random(torch.distributed.get_rank())
+
+    def load() -> object:
+        for ids in batches:
+            time.sleep(late.uniform(0, 0.005))
+            yield models.Batch(ids)
+
+    batch, outputs = load(), []
+    for _ in batches:
+        outputs.append(models.flatten(pipeline.progress(batch)))
+    with pytest.raises(StopIteration):
+        pipeline.progress(batch)
+    return outputs
+
+
+def compare_with_torchrec(rank: int, world_size: int, kind: models.Kind) -> dict[str, str | None]:
+    """Returns for each sharding, and each bound with it, what was wrong."""
+    nodes = NODES[world_size]
+    models.set_nodes(nodes)
+    batches = batches_of(kind, rank)
+    failures: dict[str, str | None] = {}
+
+    def note(case: str, ours: Sequence[Output], theirs: Sequence[Output]) -> None:
+        failures[case] = None
+        for i, pair in enumerate(zip(ours, theirs, strict=True)):
+            try:
+                models.assert_same_bits(*pair)
+            except AssertionError:
+                failures[case] = f"rank {rank}, batch {i}: {traceback.format_exc()}"
+
+    for sharding in [s for w, k, s in CASES if (w, k) == (world_size, kind.name)]:
+        theirs = torchrec_outputs(kind, sharding, nodes, batches)
+        model = models.shard(kind, sharding, kind.bls_sharder(BLSConfig()), nodes)
+        ours = [forward(model, ids) for ids in batches]
+        note(sharding, ours, theirs)
+        for bound in BOUNDS:
+            piped = piped_outputs(kind, sharding, nodes, BLSConfig(bound=bound), batches)
+            note(f"{sharding}, bound {bound}", piped, ours)
+    return failures
+
+
+def forward_from_the_empty_ones(rank: int) -> None:
+    for kind in KINDS.values():
+        batches = batches_of(kind, rank)[3:]
+        for first in (0, 1):
+            theirs = torchrec_outputs(kind, "mixed", 1, batches[first:])
+            model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig()))
+            for ids, expected in zip(batches[first:], theirs, strict=True):
+                models.assert_same_bits(forward(model, ids), expected)
+
+
+def test_a_first_batch_without_samples() -> None:
+    run(3, forward_from_the_empty_ones)
+
+
+def forward_with_indices(rank: int) -> None:
+    module = EmbeddingCollection(tables=models.EC.module().embedding_configs(), need_indices=True)
+    outputs = []
+    for sharder in (models.EC.torchrec_sharder(), models.EC.bls_sharder(BLSConfig())):
+        plan = models.make_plan(module, models.sharding_types(models.EC, "mixed", 1), sharder)
+        model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
+        with torch.no_grad():
+            outputs.append(models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 3)))))
+    theirs, ours = outputs
+    for name, jagged in ours.items():
+        assert torch.equal(jagged.weights(), theirs[name].weights())
+    with torch.no_grad():
+        no_samples = models.arrived(model(models.Batch(models.make_ids(models.EC, rank, 2 * rank))))
+    for jagged in no_samples.values():
+        assert jagged.weights().shape == jagged.values().shape[:1]
+
+
+@pytest.mark.smoke
+def test_ids_come_with_the_embeddings_where_asked_for() -> None:
+    run(2, forward_with_indices)
+
+
+@cache
+def comparison(world_size: int, kind: str) -> list[Outcome]:
+    return run_outcomes(world_size, compare_with_torchrec, world_size, KINDS[kind], deadline=200)
+
+
+def assert_equal(world_size: int, kind: str, case: str) -> None:
+    for outcome in comparison(world_size, kind):
+        assert outcome.error is None, str(outcome)
+        assert outcome.value[case] is None, outcome.value[case]
+
+
+@pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(of_8_ranks, CASES))
+def test_synchronous_outputs_are_torchrecs(world_size: int, kind: str, sharding: str) -> None:
+    assert_equal(world_size, kind, sharding)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(of_8_ranks, CASES))
+def test_every_bound_has_the_synchronous_outputs(
+    world_size: int, kind: str, sharding: str, bound: int
+) -> None:
+    assert_equal(world_size, kind, f"{sharding}, bound {bound}")

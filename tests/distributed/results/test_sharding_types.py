@@ -1,0 +1,185 @@
+"""Sharding types that only EmbeddingBagCollections have give TorchRec's results."""
+
+import warnings
+
+import pytest
+import torch
+from torchrec.distributed import DistributedModelParallel
+
+from tests.distributed import models
+from tests.distributed.results.rank_order import in_rank_order
+from tests.distributed.results.test_exactness import with_a_sample, without_samples
+from tests.distributed.results.test_training import loss_of
+from tests.processes import run
+from tests.tiers import slow_where
+from torchrec_bls import BLSConfig, BoundedLagPipeline, CodecConfig
+
+NODES = {2: 2, 4: 2}
+KINDS = {kind.name: kind for kind in (models.EBC, models.WEIGHTED)}
+# Tables 1 and 3 of EBC have mean pooling, which TorchRec gets wrong in a grid.
+MIXES = {
+    "grid": ["grid_shard", "table_wise", "grid_shard", "column_wise", "grid_shard"],
+    "table-column-wise": ["table_column_wise"] * 5,
+    "replicas": ["data_parallel"] * 5,
+    "replicas beside others": [
+        "data_parallel",
+        "row_wise",
+        "table_wise",
+        "data_parallel",
+        "table_wise",
+    ],
+    "everything": ["grid_shard", "data_parallel", "table_column_wise", "column_wise", "row_wise"],
+}
+BOUNDS = (0, 2)
+STEPS = 4
+
+
+def shard_by(kind: models.Kind, mix: str, sharder: object) -> DistributedModelParallel:
+    module, nodes = kind.module(), NODES[torch.distributed.get_world_size()]
+    models.set_nodes(nodes)
+    plan = models.make_plan(module, MIXES[mix], sharder, nodes)
+    return models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
+
+
+def compare_outputs(rank: int, kind: models.Kind, mix: str) -> None:
+    batches = [models.make_ids(kind, 10 * rank + i, 3 + rank + i) for i in range(3)]
+    batches.append(models.make_ids(kind, rank, 0 if rank else 4))
+    batches.append(models.make_ids(kind, rank, 2, dtype=torch.int32))
+    theirs = shard_by(kind, mix, kind.torchrec_sharder())
+    with torch.no_grad(), in_rank_order():
+        expected = [
+            models.flatten(theirs(models.Batch(with_a_sample(kind, ids)))) for ids in batches
+        ]
+    expected = [
+        out if ids.stride() else without_samples(out)
+        for out, ids in zip(expected, batches, strict=True)
+    ]
+    for bound in BOUNDS:
+        ours = shard_by(kind, mix, kind.bls_sharder(BLSConfig(bound=bound)))
+        with torch.no_grad():
+            for ids, wanted in zip(batches, expected, strict=True):
+                models.assert_same_bits(models.flatten(ours(models.Batch(ids))), wanted)
+        pipeline = BoundedLagPipeline[models.Batch, object](ours)
+        loader = iter([models.Batch(ids) for ids in batches])
+        for wanted in expected:
+            models.assert_same_bits(models.flatten(pipeline.progress(loader)), wanted)
+
+
+def train(
+    model: DistributedModelParallel, kind: models.Kind, rank: int, empty: int
+) -> dict[str, torch.Tensor]:
+    """Returns the outputs and the weights at the end; replicas are trained by plain SGD.
+
+    Args:
+        empty: samples of the batch without ids that rank 1 has in the last but one step.
+    """
+    results = {}
+    parameters = dict(model.named_parameters())
+    of_replicas = [parameters[name] for name in models.replicas(model)]
+    optimizer = torch.optim.SGD(of_replicas, lr=0.1) if of_replicas else None
+    for step in range(STEPS):
+        without_ids = rank == 1 and step == STEPS - 2
+        ids = models.make_ids(kind, 10 * rank + step, 5)
+        if without_ids:
+            ids = models.make_ids(kind, 0, empty, most_ids=0)
+        output = models.arrived(model(models.Batch(ids)))
+        loss_of(output).backward()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        if not without_ids:
+            results |= {f"{step} {name}": value for name, value in models.flatten(output).items()}
+    results |= {name: shard.clone() for name, (_, _, shard) in models.local_shards(model).items()}
+    return results | {name: table.clone() for name, table in models.replicas(model).items()}
+
+
+def compare_training(rank: int, kind: models.Kind, mix: str) -> None:
+    theirs = shard_by(kind, mix, kind.torchrec_sharder())
+    before = {name: table.clone() for name, table in models.replicas(theirs).items()}
+    with in_rank_order():
+        expected = train(theirs, kind, rank, empty=1)
+    ours = shard_by(kind, mix, kind.bls_sharder(BLSConfig()))
+    trained = train(ours, kind, rank, empty=0)
+    models.assert_same_bits(trained, expected)
+    assert all(not torch.equal(trained[name], table) for name, table in before.items())
+
+
+def compare(rank: int, kind: models.Kind) -> None:
+    for mix in MIXES:
+        try:
+            compare_outputs(rank, kind, mix)
+            compare_training(rank, kind, mix)
+        except AssertionError as error:
+            raise AssertionError(f"{mix}: {error}") from error
+
+
+@pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 2, NODES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_training_are_torchrecs(kind: str, world_size: int) -> None:
+    run(world_size, compare, KINDS[kind], deadline=120)
+
+
+def shard_means_as_a_grid(rank: int) -> None:
+    models.set_nodes(2)
+    sharder = models.EBC.bls_sharder(BLSConfig())
+    plan = models.make_plan(
+        models.EBC.module(), ["table_wise"] * 3 + ["grid_shard"] * 2, sharder, 2
+    )
+    message = "table 't3' has mean pooling and is planned with sharding type grid_shard, for which"
+    with pytest.raises(ValueError, match=message):
+        models.shard_model(models.EBC.module(), {"": plan}, [sharder])
+
+
+def test_mean_pooling_in_a_grid_is_refused() -> None:
+    run(2, shard_means_as_a_grid)
+
+
+def shard_means_by_rows(rank: int) -> None:
+    sharder = models.EBC.bls_sharder(BLSConfig())
+    for types, wrong in (
+        (["table_wise", "row_wise", "table_wise", "table_wise", "column_wise"], True),
+        (["row_wise"] * 5, False),
+        (["row_wise", "table_wise", "row_wise", "column_wise", "row_wise"], False),
+    ):
+        plan = models.make_plan(models.EBC.module(), types, sharder)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = models.shard_model(
+                models.SparseOnly(models.EBC.module()), {"embeddings": plan}, [sharder]
+            )
+        told = [str(each.message) for each in caught if "mean pooling" in str(each.message)]
+        ids = models.make_ids(models.EBC, rank, 5)
+        with torch.no_grad():
+            ours, expected = (
+                models.arrived(model(models.Batch(ids))).to_dict(),
+                models.EBC.module()(ids).to_dict(),
+            )
+        right = all(torch.allclose(ours[name], expected[name]) for name in expected)
+        assert right != wrong, types
+        assert len(told) == wrong
+        if wrong:
+            assert "tables ['t1'] have mean pooling and are sharded by rows, and ['t0', " in told[0]
+
+
+def test_what_torchrec_divides_too_often_is_warned_about() -> None:
+    run(2, shard_means_by_rows)
+
+
+def encode_beside_replicas(rank: int) -> None:
+    """Rows of replicas do not travel, so that no codec touches them."""
+    config = BLSConfig(codecs=CodecConfig(forward="uint2"))
+    coded = shard_by(models.EBC, "replicas beside others", models.EBC.bls_sharder(config))
+    plain = shard_by(models.EBC, "replicas beside others", models.EBC.bls_sharder(BLSConfig()))
+    ids = models.make_ids(models.EBC, rank, 4)
+    with torch.no_grad():
+        ours, exact = (
+            models.arrived(coded(models.Batch(ids))),
+            models.arrived(plain(models.Batch(ids))),
+        )
+    for feature, replicated in (("f0", True), ("f3", True), ("f1", False), ("f4", False)):
+        name = feature if feature in ours.keys() else f"{feature}@t{feature[1]}"  # noqa: SIM118
+        assert torch.equal(ours[name], exact[name]) == replicated, name
+
+
+def test_codecs_leave_replicas_alone() -> None:
+    run(2, encode_beside_replicas)

@@ -1,0 +1,93 @@
+"""The counters as Prometheus scrapes them."""
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.processes import run
+from torchrec_bls import BoundedLagChannel, ChannelStats
+
+Key = tuple[str, frozenset[tuple[str, str]]]
+Samples = dict[Key, float]
+
+
+def key(name: str, **labels: str) -> Key:
+    return f"torchrec_bls_{name}", frozenset(labels.items())
+
+
+def scrape(registry: CollectorRegistry) -> Samples:
+    """Returns what the server sees: values by name and labels."""
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def scrape_twice(rank: int) -> list[tuple[Samples, ChannelStats | None]]:
+    from torchrec_bls.observe.prometheus import ChannelCollector
+
+    registry = CollectorRegistry(auto_describe=True)
+    channels: list[BoundedLagChannel] = []
+    registry.register(ChannelCollector(lambda: channels))
+    scrapes: list[tuple[Samples, ChannelStats | None]] = [(scrape(registry), None)]
+    with BoundedLagChannel(dist.group.WORLD, bound=1, slot_bytes=256, name="ids") as channel:
+        channels.append(channel)
+        for _ in range(2):
+            for _ in range(5):
+                channel.post([[torch.zeros(4 * rank)]] * 3)
+                channel.wait().release()
+            scrapes.append((scrape(registry), channel.stats()))
+    return scrapes
+
+
+def test_counters_are_those_of_the_moment() -> None:
+    for rank, scrapes in enumerate(run(3, scrape_twice)):
+        assert scrapes[0][0] == {}
+        for samples, stats in scrapes[1:]:
+            me = {"channel": "ids", "rank": str(rank)}
+            expected = {
+                key("messages_total", **me): stats.messages,
+                key("sent_bytes_total", **me): stats.bytes,
+                key("pulled_messages_total", **me): 0,
+                key("lag_iterations_bucket", **me, le="0.0"): stats.lag_histogram[0],
+                key("lag_iterations_bucket", **me, le="+Inf"): stats.messages,
+                key("lag_iterations_count", **me): stats.messages,
+                key("lag_iterations_sum", **me): stats.lag_histogram[1],
+            }
+            for peer in {0, 1, 2} - {rank}:
+                expected[key("wait_seconds_total", **me, peer=str(peer))] = stats.wait_seconds[peer]
+            assert samples == expected
+        assert [stats.messages for _, stats in scrapes[1:]] == [10, 20]
+
+
+def scrape_channels_of_one_name(rank: int) -> None:
+    from torchrec_bls.observe.prometheus import ChannelCollector
+
+    with (
+        BoundedLagChannel(dist.group.WORLD, slot_bytes=256, name="ids") as first,
+        BoundedLagChannel(dist.group.WORLD, slot_bytes=256, name="ids") as second,
+        pytest.raises(ValueError, match=r"several channels are named \['ids'\]"),
+    ):
+        list(ChannelCollector(lambda: [first, second]).collect())
+
+
+@pytest.mark.smoke
+def test_channels_of_one_name_are_refused() -> None:
+    run(1, scrape_channels_of_one_name)
+
+
+def test_a_missing_client_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "torchrec_bls.observe.prometheus"
+    absent: Any = None
+    monkeypatch.setitem(sys.modules, "prometheus_client", absent)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'torchrec-bls\[prometheus\]'"):
+        importlib.import_module(name)

@@ -13,16 +13,18 @@ from typing import Any
 from common import ROOT, spread
 
 sys.path.append(str(ROOT / "examples"))
-from demo.bounded_lag import bounded_lag, is_consequence
+from demo.bounded_lag import bounded_lag
 from demo.measure import MEASURED, measure
-from demo.processes import run_ranks
 from demo.settings import Settings
 from demo.summary import summarize
 from demo.variants import Variant, torchrec_on_gloo
 
+from torchrec_bls.processes import run
+
 # Pooled sums of row-wise tables have more than one term only with several ids a table, and the
 # order in which gloo adds them up may differ.
 _TOLERANCE = 1e-4
+_DEADLINE_S = 3600.0
 
 #: Random delays, Criteo's one id a table: what the demo runs.
 DELAYS = Settings(
@@ -53,8 +55,14 @@ def measure_dlrm(settings: Settings) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory(prefix="bls-delays-") as name:
         folder = Path(name)
-        run_ranks(
-            measure, settings.ranks, folder, settings, variants, is_consequence=is_consequence
+        run(
+            settings.ranks,
+            measure,
+            folder,
+            settings,
+            variants,
+            deadline_s=_DEADLINE_S,
+            start_method="spawn",
         )
         entries = json.loads((folder / MEASURED).read_text())
     return [_result(entry, exact=settings.max_ids_per_table == 1) for entry in entries]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -15,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from common import ROOT, spread
+from common import spread
 
-sys.path.append(str(ROOT / "examples"))
-from demo.processes import run_ranks
+from torchrec_bls.processes import run
 
 _SEED = 7
 # For all ranks to hear of the common start before it comes.
 _START_SECONDS = 0.05
 _RESULTS = "results.json"
+_DEADLINE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,15 @@ class RunTime:
 def in_processes(work: Callable[..., None], ranks: int, *arguments: Any) -> list[dict[str, Any]]:
     """Runs `work(rank, folder, ranks, *arguments)` on every rank; returns what rank 0 leaves."""
     with tempfile.TemporaryDirectory(prefix="bls-delays-") as folder:
-        run_ranks(work, ranks, Path(folder), ranks, *arguments)
+        run(
+            ranks,
+            work,
+            Path(folder),
+            ranks,
+            *arguments,
+            deadline_s=_DEADLINE_S,
+            start_method="spawn",
+        )
         results: list[dict[str, Any]] = json.loads((Path(folder) / _RESULTS).read_text())
     return results
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -13,16 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import ROOT
 from soak_messages import LARGEST, Messages, Outbox
 from soak_resources import Resources, growth, largest, resources
 from tqdm import tqdm
 
 from torchrec_bls import BoundedLagChannel
-from torchrec_bls.errors import PoisonedError
+from torchrec_bls.processes import run
 
-sys.path.append(str(ROOT / "examples"))
-from demo.processes import run_ranks
+_DEADLINE_S = 4 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,12 @@ def soak(folder: Path, settings: SoakSettings) -> dict[str, Any]:
     """Runs the ranks in processes of their own and returns what they counted.
 
     Raises:
-        RankFailure: a byte was wrong or a rank failed; the text has the first one's traceback.
+        RanksFailedError: a byte was wrong or a rank failed; the text has the first one's traceback.
     """
-    run_ranks(_rank, settings.ranks, folder, settings, is_consequence=_is_consequence)
+    run(settings.ranks, _rank, folder, settings, deadline_s=_DEADLINE_S, start_method="spawn")
     ranks = [json.loads(_result_path(folder, rank).read_text()) for rank in range(settings.ranks)]
     common = {name: ranks[0][name] for name in ("seconds", "iterations", "bounds")}
     return {**common, "ranks": [rank["own"] for rank in ranks]}
-
-
-def _is_consequence(error: Exception) -> bool:
-    return isinstance(error, PoisonedError)
 
 
 def _result_path(folder: Path, rank: int) -> Path:

@@ -16,15 +16,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from demo.bounded_lag import bounded_lag, is_consequence
+from demo.bounded_lag import bounded_lag
 from demo.measure import MEASURED, measure
 from demo.plot import write_plot
-from demo.processes import RankFailure, run_ranks
 from demo.report import format_slowest, format_table, write_json, write_waiting
 from demo.settings import Settings
 from demo.summary import summarize, wrong_results
 from demo.variants import Variant, torchrec_on_gloo
 
+from torchrec_bls import processes
 from torchrec_bls.datasets import CriteoDataset
 
 
@@ -77,6 +77,12 @@ def make_variants(settings: Settings) -> list[Variant]:
     ]
 
 
+def deadline_s(settings: Settings) -> float:
+    """Far more than it takes: ten minutes to start, and a second a batch beyond its delay."""
+    batches = (1 + len(settings.bounds)) * settings.runs * settings.steps
+    return 600.0 + batches * (1.0 + 2 * settings.max_delay)
+
+
 def main() -> int:
     """Runs the demo; returns the exit status, 0 if every result is right."""
     settings, out = parse_arguments()
@@ -89,15 +95,16 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dlrm-demo-") as folder:
         try:
-            run_ranks(
-                measure,
+            processes.run(
                 settings.ranks,
+                measure,
                 Path(folder),
                 settings,
                 make_variants,
-                is_consequence=is_consequence,
+                deadline_s=deadline_s(settings),
+                start_method="spawn",
             )
-        except RankFailure as failure:
+        except processes.RanksFailedError as failure:
             print(f"dlrm_demo: {failure}", file=sys.stderr)
             return 1
         lines = [summarize(entry) for entry in json.loads((Path(folder) / MEASURED).read_text())]

@@ -10,11 +10,12 @@ import torch
 from demo.bounded_lag import bounded_lag
 from demo.measure import MEASURED, Expected, compare, measure
 from demo.model import build_model
-from demo.processes import run_ranks
 from demo.settings import Settings, draw_delays, load_batches
 from demo.steps import RankTimes
 from demo.summary import summarize, wrong_results
 from demo.variants import Variant, torchrec_on_gloo
+
+from torchrec_bls.processes import run
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "criteo-tiny" / "train.csv"
 SETTINGS = Settings(
@@ -51,7 +52,7 @@ def make_variants(settings: Settings) -> list[Variant]:
 
 def test_ranks_measure_compare_and_collect(tmp_path: Path) -> None:
     settings = replace(SETTINGS, max_delay=0.05, straggler=1)
-    run_ranks(measure, settings.ranks, tmp_path, settings, make_variants)
+    run(settings.ranks, measure, tmp_path, settings, make_variants, deadline_s=120)
     lines = [summarize(entry) for entry in json.loads((tmp_path / MEASURED).read_text())]
     assert [line.name for line in lines] == ["TorchRec on gloo", "bound 0", "bound 1", "unsharded"]
     assert wrong_results(lines) == []

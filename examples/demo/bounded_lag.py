@@ -13,7 +13,6 @@ from torchrec_bls import (
     ChannelStats,
     bounded_lag_channels,
 )
-from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError
 
 
 def bounded_lag(bound: int, batch: int) -> Variant:
@@ -42,10 +41,3 @@ def _stats(model: DistributedModelParallel) -> list[ChannelStats]:
 def _close(model: DistributedModelParallel) -> None:
     for channel in bounded_lag_channels(model):
         channel.close()
-
-
-def is_consequence(error: Exception) -> bool:
-    """Whether a rank got the error because another one had failed before."""
-    return isinstance(error, (PeerClosedError, PeerDiedError, PoisonedError)) or (
-        isinstance(error, RuntimeError) and "Connection closed by peer" in str(error)
-    )

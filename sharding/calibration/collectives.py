@@ -15,8 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from torchrec_bls.processes import stream
+
 from .messages import WORD_BYTES, Message
-from .processes import run_ranks
 
 #: One sample is the mean of calls back to back that take about this long.
 SAMPLE_SECONDS = 0.004
@@ -53,17 +54,20 @@ def measure_collectives(tasks: Sequence[CollectiveTask]) -> Iterator[list[dict[s
         round, the microseconds of the slowest rank.
 
     Raises:
-        RankError: a rank failed.
+        RanksFailedError: a rank failed.
     """
     deadline = _START_SECONDS + sum(20 * task.seconds + len(task.messages) for task in tasks)
     with tempfile.TemporaryDirectory() as folder:
-        yield from run_ranks(
+        world_size = max(task.world_size for task in tasks)
+        yield from stream(
+            world_size,
             _rank,
-            max(task.world_size for task in tasks),
+            world_size,
             (Path(folder) / "store").as_uri(),
             tuple(tasks),
             deadline,
-            deadline_seconds=deadline,
+            deadline_s=deadline,
+            preload=("torchrec_bls.distributed.sharded_ebc",),
         )
 
 

@@ -83,7 +83,7 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
     Raises:
         ValueError: `out` does not end in .json.
         ProfileError: measurements of another machine or other settings lie beside it.
-        RankError: a process of a collective failed.
+        RanksFailedError: a process of a collective failed.
     """
     if out.suffix != ".json":
         raise ValueError(f"a profile is a .json file, not {out}")

@@ -13,9 +13,10 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from tests.processes import Outcome, run, run_outcomes
+from tests.processes import run, run_outcomes
 from torchrec_bls import BoundedLagChannel, _native
 from torchrec_bls.errors import RendezvousError
+from torchrec_bls.processes import Outcome
 
 FITTING = {"bound": 1, "slot_bytes": 1024}
 

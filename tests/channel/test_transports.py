@@ -16,10 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.processes import Outcome, run, run_outcomes
+from tests.processes import run, run_outcomes
 from torchrec_bls import BoundedLagChannel, VerbsConfig, _native
 from torchrec_bls.collective.transport import two_sided
 from torchrec_bls.errors import RendezvousError
+from torchrec_bls.processes import Outcome
 
 _SET_UP = "torchrec_bls.collective"
 

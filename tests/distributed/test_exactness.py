@@ -30,8 +30,9 @@ from tests.distributed.models import (
     sharding_types,
 )
 from tests.distributed.rank_order import in_rank_order
-from tests.processes import Outcome, run, run_outcomes
+from tests.processes import run, run_outcomes
 from torchrec_bls import BLSConfig, BoundedLagPipeline
+from torchrec_bls.processes import Outcome
 
 Output = dict[str, torch.Tensor]
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from tests.faults.plays import play
 from tests.faults.row import Row
-from tests.processes import DEFAULT_DEADLINE, Outcome, run_outcomes
+from tests.processes import DEFAULT_DEADLINE, run_outcomes
+from torchrec_bls.processes import Outcome
 
 # Moments at which ranks agree about what is to be; no message has a sequence number there.
 _BEFORE_MESSAGES = ("create", "reshard")

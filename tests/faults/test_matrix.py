@@ -10,7 +10,7 @@ import tests.faults.__main__ as report
 from tests.faults.judge import examine, problems_of_survivors
 from tests.faults.matrix import MATRIX
 from tests.faults.row import Row
-from tests.processes import Outcome
+from torchrec_bls.processes import Outcome
 
 
 @pytest.mark.parametrize("row", MATRIX, ids=[row.name for row in MATRIX])

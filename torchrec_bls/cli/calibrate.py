@@ -58,7 +58,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from torchrec_bls._versions import check_packages
 
     check_packages()
-    from torchrec_bls.sharding.calibration.processes import RankError
+    from torchrec_bls.processes import RanksFailedError
     from torchrec_bls.sharding.calibration.run import Settings, calibrate
     from torchrec_bls.sharding.costs.machine import this_machine
     from torchrec_bls.sharding.costs.profile import ProfileError
@@ -73,7 +73,7 @@ def _calibrate(options: argparse.Namespace) -> int:
             world_sizes=tuple(options.world_sizes),
         )
         profile = calibrate(options.out, name, settings)
-    except (ProfileError, RankError, ValueError) as error:
+    except (ProfileError, RanksFailedError, ValueError) as error:
         print(f"torchrec-bls calibrate: {error}", file=sys.stderr)
         return 1
     print(f"{options.out}: {profile.name}")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from soak_messages import LARGEST, OVERSIZED, Messages
-from soak_report import problems
+from benchmarks.soak.messages import LARGEST, OVERSIZED, Messages
+from benchmarks.soak.page import problems
 
 FLAT = {"private_kib": 250_000, "shared_kib": 4, "descriptors": 19}
 

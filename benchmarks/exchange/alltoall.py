@@ -33,7 +33,8 @@ class Cell:
         self._seconds = seconds
         self._measured: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._names = peers
-        self._mpi = native.mpi_settings(ranks) if native.mpi_version() else {}
+        mpi = "open_mpi" in peers and native.mpi_version()
+        self._mpi = native.mpi_settings(ranks) if mpi else {}
 
     def turn(self, pool: Ranks, progress: "tqdm[Any]") -> None:
         """Measures every peer once. Only Open MPI's best settings are kept after the first turn."""
@@ -74,13 +75,13 @@ class Cell:
         return min(self._mpi, key=lambda name: np.median(self._medians(f"open_mpi: {name}", mode)))
 
 
-def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def measure(settings: dict[str, Any], peers: Sequence[str] = PEERS) -> list[dict[str, Any]]:
     """Runs all cells; returns one entry per mode, number of ranks and size."""
     cells = []
     turns = len(settings["ranks"]) * len(settings["sizes"]) * settings["turns"]
     with tqdm(total=turns, unit="turn", desc="alltoall") as progress:
         for ranks in settings["ranks"]:
-            group = [Cell(ranks, size, settings["seconds"]) for size in settings["sizes"]]
+            group = [Cell(ranks, size, settings["seconds"], peers) for size in settings["sizes"]]
             progress.set_postfix_str(f"starting {ranks} Python ranks")
             with Ranks(ranks) as pool:
                 for _ in range(settings["turns"]):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedTensor
 from tqdm import tqdm
 
-from benchmarks.exchange.python_ranks import Ranks
+from benchmarks.exchange import alltoall
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
 from benchmarks.harness.statistics import Spread
@@ -29,19 +29,15 @@ FREE = "free"
 BATCH = 512
 
 
-def measure_alltoall(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields for each number of ranks, size and mode the turns of both backends."""
-    for ranks in settings["ranks"]:
-        turns: dict[int, list[dict[str, Any]]] = {size: [] for size in settings["sizes"]}
-        with Ranks(ranks) as pool:
-            for size in tqdm(settings["sizes"] * settings["turns"], desc=f"{ranks} ranks"):
-                turns[size].append(
-                    {b: pool.measure(b, size, settings["seconds"]) for b in BACKENDS}
-                )
-        for size, mode in itertools.product(settings["sizes"], ("one_shot", "train")):
-            medians = {b: [turn[b][mode]["median_us"] for turn in turns[size]] for b in BACKENDS}
-            spreads = {backend: Spread(each) for backend, each in medians.items()}
-            yield {"ranks": ranks, "size": size, "mode": mode, **spreads}
+def measure_alltoall(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns for each number of ranks, size and mode the turns of both backends."""
+    return [
+        {
+            **{"ranks": cell["ranks"], "size": cell["bytes_per_pair"], "mode": cell["mode"]},
+            **{backend: cell["peers"][backend]["us_per_call"] for backend in BACKENDS},
+        }
+        for cell in alltoall.measure(settings, BACKENDS)
+    ]
 
 
 def measure_torchrec(rank: int, ranks: int, samples: int) -> list[dict[str, Any]]:
@@ -98,7 +94,7 @@ def main() -> None:
     arguments = record.parser(__doc__, quick="fewer ranks, sizes and turns").parse_args()
     settings: dict[str, Any] = QUICK if arguments.quick else FULL
     before = record.environment()
-    results: dict[str, Any] = {"alltoall": list(measure_alltoall(settings)), "torchrec": []}
+    results: dict[str, Any] = {"alltoall": measure_alltoall(settings), "torchrec": []}
     for ranks in tqdm(settings["torchrec_ranks"], desc="TorchRec"):
         results["torchrec"] += on_ranks(ranks, measure_torchrec, ranks, settings["samples"])
     record.publish(arguments.json, "backend", before, settings, results, backend_section)

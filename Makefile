@@ -109,25 +109,23 @@ fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [
 	done
 
 soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK_ARGS="..."]
-	$(WITH_VENV) $(BIN)/python benchmarks/soak.py --json out/soak.json $(SOAK_ARGS)
+	$(WITH_VENV) $(BIN)/python -m benchmarks.soak.soak --json out/soak.json $(SOAK_ARGS)
 
 paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make paper-bls [DATA=path] [PAPER_ARGS="..."]
-	$(WITH_VENV) $(BIN)/python benchmarks/paper_bls.py $(if $(DATA),--data "$(DATA)") $(PAPER_ARGS)
+	$(WITH_VENV) $(BIN)/python -m benchmarks.paper_bls.evaluation $(if $(DATA),--data "$(DATA)") $(PAPER_ARGS)
 
 study-quantized: build  ## What quantized collectives cost in accuracy: make study-quantized [STUDY_ARGS="..."]
-	$(WITH_VENV) $(BIN)/python benchmarks/quantized_study.py $(STUDY_ARGS)
+	$(WITH_VENV) $(BIN)/python -m benchmarks.quantized.study $(STUDY_ARGS)
 
 study-planner: build  ## Calibrate this machine, compare cost models and plans with others
 	mkdir -p out/study
 	$(WITH_VENV) $(BIN)/torchrec-bls calibrate --out out/study/profile.json
-	$(WITH_VENV) $(BIN)/python benchmarks/study_models.py \
+	$(WITH_VENV) $(BIN)/python -m benchmarks.planner.study_models \
 	  --measurements out/study/profile.measurements.jsonl --json out/study/models.json
-	$(WITH_VENV) $(BIN)/python benchmarks/sharding_search.py \
+	$(WITH_VENV) $(BIN)/python -m benchmarks.planner.search \
 	  --profile out/study/profile.json --json out/study/sharding_search.json
-	$(WITH_VENV) $(BIN)/python benchmarks/sharding_executed.py --seconds 3600 \
+	$(WITH_VENV) $(BIN)/python -m benchmarks.planner.executed --seconds 3600 \
 	  --profile out/study/profile.json --json out/study/sharding_executed.json
-	$(WITH_VENV) $(BIN)/python benchmarks/sharding_report.py \
-	  --search out/study/sharding_search.json --executed out/study/sharding_executed.json
 
 # The wheel is installed, and run where the checkout's own package isn't found in its place.
 test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and torchrec: make test-trio [TRIO=2.14] [TRIO_TESTS=tests/contract]

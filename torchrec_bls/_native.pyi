@@ -5,7 +5,6 @@ from collections.abc import Sequence
 WIRE_VERSION: int
 MIN_SLOT_BYTES: int
 MAX_SLOT_BYTES: int
-MAX_PARTS: int
 WITH_VERBS: bool
 
 Address = tuple[int, int, int, int, int]

@@ -5,7 +5,7 @@
 
 #include "channel/channel.h"
 #include "launch.h"
-#include "transport/shm_transport.h"
+#include "transport/shm/shm_transport.h"
 
 namespace {
 

@@ -41,8 +41,7 @@ class Measurement {
     verify_every_word();
     barrier_();
     if (rank_ == 0) {
-      std::printf("{\"program\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"touch\": %s, ", program,
-                  options_.ranks, options_.bytes, options_.touch ? "true" : "false");
+      std::printf("{\"program\": \"%s\", ", program);
       print("one_shot", one_shot);
       std::printf(", ");
       print("train", train);
@@ -105,42 +104,16 @@ class Measurement {
     peer_.release();
   }
 
-  void exchange() {
-    peer_.exchange();
-    if (!options_.touch) return;
-    std::uint64_t sum = 0;
-    for (int from = 0; from < options_.ranks; ++from) {
-      if (from == rank_) continue;
-      const std::byte* message = peer_.view(from);
-      for (std::size_t i = 0; i < words(); ++i) {
-        std::uint64_t word;
-        std::memcpy(&word, message + 8 * i, 8);
-        sum += word;
-      }
-    }
-    sink_ = sum;
-  }
-
-  double timed_one_shot() {
-    stamp();
-    barrier_();
-    const double start = now();
-    exchange();
-    const double elapsed = now() - start;
-    check_stamps();
-    peer_.release();
-    return elapsed;
-  }
-
-  double timed_train(std::size_t length) {
+  // Seconds a call, of so many back to back; the release of the last one is not in the time.
+  double timed(std::size_t length) {
     stamp();
     barrier_();
     const double start = now();
     for (std::size_t i = 1; i < length; ++i) {
-      exchange();
+      peer_.exchange();
       peer_.release();
     }
-    exchange();
+    peer_.exchange();
     const double elapsed = now() - start;
     check_stamps();
     peer_.release();
@@ -158,28 +131,27 @@ class Measurement {
 
   Summary measure_one_shot() {
     const double start = now();
-    for (int i = 0; i < 5; ++i) timed_one_shot();
+    for (int i = 0; i < 5; ++i) timed(1);
     const double estimate = agreed_estimate((now() - start) / 5);
     const std::size_t calls = bounded(options_.seconds / estimate, kMinOneShots, kMaxSamples);
-    return summarize(sample(calls, kMinOneShots, [this] { return timed_one_shot(); }), 1);
+    return summarize(sample(calls, kMinOneShots, 1), 1);
   }
 
   Summary measure_train() {
-    const double estimate = agreed_estimate(timed_train(5));
+    const double estimate = agreed_estimate(timed(5));
     const std::size_t length = bounded(options_.seconds / 5 / estimate, 5, kTrainLength);
     const double train = static_cast<double>(length) * estimate;
     const std::size_t trains = bounded(options_.seconds / train, kMinTrains, 25);
-    return summarize(sample(trains, kMinTrains, [&] { return timed_train(length); }), length);
+    return summarize(sample(trains, kMinTrains, length), length);
   }
 
   Summary measure_one_train() {
-    shared_.seconds[rank_][0] = timed_train(options_.repetitions);
+    shared_.seconds[rank_][0] = timed(options_.repetitions);
     return summarize(1, options_.repetitions);
   }
 
   // Takes `most` samples, or fewer when other load on the machine makes them slower than estimated.
-  template <class Timed>
-  std::size_t sample(std::size_t most, std::size_t least, Timed timed) {
+  std::size_t sample(std::size_t most, std::size_t least, std::size_t length) {
     if (rank_ == 0) shared_.stop_at = most;
     barrier_();
     const double end = now() + 2 * options_.seconds;
@@ -187,7 +159,7 @@ class Measurement {
     for (; i < shared_.stop_at; ++i) {
       // Seen by all ranks before they ask for i + 1: there is a barrier in every sample.
       if (rank_ == 0 && i + 1 >= least && now() > end) shared_.stop_at = i + 1;
-      shared_.seconds[rank_][i] = timed();
+      shared_.seconds[rank_][i] = timed(length);
     }
     return i;
   }
@@ -221,7 +193,6 @@ class Measurement {
   const int rank_;
   const Options options_;
   std::uint64_t round_ = 0;
-  volatile std::uint64_t sink_ = 0;
 };
 
 }  // namespace bench

@@ -17,8 +17,7 @@ inline constexpr int kMaxRanks = 16;
 struct Options {
   int ranks = 2;
   std::size_t bytes = 8;
-  double seconds = 0.3;  // aimed-at time of each of the two measurements
-  bool touch = false;
+  double seconds = 0.3;         // aimed-at time of each of the two measurements
   std::size_t repetitions = 0;  // if given, one train of so many calls is all that is measured
 };
 
@@ -26,10 +25,6 @@ inline Options parse_options(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const char* value = i + 1 < argc ? argv[i + 1] : "";
-    if (!std::strcmp(argv[i], "--touch")) {
-      options.touch = true;
-      continue;
-    }
     if (!std::strcmp(argv[i], "--ranks")) {
       options.ranks = std::atoi(value);
     } else if (!std::strcmp(argv[i], "--bytes")) {
@@ -39,9 +34,7 @@ inline Options parse_options(int argc, char** argv) {
     } else if (!std::strcmp(argv[i], "--repetitions")) {
       options.repetitions = std::strtoull(value, nullptr, 10);
     } else {
-      std::fprintf(stderr,
-                   "unknown option %s (known: --ranks --bytes --seconds --repetitions --touch)\n",
-                   argv[i]);
+      std::fprintf(stderr, "unknown option %s\n", argv[i]);
       std::exit(2);
     }
     ++i;

@@ -1,1 +1,1 @@
-"""The study of quantized collectives: what they cost a DLRM in accuracy."""
+"""What quantized collectives cost a DLRM in accuracy."""

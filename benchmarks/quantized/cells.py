@@ -1,11 +1,9 @@
 """The rows of the paper's tables, with its figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantized.dlrm import Collectives
+from benchmarks.quantized.dlrm import Collectives
 from torchrec_bls.codecs.rows import Codec
 
 NODES = (32, 64, 128)
@@ -49,15 +47,9 @@ def all_cells() -> list[Cell]:
 
 
 def _table_2() -> Iterator[Cell]:
-    for forward, backward, paper in (
-        (8, 8, 0.00096),
-        (8, 4, -0.00380),
-        (4, 8, 0.00571),
-        (4, 4, -0.00222),
-        (4, 2, 0.01651),
-        (2, 4, -0.05674),
-        (2, 2, -0.06339),
-    ):
+    papers = (0.00096, -0.00380, 0.00571, -0.00222, 0.01651, -0.05674, -0.06339)
+    bits = ((8, 8), (8, 4), (4, 8), (4, 4), (4, 2), (2, 4), (2, 2))
+    for (forward, backward), paper in zip(bits, papers, strict=True):
         how = Collectives(forward=_codec(forward), backward=_codec(backward))
         yield Cell(2, f"uint{forward}, uint{backward}", how, paper)
 

@@ -1,7 +1,5 @@
 """The sets of samples of the study, each in Criteo's shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The DLRM of the paper (Quantized Collectives, table 1), trained by N emulated nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -108,16 +106,9 @@ class _Linear(torch.autograd.Function):
     """A linear layer whose weight has another gradient than the sum over the batch."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        place: int,
-        weight_gradient: WeightGradient,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, *of_weight: Any) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.place, ctx.weight_gradient = place, weight_gradient
+        ctx.place, ctx.weight_gradient = of_weight
         return torch.addmm(bias, inputs, weight.T)
 
     @staticmethod

@@ -1,15 +1,14 @@
 """The study's tables and figure."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from quantized.cells import NODES, Cell, all_cells
-from quantized.compensation import ITERATIONS, relative_errors
-from quantized.deltas import CRITERION, Delta, Deltas
-from torchrec_bls.codecs.rows import Codec
+from benchmarks.harness import page
+from benchmarks.quantized.cells import NODES, Cell, all_cells
+from benchmarks.quantized.compensation import ITERATIONS
+from benchmarks.quantized.summary import CRITERION
 
 Record = dict[str, Any]
 
@@ -21,103 +20,89 @@ _CAPTIONS = {
 
 
 def section(record: Record) -> str:
-    """Returns what stands between the page's markers."""
-    deltas = Deltas(record)
-    lines: list[str] = []
-    for source in record["settings"]["sources"]:
-        if deltas.baselines(source["name"]):
-            lines += _source(deltas, source)
-    lines += ["### Sums of gradients that do not change", "", *_compensation(), ""]
-    where = record["environment"]
-    lines += [
-        f"*{where['cpu']}, {where['cores']} cores, torch {where['versions']['torch']}, commit "
-        f"{where['commit']}, {where['date'][:10]}: `{where['command']}`*",
+    """All sources, and sums without any training."""
+    parts: list[str] = []
+    batches = {each["name"]: each["batch_size"] for each in record["settings"]["sources"]}
+    for result in record["results"]:
+        parts += _source(result, batches[result["source"]])
+    header = ["", "error of the 1st sum", "5th", f"{ITERATIONS}th", f"of the mean of {ITERATIONS}"]
+    rows = [[e["row"], *(f"{error:.3f}" for error in e["errors"])] for e in record["compensation"]]
+    parts += [
+        "### Sums of gradients that do not change",
+        "32 nodes, normal values, RMS relative to the exact sum's:",
+        page.table(header, rows),
+        page.conditions(record),
     ]
-    return "\n".join(lines)
+    return "\n\n".join(parts)
 
 
-def _source(deltas: Deltas, source: dict[str, Any]) -> list[str]:
-    name = source["name"]
-    bases = deltas.baselines(name)
-    base = bases[0]
-    lines = [
-        f"### {name}",
-        "",
-        f"{base['iterations']} iterations of {source['batch_size']} samples, "
-        f"{base['test_rows']:,} samples to test on, {len(bases)} seeds. In full precision: "
-        f"{_range([b['accuracy'] for b in bases], 4)} right, loss "
-        f"{_range([b['loss'] for b in bases], 4)}; deciding for no click is right for "
-        f"{max(base['click_rate'], 1 - base['click_rate']):.4f}"
-        + (
+def _source(result: Record, batch: int) -> list[str]:
+    base, changes = result["baseline"], result["changes"]
+    knowing = "."
+    if "bayes_loss" in base:
+        knowing = (
             f", a model that knows the probabilities for {base['bayes_accuracy']:.4f} with loss "
             f"{base['bayes_loss']:.4f}."
-            if "bayes_loss" in base
-            else "."
-        ),
-        "",
+        )
+    right, loss = _range(base["accuracy"]), _range(base["loss"])
+    parts = [
+        f"### {result['source']}",
+        f"{base['iterations']} iterations of {batch} samples, {base['test_rows']:,} samples to "
+        f"test on, {len(base['accuracy'])} seeds. In full precision: {right} right, loss {loss}; "
+        "deciding for no click is right for "
+        f"{max(base['click_rate'], 1 - base['click_rate']):.4f}{knowing}",
     ]
     for table, caption in _CAPTIONS.items():
         cells = [cell for cell in all_cells() if cell.table == table]
-        found = [cell for cell in cells if deltas.of(name, cell) is not None]
-        if found:
-            several = {cell.collectives.nodes for cell in cells} == set(NODES)
-            lines += [f"{caption}.", "", *_table(deltas, name, cells, several), ""]
-    return [*lines, *_verdict(deltas, name), ""]
+        if any(cell.key in changes for cell in cells):
+            parts += [f"{caption}.", _table(changes, cells)]
+    return [*parts, *_verdict(changes)]
 
 
-def _table(deltas: Deltas, source: str, cells: list[Cell], several: bool) -> list[str]:
+def _table(changes: Record, cells: list[Cell]) -> str:
+    several = {cell.collectives.nodes for cell in cells} == set(NODES)
     columns = [f"{nodes} nodes" for nodes in NODES] if several else ["accuracy"]
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
         rows.setdefault(cell.row, []).append(cell)
-    header = [""]
-    for column in columns:
-        header += [f"{column}, %", "paper"]
-    lines = [_line([*header, "loss, %"]), _line(["---"] * (len(header) + 1))]
+    lines = []
     for row, of_row in rows.items():
+        found = [changes.get(cell.key) for cell in of_row]
         texts = [row]
-        losses = []
-        for cell in of_row:
-            delta = deltas.of(source, cell)
+        for cell, delta in zip(of_row, found, strict=True):
             texts += [_change(delta), f"{cell.paper:+.3f}"]
-            losses.append("-" if delta is None else _loss(delta))
-        lines.append(_line([*texts, " / ".join(losses)]))
-    return lines
+        lines.append([*texts, " / ".join(map(_loss, found))])
+    header = [text for column in columns for text in (f"{column}, %", "paper")]
+    return page.table(["", *header, "loss, %"], lines)
 
 
-def _verdict(deltas: Deltas, source: str) -> list[str]:
+def _verdict(changes: Record) -> list[str]:
     """How small a change this source can show."""
-    control = all_cells()[1]
-    found = deltas.of(source, control)
-    errors = [
-        delta
-        for cell in all_cells()[2:]
-        if (delta := deltas.of(source, cell)) is not None and cell.table in (2, 3, 4)
-    ]
-    ordered = sorted(delta.error for delta in errors)
-    if not any(ordered):  # one seed, or nothing trained yet
+    control, labels = changes.get(all_cells()[1].key), changes.get("control on labels")
+    rows = [changes[cell.key] for cell in all_cells()[2:] if cell.key in changes]
+    if not any(each["error"] for each in rows):  # one seed, or nothing trained yet
         return []
-    middle = ordered[len(ordered) // 2]
-    decided = [delta for delta in errors if abs(delta.accuracy + CRITERION) > 2 * delta.error]
+    middle, of_test, of_seeds = (
+        median(each[name] for each in rows) for name in ("error", "test_error", "seed_error")
+    )
     lines = []
     on_labels = "."
-    if found is not None:
+    if control is not None:
         lines.append(
-            f"- Control, full precision but sums in a ring's order: {_change(found)} %, "
-            f"{found.flipped:.2f} % of the decisions differ."
+            f"- Control, full precision but sums in a ring's order: {_change(control)} %, "
+            f"{control['flipped']:.2f} % of the decisions differ."
         )
-        labels = deltas.of(source, control, "_on_labels")
-        assert labels is not None
-        if labels.error != found.error:
+        if labels["error"] != control["error"]:
             on_labels = (
-                f"; on labels instead of probabilities the control's would be {labels.error:.4f} %."
+                "; on labels instead of probabilities the control's would be "
+                f"{labels['error']:.4f} %."
             )
+    sure = [each for each in rows if abs(each["accuracy"] + CRITERION) > 2 * each["error"]]
     lines += [
         f"- Standard error of a row: median {middle:.4f} %, of which the test set has "
-        f"{_median([delta.test_error for delta in errors]):.4f} % and the seeds have "
-        f"{_median([delta.seed_error for delta in errors]):.4f} %{on_labels}",
-        f"- Rows whose side of -{CRITERION} % is two standard errors sure: {len(decided)} of "
-        f"{len(errors)}.",
+        f"{of_test:.4f} % and the seeds have {of_seeds:.4f} %{on_labels}",
+        f"- Rows whose side of -{CRITERION} % is two standard errors sure: {len(sure)} of "
+        f"{len(rows)}.",
     ]
     if middle > CRITERION / 2:
         more = (middle / (CRITERION / 2)) ** 2
@@ -125,81 +110,51 @@ def _verdict(deltas: Deltas, source: str) -> list[str]:
             f"- To halve the criterion's width with one standard error, a median row needs "
             f"{math.ceil(more):,} times as many seeds and test samples."
         )
-    return lines
+    return ["\n".join(lines)]
 
 
 def plot(path: Path, record: Record) -> None:
     """Draws our changes on the first source beside the paper's."""
-    from matplotlib.figure import Figure
-
-    deltas = Deltas(record)
-    source = record["settings"]["sources"][0]["name"]
-    figure = Figure(figsize=(9, 12), layout="constrained")
+    source, changes = record["results"][0]["source"], record["results"][0]["changes"]
     tables = [[cell for cell in all_cells() if cell.table == table] for table in _CAPTIONS]
-    axes = figure.subplots(3, 1, sharex=True, height_ratios=[len(cells) for cells in tables])
-    for axis, cells, caption in zip(axes, tables, _CAPTIONS.values(), strict=True):
-        places = range(len(cells))
-        names = [
-            cell.row if cell.table == 2 else f"{cell.row}, {cell.collectives.nodes}"
-            for cell in cells
-        ]
-        axis.plot([cell.paper for cell in cells], places, "o", mfc="none", label="paper")
-        ours = [(place, delta) for place in places if (delta := deltas.of(source, cells[place]))]
-        axis.errorbar(
-            [delta.accuracy for _, delta in ours],
-            [place for place, _ in ours],
-            xerr=[2 * delta.error for _, delta in ours],
-            fmt=".",
-            label="ours, two standard errors",
-        )
-        axis.axvline(-CRITERION, color="grey", linestyle=":")
-        axis.set_yticks(list(places), names, fontsize=7)
-        axis.invert_yaxis()
-        axis.set_title(caption, fontsize=9)
-        axis.set_xscale("symlog", linthresh=CRITERION)
-    labels = axes[0].get_legend_handles_labels()
-    figure.legend(*labels, loc="outside upper center", ncols=2)
-    axes[-1].set_xlabel(f"change of the accuracy, % ({source})")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    grid = {"nrows": 3, "sharex": True, "height_ratios": [len(cells) for cells in tables]}
+    with page.figure(path, 9, 12, **grid) as (figure, axes):
+        for axis, cells, caption in zip(axes[:, 0], tables, _CAPTIONS.values(), strict=True):
+            places = range(len(cells))
+            nodes = [f", {cell.collectives.nodes}" * (cell.table != 2) for cell in cells]
+            names = [f"{cell.row}{of}" for cell, of in zip(cells, nodes, strict=True)]
+            axis.plot([cell.paper for cell in cells], places, "o", mfc="none", label="paper")
+            known = [place for place in places if cells[place].key in changes]
+            ours = [changes[cells[place].key] for place in known]
+            axis.errorbar(
+                [each["accuracy"] for each in ours],
+                known,
+                xerr=[2 * each["error"] for each in ours],
+                fmt=".",
+                label="ours, two standard errors",
+            )
+            axis.axvline(-CRITERION, color="grey", linestyle=":")
+            axis.set_yticks(list(places), names, fontsize=7)
+            axis.invert_yaxis()
+            axis.set_title(caption, fontsize=9)
+            axis.set_xscale("symlog", linthresh=CRITERION)
+        labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(*labels, loc="outside upper center", ncols=2)
+        axes[-1, 0].set_xlabel(f"change of the accuracy, % ({source})")
 
 
-def _compensation() -> list[str]:
-    header = ["", "error of the 1st sum", "5th", f"{ITERATIONS}th", f"of the mean of {ITERATIONS}"]
-    lines = [
-        "32 nodes, normal values, RMS relative to the exact sum's:",
-        "",
-        _line(header),
-        _line(["---"] * len(header)),
-    ]
-    for algorithm, name in (("ring", "ring"), ("recursive_doubling", "RD")):
-        for codec in (Codec.UINT8, Codec.UINT4, Codec.UINT2):
-            for compensated in (False, True):
-                errors, of_mean = relative_errors(32, algorithm, codec, compensated)
-                row = f"{codec.name.lower()} {name}{' EC' if compensated else ''}"
-                shown = [errors[0], errors[4], errors[-1], of_mean]
-                lines.append(_line([row, *(f"{error:.3f}" for error in shown)]))
-    return lines
+def _change(delta: Record | None) -> str:
+    return "-" if delta is None else f"{delta['accuracy']:+.3f} ± {delta['spread']:.3f}"
 
 
-def _change(delta: Delta | None) -> str:
-    return "-" if delta is None else f"{delta.accuracy:+.3f} ± {delta.spread:.3f}"
+def _loss(delta: Record | None) -> str:
+    if delta is None:
+        return "-"
+    return "diverged" if delta["loss"] is None else f"{delta['loss']:+.2f}"
 
 
-def _loss(delta: Delta) -> str:
-    return "diverged" if delta.loss is None else f"{delta.loss:+.2f}"
-
-
-def _range(values: list[float | None], digits: int) -> str:
+def _range(values: list[float | None]) -> str:
     finite = [value for value in values if value is not None]
     if len(finite) < len(values):
         return "not finite for some seeds"
-    return f"{min(finite):.{digits}f} to {max(finite):.{digits}f}"
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _line(texts: list[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+    return f"{min(finite):.4f} to {max(finite):.4f}"

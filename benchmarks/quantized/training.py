@@ -1,7 +1,5 @@
 """Trains one cell and compares it with the baseline of its seed."""
 
-from __future__ import annotations
-
 import base64
 import math
 import time
@@ -15,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from quantized import data
-from quantized.cells import Cell
-from quantized.dlrm import DLRM, Training
+from benchmarks.quantized import data
+from benchmarks.quantized.cells import Cell
+from benchmarks.quantized.dlrm import DLRM, Training
 from torchrec_bls.datasets import capped_cardinalities
 from torchrec_bls.datasets.planted import Clicks, bayes_loss
 
@@ -54,14 +52,12 @@ class Source:
             split = data.planted(hashed, train_rows=train_rows, test_rows=self.test_rows, seed=seed)
             return split, hashed
         path = Path(self.path)
+        sizes = {"train_rows": train_rows, "batch_size": self.batch_size}
         if path.is_dir():
-            split = data.movielens(
-                path, train_rows=train_rows, batch_size=self.batch_size, seed=seed
-            )
+            split = data.movielens(path, **sizes, seed=seed)
             tables = zip(data.rows_of(split.train), data.rows_of(split.test), strict=True)
             return split, [max(rows) for rows in tables]
-        split = data.criteo(path, hashed, train_rows=train_rows, batch_size=self.batch_size)
-        return split, hashed
+        return data.criteo(path, hashed, **sizes), hashed
 
 
 def train(source: Source, cell: Cell, seed: int, baseline: str | None) -> dict[str, Any]:
@@ -84,13 +80,7 @@ def train(source: Source, cell: Cell, seed: int, baseline: str | None) -> dict[s
     losses = []
     for first in range(0, len(split.train), source.batch_size):
         batch = split.train.rows(first, first + source.batch_size)
-        losses.append(
-            training.step(
-                torch.from_numpy(batch.dense),
-                torch.from_numpy(batch.ids),
-                torch.from_numpy(batch.labels),
-            )
-        )
+        losses.append(training.step(*map(torch.from_numpy, (batch.dense, batch.ids, batch.labels))))
     logits = predict(training.model, split.test)
     # A run that has diverged decides for no click.
     clicks = np.nan_to_num(logits, nan=-1.0) > 0
@@ -154,11 +144,9 @@ def _right(clicks: npt.NDArray[np.bool_], test: Clicks) -> npt.NDArray[np.float6
     return np.where(clicks, test.probability, 1 - test.probability).astype(np.float64)
 
 
-def _loss(logits: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> float:
-    loss = nn.functional.binary_cross_entropy_with_logits(
-        torch.from_numpy(logits), torch.from_numpy(labels)
-    )
-    return loss.item()
+def _loss(*both: npt.NDArray[np.float32]) -> float:
+    """Of logits and labels."""
+    return nn.functional.binary_cross_entropy_with_logits(*map(torch.from_numpy, both)).item()
 
 
 def _mean(values: npt.NDArray[Any]) -> float:

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "collective/all_to_all.h"
-#include "collective/reduce_scatter.h"
+#include "messages/all_to_all.h"
+#include "messages/reduce_scatter.h"
 
 namespace py = pybind11;
 

@@ -11,6 +11,7 @@
 #include "bindings/python_interruption.h"
 #include "bindings/transport_handle.h"
 #include "channel/channel.h"
+#include "messages/message_builder.h"
 
 namespace py = pybind11;
 
@@ -22,31 +23,24 @@ using BlockTuple = std::tuple<uintptr_t, size_t, size_t, size_t>;
 using MessageList = std::vector<std::vector<std::vector<BlockTuple>>>;
 
 uint64_t post(Channel& channel, const MessageList& list) {
-  std::vector<Block> blocks;
-  std::vector<Part> parts;
-  std::vector<Message> messages;
-  size_t block_count = 0;
-  size_t part_count = 0;
+  size_t parts = 0;
+  size_t blocks = 0;
   for (const auto& message : list) {
-    part_count += message.size();
-    for (const auto& part : message) block_count += part.size();
+    parts += message.size();
+    for (const auto& part : message) blocks += part.size();
   }
-  blocks.reserve(block_count);  // spans point into these vectors
-  parts.reserve(part_count);
-  messages.reserve(list.size());
+  MessageBuilder builder(list.size(), parts, blocks);
   for (const auto& message : list) {
-    const size_t first_part = parts.size();
+    builder.add_message();
     for (const auto& part : message) {
-      const size_t first_block = blocks.size();
+      builder.add_part();
       for (const auto& [address, row_bytes, rows, stride] : part) {
-        blocks.push_back({pointer(address), row_bytes, rows, stride});
+        builder.add_block({pointer(address), row_bytes, rows, stride});
       }
-      parts.emplace_back(blocks.data() + first_block, part.size());
     }
-    messages.emplace_back(parts.data() + first_part, message.size());
   }
   const py::gil_scoped_release release;
-  return channel.post(messages);
+  return channel.post(builder.messages());
 }
 
 /// A channel that ends may wait for threads that run Python.

@@ -8,8 +8,8 @@
 
 #include "bindings/bindings.h"
 #include "codecs/codec.h"
-#include "codecs/frame_message.h"
-#include "codecs/kernels.h"
+#include "codecs/kernels/kernels.h"
+#include "messages/frame_message.h"
 
 namespace py = pybind11;
 

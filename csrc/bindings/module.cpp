@@ -4,7 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_interruption.h"
-#include "channel/wire.h"
+#include "channel/protocol.h"
 #include "errors.h"
 #include "transport/ring_shape.h"
 
@@ -56,7 +56,6 @@ PYBIND11_MODULE(_native, module) {
   module.attr("WIRE_VERSION") = bls::kWireVersion;
   module.attr("MIN_SLOT_BYTES") = bls::kMinSlotBytes;
   module.attr("MAX_SLOT_BYTES") = bls::kMaxSlotBytes;
-  module.attr("MAX_PARTS") = bls::kMaxParts;
 #ifdef BLS_WITH_VERBS
   module.attr("WITH_VERBS") = true;
 #else

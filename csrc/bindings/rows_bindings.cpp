@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "rows/ids_message.h"
-#include "rows/pooled_rows.h"
-#include "rows/row_message.h"
-#include "rows/table_rows.h"
+#include "lookup/pooled_rows.h"
+#include "lookup/table_rows.h"
+#include "messages/ids/arrived_ids.h"
+#include "messages/ids/ids_message.h"
+#include "messages/row_message.h"
 
 namespace py = pybind11;
 
@@ -69,6 +70,10 @@ std::vector<Table> tables_of(const std::vector<TableTuple>& tuples) {
     tables.push_back({pointer(address), rows, row_bytes});
   }
   return tables;
+}
+
+Lookup lookup_of(std::span<const Table> tables, const Items& ids, size_t count) {
+  return {tables, pointer(std::get<0>(ids)), std::get<1>(ids), count};
 }
 
 /// (first rank, ranks, offset of the columns in bytes, width in bytes)
@@ -131,33 +136,21 @@ void bind_rows(py::module_& module) {
                 size_t count, size_t row_bytes, const std::vector<int64_t>& counts,
                 const std::vector<int>& order, uintptr_t own) {
                const std::vector<Table> list = tables_of(tables);
-               TableRows rows;
-               rows.tables = list;
-               rows.ids = pointer(std::get<0>(ids));
-               rows.id_bytes = std::get<1>(ids);
-               rows.count = count;
-               rows.groups = {row_bytes, counts, order};
+               const TableRows rows{lookup_of(list, ids, count), {row_bytes, counts, order}};
                const py::gil_scoped_release release;
                post_table_rows(channel, rows, pointer(own));
              });
-  module.def("post_pooled_rows",
-             [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
-                size_t count, const Items& lengths, size_t length_count,
-                const std::vector<int64_t>& batches, const std::vector<int>& order) {
-               const std::vector<Table> list = tables_of(tables);
-               PooledRows rows;
-               rows.tables = list;
-               rows.ids = pointer(std::get<0>(ids));
-               rows.id_bytes = std::get<1>(ids);
-               rows.count = count;
-               rows.lengths = pointer(std::get<0>(lengths));
-               rows.length_bytes = std::get<1>(lengths);
-               rows.length_count = length_count;
-               rows.batches = batches;
-               rows.order = order;
-               const py::gil_scoped_release release;
-               post_pooled_rows(channel, rows);
-             });
+  module.def("post_pooled_rows", [](Channel& channel, const std::vector<TableTuple>& tables,
+                                    const Items& ids, size_t count, const Items& lengths,
+                                    size_t length_count, const std::vector<int64_t>& batches,
+                                    const std::vector<int>& order) {
+    const std::vector<Table> list = tables_of(tables);
+    const auto& [address, length_bytes] = lengths;
+    const PooledRows rows{
+        lookup_of(list, ids, count), pointer(address), length_bytes, length_count, batches, order};
+    const py::gil_scoped_release release;
+    post_pooled_rows(channel, rows);
+  });
   module.def("collect_grouped_rows",
              [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
                 const std::vector<int64_t>& counts, const std::vector<int>& order) {

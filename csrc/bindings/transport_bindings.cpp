@@ -7,7 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/transport_handle.h"
-#include "transport/shm_transport.h"
+#include "transport/shm/shm_transport.h"
 
 namespace py = pybind11;
 

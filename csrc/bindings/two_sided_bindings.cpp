@@ -8,7 +8,7 @@
 #include "bindings/python_interruption.h"
 #include "bindings/transport_handle.h"
 #include "errors.h"
-#include "transport/two_sided_transport.h"
+#include "transport/two_sided/two_sided_transport.h"
 
 namespace py = pybind11;
 

@@ -8,8 +8,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/transport_handle.h"
-#include "transport/mixed_transport.h"
-#include "transport/verbs_transport.h"
+#include "transport/mixed/mixed_transport.h"
+#include "transport/verbs/verbs_transport.h"
 
 namespace py = pybind11;
 

@@ -10,9 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "channel/block.h"
+#include "channel/call_gate.h"
+#include "channel/channel_errors.h"
+#include "channel/protocol.h"
 #include "channel/waiter.h"
-#include "channel/wire.h"
 #include "errors.h"
 #include "transport/transport.h"
 
@@ -39,26 +40,6 @@ struct ChannelStats {
   uint64_t largest_message = 0;         ///< bytes a slot would have needed
   std::vector<double> wait_seconds;     ///< per peer; waits within the first spin count as zero
   std::vector<uint64_t> lag_histogram;  ///< [lag] over completed (wait, peer) pairs
-};
-
-/// The messages of one sequence number from all ranks, readable until released.
-class Arrival {
- public:
-  uint64_t sequence() const { return sequence_; }
-  std::span<const View> parts(int source) const {
-    return {views_.data() + static_cast<size_t>(source) * kMaxParts, counts_[source]};
-  }
-  const View& part(int source, size_t index) const {
-    return views_[static_cast<size_t>(source) * kMaxParts + index];
-  }
-  int world_size() const { return static_cast<int>(counts_.size()); }
-
- private:
-  friend class Channel;
-  uint64_t sequence_ = 0;
-  std::vector<View> views_;     // [source][kMaxParts]
-  std::vector<size_t> counts_;  // [source]
-  std::vector<std::byte> own_;  // this rank's message to itself, when it is not one block a part
 };
 
 /// Bounded-lag all-to-all-v among the ranks of a transport (docs/design/channel.md).
@@ -103,13 +84,26 @@ class Channel {
   /// read (at most the deadline). Peers that wait for more than was posted raise kPeerClosed. The
   /// channel is closed also when an Interruption comes out of it, which fails it on all ranks.
   void close();
-  bool closed() const { return closing_.load(); }
+  bool closed() const { return gate_.shut(); }
   /// For a child right after a fork, which has none of the channel's memory: every call raises
   /// kClosed from now on, and nothing of the parent's is touched.
   void abandon();
 
  private:
-  class CallGuard;
+  /// Marks this rank as inside a call, which `close` from another thread has to let end.
+  class CallGuard {
+   public:
+    explicit CallGuard(Channel& channel) : gate_(channel.gate_) {
+      if (!gate_.enter()) [[unlikely]]
+        channel.raise_closed();
+    }
+    ~CallGuard() { gate_.leave(); }
+    CallGuard(const CallGuard&) = delete;
+    CallGuard& operator=(const CallGuard&) = delete;
+
+   private:
+    CallGate& gate_;
+  };
   /// Large messages often take turns with small ones, as ids do with their lengths. Memory is kept
   /// meanwhile: new pages cost several times the copy.
   static constexpr uint32_t kKeepPulled = 100;
@@ -133,7 +127,12 @@ class Channel {
   /// which finds everything there reads no clock.
   using End = std::optional<Clock::time_point>;
 
-  [[noreturn, gnu::cold]] void refuse(const char* what) const;
+  /// A call that the caller may not make now.
+  [[noreturn, gnu::cold]] void refuse(std::invalid_argument (*error)(const ChannelConfig&)) const {
+    throw error(config_);
+  }
+
+  // channel_post.cpp
   [[noreturn, gnu::cold]] void refuse_post(std::span<const Message> messages) const;
   void send(int destination, const Message& message, End& end);
   size_t put_in_slot(std::byte* slot, const Message& message);
@@ -142,43 +141,51 @@ class Channel {
   [[gnu::noinline]] void keep_own(const Message& message, Arrival& arrival);
   std::byte* expose(int destination, size_t bytes, MemoryAddress& address);
   [[gnu::noinline]] void await_credit(int destination, End& end);
+
+  // channel_wait.cpp
   void receive(int source, Arrival& arrival, End& end);
   [[gnu::noinline]] uint32_t receive_any(int source, View* views, size_t& parts);
-  [[noreturn]] void fail_damaged(int source, const std::exception& error);
-  [[noreturn]] void fail_unread(int source, const PartLayout& layout, const std::exception& error);
-  [[noreturn, gnu::cold]] void fail_other_batch(int source, uint32_t theirs);
   void take_credit(int source, uint32_t low_bits);
   [[gnu::noinline]] void return_credits();
-  /// True once the message `sequence` of `source` stands in the slot of `round`. A later one there,
-  /// which only a broken peer can cause, fails the channel.
+  /// True once the message `sequence` of `source` stands in the slot of `round`.
   bool arrived(int source, const Round& round, uint64_t sequence) {
-    const uint64_t word = arrival_word(round.pairs[source].inbox).load();
-    if (word > sequence + 1) [[unlikely]]
-      fail_overwritten(source, word - 1, sequence);
-    return word == sequence + 1;
+    const SlotSequence found = check_sequence(round.pairs[source].inbox, sequence);
+    if (found == SlotSequence::kLater) [[unlikely]]
+      fail_overwritten(source, round, sequence);
+    return found == SlotSequence::kAwaited;
   }
   [[gnu::noinline]] void await_message(int source, End& end);
-  /// The end of the call whose waits these are; the first one sets it.
-  Clock::time_point begun(End& end) const;
   void record_lag(int source);
-  [[noreturn, gnu::cold]] void fail_credit(int source, uint64_t credit);
+
+  // channel_failures.cpp
   bool poisoned() const { return poisoned_.load(std::memory_order_acquire) != 0; }
-  void await_readers(const End& end);
   /// For waits of the call that ends at `end`.
   void check_interrupt(const End& end);
   void ask_interrupt();
   void check_running();
   void check_alive(int peer, uint64_t sequence, const char* doing);
   void check_all_alive(uint64_t sequence);
+  std::vector<channel_errors::Missing> missing_peers(uint64_t sequence);
+  [[noreturn, gnu::cold]] void fail_overwritten(int source, const Round& round, uint64_t sequence);
+  [[noreturn, gnu::cold]] void fail_credit(int source, uint64_t credit);
+  [[noreturn, gnu::cold]] void fail_other_batch(int source, uint32_t theirs);
+  [[noreturn]] void fail_damaged(int source, const std::exception& error);
+  [[noreturn]] void fail_unread(int source, const PartLayout& layout, const std::exception& error);
   [[noreturn]] void fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing);
-  [[noreturn, gnu::cold]] void fail_overwritten(int source, uint64_t found, uint64_t sequence);
-  [[noreturn]] void fail(ErrorKind kind, const std::string& message);
+  /// Tells all ranks, and throws.
+  [[noreturn]] void fail(const ChannelError& error);
   [[noreturn]] void raise_poison();
-  [[noreturn]] void raise_closed();
-  std::string here(uint64_t sequence) const;
-  std::string describe(int peer, uint64_t sequence) const;
-  std::vector<int> missing_peers(uint64_t sequence);
-  std::string list(const std::vector<int>& peers);
+  [[noreturn, gnu::cold]] void raise_closed() const;
+  channel_errors::Place at(uint64_t sequence) const {
+    return {config_, sequence, posted_ > completed_ ? posted_ - 1 - completed_ : 0};
+  }
+
+  void await_readers(const End& end);
+  /// The end of the call whose waits these are; the first one sets it.
+  Clock::time_point begun(End& end) const {
+    if (!end) end = Clock::now() + config_.deadline;
+    return *end;
+  }
   uint32_t slot_of(const Round& round) const {
     return static_cast<uint32_t>(&round - rounds_.data());
   }
@@ -205,8 +212,7 @@ class Channel {
   Rounds::iterator next_wait_;    // of sequence completed_
   std::vector<uint64_t> credit_;  // [destination] messages known to be read
   ChannelStats stats_;
-  std::atomic<bool> closing_{false};
-  std::atomic<bool> in_call_{false};
+  CallGate gate_;
   bool abandoned_ = false;
 };
 

@@ -1,6 +1,6 @@
 #include "codecs/checksum.h"
 
-#include "codecs/kernels.h"
+#include "codecs/kernels/kernels.h"
 
 namespace bls {
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "codecs/kernels.h"
+#include "codecs/kernels/kernels.h"
 #include "codecs/rowwise.h"
 #include "errors.h"
 

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "codecs/kernels.h"
+#include "codecs/kernels/kernels.h"
 #include "errors.h"
 
 namespace bls::rowwise {

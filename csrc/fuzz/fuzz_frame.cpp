@@ -5,10 +5,9 @@
 
 #include "codecs/checksum.h"
 #include "codecs/frame.h"
-#include "input.h"
+#include "fuzz/input.h"
 
-using namespace bls;
-using namespace bls::fuzzing;
+namespace bls::fuzzing {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
@@ -30,3 +29,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   accepts([&] { decode_frame(frame, tables); });
   return 0;
 }
+
+}  // namespace bls::fuzzing

@@ -1,11 +1,9 @@
 // The header in a slot: both readers must stay inside the slot and agree.
 
-#include "channel/wire.h"
-#include "input.h"
+#include "channel/protocol.h"
+#include "fuzz/input.h"
 
-using namespace bls;
-using namespace bls::fuzzing;
-
+namespace bls::fuzzing {
 namespace {
 
 constexpr int kSource = 3;
@@ -69,3 +67,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (in_slot) check_layout(message.layout, header_bytes(parts), slot_bytes);
   return 0;
 }
+
+}  // namespace bls::fuzzing

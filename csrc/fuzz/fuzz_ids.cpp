@@ -2,17 +2,12 @@
 
 #include <numeric>
 
-#include "arrival.h"
-#include "input.h"
-#include "rows/ids_message.h"
+#include "fuzz/arrival.h"
+#include "messages/ids/arrived_ids.h"
 
-using namespace bls;
-using namespace bls::fuzzing;
-using bls::testing::Bytes;
-
+namespace bls::fuzzing {
 namespace {
 
-constexpr int kWorldSize = 3;
 constexpr size_t kMostFeatures = 4;
 
 /// The first part: item sizes and batch size, right or not.
@@ -95,3 +90,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   accepts([&] { check(ArrivedIds(*arrival, features, order)); });
   return 0;
 }
+
+}  // namespace bls::fuzzing

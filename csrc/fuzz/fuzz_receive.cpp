@@ -3,14 +3,11 @@
 #include <bit>
 
 #include "channel/channel.h"
-#include "input.h"
-#include "tests/ranks.h"
-#include "transport/shm_segment.h"
+#include "fuzz/input.h"
+#include "tests/support/ranks.h"
+#include "transport/shm/shm_segment.h"
 
-using namespace bls;
-using namespace bls::fuzzing;
-using bls::testing::Ranks;
-
+namespace bls::fuzzing {
 namespace {
 
 constexpr size_t kSlotBytes = 512;
@@ -58,7 +55,7 @@ void write_header(Input& input, Transport& transport, uint32_t slot, uint64_t se
 
 /// An honest rank 0 reads message after message until it refuses one.
 void exchange(Input input) {
-  Ranks ranks({.slot_bytes = kSlotBytes});
+  testing::Ranks ranks({.slot_bytes = kSlotBytes});
   Channel& honest = ranks[0];
   Transport& hostile = ranks.transport(1);
   const Message nothing[2];
@@ -92,3 +89,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require(next_descriptor() == before, "a descriptor was left open");
   return 0;
 }
+
+}  // namespace bls::fuzzing

@@ -2,17 +2,12 @@
 
 #include <numeric>
 
-#include "arrival.h"
-#include "input.h"
-#include "rows/row_message.h"
+#include "fuzz/arrival.h"
+#include "messages/row_message.h"
 
-using namespace bls;
-using namespace bls::fuzzing;
-using bls::testing::Bytes;
-
+namespace bls::fuzzing {
 namespace {
 
-constexpr int kWorldSize = 3;
 constexpr size_t kRowBytes = 8;
 
 /// The message that is expected, or one of other sizes.
@@ -94,3 +89,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   return 0;
 }
+
+}  // namespace bls::fuzzing

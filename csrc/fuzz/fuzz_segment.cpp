@@ -8,12 +8,10 @@
 #include <array>
 #include <limits>
 
-#include "input.h"
-#include "transport/shm_segment.h"
+#include "fuzz/input.h"
+#include "transport/shm/shm_segment.h"
 
-using namespace bls;
-using namespace bls::fuzzing;
-
+namespace bls::fuzzing {
 namespace {
 
 /// Descriptors of all kinds, of which a hostile address may name any.
@@ -79,3 +77,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require(next_descriptor() == before, "a descriptor was left open");
   return 0;
 }
+
+}  // namespace bls::fuzzing

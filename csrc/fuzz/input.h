@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "channel/wire.h"
+#include "channel/message.h"
 #include "errors.h"
 
 namespace bls::fuzzing {

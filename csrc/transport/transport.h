@@ -54,6 +54,9 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 /// it is, and nothing has to be done for messages to come. A transport that is `polled` moves on
 /// only in its calls: `outbox` has to be called for each message, since it waits until the device
 /// has read what stood there, and `progress` before arrival words are looked at.
+///
+/// A new transport gets a folder beside shm/ and a name in tests/support/transport_under_test.cpp:
+/// the tests of the protocol then run over it.
 class Transport {
  public:
   virtual ~Transport() = default;

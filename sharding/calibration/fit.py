@@ -121,7 +121,7 @@ def fit_collective(key: tuple[str, str, int], samples: CollectiveSamples) -> Col
 
     Nothing is fitted to the drawn sizes, which only keep a sigmoid away that loses on them, and
     each uneven message tests the exponent that is fitted to all others: what the model carries as
-    its errors is what `benchmarks/study_models.py` finds.
+    its errors is what `benchmarks/planner/study_models.py` finds.
 
     Args:
         key: operation, backend and world size.

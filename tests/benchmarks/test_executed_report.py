@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from sharding_report import executed_tables, regrets, search_table, wilson
+
+from benchmarks.planner.page import executed_tables, regrets, search_table, summarize
 
 
 def model(**ms: list[float]) -> dict[str, Any]:
@@ -12,7 +13,9 @@ def model(**ms: list[float]) -> dict[str, Any]:
         name: {"ms": steps, "predicted_us": {"microseconds": 1e3 * sum(steps) / len(steps)}}
         for name, steps in ms.items()
     }
-    return {"backend": "gloo", "plans": plans}
+    raw = {"results": [{"backend": "gloo", "plans": plans}]}
+    (result,) = summarize(raw)["results"]
+    return result
 
 
 def test_the_best_plan_is_chosen_by_steps_that_it_is_not_measured_by() -> None:
@@ -21,19 +24,12 @@ def test_the_best_plan_is_chosen_by_steps_that_it_is_not_measured_by() -> None:
     assert shares == pytest.approx([((2 / 3 - 1) + 0) / 2, (0 + (1 / 2 - 1)) / 2])
 
 
-def test_wilsons_interval() -> None:
-    # The performance-modelling paper's 17 of 20, and both ends.
-    assert wilson(17, 20) == pytest.approx((0.640, 0.948), abs=1e-3)
-    assert wilson(0, 20) == pytest.approx((0.0, 0.161), abs=1e-3)
-    assert wilson(20, 20) == pytest.approx((0.839, 1.0), abs=1e-3)
-
-
 def test_tables_of_executed_plans() -> None:
     models = [
         model(ours=[1.0, 1.0], torchrec=[2.0, 2.0]),
         model(ours=[1.0, 1.0], torchrec=[4.0] * 2),
     ]
-    table, picked = executed_tables(models)
+    _, table, picked = executed_tables(models)
     assert "| ours | 0.0 | 2 of 2 (34 to 100 %) |  |" in table
     assert "| torchrec | 200.0 | 0 of 2 (0 to 66 %) | 2.828 (" in table
     assert "within 10 % of the fastest in 2 of 2" in picked
@@ -45,7 +41,7 @@ def test_table_of_planning() -> None:
     ours = {"planner": "ours", "peak_mib": 300.4, "over_bound": 0.034, "fullest_rank": 0.99}
     theirs = {"planner": "torchrec", "peak_mib": 99.0, "over_bound": 0.5, "fullest_rank": 0.7}
     failed = {"planner": "torchrec", "seconds": 60.0, "failure": "no result in 60 s"}
-    table, failure = search_table(
+    _, table, failure = search_table(
         [problem | ours | {"seconds": 0.5}, problem | theirs | {"seconds": 2.0}, problem | failed]
     )
     assert "| 20 x 4 | little | ours | 0.50 | 300 | 3.4 | 99.0 |" in table

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from sharding_executed import optimizer_of, step_ms
-from sharding_models import TableSpec, module_of
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -16,6 +14,8 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingPlan
 
+from benchmarks.planner.executed import optimizer_of, step_ms
+from benchmarks.planner.random_models import TableSpec, module_of
 from tests.processes import run
 
 

@@ -1,18 +1,20 @@
-"""The record of the BLS paper's evaluation becomes tables, figures and the page that shows them."""
+"""The record of the BLS paper's evaluation becomes tables and figures."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.paths import ROOT
+from benchmarks.paper_bls.figures import draw
+from benchmarks.paper_bls.page import section, summarize
 
 ENVIRONMENT = {
     "cpu": "Some CPU",
     "cores": 2,
+    "kernel": "6.1",
+    "command": "python x",
     "load_average": 0.1,
     "commit": "abc",
     "date": "2026-01-02T03:04:05",
@@ -64,16 +66,9 @@ def stages() -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import paper_bls_report
-
-    return paper_bls_report
-
-
-def test_tables(report: Any, stages: dict[str, Any]) -> None:
-    text = report.tables(stages)
+def test_tables_and_figures(stages: dict[str, Any], tmp_path: Path) -> None:
+    record = summarize({"stages": stages})
+    text = section(record)
     for row in (
         "| 32 KiB | 1.00 ± 0.00 | - | 51.0 ± 12.7 | - |",
         "| 1,000 | 0.01000 ± 0.00000 | - | - | - |",
@@ -85,30 +80,6 @@ def test_tables(report: Any, stages: dict[str, Any]) -> None:
     ):
         assert row in text
     assert text.count("### ") == len(stages)
-
-
-def test_the_page_is_filled(
-    report: Any, stages: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record, page = tmp_path / "record.json", tmp_path / "page.md"
-    record.write_text(json.dumps({"stages": stages}))
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    monkeypatch.setattr("sys.argv", ["report", "--record", str(record), "--page", str(page)])
-    assert report.main() == 0
-    assert page.read_text() == (
-        f"before\n{report.BEGIN}\n\n{report.tables(stages)}\n\n{report.END}\nafter\n"
-    )
-    assert {path.name for path in tmp_path.glob("*.png")} == {
-        "bls-fig6.png",
-        "bls-fig7.png",
-        "bls-fig8.png",
-    }
-    page.write_text("no markers")
-    assert report.main() == 1
-
-
-def test_student_intervals(report: Any) -> None:
-    # 5 samples with deviation sqrt(2.5): 2.776 * sqrt(2.5 / 5).
-    found = report.mean_interval([1, 2, 3, 4, 5])
-    assert found["mean"] == 3
-    assert found["ci95"] == pytest.approx(1.963, abs=1e-3)
+    draw(tmp_path, record)
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {"bls-fig6.png", "bls-fig7.png", "bls-fig8.png"}

@@ -1,9 +1,9 @@
 """The sharders of Table III on tables small enough to place by hand."""
 
 import pytest
-from paper_sharders import TABLE_III, random_plan, table_iii_plan
 from torchrec_bls.sharding.problem.tables import Table, UniformReuse, Workload
 
+from benchmarks.planner.paper_sharders import TABLE_III, random_plan, table_iii_plan
 from tests.sharding.additive_costs import random_workload, roomy
 
 # (rows E, columns D, pooling L)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from soak_messages import LARGEST, OVERSIZED, Messages
-from soak_report import problems
+
+from benchmarks.soak.messages import LARGEST, OVERSIZED, Messages
+from benchmarks.soak.page import problems
 
 FLAT = {"private_kib": 250_000, "shared_kib": 4, "descriptors": 19}
 

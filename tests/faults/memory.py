@@ -11,9 +11,9 @@ from typing import Any
 
 from tests.faults.row import Scene
 
-# Offset and type of each field of csrc/channel/wire.h's MessageHeader, and of what follows it in a
-# message: the lengths of its parts and, if it is one part, its address (pulled) or the frame of
-# encoded rows.
+# Offset and type of each field of MessageHeader (csrc/channel/protocol.h), and of what follows it
+# in a message: the lengths of its parts and, if it is one part, its address (pulled) or the frame
+# of encoded rows.
 FIELDS: dict[str, tuple[int, type[Any]]] = {
     "arrival": (0, ctypes.c_uint64),
     "magic": (8, ctypes.c_uint16),

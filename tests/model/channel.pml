@@ -1,5 +1,5 @@
 /*
- * The bounded-lag channel of csrc/channel/channel.cpp, as far as it concerns slots.
+ * The bounded-lag channel of csrc/channel/, as far as it concerns slots.
  * docs/design/model.md says which transition stands for which line of C++, what is left out, and
  * why that is sound.
  *

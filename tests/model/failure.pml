@@ -1,6 +1,6 @@
 /*
- * How ranks end when one of them fails: poison, death and close in csrc/channel/channel.cpp and
- * csrc/transport/shm_transport.cpp. docs/design/model.md says which transition stands for which
+ * How ranks end when one of them fails: poison, death and close in csrc/channel/channel*.cpp
+ * and csrc/transport/shm/shm_transport.cpp. docs/design/model.md says which transition stands for which
  * line of C++, what is left out, and why that is sound.
  *
  *   RANKS       world size
@@ -29,7 +29,7 @@ byte released[RANKS];
 byte served[RANKS];
 
 byte poison[RANKS]; /* ControlBlock::poisoned: the rank that failed + 1 */
-bool asked[RANKS];  /* Channel::closing_ */
+bool asked[RANKS];  /* CallGate::shut */
 bool closed[RANKS]; /* ControlBlock::closed */
 bool dead[RANKS];
 bool freed;         /* rank 0's memory for large messages is no more */

@@ -7,9 +7,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from quantized.dlrm import DLRM, LEARNING_RATE, Collectives, Training
 from torch import nn
 
+from benchmarks.quantized.dlrm import DLRM, LEARNING_RATE, Collectives, Training
 from tests.codecs import reference
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.datasets import capped_cardinalities

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from quantized.dlrm import DLRM, Collectives, Training
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.quantized.dlrm import DLRM, Collectives, Training
 from tests.processes import run
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.codecs.stock import RowCodec

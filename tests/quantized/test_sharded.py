@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from quantized.dlrm import DLRM, EMBEDDING_DIM, LEARNING_RATE, Collectives
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
+from benchmarks.quantized.dlrm import DLRM, EMBEDDING_DIM, LEARNING_RATE, Collectives
 from tests.distributed import models
 from tests.processes import run
 from tests.quantized.test_messages import BATCH, ROWS, STEPS, TABLES, difference, emulated

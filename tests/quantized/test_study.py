@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import quantized_page
-import quantized_study
-from quantized import data
-from quantized.cells import Cell, all_cells
-from quantized.deltas import Deltas
-from quantized.page import plot, section
-from quantized.training import Source, pack, train, unpack
 
+from benchmarks.harness import record
+from benchmarks.quantized import data, study
+from benchmarks.quantized.cells import Cell, all_cells
+from benchmarks.quantized.page import plot, section
+from benchmarks.quantized.summary import change, summarize
+from benchmarks.quantized.training import Source, pack, train, unpack
 from tests.paths import DATA
 from torchrec_bls.datasets import capped_cardinalities
 
@@ -43,13 +40,13 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         keys.append((cell.key, seed))
         return train(source, cell, seed, baseline)
 
-    monkeypatch.setattr(quantized_study, "train", note)
-    monkeypatch.setattr(quantized_study, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(study, "train", note)
+    monkeypatch.setattr(study, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     return keys
 
 
 def without_times(path: Path) -> list[dict[str, Any]]:
-    results = json.loads(path.read_text())["results"]
+    results = record.read_raw(record.raw_path(path))["results"]
     for result in results:
         del result["cpu_seconds"]
     return sorted(results, key=lambda result: (result["cell"], result["seed"]))
@@ -58,33 +55,31 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.full
 def test_a_stopped_study_goes_on(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     at_once, in_parts = tmp_path / "at-once.json", tmp_path / "in-parts.json"
-    quantized_study.run(quantized_study.Record(at_once, SETTINGS), TASKS, 1)
+    study.run(study.Study(at_once, SETTINGS), TASKS, 1)
     assert sorted(trained) == sorted((cell.key, seed) for _, cell, seed in TASKS)
     trained.clear()
-    quantized_study.run(quantized_study.Record(in_parts, SETTINGS), TASKS[:3], 1)
+    study.run(study.Study(in_parts, SETTINGS), TASKS[:3], 1)
     done = list(trained)
-    quantized_study.run(quantized_study.Record(in_parts, SETTINGS), TASKS, 1)
+    study.run(study.Study(in_parts, SETTINGS), TASKS, 1)
     assert len(trained) == len(TASKS) and len(set(trained)) == len(TASKS) and len(done) == 3
     assert without_times(in_parts) == without_times(at_once)
-    quantized_study.run(quantized_study.Record(in_parts, SETTINGS), TASKS, 1)
+    study.run(study.Study(in_parts, SETTINGS), TASKS, 1)
     assert len(trained) == len(TASKS)
-    with pytest.raises(quantized_study.StudyError, match="write to another file"):
-        quantized_study.Record(in_parts, SETTINGS | {"seeds": 4})
+    with pytest.raises(study.StudyError, match="write to another file"):
+        study.Study(in_parts, SETTINGS | {"seeds": 4})
 
 
 @pytest.mark.full
 def test_the_page_says_what_the_record_holds(
-    tmp_path: Path, trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: list[tuple[str, int]]
 ) -> None:
-    path, page, figure = tmp_path / "record.json", tmp_path / "page.md", tmp_path / "figure.png"
-    quantized_study.run(quantized_study.Record(path, SETTINGS), TASKS, 1)
-    page.write_text(f"# Title\n{quantized_page.BEGIN}\n{quantized_page.END}\nThe end\n")
-    arguments = ["--json", str(path), "--page", str(page), "--plot", str(figure)]
-    monkeypatch.setattr(sys, "argv", ["quantized_page.py", *arguments])
-    assert quantized_page.main() == 0
-    text = page.read_text()
+    path = tmp_path / "record.json"
+    study.run(ended := study.Study(path, SETTINGS), TASKS, 1)
+    ended.finish()
+    text = section(record.read(path))
     cell = next(cell for cell in some_cells() if cell.row == "uint2 ring")
-    results = json.loads(path.read_text())["results"]
+    results = record.read_raw(record.raw_path(path))["results"]
+    assert not any("decisions" in result for result in results)
     changes = [
         100 * (one["accuracy"] / base["accuracy"] - 1)
         for one in results
@@ -95,12 +90,8 @@ def test_the_page_says_what_the_record_holds(
     ]
     assert len(changes) == 2
     spread = abs(changes[0] - changes[1]) / np.sqrt(2)
-    change = f"{np.mean(changes):+.3f} ± {spread:.3f}"
-    assert f"| uint2 ring | {change} | -0.936 | - | -1.378 | - | -4.916 |" in text
-    assert text.startswith("# Title\n") and text.endswith("\nThe end\n")
-    assert figure.stat().st_size > 1000
-    page.write_text("no markers")
-    assert quantized_page.main() == 1
+    shown = f"{np.mean(changes):+.3f} ± {spread:.3f}"
+    assert f"| uint2 ring | {shown} | -0.936 | - | -1.378 | - | -4.916 |" in text
 
 
 def test_the_test_sets_error_is_that_of_paired_decisions() -> None:
@@ -108,11 +99,10 @@ def test_the_test_sets_error_is_that_of_paired_decisions() -> None:
     base = {"source": "s", "cell": all_cells()[0].key, "seed": 0, "accuracy": 0.75, "loss": 0.5}
     cell = all_cells()[3]
     result = {"source": "s", "cell": cell.key, "seed": 0, "loss": None, "flipped": 0.01}
-    record = {"results": [base, result | {"difference": -0.003, "test_error": 0.0015}]}
-    delta = Deltas(record).of("s", cell)
-    assert delta is not None
-    assert delta.accuracy == pytest.approx(-0.4) and delta.error == pytest.approx(0.2)
-    assert delta.loss is None and delta.seeds == 1 and delta.spread == 0
+    result |= {"difference": -0.003, "test_error": 0.0015}
+    delta = change([result], {0: base})
+    assert delta["accuracy"] == pytest.approx(-0.4) and delta["error"] == pytest.approx(0.2)
+    assert delta["loss"] is None and delta["seeds"] == 1 and delta["spread"] == 0
 
 
 def test_expected_accuracy_is_near_the_one_on_labels() -> None:
@@ -174,18 +164,21 @@ def test_movielens_has_the_shape() -> None:
 
 @pytest.mark.full
 def test_section_and_plot_of_an_unfinished_record(tmp_path: Path) -> None:
-    record = {
+    raw = {
         "environment": {
             "cpu": "Some CPU",
             "cores": 2,
             "commit": "abc",
             "date": "2026-01-02",
             "command": "python x",
+            "kernel": "6",
+            "load_average": 0.1,
             "versions": {"torch": "2"},
         },
         "settings": SETTINGS,
         "results": [train(SOURCE, all_cells()[0], 0, None)],
     }
-    text = section(record)
+    summary = summarize(raw)
+    text = section(summary)
     assert "### planted" in text and "Table 2" not in text
-    plot(tmp_path / "figure.png", record)
+    plot(tmp_path / "figure.png", summary)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper_sharders import random_plan
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import (
     ALL_RANKS,
@@ -31,6 +30,7 @@ from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
 from torchrec_bls.sharding.search.placement import Placement
 from torchrec_bls.sharding.search.search import search
 
+from benchmarks.planner.paper_sharders import random_plan
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
 # NaN must never reach a comparison.

@@ -1,0 +1,1 @@
+"""Encoded rows: speed, and exchanges of them."""

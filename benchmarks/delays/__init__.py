@@ -1,0 +1,1 @@
+"""Steps under random delays and uneven work, by the bound."""

@@ -1,0 +1,1 @@
+"""All-to-alls alone: the channel and the backend beside Open MPI and gloo."""

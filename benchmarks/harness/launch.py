@@ -1,0 +1,41 @@
+"""Work on several ranks, each a process with one thread in a gloo group."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchrec_bls.processes import run
+
+_DEADLINE_S = 4 * 3600.0
+
+
+def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `work(rank, *arguments)` on every rank; returns what rank 0 returns.
+
+    Raises:
+        RanksFailedError: a rank failed; the text has the first one's traceback.
+    """
+    options: Any = {"deadline_s": _DEADLINE_S, "backend": "gloo", "start_method": "spawn"}
+    return run(ranks, work, *arguments, **options)[0]
+
+
+def slowest(milliseconds: float) -> float:
+    """The time of the slowest rank."""
+    longest = torch.tensor(milliseconds, dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return longest.item()
+
+
+def gathered(value: Any) -> list[Any]:
+    """The values of all ranks, by rank."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def rotated(names: Iterable[str], turn: int) -> list[str]:
+    """Another order in each turn, so that nobody always runs right after the same other."""
+    order = list(names)
+    return order[turn % len(order) :] + order[: turn % len(order)]

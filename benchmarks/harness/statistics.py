@@ -1,0 +1,57 @@
+"""The statistics of every record and page."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+_RESAMPLES = 2000
+
+
+class Spread(dict[str, float]):
+    """Median of repeated measurements with quartiles, extremes and number, in the samples' unit.
+
+    It keeps the samples as well, `values_in_order`, which a record has in its gzipped part.
+    """
+
+    def __init__(self, samples: Sequence[float]) -> None:
+        if not len(samples):
+            raise ValueError("no samples to summarize")
+        low, q1, median, q3, high = map(float, np.quantile(samples, [0, 0.25, 0.5, 0.75, 1]))
+        super().__init__(median=median, q1=q1, q3=q3, min=low, max=high, samples=len(samples))
+        self.values_in_order = [float(sample) for sample in samples]
+
+    def __reduce__(self) -> tuple[type["Spread"], tuple[list[float]]]:
+        return Spread, (self.values_in_order,)
+
+
+def mean_interval(samples: Sequence[float]) -> dict[str, float]:
+    """Mean of independent measurements, and half of its 95 % interval by Student's t."""
+    half = stats.t.ppf(0.975, len(samples) - 1) * stats.sem(samples) if len(samples) > 1 else 0.0
+    return {"mean": float(np.mean(samples)), "ci95": float(half)}
+
+
+def geometric_mean(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Low end, geometric mean and high end of its 95 % interval, normal in the logarithm."""
+    logs = np.log(ratios)
+    half = stats.norm.ppf(0.975) * stats.sem(logs)
+    low, mean, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
+    return float(low), float(mean), float(high)
+
+
+def share_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
+def ratio_of_medians(new: Sequence[float], old: Sequence[float]) -> tuple[float, float, float]:
+    """Low end, ratio and high end of its 95 % interval by bootstrap."""
+
+    def ratio(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.median(a, axis=axis) / np.median(b, axis=axis)
+
+    found = stats.bootstrap(
+        (new, old), ratio, n_resamples=_RESAMPLES, method="percentile", rng=0
+    ).confidence_interval
+    return float(found.low), float(np.median(new) / np.median(old)), float(found.high)

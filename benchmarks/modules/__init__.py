@@ -1,0 +1,1 @@
+"""Sharded embedding modules, and unmodified TorchRec over the backend."""

@@ -1,0 +1,104 @@
+"""The torch.distributed backend bls against gloo: all-to-all, and unmodified TorchRec over it."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedTensor
+from tqdm import tqdm
+
+from benchmarks.exchange import alltoall
+from benchmarks.harness import record
+from benchmarks.harness.launch import on_ranks
+from benchmarks.harness.statistics import Spread
+from benchmarks.modules.models import SHARDINGS, Case, build_torchrec, forward_ms, ids_of
+from benchmarks.modules.page import backend_section
+
+FULL = {"ranks": [2, 4, 8], "sizes": [8, 4096, 32 << 10, 256 << 10, 4 << 20], "turns": 3}
+FULL |= {"seconds": 0.15, "torchrec_ranks": [2, 4], "samples": 9}
+QUICK = {"ranks": [2, 4], "sizes": [8, 32 << 10, 4 << 20], "turns": 1}
+QUICK |= {"seconds": 0.1, "torchrec_ranks": [2], "samples": 3}
+BACKENDS = ("bls", "gloo")
+# bls without moving any rows: what TorchRec itself takes, which is the best that a backend can do.
+FREE = "free"
+BATCH = 512
+
+
+def measure_alltoall(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns for each number of ranks, size and mode the turns of both backends."""
+    return [
+        {
+            **{"ranks": cell["ranks"], "size": cell["bytes_per_pair"], "mode": cell["mode"]},
+            **{backend: cell["peers"][backend]["us_per_call"] for backend in BACKENDS},
+        }
+        for cell in alltoall.measure(settings, BACKENDS)
+    ]
+
+
+def measure_torchrec(rank: int, ranks: int, samples: int) -> list[dict[str, Any]]:
+    """Returns for each module and sharding the ms of a forward over both backends."""
+    groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
+    results = []
+    with torch.no_grad():
+        for module, sharding in itertools.product(("EC", "EBC"), SHARDINGS):
+            case = Case(module, sharding, ranks, BATCH)
+            ids = ids_of(case, rank)
+            forwards = {name: build_torchrec(case, ids, group) for name, group in groups.items()}
+            for _ in range(3):
+                _require_equal(*(_values(forward()) for forward in forwards.values()))
+            times: dict[str, list[float]] = {name: [] for name in (*BACKENDS, FREE)}
+            for _ in range(samples):
+                for name, of_name in times.items():
+                    with _without_rows() if name == FREE else nullcontext():
+                        of_name.append(forward_ms(forwards.get(name, forwards["bls"])))
+            results.append({**asdict(case), **{name: Spread(ms) for name, ms in times.items()}})
+    return results
+
+
+@contextmanager
+def _without_rows() -> Iterator[None]:
+    """Leaves out the exchanges of floats, which have all sizes and no data."""
+    done = mock.Mock()
+
+    def unless_rows(function: Any) -> Any:
+        def call(output: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            if output.dtype == torch.float32:
+                return done
+            return function(output, *arguments, **options)
+
+        return call
+
+    names = ("all_to_all_single", "reduce_scatter_tensor")
+    with mock.patch.multiple(dist, **{name: unless_rows(getattr(dist, name)) for name in names}):
+        yield
+
+
+def _values(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, KeyedTensor):
+        return [output.values()]
+    return [jagged.values() for jagged in output.values()]
+
+
+def _require_equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    if not all(map(torch.equal, found, expected)):
+        raise RuntimeError("TorchRec computes something else over bls than over gloo")
+
+
+def main() -> None:
+    """Runs the benchmark as the command line asks."""
+    arguments = record.parser(__doc__, quick="fewer ranks, sizes and turns").parse_args()
+    settings: dict[str, Any] = QUICK if arguments.quick else FULL
+    before = record.environment()
+    results: dict[str, Any] = {"alltoall": measure_alltoall(settings), "torchrec": []}
+    for ranks in tqdm(settings["torchrec_ranks"], desc="TorchRec"):
+        results["torchrec"] += on_ranks(ranks, measure_torchrec, ranks, settings["samples"])
+    record.publish(arguments.json, "backend", before, settings, results, backend_section)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The evaluation of the bounded-lag paper, figure by figure."""

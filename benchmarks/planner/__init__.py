@@ -1,0 +1,1 @@
+"""The planner: its cost models, its search, its plans executed."""

@@ -1,0 +1,1 @@
+"""Exchanges for a long time, with every byte and every resource checked."""

@@ -1,0 +1,17 @@
+#include "codecs/kernels/checksum_kernels.inc"
+#include "codecs/kernels/half_kernels.inc"
+#include "codecs/kernels/kernels.h"
+#include "codecs/kernels/rowwise_kernels.inc"
+
+namespace bls {
+namespace {
+
+bool run_here() { return true; }
+
+}  // namespace
+
+const Kernels kPortableKernels{"portable",     run_here,   encode_rowwise, count_escaped,
+                               decode_rowwise, to_float16, from_float16,   to_bfloat16,
+                               from_bfloat16,  crc32c_of};
+
+}  // namespace bls

@@ -1,0 +1,126 @@
+#include "lookup/pooled_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lookup/prefetch.h"
+#include "messages/ids/jagged_ids.h"
+#include "messages/message_builder.h"
+
+namespace bls {
+namespace {
+
+/// The sums of some samples.
+class Sums final : public BlockWriter {
+ public:
+  /// `starts` is [features x samples + 1]: where the ids of each bag begin.
+  Sums(const PooledRows& rows, std::span<const size_t> starts, size_t samples, size_t first,
+       size_t count, size_t row_bytes)
+      : rows_(rows),
+        starts_(starts),
+        samples_(samples),
+        first_(first),
+        count_(count),
+        row_bytes_(row_bytes) {}
+
+  size_t write(std::byte* to, size_t room) const override {
+    const size_t bytes = count_ * row_bytes_;
+    if (bytes <= room) rows_.id_bytes == 4 ? write_all<int32_t>(to) : write_all<int64_t>(to);
+    return bytes;
+  }
+
+ private:
+  template <class Id>
+  void write_all(std::byte* to) const {
+    size_t column = 0;
+    for (size_t feature = 0; feature < rows_.tables.size(); ++feature) {
+      write_feature<Id>(rows_.tables[feature], starts_.data() + feature * samples_ + first_,
+                        to + column);
+      column += rows_.tables[feature].row_bytes;
+    }
+  }
+
+  template <class Id>
+  void write_feature(const Table& table, const size_t* starts, std::byte* to) const {
+    const size_t bytes = table.row_bytes;
+    const auto row = [this, &table, bytes](size_t i) {
+      Id id;
+      std::memcpy(&id, rows_.ids + i * sizeof(Id), sizeof(id));
+      return table.data + static_cast<size_t>(id) * bytes;
+    };
+    const size_t end = starts[count_];
+    for (size_t i = starts[0]; i < std::min(end, starts[0] + kRowsAhead); ++i) {
+      prefetch_row(row(i), bytes);
+    }
+    for (size_t sample = 0; sample < count_; ++sample, to += row_bytes_) {
+      auto* const sums = reinterpret_cast<float*>(to);
+      std::memset(to, 0, bytes);
+      for (size_t i = starts[sample]; i < starts[sample + 1]; ++i) {
+        if (i + kRowsAhead < end) prefetch_row(row(i + kRowsAhead), bytes);
+        const auto* addend = reinterpret_cast<const float*>(row(i));
+        for (size_t k = 0; k < bytes / sizeof(float); ++k) sums[k] += addend[k];
+      }
+    }
+  }
+
+  const PooledRows& rows_;
+  std::span<const size_t> starts_;
+  size_t samples_;
+  size_t first_;
+  size_t count_;
+  size_t row_bytes_;
+};
+
+template <class Length>
+void add_up(const std::byte* lengths, std::vector<size_t>& starts) {
+  for (size_t i = 0; i + 1 < starts.size(); ++i) {
+    Length length;
+    std::memcpy(&length, lengths + i * sizeof(Length), sizeof(length));
+    starts[i + 1] = starts[i] + static_cast<size_t>(length);
+  }
+}
+
+}  // namespace
+
+void post_pooled_rows(Channel& channel, const PooledRows& rows) {
+  const size_t world = rows.order.size();
+  const size_t features = rows.tables.size();
+  const auto samples =
+      static_cast<size_t>(std::accumulate(rows.batches.begin(), rows.batches.end(), int64_t{0}));
+  if (rows.length_count != features * samples) {
+    throw std::invalid_argument(std::to_string(rows.length_count) + " lengths for " +
+                                std::to_string(features) + " features of " +
+                                std::to_string(samples) + " samples");
+  }
+  const JaggedIds jagged{rows.lengths, rows.length_bytes, rows.ids,  rows.id_bytes, nullptr, 0,
+                         features,     samples,           rows.count};
+  check_lookup(rows, values_per_feature(jagged));
+
+  std::vector<size_t> starts(features * samples + 1, 0);
+  rows.length_bytes == 4 ? add_up<int32_t>(rows.lengths, starts)
+                         : add_up<int64_t>(rows.lengths, starts);
+  size_t row_bytes = 0;
+  for (const Table& table : rows.tables) row_bytes += table.row_bytes;
+
+  std::vector<Sums> sums;
+  sums.reserve(world);  // blocks point into it
+  MessageBuilder builder = MessageBuilder::of_one_part(world, 1);
+  size_t first = 0;
+  for (size_t place = 0; place < world; ++place) {
+    const auto rank = static_cast<size_t>(rows.order[place]);
+    const auto batch = static_cast<size_t>(rows.batches[place]);
+    sums.emplace_back(rows, starts, samples, first, batch, row_bytes);
+    Block& block = builder.block(rank, 0);
+    block.row_bytes = row_bytes;
+    block.rows = batch;
+    block.writer = &sums.back();
+    first += batch;
+  }
+  channel.post(builder.messages());
+}
+
+}  // namespace bls

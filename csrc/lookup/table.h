@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace bls {
+
+/// An embedding table, row after row.
+struct Table {
+  const std::byte* data = nullptr;
+  int64_t rows = 0;
+  size_t row_bytes = 0;
+};
+
+/// Rows that ids name: those of feature f come from `tables[f]`. The ids lie one behind the other,
+/// feature by feature.
+struct Lookup {
+  std::span<const Table> tables;  ///< [features]
+  const std::byte* ids = nullptr;
+  size_t id_bytes = 8;
+  size_t count = 0;  ///< of ids
+};
+
+/// Checks `counts[f]` ids for each feature. Throws std::invalid_argument naming the first that its
+/// table does not have.
+void check_lookup(const Lookup& lookup, std::span<const int64_t> counts);
+
+}  // namespace bls

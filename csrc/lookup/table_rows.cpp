@@ -1,0 +1,125 @@
+#include "lookup/table_rows.h"
+
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "channel/message_layout.h"
+#include "lookup/prefetch.h"
+#include "messages/message_builder.h"
+
+namespace bls {
+namespace {
+
+/// With the size known to the compiler, a row's copy is a few vector moves instead of a call.
+template <size_t kBytes>
+void copy_row(std::byte* to, const std::byte* from, size_t bytes) {
+  std::memcpy(to, from, kBytes == 0 ? bytes : kBytes);
+}
+
+/// The rows of one feature for one rank.
+class GatheredRows final : public BlockWriter {
+ public:
+  GatheredRows(const Table& table, const std::byte* ids, size_t id_bytes, size_t count)
+      : table_(table), ids_(ids), id_bytes_(id_bytes), count_(count) {}
+
+  size_t write(std::byte* to, size_t room) const override {
+    const size_t bytes = count_ * table_.row_bytes;
+    if (bytes <= room) id_bytes_ == 4 ? write_any<int32_t>(to) : write_any<int64_t>(to);
+    return bytes;
+  }
+
+ private:
+  template <class Id>
+  void write_any(std::byte* to) const {
+    switch (table_.row_bytes) {
+      case 64:
+        return write_rows<Id, 64>(to);
+      case 128:
+        return write_rows<Id, 128>(to);
+      case 256:
+        return write_rows<Id, 256>(to);
+      case 512:
+        return write_rows<Id, 512>(to);
+      default:
+        return write_rows<Id, 0>(to);
+    }
+  }
+
+  template <class Id, size_t kBytes>
+  void write_rows(std::byte* to) const {
+    const size_t bytes = table_.row_bytes;
+    const auto row = [this, bytes](size_t i) {
+      Id id;
+      std::memcpy(&id, ids_ + i * sizeof(Id), sizeof(id));
+      return table_.data + static_cast<size_t>(id) * bytes;
+    };
+    const size_t lead = count_ < kRowsAhead ? count_ : kRowsAhead;
+    for (size_t i = 0; i < lead; ++i) prefetch_row(row(i), bytes);
+    for (size_t i = 0; i < count_; ++i, to += bytes) {
+      if (i + kRowsAhead < count_) prefetch_row(row(i + kRowsAhead), bytes);
+      copy_row<kBytes>(to, row(i), bytes);
+    }
+  }
+
+  const Table& table_;
+  const std::byte* ids_;
+  size_t id_bytes_;
+  size_t count_;
+};
+
+void check(const TableRows& rows) {
+  const size_t world = rows.groups.order.size();
+  const size_t features = rows.groups.features();
+  if (features != rows.tables.size()) {
+    throw std::invalid_argument(std::to_string(rows.tables.size()) + " tables for " +
+                                std::to_string(features) + " features");
+  }
+  for (const Table& table : rows.tables) {
+    if (table.row_bytes != rows.groups.row_bytes) {
+      throw std::invalid_argument("a table has rows of " + std::to_string(table.row_bytes) +
+                                  " bytes, the lookup " + std::to_string(rows.groups.row_bytes));
+    }
+  }
+  std::vector<int64_t> counts(features, 0);
+  for (size_t i = 0; i < rows.groups.counts.size(); ++i) counts[i / world] += rows.groups.counts[i];
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (total != static_cast<int64_t>(rows.count)) {
+    throw std::invalid_argument("the lookup is of " + std::to_string(total) + " ids, but " +
+                                std::to_string(rows.count) + " were given");
+  }
+  check_lookup(rows, counts);
+}
+
+}  // namespace
+
+void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own) {
+  check(rows);
+  const size_t world = rows.groups.order.size();
+  const size_t features = rows.groups.features();
+  std::vector<GatheredRows> gathered;
+  gathered.reserve(world * features);  // blocks point into it
+  MessageBuilder builder = MessageBuilder::of_one_part(world, features);
+  const std::byte* ids = rows.ids;
+  for (size_t feature = 0; feature < features; ++feature) {
+    for (size_t place = 0; place < world; ++place) {
+      const auto count = static_cast<size_t>(rows.groups.counts[feature * world + place]);
+      gathered.emplace_back(rows.tables[feature], ids, rows.id_bytes, count);
+      Block& block = builder.block(static_cast<size_t>(rows.groups.order[place]), feature);
+      block.row_bytes = rows.groups.row_bytes;
+      block.rows = count;
+      block.writer = &gathered.back();
+      ids += count * rows.id_bytes;
+    }
+  }
+  const auto self = static_cast<size_t>(channel.config().rank);
+  const Part own_rows = builder.messages()[self][0];
+  builder.clear(self);
+  channel.post(builder.messages());
+  // The other ranks wait for theirs.
+  copy_blocks(own, bytes_of(own_rows), own_rows);
+}
+
+}  // namespace bls

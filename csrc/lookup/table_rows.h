@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "channel/channel.h"
+#include "lookup/table.h"
+#include "messages/row_message.h"
+
+namespace bls {
+
+/// A lookup whose ids lie in the order of `groups`, as ArrivedIds puts them together.
+struct TableRows : Lookup {
+  GroupedRows groups;
+};
+
+/// Looks up and posts at once: each rank's rows go straight from the tables into its slots, feature
+/// by feature, without the buffer that a lookup would fill first. This rank's own message is empty;
+/// its rows are written to `own`. Throws std::invalid_argument when the groups do not fit the ids
+/// or a table does not have one of them; nothing is posted then.
+void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own);
+
+}  // namespace bls

@@ -1,0 +1,76 @@
+#include "messages/ids/jagged_ids.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace bls {
+namespace {
+
+template <class Length>
+int64_t sum_lengths(const std::byte* data, size_t count) {
+  const auto* lengths = reinterpret_cast<const Length*>(data);
+  uint64_t sum = 0;
+  uint64_t bits = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const auto length = static_cast<uint64_t>(lengths[i]);
+    sum += length;
+    bits |= length;
+  }
+  return bits >> 32 != 0 ? -1 : static_cast<int64_t>(sum);
+}
+
+template <class Id>
+std::optional<BadId> find_bad_id_of(const JaggedIds& ids, std::span<const int64_t> rows,
+                                    std::span<const int64_t> counts) {
+  const auto* values = reinterpret_cast<const Id*>(ids.values);
+  for (size_t feature = 0; feature < ids.features; ++feature) {
+    const int64_t count = counts[feature];
+    // Unsigned, so that one comparison finds negative ids too; no early exit, so that it
+    // vectorises.
+    const auto limit = static_cast<uint64_t>(rows[feature]);
+    bool bad = false;
+    for (int64_t i = 0; i < count; ++i) {
+      bad |= static_cast<uint64_t>(static_cast<int64_t>(values[i])) >= limit;
+    }
+    if (bad) {
+      int64_t at = 0;
+      while (static_cast<uint64_t>(static_cast<int64_t>(values[at])) < limit) ++at;
+      return BadId{feature, at, static_cast<int64_t>(values[at])};
+    }
+    values += count;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+int64_t sum_lengths(const std::byte* data, size_t count, size_t item_bytes) {
+  return item_bytes == 4 ? sum_lengths<int32_t>(data, count) : sum_lengths<int64_t>(data, count);
+}
+
+std::vector<int64_t> values_per_feature(const JaggedIds& ids) {
+  std::vector<int64_t> counts(ids.features);
+  int64_t total = 0;
+  for (size_t feature = 0; feature < ids.features; ++feature) {
+    const std::byte* at = ids.lengths + feature * ids.stride * ids.length_bytes;
+    counts[feature] = sum_lengths(at, ids.stride, ids.length_bytes);
+    if (counts[feature] < 0) {
+      throw std::invalid_argument("feature " + std::to_string(feature) +
+                                  " has a length that is negative or beyond 32 bits");
+    }
+    total += counts[feature];
+  }
+  if (total != static_cast<int64_t>(ids.count)) {
+    throw std::invalid_argument("the lengths add up to " + std::to_string(total) + " ids, but " +
+                                std::to_string(ids.count) + " values were given");
+  }
+  return counts;
+}
+
+std::optional<BadId> find_bad_id(const JaggedIds& ids, std::span<const int64_t> rows,
+                                 std::span<const int64_t> counts) {
+  return ids.value_bytes == 4 ? find_bad_id_of<int32_t>(ids, rows, counts)
+                              : find_bad_id_of<int64_t>(ids, rows, counts);
+}
+
+}  // namespace bls

@@ -1,0 +1,36 @@
+#include <doctest/doctest.h>
+
+#include "messages/ids/jagged_ids.h"
+#include "tests/messages/ids_of.h"
+#include "tests/support/ranks.h"
+
+using namespace bls;
+using namespace bls::testing;
+
+TEST_CASE("own lengths that are negative or do not add up are a caller's mistake") {
+  const auto negative = failure_of([] { values_per_feature(ids_of({1, -1, 2, 0}, {1, 2}, 2)); });
+  REQUIRE(negative);
+  CHECK_FALSE(negative->kind);
+  CHECK(negative->message == "feature 0 has a length that is negative or beyond 32 bits");
+  const auto missing = failure_of([] { values_per_feature(ids_of({1, 1, 2, 0}, {1, 2}, 2)); });
+  REQUIRE(missing);
+  CHECK_FALSE(missing->kind);
+  CHECK(missing->message == "the lengths add up to 4 ids, but 2 values were given");
+  CHECK(values_per_feature(ids_of({1, 1, 2, 0}, {1, 2, 3, 4}, 2)) == std::vector<int64_t>{2, 2});
+}
+
+TEST_CASE("the first id without a row is found with its place") {
+  const std::vector<int64_t> rows{10, 3};
+  const std::vector<int64_t> counts{2, 2};
+  CHECK_FALSE(find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 0}, 2), rows, counts));
+  const auto too_large = find_bad_id(ids_of({1, 1, 2, 0}, {9, 0, 2, 3}, 2), rows, counts);
+  REQUIRE(too_large);
+  CHECK(too_large->feature == 1);
+  CHECK(too_large->position == 1);
+  CHECK(too_large->id == 3);
+  const auto negative = find_bad_id(ids_of({1, 1, 2, 0}, {9, -1, 2, 3}, 2), rows, counts);
+  REQUIRE(negative);
+  CHECK(negative->feature == 0);
+  CHECK(negative->position == 1);
+  CHECK(negative->id == -1);
+}

@@ -189,7 +189,7 @@ def test_a_rank_that_hangs_is_killed_at_the_deadline() -> None:
 
 def test_the_stacks_of_a_rank_that_hangs_are_told(capfd: pytest.CaptureFixture[str]) -> None:
     # Forked, it writes to this process's stderr and not to that of the server.
-    processes.outcomes(1, hang, deadline_s=1, start_method="fork")
+    processes.outcomes(1, hang, deadline_s=3, start_method="fork")
     assert "in hang" in capfd.readouterr().err
 
 

@@ -33,8 +33,8 @@ from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError
 #: What ranks may take to end after the first one has failed.
 GRACE_S = 2.0
 
-# For a killed rank to write its stacks.
-_STACKS_S = 0.2
+# For a rank that is about to be killed to write its stacks, on a busy machine too.
+_STACKS_S = 1.0
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)  # or load your weights into the model before it is sharded
+    batches, outputs = (make_batch(step) for step in range(10)), []
     model = DistributedModelParallel(
         Model(),
         device=CPU,
@@ -61,8 +62,6 @@ def main() -> None:
         init_data_parallel=False,  # inference needs no gradients of the dense part
     )
     pipeline = BoundedLagPipeline(model)
-    batches = (make_batch(step) for step in range(10))
-    outputs = []
     while True:
         try:
             outputs.append(pipeline.progress(batches))  # in the order of the batches

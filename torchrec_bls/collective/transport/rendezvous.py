@@ -19,6 +19,8 @@ from torchrec_bls.errors import BLSError, RendezvousError, named
 Record = Mapping[str, Any]
 T = TypeVar("T")
 
+# Where, in place of a phase and a rank, a rank that failed leaves word for all phases.
+_FAILURE = ("failure", "any")
 # Seconds of grace, after the deadline, before an unresponsive store is abandoned.
 _GRACE = 0.5
 # Seconds between two looks at what the other ranks have told: soon at first.
@@ -79,10 +81,7 @@ class Rendezvous:
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and "error" in record:
-            raise RendezvousError(
-                f"channel '{self._name}' on rank {self._rank}: rank {rank} could not set it up: "
-                f"{record['error']}"
-            )
+            raise self._failed(rank, record["error"])
         if not _same_form(record, own):
             raise RendezvousError(
                 f"channel '{self._name}' on rank {self._rank}: rank {rank} announced "
@@ -90,6 +89,22 @@ class Rendezvous:
                 "record. Install one version of torchrec-bls on all ranks"
             )
         return dict(record)
+
+    def _failed(self, rank: int, reason: str) -> RendezvousError:
+        return RendezvousError(
+            f"channel '{self._name}' on rank {self._rank}: rank {rank} could not set it up: "
+            f"{reason}"
+        )
+
+    def _told_failure(self, text: bytes) -> RendezvousError:
+        try:
+            failure = json.loads(text)
+            return self._failed(int(failure["rank"]), str(failure["error"]))
+        except (ValueError, RecursionError, LookupError, TypeError):
+            return RendezvousError(
+                f"channel '{self._name}' on rank {self._rank}: a rank announced {text[:200]!r} as "
+                "its failure. Install one version of torchrec-bls on all ranks"
+            )
 
     @contextmanager
     def own_part(self, phase: str) -> Iterator[None]:
@@ -118,13 +133,20 @@ class Rendezvous:
         return PrefixStore(self._key(phase, "own"), self._store)
 
     def fail(self, phase: str, reason: str, telling: float = _TELLING) -> None:
-        """Tells the ranks that wait in `phase` why this one does not come, in `telling` seconds at
-        most."""
+        """Tells the ranks that wait, in `phase` or already in a later one, why this one does not
+        come, in `telling` seconds at most."""
         record = json.dumps({"error": reason})
         self._left = True  # a wait that goes on leaves the connection to this
-        # Without a store nobody waits in `phase`.
+
+        def tell() -> None:
+            self._tell(phase, record, comes=False)
+            # Who has read this rank's record of `phase` before looks here.
+            failure = json.dumps({"rank": self._rank, "error": reason})
+            self._store.set(self._key(*_FAILURE), failure)
+
+        # Without a store nobody waits.
         with suppress(RuntimeError, TooLateError):
-            within(min(self._deadline, telling), lambda: self._tell(phase, record, comes=False))
+            within(min(self._deadline, telling), tell)
 
     def _tell(self, phase: str, record: str, *, comes: bool) -> None:
         with self._telling:
@@ -154,11 +176,15 @@ class Rendezvous:
         connection, so that nothing could be told meanwhile.
 
         Raises:
+            RendezvousError: a rank has failed since it came to an earlier phase.
             RuntimeError: not all are there at `end`, or this rank has told that it does not come.
         """
         pause = _SHORTEST_PAUSE
+        failure_key = self._key(*_FAILURE)
         for key in keys:
             while not self._store.check([key]):
+                if self._store.check([failure_key]):
+                    raise self._told_failure(self._store.get(failure_key))
                 if self._left or time.monotonic() >= end:
                     raise RuntimeError(f"{key} is missing")
                 time.sleep(min(pause, max(0.0, end - time.monotonic())))
@@ -183,6 +209,8 @@ class Rendezvous:
             texts = [self._store.get(key) for key in keys]
             self._forget_last(keys[self._rank])
             return texts
+        except RendezvousError:
+            raise
         except (RuntimeError, dist.DistError) as error:
             raise RendezvousError(self._explain(phase, keys)) from error
 

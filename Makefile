@@ -249,7 +249,7 @@ endef
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)
 
-run-cpp-tests = $(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+run-cpp-tests = $(BIN)/ctest --test-dir build/tests -j $(TEST_JOBS) --output-on-failure --no-tests=error
 
 # $(call pytest,markers): runs the Python tests that have them.
 pytest = $(WITH_VENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(1)"

@@ -162,6 +162,7 @@ def test_the_pages_are_those_of_the_records(records: dict[str, Any]) -> None:
         assert same, f"{path} differs from the records: run python -m benchmarks.results_pages"
 
 
+@pytest.mark.slow
 def test_the_figures_that_pages_show_are_drawn(records: dict[str, Any], tmp_path: Path) -> None:
     results_pages.draw(tmp_path, records)
     drawn = {path.name for path in tmp_path.rglob("*.png")}

@@ -68,6 +68,7 @@ def use_the_group(rank: int) -> bool:
     return bool(use())
 
 
+@pytest.mark.slow
 def test_the_variable_without_the_package_changes_nothing(
     switched_on: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_the_variable_without_the_package_changes_nothing(
         assert (outcome.error, outcome.value) == (None, False), outcome
 
 
+@pytest.mark.slow
 def test_with_the_package_it_works_or_the_import_warns(
     switched_on: None,
     tmp_path: Path,

@@ -39,7 +39,7 @@ def compute_and_train(rank: int, kind_name: str) -> dict[str, list[dict[str, tor
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_torchrec_computes_and_trains_as_over_gloo(world_size: int, kind: str) -> None:
     expected, found = (
         run(world_size, compute_and_train, kind, backend=backend, deadline=120)

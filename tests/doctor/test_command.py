@@ -79,6 +79,7 @@ def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> No
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_a_lack_of_memory_is_told_by_size_and_by_the_self_test(tmp_path: Path) -> None:
     little = tmp_path / "meminfo"
     little.write_text("MemTotal: 4194304 kB\nMemAvailable: 0 kB\nSwapFree: 0 kB\n")

@@ -79,6 +79,7 @@ def test_a_crash_names_the_signal(tmp_path: Path) -> None:
     assert finding.text == "process 0: killed by SIGILL"
 
 
+@pytest.mark.slow
 def test_a_process_does_not_wait_for_a_failed_one(tmp_path: Path) -> None:
     start = time.monotonic()
     finding = run_script(tmp_path, "sys.exit(3) if sys.argv[2] == '1' else time.sleep(600)")
@@ -100,6 +101,7 @@ def test_a_hang_ends_at_the_deadline_and_nothing_is_left(tmp_path: Path) -> None
             os.kill(int((tmp_path / f"pid{rank}").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_the_processes_end_if_the_doctor_is_killed(tmp_path: Path) -> None:
     """Each sets an alarm, since nobody is left to kill it."""
     process = subprocess.Popen(

@@ -51,6 +51,7 @@ def make_variants(settings: Settings) -> list[Variant]:
     ]
 
 
+@pytest.mark.slow
 def test_ranks_measure_compare_and_collect(tmp_path: Path) -> None:
     settings = replace(SETTINGS, max_delay=0.05, straggler=1)
     run(settings.ranks, measure, tmp_path, settings, make_variants, deadline_s=120)

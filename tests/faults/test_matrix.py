@@ -14,6 +14,13 @@ from tests.faults.row import Row
 from torchrec_bls.processes import Outcome
 
 SMOKE = "SIGKILL before post, 2 ranks"
+# They wait for seconds, and rows like them wait less.
+LONG = (
+    "interpreter shutdown with posts outstanding and a thread in wait",
+    "SIGSTOP longer than the deadline",
+    "SIGKILL before a reshard",
+    "older message replayed",
+)
 
 
 def tier_of(row: Row) -> list[pytest.MarkDecorator]:
@@ -21,7 +28,7 @@ def tier_of(row: Row) -> list[pytest.MarkDecorator]:
         return [pytest.mark.smoke]
     # More ranks, and the two-sided transport, under which the protocol is the same.
     is_variant = row.world == 8 or (row in TWO_SIDED and not isinstance(row.fault, Kill))
-    return [pytest.mark.slow] if is_variant else []
+    return [pytest.mark.slow] if is_variant or row.name in LONG else []
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,7 @@ def test_fault(row: Row) -> None:
 
 def test_names_are_unique() -> None:
     names = [row.name for row in MATRIX]
+    assert set(LONG) | {SMOKE} < set(names)
     assert len(set(names)) == len(names)
 
 

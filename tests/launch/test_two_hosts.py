@@ -61,6 +61,7 @@ def test_torchrun_where_names_are_known() -> None:
     check(run(command.split(), two_hosts.NAMES_RESOLVE), 2, "host0")
 
 
+@pytest.mark.slow
 def test_the_launcher_where_names_lead_nowhere() -> None:
     command = f"{sys.executable} -m torchrec_bls.launch --endpoint 10.77.0.1:29500 -j 2x1 {MEET}"
     check(run(command.split(), two_hosts.LOOPBACK_NAMES), 1, "10.77.0.1")

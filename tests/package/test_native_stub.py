@@ -118,6 +118,7 @@ def test_parameters_that_have_names_have_the_same(trees: tuple[ast.Module, ast.M
     assert compared
 
 
+@pytest.mark.slow
 def test_stubtest_finds_nothing(tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.write_text(f"{ALLOWED}\n{ALLOWED_INIT}\n")

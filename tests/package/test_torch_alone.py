@@ -152,6 +152,7 @@ def test_a_pair_that_does_not_match_is_refused_before_it_is_imported() -> None:
     assert "pip install 'fbgemm-gpu-cpu==1.8.0'" in output
 
 
+@pytest.mark.slow
 def test_an_untested_trio_without_the_private_names_is_refused_with_their_names() -> None:
     output = finish(
         start(
@@ -177,6 +178,7 @@ def test_an_untested_trio_without_the_private_names_is_refused_with_their_names(
     assert "Mend it with: pip uninstall -y fbgemm-gpu-cpu && pip install 'torch==2.14.1'" in output
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_modules() -> None:
     """Where everything is installed, names can be imported, and are imported once."""
     finish(

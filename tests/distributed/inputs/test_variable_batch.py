@@ -17,6 +17,7 @@ from tests.distributed import models
 from tests.distributed.results.rank_order import in_rank_order
 from tests.distributed.results.test_training import loss_of
 from tests.processes import run
+from tests.tiers import slow_where
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -129,7 +130,7 @@ def compare_all(rank: int, kind: models.Kind) -> None:
             raise AssertionError(f"{sharding}: {error}") from error
 
 
-@pytest.mark.parametrize("world_size", NODES)
+@pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 4, NODES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_training_are_torchrecs(kind: str, world_size: int) -> None:
     run(world_size, compare_all, KINDS[kind], deadline=120)

@@ -15,7 +15,6 @@ from torchrec.modules.embedding_configs import DataType
 from tests.distributed import models
 from tests.distributed.results.test_training import loss_of, state_of
 from tests.processes import run
-from tests.tiers import slow_where
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -64,7 +63,8 @@ def dense(kind: models.Kind, sharder: ModuleSharder[Any]) -> DistributedModelPar
     return models.shard_model(Dense(module), {"embeddings": plan}, [sharder])
 
 
-@pytest.mark.parametrize("kind", slow_where(lambda kind: kind != "ec", KINDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_compiled_model_computes_and_trains_as_an_eager_one(kind: str) -> None:
     run(2, compile_model, KINDS[kind], deadline=240)
 

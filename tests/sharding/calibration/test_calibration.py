@@ -30,6 +30,7 @@ WORK = LookupWork(
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "EVICTION_BYTES", 2**16)
     monkeypatch.setattr(calibration, "_ROUNDS", 1)

@@ -13,6 +13,7 @@ from tests.architecture.imports import (
     cycle_in,
     python_imports,
 )
+from torchrec_bls import _native, slot_size
 
 HOUSES = ("torchrec_bls", "sharding")
 # They join all of csrc/.
@@ -72,7 +73,4 @@ def test_files_of_csrc_are_included_by_their_path_there() -> None:
 
 
 def test_the_planner_knows_the_size_of_slots_and_no_more_of_the_runtime() -> None:
-    native = pytest.importorskip("torchrec_bls._native", reason="the package is not built")
-    from torchrec_bls import slot_size
-
-    assert native.MIN_SLOT_BYTES == slot_size.HEADER_BYTES
+    assert _native.MIN_SLOT_BYTES == slot_size.HEADER_BYTES

@@ -1,5 +1,6 @@
 """Work on several ranks, each a process with one thread in a gloo group."""
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,6 +27,15 @@ def slowest(milliseconds: float) -> float:
     longest = torch.tensor(milliseconds, dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return longest.item()
+
+
+def slowest_ms(call: Callable[[], object], repetitions: int = 1) -> float:
+    """Milliseconds of a call on the slowest rank, of some back to back that begin together."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(repetitions):
+        call()
+    return slowest((time.perf_counter() - start) / repetitions * 1e3)
 
 
 def gathered(value: Any) -> list[Any]:

@@ -12,10 +12,10 @@ class PageError(Exception):
     """A page lacks the markers of a section."""
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def fill(page: str, section: str, text: str) -> str:
@@ -32,11 +32,22 @@ def fill(page: str, section: str, text: str) -> str:
     return f"{before}{first}\n\n{text}\n\n{last}{after}"
 
 
+def section(record: dict[str, Any], *parts: str, faster: Iterable[str] | None = None) -> str:
+    """Parts of a page, the conditions of their record, and the cells where a peer was faster."""
+    listed = [] if faster is None else [faster_peers(faster)]
+    return "\n\n".join([*parts, conditions(record), *listed])
+
+
+def host(record: dict[str, Any]) -> str:
+    """The machine on which a record was taken."""
+    return f"{record['environment']['cpu']}, {record['environment']['cores']} cores"
+
+
 def conditions(record: dict[str, Any]) -> str:
     """Where, when and by which command a record was taken."""
     where = record["environment"]
     return (
-        f"*{where['cpu']}, {where['cores']} cores, load {where['load_average']} before the run, "
+        f"*{host(record)}, load {where['load_average']} before the run, "
         f"Linux {where['kernel']}, torch {where['versions']['torch']}, commit {where['commit']}, "
         f"{where['date'][:10]}: `{where['command']}`*"
     )

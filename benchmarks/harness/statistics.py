@@ -1,11 +1,16 @@
-"""The statistics of every record and page."""
+"""Samples, and the statistics of every record and page."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from scipy import stats
+from tqdm import tqdm
 
 _RESAMPLES = 2000
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Spread(dict[str, float]):
@@ -23,6 +28,22 @@ class Spread(dict[str, float]):
 
     def __reduce__(self) -> tuple[type["Spread"], tuple[list[float]]]:
         return Spread, (self.values_in_order,)
+
+
+def in_turns(
+    samplers: Mapping[Name, Callable[[], float]], turns: int, title: str | None = None
+) -> dict[Name, Spread]:
+    """Takes one sample of each in every turn, all in random order; with a title shows a bar.
+
+    The order is another one in each turn, and the same on all ranks.
+    """
+    order, draw = list(samplers), random.Random(0)
+    samples: dict[Name, list[float]] = {name: [] for name in order}
+    for _ in tqdm(range(turns), desc=title, disable=title is None):
+        draw.shuffle(order)
+        for name in order:
+            samples[name].append(samplers[name]())
+    return {name: Spread(of_name) for name, of_name in samples.items()}
 
 
 def mean_interval(samples: Sequence[float]) -> dict[str, float]:

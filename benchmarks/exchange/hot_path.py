@@ -5,14 +5,11 @@ changes the time of a small message by more than most commits do.
 """
 
 import io
-import json
 import random
 import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import ROOT
-from benchmarks.exchange.native import build_program
+from benchmarks.exchange.native import build_program, medians
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import Spread, geometric_mean, ratio_of_medians
 
@@ -42,7 +39,8 @@ def main() -> None:
     programs = {"old": _program_of(options.commit), "new": build_program(ROOT, _BUILD)}
     results = []
     cells = list(product(options.ranks, options.sizes))
-    with tqdm(total=len(cells) * options.pairs, desc="pairs") as bar, _fresh_copies() as folder:
+    in_memory = tempfile.TemporaryDirectory(prefix="bls-hot-path-", dir="/dev/shm")
+    with tqdm(total=len(cells) * options.pairs, desc="pairs") as bar, in_memory as folder:
         for ranks, size in cells:
             turns: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
             for _ in range(options.pairs):
@@ -92,23 +90,15 @@ def _git(*arguments: str) -> bytes:
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 
-@contextmanager
-def _fresh_copies() -> Iterator[Path]:
-    """A folder in memory."""
-    with tempfile.TemporaryDirectory(prefix="bls-hot-path-", dir="/dev/shm") as folder:
-        yield Path(folder)
-
-
-def _turn(program: Path, folder: Path, *arguments: str) -> dict[str, float]:
+def _turn(program: Path, folder: str, *arguments: str) -> dict[str, float]:
     """Median microseconds of one-shot calls and of a train."""
-    copy = Path(shutil.copy(program, folder / f"program-{random.getrandbits(40)}"))
+    copy = Path(shutil.copy(program, f"{folder}/program-{random.getrandbits(40)}"))
     try:
         how: Any = {"check": True, "capture_output": True, "timeout": _LIMIT_SECONDS}
         done = subprocess.run([str(copy), *arguments], text=True, **how)
     finally:
         copy.unlink()
-    measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return {kind: measured[kind]["median_us"] for kind in ("one_shot", "train")}
+    return medians(done.stdout)
 
 
 if __name__ == "__main__":

@@ -4,27 +4,29 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import ROOT
 
 _BUILD = ROOT / "build" / "bench"
 _NATIVE = Path("benchmarks/native")
-_PROGRAMS = _BUILD / _NATIVE
 _LIMIT_SECONDS = 120
 _BUILD_LIMIT_SECONDS = 900
+
+#: The peers that are programs; Open MPI's ranks are started by mpirun.
+PROGRAMS = {"raw": "raw_alltoall", "channel": "channel_alltoall", "open_mpi": "mpi_alltoall"}
 
 # Open MPI's mpi_yield_when_idle, single-copy mechanism and eager limit: the three settings of its
 # shared-memory path that change these figures.
 _MPI_TRANSFERS = {
-    "cma": ["--mca", "btl_vader_single_copy_mechanism", "cma"],
-    "copy twice": ["--mca", "btl_vader_single_copy_mechanism", "none"],
-    "cma, eager to 64 KiB": [
-        *("--mca", "btl_vader_single_copy_mechanism", "cma"),
-        *("--mca", "btl_vader_eager_limit", "65536"),
-        *("--mca", "btl_vader_max_send_size", "131072"),
-    ],
+    "cma": {"btl_vader_single_copy_mechanism": "cma"},
+    "copy twice": {"btl_vader_single_copy_mechanism": "none"},
+    "cma, eager to 64 KiB": {
+        "btl_vader_single_copy_mechanism": "cma",
+        "btl_vader_eager_limit": "65536",
+        "btl_vader_max_send_size": "131072",
+    },
 }
 
 
@@ -42,72 +44,65 @@ def build_program(source: Path, folder: Path) -> Path:
 def _build(source: Path, folder: Path, target: str) -> None:
     options = ["-DBLS_BUILD_BENCHMARKS=ON", "-DBLS_BUILD_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Release"]
     _checked(["cmake", "-S", str(source), "-B", str(folder), *options])
-    _checked(["cmake", "--build", str(folder), "--target", target], _BUILD_LIMIT_SECONDS)
+    _checked(["cmake", "--build", str(folder), "--target", target], limit=_BUILD_LIMIT_SECONDS)
 
 
 def mpi_version() -> str | None:
     """First line of `mpirun --version`, None when the MPI program could not be built."""
-    if shutil.which("mpirun") is None or not (_PROGRAMS / "mpi_alltoall").exists():
+    if shutil.which("mpirun") is None or not _program("open_mpi").exists():
         return None
     return _checked(["mpirun", "--version"]).splitlines()[0]
 
 
-def mpi_settings(ranks: int) -> dict[str, list[str]]:
-    """Settings of Open MPI to try, as mpirun arguments by description.
+def mpi_settings(ranks: int) -> dict[str, dict[str, str]]:
+    """Settings of Open MPI to try, its parameters by description.
 
     Without yielding, oversubscribed ranks poll away their time slices: 4 to 30 ms a call, so that
     is left out where ranks exceed cores.
     """
-    yields = [1] if ranks > len(os.sched_getaffinity(0)) else [0, 1]
+    polls = {} if ranks > len(os.sched_getaffinity(0)) else {"poll": "0"}
     return {
-        f"{transfer}, {'yield' if idle else 'poll'}": [
-            *("--mca", "mpi_yield_when_idle", str(idle)),
-            *arguments,
-        ]
-        for idle in yields
-        for transfer, arguments in _MPI_TRANSFERS.items()
+        f"{transfer}, {name}": {"mpi_yield_when_idle": idle, **parameters}
+        for name, idle in {**polls, "yield": "1"}.items()
+        for transfer, parameters in _MPI_TRANSFERS.items()
     }
 
 
-def run_forked(program: str, ranks: int, size: int, *how: str) -> dict[str, Any]:
-    """Runs raw_alltoall or channel_alltoall, which start their own ranks.
+def run(
+    peer: str, ranks: int, arguments: Sequence[object], mpi: dict[str, str], cores: Iterable[int]
+) -> dict[str, float]:
+    """Runs one of PROGRAMS; its ranks pin themselves to `cores`. Returns median µs by kind.
 
-    `how` is `for_seconds` or `repeated`.
+    `mpi` is one of `mpi_settings`, for "open_mpi".
     """
-    return _run([str(_PROGRAMS / program), "--ranks", str(ranks), "--bytes", str(size), *how])
+    command = [str(_program(peer)), "--ranks", str(ranks), *map(str, arguments)]
+    if peer == "open_mpi":
+        command = [*mpirun(ranks, _LIMIT_SECONDS, mpi), *command]
+    return medians(_checked(["taskset", "--cpu-list", ",".join(map(str, cores)), *command]))
 
 
-def run_mpi(setting: list[str], ranks: int, size: int, *how: str) -> dict[str, Any]:
-    """Runs mpi_alltoall with one of `mpi_settings`; it pins its ranks itself, as the others do."""
-    program = [str(_PROGRAMS / "mpi_alltoall"), "--ranks", str(ranks), "--bytes", str(size)]
-    return _run([*mpirun(ranks, _LIMIT_SECONDS), *setting, *program, *how])
+def medians(output: str) -> dict[str, float]:
+    """Median µs a call of single calls, "one_shot", and of "train", as a program has printed."""
+    measured = json.loads(output.strip().splitlines()[-1])
+    return {kind: measured[kind]["median_us"] for kind in ("one_shot", "train")}
 
 
-def for_seconds(seconds: float) -> tuple[str, str]:
-    """Aims at so much time for single calls, and for trains of them."""
-    return "--seconds", str(seconds)
-
-
-def repeated(calls: int) -> tuple[str, str]:
-    """One train of so many calls and nothing else."""
-    return "--repetitions", str(calls)
-
-
-def mpirun(ranks: int, limit_seconds: int) -> list[str]:
-    """How ranks are started that are more than cores."""
+def mpirun(ranks: int, limit_seconds: int, parameters: dict[str, str]) -> list[str]:
+    """How ranks are started that may be more than cores."""
     launcher = ["mpirun", "--timeout", str(limit_seconds), "--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
         launcher.append("--allow-run-as-root")
+    for parameter in parameters.items():
+        launcher += ["--mca", *parameter]
     return [*launcher, "-n", str(ranks)]
 
 
-def _run(command: list[str]) -> dict[str, Any]:
-    measured: dict[str, Any] = json.loads(_checked(command).strip().splitlines()[-1])
-    return measured
+def _program(peer: str) -> Path:
+    return _BUILD / _NATIVE / PROGRAMS[peer]
 
 
-def _checked(command: list[str], limit_seconds: int = _LIMIT_SECONDS + 30) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds)
+def _checked(command: list[str], limit: int = _LIMIT_SECONDS + 30) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     if done.returncode != 0:
         raise RuntimeError(
             f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr[-3000:]}"

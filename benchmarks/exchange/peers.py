@@ -1,6 +1,7 @@
 """What the all-to-all benchmarks call from Python: our channel, our backend and gloo."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,22 +19,16 @@ def close_unpulled(channel: BoundedLagChannel) -> None:
         raise RuntimeError(f"{pulled} messages did not fit into their slots")
 
 
-class Peer:
-    """One rank's end of an all-to-all, as native/measurement.h has it. Words are int64.
-
-    Attributes:
-        outgoing: by destination, what the next exchange sends.
-    """
+class Peer(Protocol):
+    """One rank's end of an all-to-all of int64 words; `outgoing` is sent next, by destination."""
 
     outgoing: list[torch.Tensor]
 
     def exchange(self) -> None:
         """Returns when the data of all ranks can be read."""
-        raise NotImplementedError
 
     def view(self, source: int) -> torch.Tensor:
         """What `source` sent in the last exchange, valid until `release`."""
-        raise NotImplementedError
 
     def release(self) -> None:
         """Gives the data of the last exchange back."""
@@ -42,7 +37,7 @@ class Peer:
         """Ends the peer."""
 
 
-class _ChannelPeer(Peer):
+class _ChannelPeer:
     def __init__(self, group: dist.ProcessGroup, size: int) -> None:
         rank, world = group.rank(), group.size()
         self.outgoing = [torch.zeros(size // 8, dtype=torch.int64) for _ in range(world)]
@@ -64,7 +59,7 @@ class _ChannelPeer(Peer):
         close_unpulled(self._channel)
 
 
-class _BackendPeer(Peer):
+class _BackendPeer:
     def __init__(self, group: dist.ProcessGroup, size: int) -> None:
         words = size // 8
         self._group = group
@@ -81,6 +76,12 @@ class _BackendPeer(Peer):
 
     def view(self, source: int) -> torch.Tensor:
         return self._received[source]
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _OwnGroupPeer(_BackendPeer):

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "channel/channel.h"
-#include "launch.h"
+#include "measurement.h"
 #include "transport/shm/shm_transport.h"
 
 namespace {
@@ -46,6 +46,13 @@ class ChannelPeer {
     posted_ = std::span(messages_.data(), static_cast<std::size_t>(options.ranks));
   }
 
+  /// An exchange that was pulled would not have measured the slots.
+  ~ChannelPeer() {
+    if (channel_->pulled_messages() == 0) return;
+    std::fprintf(stderr, "messages did not fit into their slots\n");
+    std::_Exit(3);
+  }
+
   std::byte* outgoing(int to) { return send_.data() + static_cast<std::size_t>(to) * stride_; }
 
   void exchange() {
@@ -56,9 +63,6 @@ class ChannelPeer {
   const std::byte* view(int from) const { return arrival_->part(from, 0).data; }
 
   void release() { channel_->release(); }
-
-  /// An exchange that was pulled would not measure the slots.
-  bool pulled() const { return channel_->stats().pulled_messages > 0; }
 
  private:
   std::size_t stride_;
@@ -75,15 +79,8 @@ class ChannelPeer {
 
 int main(int argc, char** argv) {
   const bench::Options options = bench::parse_options(argc, argv);
-  auto* shared = static_cast<bench::Shared*>(bench::shared_memory(sizeof(bench::Shared)));
   auto* addresses = static_cast<Addresses*>(bench::shared_memory(sizeof(Addresses)));
-  return bench::launch(options.ranks, [&](int rank) {
-    bench::Barrier barrier(*shared, rank, options.ranks);
-    ChannelPeer peer(*addresses, rank, options, barrier);
-    bench::Measurement<ChannelPeer>(peer, barrier, *shared, rank, options).run("channel");
-    if (peer.pulled()) {
-      std::fprintf(stderr, "rank %d: messages did not fit into their slots\n", rank);
-      std::_Exit(3);
-    }
+  return bench::measure_forked(options, [&](bench::Barrier& barrier, int rank) {
+    return ChannelPeer(*addresses, rank, options, barrier);
   });
 }

@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   MPI_Barrier(MPI_COMM_WORLD);
   MpiPeer peer(rank, ranks, options.bytes);
   bench::Barrier barrier(*shared, rank, options.ranks);
-  bench::Measurement<MpiPeer>(peer, barrier, *shared, rank, options).run("open_mpi");
+  bench::Measurement<MpiPeer>(peer, barrier, *shared, rank, options).run();
   MPI_Win_free(&window);
   MPI_Finalize();
 }

@@ -2,7 +2,7 @@
 // no credits, no checks, so it is not a usable channel.
 #include <cstring>
 
-#include "launch.h"
+#include "measurement.h"
 
 namespace {
 
@@ -76,12 +76,8 @@ class RawPeer {
 int main(int argc, char** argv) {
   const bench::Options options = bench::parse_options(argc, argv);
   const auto pairs = static_cast<std::size_t>(options.ranks * options.ranks);
-  auto* shared = static_cast<bench::Shared*>(bench::shared_memory(sizeof(bench::Shared)));
   auto* slots =
       static_cast<std::byte*>(bench::shared_memory(2 * pairs * RawPeer::slot_bytes(options.bytes)));
-  return bench::launch(options.ranks, [&](int rank) {
-    RawPeer peer(slots, rank, options);
-    bench::Barrier barrier(*shared, rank, options.ranks);
-    bench::Measurement<RawPeer>(peer, barrier, *shared, rank, options).run("raw");
-  });
+  return bench::measure_forked(
+      options, [&](bench::Barrier&, int rank) { return RawPeer(slots, rank, options); });
 }

@@ -1,14 +1,15 @@
 """The evaluation of the BLS paper (Dichev et al., sec. VI) on one host, figure by figure."""
 
 import importlib.util
-from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import ROOT
 from benchmarks.exchange import native
-from benchmarks.exchange.python_ranks import Ranks
 from benchmarks.harness import record
+from benchmarks.harness.launch import on_ranks
 from benchmarks.paper_bls.alltoall import measure_repetitions, measure_sizes
 from benchmarks.paper_bls.figures import draw
 from benchmarks.paper_bls.page import section, summarize
@@ -17,48 +18,33 @@ from benchmarks.paper_bls.ranks import launch
 BOUNDS = (0, 1, 2, 4)
 #: 8 ranks with 128 rows each send it for 26 tables of dimension 64 in fp32.
 PAIR_KIB = 104
-ALLTOALL: dict[str, Callable[[int, dict[str, Any], Ranks], list[dict[str, Any]]]] = {
-    "fig6a": measure_sizes,
-    "fig6b": measure_repetitions,
-}
+ALLTOALL = {"sizes": measure_sizes, "repetitions": measure_repetitions}
 
 
 class Stage(NamedTuple):
-    """One figure at one number of ranks.
+    """One figure at one number of ranks; `work` is a key of ALLTOALL or of `ranks.WORKS`."""
 
-    Attributes:
-        figure: key of ALLTOALL, or a name.
-        work: what the ranks do, for those that are not in ALLTOALL (`ranks.py`).
-        ranks: number of processes.
-        settings: of the measurement.
-    """
-
-    figure: str
-    work: str | None
     ranks: int
+    work: str
     settings: dict[str, Any]
 
-    @property
-    def name(self) -> str:
-        """Figure and ranks."""
-        return f"{self.figure}-{self.ranks}"
 
-
-def stages(quick: bool, data: Path | None) -> list[Stage]:
-    """All stages, those of equal ranks one after the other."""
+def stages(quick: bool, data: Path | None) -> dict[str, Stage]:
+    """All stages by figure and ranks, those of equal ranks one after the other."""
     runs = 2 if quick else 5
     bounds = (0, 2) if quick else BOUNDS
     windows = {"bounds": bounds, "runs": runs, "steps": 10 if quick else 100}
     short = {**windows, "steps": 10 if quick else 50}
     sizes = (8, 4 << 10) if quick else (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
     lengths = (1, 10) if quick else (1, 10, 100, 1000, 10_000, 100_000)
+    trains = {"lengths": lengths, "longest": 15.0}
     late = {"max_delay": 0.010}
     asleep = {**late, "dense": 0.005, "kib": (PAIR_KIB, PAIR_KIB)}
     awake = {"max_delay": 0.0, "dense": 0.0, "kib": (2, 200)}
     rows = {"data": str(data) if data else None}
-    works: dict[str, tuple[str | None, dict[str, Any]]] = {
-        "fig6a": (None, {"runs": runs, "seconds": 0.02 if quick else 0.05, "sizes": sizes}),
-        "fig6b": (None, {"runs": runs, "bytes": 32 << 10, "lengths": lengths, "longest": 15.0}),
+    works: dict[str, tuple[str, dict[str, Any]]] = {
+        "fig6a": ("sizes", {"runs": runs, "seconds": 0.02 if quick else 0.05, "sizes": sizes}),
+        "fig6b": ("repetitions", {"runs": runs, "bytes": 32 << 10, **trains}),
         "fig7-delays": ("windows", {**windows, **asleep}),
         "fig7-sizes": ("windows", {**short, **awake}),
         "fig7-dlrm-delays": ("dlrm", {**windows, **late, **rows, "rows": 16}),
@@ -67,46 +53,32 @@ def stages(quick: bool, data: Path | None) -> list[Stage]:
         "table1": ("overlap", {"bound": 2, "runs": 1 if quick else 3}),
     }
     figures = {4: list(works)} if quick else {2: ["fig8"], 4: list(works), 8: list(works)}
-    return [
-        Stage(figure, works[figure][0], ranks, works[figure][1])
+    return {
+        f"{figure}-{ranks}": Stage(ranks, *works[figure])
         for ranks, of_ranks in figures.items()
         for figure in of_ranks
-    ]
+    }
 
 
-class Stages:
-    """The results so far, whose samples are written after each stage."""
+def measure(todo: dict[str, Stage], into: record.Resumable, mpi: bool) -> None:
+    """Runs stages and keeps their results; processes serve all works that have the same ranks."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads the samples of the record `path`, if they are there."""
-        self._path = path
-        raw = record.raw_path(path)
-        self.done: dict[str, Any] = record.read_raw(raw)["stages"] if raw.exists() else {}
+    def keep(before: dict[str, Any], name: str, results: Any) -> None:
+        measured = {"environment": before, "settings": todo[name].settings, "results": results}
+        into.raw["stages"][name] = measured
+        into.write()
 
-    def add(self, stage: Stage, started_in: dict[str, Any], results: Any) -> None:
-        """Keeps a stage's results."""
-        measured = {"environment": started_in, "settings": stage.settings, "results": results}
-        self.done[stage.name] = measured
-        raw = {"benchmark": "paper_bls", "stages": self.done}
-        record.write_raw(record.raw_path(self._path), raw)
-        record.write_summary(self._path, summarize(raw))
-
-
-def measure(todo: list[Stage], into: Stages, mpi: bool) -> None:
-    """Runs stages; processes are started once for all that have the same ranks."""
-    for ranks in sorted({stage.ranks for stage in todo}):
-        of_ranks = {stage.name: stage for stage in todo if stage.ranks == ranks}
-        alone = [stage for stage in of_ranks.values() if stage.work is None]
-        if alone:
-            with Ranks(ranks) as pool:
-                for stage in alone:
-                    before = record.environment()
-                    into.add(stage, before, ALLTOALL[stage.figure](ranks, stage.settings, pool))
-        tasks = [(s.name, s.work, s.settings) for s in of_ranks.values() if s.work is not None]
+    for ranks, names in groupby(todo, lambda name: todo[name].ranks):
+        tasks = []
+        for name in names:
+            _, work, settings = todo[name]
+            if work in ALLTOALL:
+                before = record.environment()
+                keep(before, name, on_ranks(ranks, ALLTOALL[work], ranks, settings))
+            else:
+                tasks.append((name, work, settings))
         if tasks:
-            before = record.environment()
-            for name, results in launch(ranks, tasks, mpi):
-                into.add(of_ranks[name], before, results)
+            launch(ranks, tasks, mpi, partial(keep, record.environment()))
 
 
 def main() -> None:
@@ -121,16 +93,14 @@ def main() -> None:
     known = stages(arguments.quick, arguments.data)
     if arguments.data is not None and not arguments.data.exists():
         parser.error(f"--data {arguments.data}: there is no such file")
-    names = {name for stage in known for name in (stage.figure, stage.name)}
+    names = {each for name in known for each in (name, name.rpartition("-")[0])}
     if unknown := set(arguments.only or ()) - names:
         parser.error(f"--only {' '.join(sorted(unknown))}: expected some of {sorted(names)}")
 
     path = arguments.json or arguments.out / "paper_bls.json"
-    into = Stages(path)
-    if arguments.only:
-        todo = [s for s in known if {s.figure, s.name} & set(arguments.only)]
-    else:
-        todo = [s for s in known if s.name not in into.done]
+    into = record.Resumable(path, {"benchmark": "paper_bls", "stages": {}}, summarize)
+    wanted = set(arguments.only or known.keys() - into.raw["stages"].keys())
+    todo = {name: s for name, s in known.items() if {name, name.rpartition("-")[0]} & wanted}
     print(f"{len(known) - len(todo)} stages are there or not asked for, {len(todo)} to measure")
     native.build()
     mpi = native.mpi_version() is not None and importlib.util.find_spec("mpi4py") is not None

@@ -1,4 +1,4 @@
-"""Started once a rank by `launch`: does one piece of work after another in the same processes."""
+"""Ranks that do one piece of work after another in the same processes."""
 
 import json
 import os
@@ -6,85 +6,83 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from benchmarks import ROOT
 from benchmarks.exchange.native import mpirun
+from benchmarks.harness.launch import on_ranks
+from benchmarks.paper_bls import dlrm, overlap, windows
+from benchmarks.paper_bls.mpi import MpiBackend
 
 _LIMIT_SECONDS = 1500
+#: By the names that tasks have for them.
+WORKS: dict[str, Callable[..., Any]] = {
+    "windows": windows.measure,
+    "dlrm": dlrm.measure,
+    "overlap": overlap.measure,
+}
 
 #: Name, kind of work, and its settings.
 Task = tuple[str, str, dict[str, Any]]
 
 
-def launch(ranks: int, tasks: list[Task], mpi: bool) -> Iterator[tuple[str, Any]]:
-    """Does the work on `ranks` processes; yields the name and results of each task.
+def launch(ranks: int, tasks: list[Task], mpi: bool, keep: Callable[[str, Any], None]) -> None:
+    """Does the work on `ranks` processes.
 
     Args:
         ranks: number of processes.
         tasks: what they do.
-        mpi: start them by mpirun rather than torchrun, so that MPI can be compared as well.
+        mpi: start them by mpirun, so that MPI can be compared as well.
+        keep: called with name and results of each task that was done, also if a later one fails.
 
     Raises:
-        subprocess.CalledProcessError: a rank failed; it has said why on stderr. The tasks before
-            have been yielded.
+        CalledProcessError, RanksFailedError: a rank failed.
     """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory(prefix="bls-paper-") as name:
         folder = Path(name)
-        (folder / "tasks.json").write_text(json.dumps(tasks))
-        program = ["-m", __name__, str(folder)]
-        if mpi:
-            settings = ["--mca", "mpi_yield_when_idle", "1"]
-            command = [*mpirun(ranks, _LIMIT_SECONDS), *settings, sys.executable, *program]
-        else:
-            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-            command = [sys.executable, *launcher, *program]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        done = subprocess.run(command, env=environment, timeout=_LIMIT_SECONDS + 30, cwd=ROOT)
-        for stage, _, _ in tasks:
-            results = _results(folder, stage)
-            if results.exists():
-                yield stage, json.loads(results.read_text())
-        done.check_returncode()
+        (folder / "tasks").write_text(json.dumps(tasks))
+        try:
+            if mpi:
+                command = mpirun(ranks, _LIMIT_SECONDS, {"mpi_yield_when_idle": "1"})
+                command += [sys.executable, "-m", __name__, name]
+                subprocess.run(command, check=True, timeout=_LIMIT_SECONDS + 30, cwd=ROOT)
+            else:
+                on_ranks(ranks, _work, folder, None)
+        finally:
+            for stage, _, _ in tasks:
+                if (results := folder / stage).exists():
+                    keep(stage, json.loads(results.read_text()))
 
 
-def _results(folder: Path, stage: str) -> Path:
-    return folder / f"{stage}.json"
+def _work(rank: int, folder: Path, mpi: MpiBackend | None) -> None:
+    for stage, work, settings in json.loads((folder / "tasks").read_text()):
+        results = WORKS[work](stage, settings, mpi)
+        if rank == 0:
+            (folder / stage).write_text(json.dumps(results))
 
 
-def _main() -> None:
-    import torch
-    import torch.distributed as dist
-
-    from benchmarks.paper_bls import dlrm, overlap, windows
-    from benchmarks.paper_bls.mpi import MpiBackend, launched_by_mpirun
-
-    works: dict[str, Callable[..., Any]] = {
-        "windows": windows.measure,
-        "dlrm": dlrm.measure,
-        "overlap": overlap.measure,
-    }
-    folder = Path(sys.argv[1])
-    mpi = MpiBackend() if launched_by_mpirun() else None
-    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if mpi else ("RANK", "WORLD_SIZE")
-    rank, ranks = (int(os.environ[name]) for name in names)
+def _main(folder: Path) -> None:
+    """Runs on each rank that mpirun has started."""
+    mpi = MpiBackend()
+    rank, ranks = (int(os.environ[f"OMPI_COMM_WORLD_{of}"]) for of in ("RANK", "SIZE"))
     torch.set_num_threads(1)
     store = (folder / "store").as_uri()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
-    for stage, work, settings in json.loads((folder / "tasks.json").read_text()):
-        results = works[work](stage, settings, mpi)
-        if rank == 0:
-            _results(folder, stage).write_text(json.dumps(results))
+    _work(rank, folder, mpi)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     try:
-        _main()
+        _main(Path(sys.argv[1]))
     except BaseException:
         traceback.print_exc()
-        # The launcher then ends the others, which may be waiting for this rank.
+        # mpirun then ends the others, which may be waiting for this rank.
         os._exit(1)

@@ -224,6 +224,23 @@ def test_a_run_is_a_summary_and_its_samples(tmp_path: Path) -> None:
     assert raw.read_bytes()[4:8] == bytes(4)  # no time
 
 
+def test_a_stopped_record_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+
+    def resumed(turns: int) -> record.Resumable:
+        empty = {"settings": {"turns": turns}, "results": []}
+        return record.Resumable(path, empty, lambda raw: {**raw, "results": [sum(raw["results"])]})
+
+    resumed(3).add(1.0)
+    again = resumed(3)
+    assert again.raw["results"] == [1.0]
+    again.add(2.0)
+    assert record.read_raw(record.raw_path(path))["results"] == [1.0, 2.0]
+    assert record.read(path)["results"] == [3.0]
+    with pytest.raises(record.RecordError, match="write to another file"):
+        resumed(4)
+
+
 def test_unusable_records_name_their_command(tmp_path: Path) -> None:
     with pytest.raises(record.RecordError, match=r"missing.*python -m benchmarks\.delays\.delays"):
         record.read(tmp_path / "delays.json", "python -m benchmarks.delays.delays")

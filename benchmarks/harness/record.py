@@ -90,6 +90,45 @@ def write_summary(path: Path, record: Record) -> None:
     _replace(path, (_outlined(_walk(record, summarized=True)) + "\n").encode())
 
 
+class Resumable:
+    """A record that is written after each result, so that a stopped run goes on where it was.
+
+    Attributes:
+        raw: the record with all samples: what an earlier run left, or what this one starts with.
+    """
+
+    def __init__(self, path: Path, empty: Record, summarize: Callable[[Record], Record]) -> None:
+        """Reads the samples of the record `path`, if they are there.
+
+        Args:
+            path: of the summary; the samples lie at `raw_path(path)`.
+            empty: the record without results. With "settings", samples of others are refused.
+            summarize: makes the summary of `raw`, also of one that has not ended.
+
+        Raises:
+            RecordError: the samples have other settings.
+        """
+        self._path, self._summarize = path, summarize
+        samples = raw_path(path)
+        self.raw: Record = read_raw(samples) if samples.exists() else empty
+        found, wanted = self.raw.get("settings"), empty.get("settings")
+        if found != wanted:
+            raise RecordError(
+                f"{samples} has the settings {found}, not {wanted}: remove it, or write to "
+                "another file"
+            )
+
+    def add(self, result: Any) -> None:
+        """Appends to the results, and writes."""
+        self.raw["results"].append(result)
+        self.write()
+
+    def write(self) -> None:
+        """Writes samples and summary."""
+        write_raw(raw_path(self._path), self.raw)
+        write_summary(self._path, self._summarize(self.raw))
+
+
 def read(path: Path, command: str = "") -> Record:
     """Reads the summary of one benchmark.
 

@@ -1,9 +1,8 @@
 """The DLRM of the paper (Quantized Collectives, table 1), trained by N emulated nodes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,10 +14,6 @@ EMBEDDING_DIM = 16
 BOTTOM_MLP = (13, 512, 256, 64, EMBEDDING_DIM)
 TOP_MLP = (512, 256, 1)
 LEARNING_RATE = 1.0
-
-# Sums the gradient of a weight [out, in] over the nodes: takes the layer's place in the model, the
-# gradients of its outputs [batch, out] and its inputs [batch, in], node by node.
-WeightGradient = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,15 +38,19 @@ class Collectives:
     compensated: bool = False
     group_size: int = 8
 
+    def sum_gradients(self, of_nodes: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor:
+        """Sums gradients [nodes, rows, columns]; `error`, of the same shape, is carried forward."""
+        if self.algorithm == "ring":
+            return emulation.ring_all_reduce(of_nodes, self.all_reduce, error)
+        return emulation.recursive_doubling_all_reduce(
+            of_nodes, self.all_reduce, error, self.group_size
+        )
+
 
 class DLRM(nn.Module):
     """Bottom MLP, one row of each table, dot products of all pairs, top MLP, one logit.
 
-    Weights are drawn as facebookresearch/dlrm draws them.
-
-    Args:
-        rows_per_table: rows of the tables, which are one matrix.
-        seed: of the weights.
+    Weights are drawn as facebookresearch/dlrm draws them. The tables are one matrix.
     """
 
     def __init__(self, rows_per_table: Sequence[int], *, seed: int) -> None:
@@ -65,78 +64,61 @@ class DLRM(nn.Module):
         self.tables = nn.Parameter((2 * uniform - 1) * limits, requires_grad=False)
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
         features = EMBEDDING_DIM + self.pairs.shape[1]
-        self.bottom_layers = len(BOTTOM_MLP) - 1
-        self.layers = nn.ModuleList(
-            _linear(inputs, outputs, generator)
-            for sizes in (BOTTOM_MLP, (features, *TOP_MLP))
-            for inputs, outputs in pairwise(sizes)
-        )
+        self.layers = nn.ModuleList()
+        for sizes in (BOTTOM_MLP, (features, *TOP_MLP)):
+            for inputs, outputs in pairwise(sizes):
+                layer = nn.Linear(inputs, outputs)
+                nn.init.xavier_normal_(layer.weight, generator=generator)
+                nn.init.normal_(layer.bias, std=outputs**-0.5, generator=generator)
+                self.layers.append(layer)
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the rows of ids [batch, tables] as [batch, tables, dim]."""
         return self.tables[ids + self.first_rows]
 
-    def forward(
-        self,
-        dense: torch.Tensor,
-        embeddings: torch.Tensor,
-        weight_gradient: WeightGradient | None = None,
-    ) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Returns logits [batch] of dense [batch, 13] and embeddings [batch, tables, dim]."""
         bottom = dense
-        for place in range(self.bottom_layers):
-            bottom = self._apply(place, bottom, weight_gradient).relu()
+        for layer in self.layers[: len(BOTTOM_MLP) - 1]:
+            bottom = layer(bottom).relu()
         vectors = torch.cat([bottom[:, None], embeddings], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         top = torch.cat([bottom, products[:, self.pairs[0], self.pairs[1]]], dim=1)
-        for place in range(self.bottom_layers, len(self.layers) - 1):
-            top = self._apply(place, top, weight_gradient).relu()
-        return self._apply(len(self.layers) - 1, top, weight_gradient).squeeze(1)
-
-    def _apply(
-        self, place: int, inputs: torch.Tensor, weight_gradient: WeightGradient | None
-    ) -> torch.Tensor:
-        layer = self.layers[place]
-        if weight_gradient is None:
-            return layer(inputs)
-        return _Linear.apply(inputs, layer.weight, layer.bias, place, weight_gradient)
+        for layer in self.layers[len(BOTTOM_MLP) - 1 : -1]:
+            top = layer(top).relu()
+        return self.layers[-1](top).squeeze(1)
 
 
-class _Linear(torch.autograd.Function):
-    """A linear layer whose weight has another gradient than the sum over the batch."""
+def replace_weight_gradient(layer: nn.Linear, gradient_of: Callable[..., torch.Tensor]) -> None:
+    """Gives the weight [out, in] another gradient than the sum over the batch: what `gradient_of`
+    makes of the gradients of the outputs [batch, out] and of the inputs [batch, in]."""
+    layer.weight.requires_grad_(False)
 
-    @staticmethod
-    def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, *of_weight: Any) -> torch.Tensor:
-        ctx.save_for_backward(inputs, weight)
-        ctx.place, ctx.weight_gradient = of_weight
-        return torch.addmm(bias, inputs, weight.T)
+    def after_forward(layer: nn.Linear, inputs: tuple[torch.Tensor], outputs: torch.Tensor) -> None:
+        def after_backward(gradient: torch.Tensor) -> None:
+            layer.weight.grad = gradient_of(gradient, *inputs)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, weight = ctx.saved_tensors
-        needed = gradient @ weight if ctx.needs_input_grad[0] else None
-        of_weight = ctx.weight_gradient(ctx.place, gradient, inputs)
-        return needed, of_weight, gradient.sum(0), None, None
+        if outputs.requires_grad:
+            outputs.register_hook(after_backward)
+
+    layer.register_forward_hook(after_forward)
 
 
-@dataclass
 class Training:
     """Plain SGD with the collectives of N nodes, whose local batches lie behind each other.
 
     As in the paper, the all-reduce is quantized for weights whose rows the nodes can share out
     evenly, and each row of a weight, and of an embedding, has its own scale. Biases and the other
     weights are summed exactly.
-
-    Attributes:
-        model: is trained.
-        collectives: what travels how.
     """
 
-    model: DLRM
-    collectives: Collectives
-    _errors: dict[int, torch.Tensor] = field(default_factory=dict)
-    # Each layer's gradients by node: hundreds of MB, which cost more to allocate than to fill.
-    _of_nodes: dict[int, torch.Tensor] = field(default_factory=dict)
+    def __init__(self, model: DLRM, collectives: Collectives) -> None:
+        self.model = model
+        self._collectives = collectives
+        self._optimizer = torch.optim.SGD(model.layers.parameters(), LEARNING_RATE)
+        for layer in model.layers:
+            if collectives.all_reduce is not None and layer.out_features % collectives.nodes == 0:
+                replace_weight_gradient(layer, _all_reduce(collectives, layer.weight.shape))
 
     def step(self, dense: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> float:
         """Trains on a batch and returns its loss.
@@ -146,56 +128,32 @@ class Training:
             ids: [batch, tables], int64.
             labels: [batch], float32.
         """
-        rows = _travel(self.model.look_up(ids), self.collectives.forward).requires_grad_()
-        logits = self.model(dense, rows, self._weight_gradient)
+        rows = _travel(self.model.look_up(ids), self._collectives.forward).requires_grad_()
+        logits = self.model(dense, rows)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
         loss.backward()
-        assert rows.grad is not None
-        self._update_tables(ids, _travel(rows.grad, self.collectives.backward))
-        with torch.no_grad():
-            for parameter in self.model.layers.parameters():
-                parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
-                parameter.grad = None
+        arrived = _travel(rows.grad, self._collectives.backward).flatten(0, 1)
+        where = (ids + self.model.first_rows).flatten()
+        self.model.tables.index_add_(0, where, arrived, alpha=-LEARNING_RATE)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         return loss.item()
 
-    def _update_tables(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
-        rows = (ids + self.model.first_rows).flatten()
-        self.model.tables.index_add_(0, rows, gradients.flatten(0, 1), alpha=-LEARNING_RATE)
 
-    def _weight_gradient(
-        self, place: int, gradient: torch.Tensor, inputs: torch.Tensor
-    ) -> torch.Tensor:
-        how = self.collectives
-        if how.all_reduce is None or gradient.shape[1] % how.nodes:
-            return gradient.T @ inputs
-        if place not in self._of_nodes:
-            shape = (how.nodes, gradient.shape[1], inputs.shape[1])
-            self._of_nodes[place] = torch.empty(shape)
-            if how.compensated:
-                self._errors[place] = torch.zeros(shape)
-        of_nodes = torch.bmm(
-            gradient.view(how.nodes, -1, gradient.shape[1]).transpose(1, 2),
-            inputs.view(how.nodes, -1, inputs.shape[1]),
-            out=self._of_nodes[place],
-        )
-        error = self._errors.get(place)
-        if how.algorithm == "ring":
-            return emulation.ring_all_reduce(of_nodes, how.all_reduce, error)
-        return emulation.recursive_doubling_all_reduce(
-            of_nodes, how.all_reduce, error, how.group_size
-        )
+def _all_reduce(how: Collectives, shape: torch.Size) -> Callable[..., torch.Tensor]:
+    """Returns what sums the gradients of a weight over the nodes."""
+    # Hundreds of MB for all weights, which cost more to allocate than to fill.
+    of_nodes = torch.empty(how.nodes, *shape)
+    error = torch.zeros_like(of_nodes) if how.compensated else None
+
+    def weight_gradient(gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        by_node = gradient.unflatten(0, (how.nodes, -1)), inputs.unflatten(0, (how.nodes, -1))
+        torch.bmm(by_node[0].transpose(1, 2), by_node[1], out=of_nodes)
+        return how.sum_gradients(of_nodes, error)
+
+    return weight_gradient
 
 
 def _travel(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
     """Returns what arrives of [batch, tables, dim] in an all-to-all."""
-    if codec == Codec.FP32:
-        return rows
-    return emulation.all_to_all(rows.reshape(-1, rows.shape[-1]), codec).view(rows.shape)
-
-
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    with torch.no_grad():
-        layer.weight.normal_(0, (2 / (inputs + outputs)) ** 0.5, generator=generator)
-        layer.bias.normal_(0, outputs**-0.5, generator=generator)
-    return layer
+    return emulation.all_to_all(rows.flatten(0, 1), codec).view(rows.shape)

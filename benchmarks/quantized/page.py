@@ -1,33 +1,33 @@
 """The study's tables and figure."""
 
 import math
+from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.harness import page
-from benchmarks.quantized.cells import NODES, Cell, all_cells
-from benchmarks.quantized.compensation import ITERATIONS
-from benchmarks.quantized.summary import CRITERION
-
-Record = dict[str, Any]
+from benchmarks.harness.record import Record
+from benchmarks.quantized.cells import CELLS, CONTROL, Cell
+from benchmarks.quantized.summary import CRITERION, SUMS
 
 _CAPTIONS = {
     2: "Table 2: quantized all-to-all (forward, backward), full-precision all-reduce",
     3: "Table 3: quantized all-reduce, full-precision all-to-all",
     4: "Table 4: both",
 }
+_TABLES = {
+    caption: [cell for cell in CELLS if cell.table == table] for table, caption in _CAPTIONS.items()
+}
 
 
 def section(record: Record) -> str:
     """All sources, and sums without any training."""
-    parts: list[str] = []
     batches = {each["name"]: each["batch_size"] for each in record["settings"]["sources"]}
-    for result in record["results"]:
-        parts += _source(result, batches[result["source"]])
-    header = ["", "error of the 1st sum", "5th", f"{ITERATIONS}th", f"of the mean of {ITERATIONS}"]
+    sources = [_source(each, batches[each["source"]]) for each in record["results"]]
+    header = ["", "error of the 1st sum", "5th", f"{SUMS}th", f"of the mean of {SUMS}"]
     rows = [[e["row"], *(f"{error:.3f}" for error in e["errors"])] for e in record["compensation"]]
-    parts += [
+    parts = [
+        *sources,
         "### Sums of gradients that do not change",
         "32 nodes, normal values, RMS relative to the exact sum's:",
         page.table(header, rows),
@@ -36,50 +36,44 @@ def section(record: Record) -> str:
     return "\n\n".join(parts)
 
 
-def _source(result: Record, batch: int) -> list[str]:
+def _source(result: Record, batch: int) -> str:
     base, changes = result["baseline"], result["changes"]
-    knowing = "."
-    if "bayes_loss" in base:
-        knowing = (
-            f", a model that knows the probabilities for {base['bayes_accuracy']:.4f} with loss "
-            f"{base['bayes_loss']:.4f}."
-        )
-    right, loss = _range(base["accuracy"]), _range(base["loss"])
-    parts = [
-        f"### {result['source']}",
+    text = (
         f"{base['iterations']} iterations of {batch} samples, {base['test_rows']:,} samples to "
-        f"test on, {len(base['accuracy'])} seeds. In full precision: {right} right, loss {loss}; "
-        "deciding for no click is right for "
-        f"{max(base['click_rate'], 1 - base['click_rate']):.4f}{knowing}",
-    ]
-    for table, caption in _CAPTIONS.items():
-        cells = [cell for cell in all_cells() if cell.table == table]
+        f"test on, {len(base['accuracy'])} seeds. In full precision: {_range(base['accuracy'])} "
+        f"right, loss {_range(base['loss'])}; deciding for no click is right for "
+        f"{max(base['click_rate'], 1 - base['click_rate']):.4f}"
+    )
+    if "bayes_loss" in base:
+        text += (
+            f", a model that knows the probabilities for {base['bayes_accuracy']:.4f} with loss "
+            f"{base['bayes_loss']:.4f}"
+        )
+    parts = [f"### {result['source']}", f"{text}."]
+    for caption, cells in _TABLES.items():
         if any(cell.key in changes for cell in cells):
             parts += [f"{caption}.", _table(changes, cells)]
-    return [*parts, *_verdict(changes)]
+    return "\n\n".join(parts + _verdict(changes))
 
 
 def _table(changes: Record, cells: list[Cell]) -> str:
-    several = {cell.collectives.nodes for cell in cells} == set(NODES)
-    columns = [f"{nodes} nodes" for nodes in NODES] if several else ["accuracy"]
-    rows: dict[str, list[Cell]] = {}
-    for cell in cells:
-        rows.setdefault(cell.row, []).append(cell)
     lines = []
-    for row, of_row in rows.items():
-        found = [changes.get(cell.key) for cell in of_row]
-        texts = [row]
-        for cell, delta in zip(of_row, found, strict=True):
-            texts += [_change(delta), f"{cell.paper:+.3f}"]
-        lines.append([*texts, " / ".join(map(_loss, found))])
+    for row, of_row in groupby(cells, lambda cell: cell.row):
+        line, losses = [row], []
+        for cell in of_row:
+            accuracy, loss = _texts(changes.get(cell.key))
+            line += [accuracy, f"{cell.paper:+.3f}"]
+            losses.append(loss)
+        lines.append([*line, " / ".join(losses)])
+    nodes = sorted({cell.collectives.nodes for cell in cells})
+    columns = [f"{number} nodes" for number in nodes] if len(nodes) > 1 else ["accuracy"]
     header = [text for column in columns for text in (f"{column}, %", "paper")]
     return page.table(["", *header, "loss, %"], lines)
 
 
 def _verdict(changes: Record) -> list[str]:
     """How small a change this source can show."""
-    control, labels = changes.get(all_cells()[1].key), changes.get("control on labels")
-    rows = [changes[cell.key] for cell in all_cells()[2:] if cell.key in changes]
+    rows = [changes[cell.key] for cell in CELLS[2:] if cell.key in changes]
     if not any(each["error"] for each in rows):  # one seed, or nothing trained yet
         return []
     middle, of_test, of_seeds = (
@@ -87,9 +81,10 @@ def _verdict(changes: Record) -> list[str]:
     )
     lines = []
     on_labels = "."
-    if control is not None:
+    if CONTROL.key in changes:
+        control, labels = changes[CONTROL.key], changes["control on labels"]
         lines.append(
-            f"- Control, full precision but sums in a ring's order: {_change(control)} %, "
+            f"- Control, full precision but sums in a ring's order: {_texts(control)[0]} %, "
             f"{control['flipped']:.2f} % of the decisions differ."
         )
         if labels["error"] != control["error"]:
@@ -97,12 +92,11 @@ def _verdict(changes: Record) -> list[str]:
                 "; on labels instead of probabilities the control's would be "
                 f"{labels['error']:.4f} %."
             )
-    sure = [each for each in rows if abs(each["accuracy"] + CRITERION) > 2 * each["error"]]
+    sure = sum(abs(each["accuracy"] + CRITERION) > 2 * each["error"] for each in rows)
     lines += [
         f"- Standard error of a row: median {middle:.4f} %, of which the test set has "
         f"{of_test:.4f} % and the seeds have {of_seeds:.4f} %{on_labels}",
-        f"- Rows whose side of -{CRITERION} % is two standard errors sure: {len(sure)} of "
-        f"{len(rows)}.",
+        f"- Rows whose side of -{CRITERION} % is two standard errors sure: {sure} of {len(rows)}.",
     ]
     if middle > CRITERION / 2:
         more = (middle / (CRITERION / 2)) ** 2
@@ -116,20 +110,20 @@ def _verdict(changes: Record) -> list[str]:
 def plot(path: Path, record: Record) -> None:
     """Draws our changes on the first source beside the paper's."""
     source, changes = record["results"][0]["source"], record["results"][0]["changes"]
-    tables = [[cell for cell in all_cells() if cell.table == table] for table in _CAPTIONS]
-    grid = {"nrows": 3, "sharex": True, "height_ratios": [len(cells) for cells in tables]}
+    grid = {"nrows": 3, "sharex": True, "height_ratios": [len(c) for c in _TABLES.values()]}
     with page.figure(path, 9, 12, **grid) as (figure, axes):
-        for axis, cells, caption in zip(axes[:, 0], tables, _CAPTIONS.values(), strict=True):
+        for axis, (caption, cells) in zip(axes[:, 0], _TABLES.items(), strict=True):
             places = range(len(cells))
-            nodes = [f", {cell.collectives.nodes}" * (cell.table != 2) for cell in cells]
-            names = [f"{cell.row}{of}" for cell, of in zip(cells, nodes, strict=True)]
+            several = len({cell.collectives.nodes for cell in cells}) > 1
+            names = [
+                f"{cell.row}, {cell.collectives.nodes}" if several else cell.row for cell in cells
+            ]
             axis.plot([cell.paper for cell in cells], places, "o", mfc="none", label="paper")
-            known = [place for place in places if cells[place].key in changes]
-            ours = [changes[cells[place].key] for place in known]
+            ours = {p: changes[cells[p].key] for p in places if cells[p].key in changes}
             axis.errorbar(
-                [each["accuracy"] for each in ours],
-                known,
-                xerr=[2 * each["error"] for each in ours],
+                [each["accuracy"] for each in ours.values()],
+                list(ours),
+                xerr=[2 * each["error"] for each in ours.values()],
                 fmt=".",
                 label="ours, two standard errors",
             )
@@ -143,18 +137,15 @@ def plot(path: Path, record: Record) -> None:
         axes[-1, 0].set_xlabel(f"change of the accuracy, % ({source})")
 
 
-def _change(delta: Record | None) -> str:
-    return "-" if delta is None else f"{delta['accuracy']:+.3f} ± {delta['spread']:.3f}"
-
-
-def _loss(delta: Record | None) -> str:
+def _texts(delta: Record | None) -> tuple[str, str]:
+    """Changes of the accuracy and of the loss."""
     if delta is None:
-        return "-"
-    return "diverged" if delta["loss"] is None else f"{delta['loss']:+.2f}"
+        return "-", "-"
+    loss = "diverged" if delta["loss"] is None else f"{delta['loss']:+.2f}"
+    return f"{delta['accuracy']:+.3f} ± {delta['spread']:.3f}", loss
 
 
 def _range(values: list[float | None]) -> str:
-    finite = [value for value in values if value is not None]
-    if len(finite) < len(values):
+    if None in values:
         return "not finite for some seeds"
-    return f"{min(finite):.4f} to {max(finite):.4f}"
+    return f"{min(values):.4f} to {max(values):.4f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.quantized.dlrm import DLRM, Collectives, Training
+from benchmarks.quantized.dlrm import DLRM, Collectives, Training, replace_weight_gradient
 from tests.processes import run
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.codecs.stock import RowCodec
@@ -71,7 +72,6 @@ def train(rank: int, world: int, how: Collectives, with_hook: bool) -> list[floa
     """Returns the losses of all samples, which the ranks share out."""
     model = DLRM(ROWS, seed=2)
     module: nn.Module = model
-    errors = {place: torch.zeros_like(layer.weight) for place, layer in enumerate(model.layers)}
     assert how.all_reduce is not None
     if with_hook:
         module = DistributedDataParallel(model)
@@ -80,7 +80,9 @@ def train(rank: int, world: int, how: Collectives, with_hook: bool) -> list[floa
         )
         module.register_comm_hook(state, quantized_all_reduce_hook)
 
-    def weight_gradient(place: int, gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    def weight_gradient(
+        error: torch.Tensor, gradient: torch.Tensor, inputs: torch.Tensor
+    ) -> torch.Tensor:
         rows = gradient.T @ inputs / world
         if len(rows) % world:
             dist.all_reduce(rows)
@@ -90,11 +92,15 @@ def train(rank: int, world: int, how: Collectives, with_hook: bool) -> list[floa
                 dist.group.WORLD,
                 codec=how.all_reduce,
                 algorithm=how.algorithm,
-                error=errors[place],
+                error=error,
                 group_size=how.group_size,
             )
         return rows
 
+    if not with_hook:
+        for layer in model.layers:
+            error = torch.zeros_like(layer.weight)
+            replace_weight_gradient(layer, partial(weight_gradient, error))
     clicks = PlantedClicks(ROWS, seed=0).draw(STEPS * BATCH, seed=1)
     own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     mine = owned(rank, world)
@@ -106,7 +112,7 @@ def train(rank: int, world: int, how: Collectives, with_hook: bool) -> list[floa
         looked_up = model.look_up(ids)[:, mine].requires_grad_()
         rows = Exchange.apply(looked_up, how.forward, how.backward)
         dense = torch.from_numpy(batch.dense[own])
-        logits = module(dense, rows) if with_hook else model(dense, rows, weight_gradient)
+        logits = module(dense, rows)
         loss = nn.functional.binary_cross_entropy_with_logits(
             logits, torch.from_numpy(batch.labels[own])
         )

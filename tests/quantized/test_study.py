@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks.harness import record
 from benchmarks.quantized import data, study
-from benchmarks.quantized.cells import Cell, all_cells
+from benchmarks.quantized.cells import BASELINE, CELLS, CONTROL, Cell
+from benchmarks.quantized.data import Source
 from benchmarks.quantized.page import plot, section
 from benchmarks.quantized.summary import change, summarize
-from benchmarks.quantized.training import Source, pack, train, unpack
+from benchmarks.quantized.training import train
 from tests.paths import DATA
 from torchrec_bls.datasets import capped_cardinalities
 
@@ -23,12 +24,16 @@ SETTINGS = {"seeds": 2, "sources": [{"name": "planted", "batch_size": 32}]}
 
 
 def some_cells() -> list[Cell]:
-    cells = all_cells()
     wanted = ("fp32", "fp32 ring", "uint2, uint2", "uint2 ring")
-    return [cell for cell in cells if cell.row in wanted and cell.collectives.nodes <= 32]
+    return [cell for cell in CELLS if cell.row in wanted and cell.collectives.nodes <= 32]
 
 
 TASKS = [(SOURCE, cell, seed) for seed in range(2) for cell in some_cells()]
+
+
+def opened(path: Path, **settings: int) -> record.Resumable:
+    empty = {"environment": record.environment(), "settings": SETTINGS | settings, "results": []}
+    return record.Resumable(path, empty, summarize)
 
 
 @pytest.fixture
@@ -36,9 +41,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """What is trained, in threads instead of processes."""
     keys: list[tuple[str, int]] = []
 
-    def note(source: Source, cell: Cell, seed: int, baseline: str | None) -> dict[str, Any]:
+    def note(source: Source, cell: Cell, seed: int) -> dict[str, Any]:
         keys.append((cell.key, seed))
-        return train(source, cell, seed, baseline)
+        return train(source, cell, seed)
 
     monkeypatch.setattr(study, "train", note)
     monkeypatch.setattr(study, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
@@ -55,18 +60,18 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.full
 def test_a_stopped_study_goes_on(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
     at_once, in_parts = tmp_path / "at-once.json", tmp_path / "in-parts.json"
-    study.run(study.Study(at_once, SETTINGS), TASKS, 1)
+    study.run(opened(at_once), TASKS, 1)
     assert sorted(trained) == sorted((cell.key, seed) for _, cell, seed in TASKS)
     trained.clear()
-    study.run(study.Study(in_parts, SETTINGS), TASKS[:3], 1)
+    study.run(opened(in_parts), TASKS[:3], 1)
     done = list(trained)
-    study.run(study.Study(in_parts, SETTINGS), TASKS, 1)
+    study.run(opened(in_parts), TASKS, 1)
     assert len(trained) == len(TASKS) and len(set(trained)) == len(TASKS) and len(done) == 3
     assert without_times(in_parts) == without_times(at_once)
-    study.run(study.Study(in_parts, SETTINGS), TASKS, 1)
+    study.run(opened(in_parts), TASKS, 1)
     assert len(trained) == len(TASKS)
-    with pytest.raises(study.StudyError, match="write to another file"):
-        study.Study(in_parts, SETTINGS | {"seeds": 4})
+    with pytest.raises(record.RecordError, match="write to another file"):
+        opened(in_parts, seeds=4)
 
 
 @pytest.mark.full
@@ -74,19 +79,15 @@ def test_the_page_says_what_the_record_holds(
     tmp_path: Path, trained: list[tuple[str, int]]
 ) -> None:
     path = tmp_path / "record.json"
-    study.run(ended := study.Study(path, SETTINGS), TASKS, 1)
-    ended.finish()
+    study.run(opened(path), TASKS, 1)
     text = section(record.read(path))
     cell = next(cell for cell in some_cells() if cell.row == "uint2 ring")
     results = record.read_raw(record.raw_path(path))["results"]
-    assert not any("decisions" in result for result in results)
     changes = [
         100 * (one["accuracy"] / base["accuracy"] - 1)
         for one in results
         for base in results
-        if one["cell"] == cell.key
-        and base["cell"] == all_cells()[0].key
-        and one["seed"] == base["seed"]
+        if one["cell"] == cell.key and base["cell"] == BASELINE.key and one["seed"] == base["seed"]
     ]
     assert len(changes) == 2
     spread = abs(changes[0] - changes[1]) / np.sqrt(2)
@@ -96,8 +97,8 @@ def test_the_page_says_what_the_record_holds(
 
 def test_the_test_sets_error_is_that_of_paired_decisions() -> None:
     """The record has it as a share of the samples, the page in percent of the accuracy."""
-    base = {"source": "s", "cell": all_cells()[0].key, "seed": 0, "accuracy": 0.75, "loss": 0.5}
-    cell = all_cells()[3]
+    base = {"source": "s", "cell": BASELINE.key, "seed": 0, "accuracy": 0.75, "loss": 0.5}
+    cell = CELLS[3]
     result = {"source": "s", "cell": cell.key, "seed": 0, "loss": None, "flipped": 0.01}
     result |= {"difference": -0.003, "test_error": 0.0015}
     delta = change([result], {0: base})
@@ -107,23 +108,17 @@ def test_the_test_sets_error_is_that_of_paired_decisions() -> None:
 
 def test_expected_accuracy_is_near_the_one_on_labels() -> None:
     source = Source("planted", 1, 32, 20_000, 20)
-    result = train(source, all_cells()[0], 0, None)
+    result = train(source, BASELINE, 0)
     assert result["accuracy"] == pytest.approx(result["accuracy_on_labels"], abs=0.015)
     assert result["accuracy"] <= result["bayes_accuracy"]
-    control = train(source, all_cells()[1], 0, result["decisions"])
+    control = train(source, CONTROL, 0)
     assert control["difference"] == pytest.approx(control["accuracy"] - result["accuracy"])
 
 
-def test_decisions_survive_as_text() -> None:
-    decisions = np.random.default_rng(0).random(1001) < 0.3
-    assert (unpack(pack(decisions), 1001) == decisions).all()
-
-
 def test_cells_are_the_rows_of_the_paper() -> None:
-    cells = all_cells()
-    assert [sum(cell.table == table for cell in cells) for table in (2, 3, 4)] == [7, 24, 18]
-    assert len({cell.key for cell in cells}) == len(cells)
-    worst = min(cells, key=lambda cell: cell.paper or 0)
+    assert [sum(cell.table == table for cell in CELLS) for table in (2, 3, 4)] == [7, 24, 18]
+    assert len({cell.key for cell in CELLS}) == len(CELLS)
+    worst = min(CELLS, key=lambda cell: cell.paper or 0)
     assert (worst.row, worst.paper, worst.collectives.compensated) == (
         "uint2 ring EC",
         -6.32555,
@@ -139,10 +134,10 @@ def test_a_criteo_file_is_split_as_by_days(tmp_path: Path) -> None:
     )
     path.write_text("".join(row + "\n" for row in rows))
     hashed = capped_cardinalities(50)
-    whole = data.criteo(path, hashed, train_rows=10_000, batch_size=32)
+    whole = data.criteo(Source("criteo", 1000, 32, 0, 50, path))
     assert (len(whole.train), len(whole.test)) == (576, 124)
     assert whole.train.ids[5].tolist() == [(35 + place) % rows for place, rows in enumerate(hashed)]
-    start = data.criteo(path, hashed, train_rows=64, batch_size=32)
+    start = data.criteo(Source("criteo", 2, 32, 0, 50, path))
     assert (len(start.train), len(start.test)) == (64, 11)
     assert start.test.ids[0].tolist() == whole.train.ids[64].tolist()
 
@@ -152,14 +147,13 @@ def test_movielens_has_the_shape() -> None:
     folder = DATA / "ml-100k"
     if not folder.is_dir():
         pytest.skip("needs MovieLens 100K in ../shared/data/ml-100k")
-    one, other = (
-        data.movielens(folder, train_rows=4096, batch_size=1024, seed=seed) for seed in (0, 1)
-    )
+    source = Source("ml-100k", 4, 1024, 0, 10_000, folder)
+    one, other = (data.movielens(source, seed) for seed in (0, 1))
     assert one.train.ids.shape == (4096, 26) and len(one.test) == 20_000
     assert 0.5 < one.train.labels.mean() < 0.6
     assert one.test.ids.tobytes() == other.test.ids.tobytes()
     assert one.train.ids.tobytes() != other.train.ids.tobytes()
-    assert data.rows_of(one.test)[:2] <= [943, 1682] and one.train.ids.min() == 0
+    assert one.rows_per_table[:2] <= [943, 1682] and one.train.ids.min() == 0
 
 
 @pytest.mark.full
@@ -176,7 +170,7 @@ def test_section_and_plot_of_an_unfinished_record(tmp_path: Path) -> None:
             "versions": {"torch": "2"},
         },
         "settings": SETTINGS,
-        "results": [train(SOURCE, all_cells()[0], 0, None)],
+        "results": [train(SOURCE, BASELINE, 0)],
     }
     summary = summarize(raw)
     text = section(summary)

@@ -153,11 +153,11 @@ def toy(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, Any]:
-    return results_pages.load(record.RESULTS)
+    return results_pages.load()
 
 
 def test_the_pages_are_those_of_the_records(records: dict[str, Any]) -> None:
-    for path, text in results_pages.written(ROOT, records).items():
+    for path, text in results_pages.written(records).items():
         same = path.read_text() == text
         assert same, f"{path} differs from the records: run python -m benchmarks.results_pages"
 
@@ -166,7 +166,7 @@ def test_the_pages_are_those_of_the_records(records: dict[str, Any]) -> None:
 def test_the_figures_that_pages_show_are_drawn(records: dict[str, Any], tmp_path: Path) -> None:
     results_pages.draw(tmp_path, records)
     drawn = {path.name for path in tmp_path.rglob("*.png")}
-    pages = {ROOT / section.path for section in results_pages.SECTIONS}
+    pages = {ROOT / path for path, _ in results_pages.SECTIONS}
     shown = {
         Path(target).name
         for path in pages

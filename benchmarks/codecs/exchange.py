@@ -1,150 +1,94 @@
-"""The output dist of table-wise pooled embeddings, with and without codecs, among 4 ranks.
+"""The output dist of table-wise pooled embeddings, with and without codecs, on two networks."""
 
-Over shared memory, and by transport c10d over a network of 1 Gbit/s in all: a namespace of its own,
-whose loopback device passes no more (tc-tbf), and which ends with the ranks in it.
-"""
-
-import argparse
-import json
+import ctypes
+import itertools
 import os
-import random
 import shutil
 import subprocess
-import sys
-import time
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks import ROOT
 from benchmarks.codecs.page import exchange_section
 from benchmarks.harness import record
-from benchmarks.harness.launch import gathered, on_ranks
-from benchmarks.harness.statistics import Spread
-from torchrec_bls import BLSConfig
-from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.distributed.exchanges.exchange import Exchange
-from torchrec_bls.distributed.exchanges.slot_growth import SlotBytes
-from torchrec_bls.distributed.inputs.input_dist import IdsLayout
-from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
-from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
-from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, CodedFeature
+from benchmarks.harness.launch import gathered, on_ranks, slowest_ms
+from benchmarks.harness.statistics import in_turns
+from benchmarks.modules.models import TABLES, Case, Forward, ids_of, sharded
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig
+from torchrec_bls.processes import run
 
-RANKS, TABLES, BATCH = 4, 26, 512  # samples of each rank
+RANKS, BATCH = 4, 512  # samples of each rank
 DIMS = (64, 128)
-CODECS = (Codec.FP32, Codec.UINT8, Codec.UINT4, Codec.UINT2)
+CODECS = ("fp32", "uint8", "uint4", "uint2")
 NETWORKS = {"shared memory": "shm", "1 Gbit/s": "c10d"}
-_LIMITED = """
-ip link set lo up
-tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 100ms
-exec "$@"
-"""
+_ROWS = 100  # of a table; none is looked up in the time
+_LIMIT = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 100ms"
+_CLONE_NEWNET = 0x40000000  # sched.h
+_DEADLINE_S = 600.0
 
 
-class OutputDist:
-    """One cell: an output dist on this rank and the rows that it sends."""
+def output_dist(rank: int, transport: str, dim: int, codec: str) -> tuple[Forward, int]:
+    """Returns the forward of a module's output dist, and the bytes that this rank sends in it."""
+    config = BLSConfig(transport=transport, deadline=120, codecs=CodecConfig(forward=codec))
+    sharder = BLSEmbeddingBagCollectionSharder(config)
+    case = Case("EBC", "table_wise", RANKS, BATCH)
+    module = sharded(case, sharder, dist.group.WORLD, _ROWS, dim, f"{dim} {codec}")
+    context = module.create_context()
+    module.input_dist(context, ids_of(case, rank, _ROWS)).wait().wait()
+    columns = dim * len(range(rank, TABLES, RANKS))
+    rows = torch.randn(RANKS * BATCH, columns, generator=torch.Generator().manual_seed(rank))
 
-    def __init__(self, rank: int, transport: str, dim: int, codec: Codec) -> None:
-        tables = [len(range(of, TABLES, RANKS)) for of in range(RANKS)]
-        config = BLSConfig(transport=transport, deadline=120)
-        group: Any = dist.group.WORLD
-        name = f"{dim}.{codec.name}"
-        self._exchange = Exchange(group, config, name)
-        generator = torch.Generator().manual_seed(rank)
-        self._rows = torch.randn(RANKS * BATCH, tables[rank] * dim, generator=generator)
-        each = [BATCH] * RANKS
-        ids: Any = {"counts": [], "values_sent": each, "values_received": each, "counts_sent": []}
-        batch: Any = {"number": 0, "all_ended": False, "updates": 0, "refusals": {}}
-        layout = IdsLayout(
-            order=[*range(RANKS)], strides=each, slot_bytes=SlotBytes(), **ids, **batch
-        )
-        self._context = SimpleNamespace(bls_ids_layout=layout)
-        columns = [ColumnGroup(r, 1, count * dim) for r, count in enumerate(tables)]
-        gradients = Exchange(group, config, f"{name} gradients")
-        arguments = (columns, rank, self._exchange, gradients, [])
-        if codec == Codec.FP32:
-            self._output_dist = PooledOutputDist(*arguments)
-        else:
-            plan = [[CodedFeature(codec, dim)] * count for count in tables]
-            self._output_dist = CodedPooledOutputDist(CodecPlan(plan, None), "keep", *arguments)
+    def forward() -> torch.Tensor:
+        return module._output_dists[0](rows, context.sharding_contexts[0]).wait()
 
-    def forward(self) -> torch.Tensor:
-        """Posts, waits and returns this rank's embeddings."""
-        return self._output_dist(self._rows, self._context).wait()
-
-    def bytes_sent(self) -> int:
-        """Returns those of the payload that this rank sent to others so far."""
-        assert self._exchange.channel is not None
-        return self._exchange.channel.stats().bytes
+    forward()
+    [channel] = (each for name, each in module.channels().items() if "embeddings" in name)
+    return forward, channel.stats().bytes
 
 
 def measure(rank: int, network: str, turns: int) -> list[dict[str, Any]]:
     """Measures all cells on one rank, in random order."""
-    cells = {
-        (dim, codec): OutputDist(rank, NETWORKS[network], dim, codec)
-        for dim in DIMS
-        for codec in CODECS
-    }
+    kinds = list(itertools.product(DIMS, CODECS))
     with torch.no_grad():
-        for cell in cells.values():
-            cell.forward()
-        before = {key: cell.bytes_sent() for key, cell in cells.items()}
-        ms: dict[Any, list[float]] = {key: [] for key in cells}
-        order, draw = list(cells), random.Random(0)
-        for _ in range(turns):
-            draw.shuffle(order)
-            for key in order:
-                dist.barrier()
-                begin = time.perf_counter()
-                cells[key].forward()
-                ms[key].append(1e3 * (time.perf_counter() - begin))
-    sent = {key: (cell.bytes_sent() - before[key]) // turns for key, cell in cells.items()}
-    everyone = gathered((ms, sent))
+        cells = {kind: output_dist(rank, NETWORKS[network], *kind) for kind in kinds}
+        timed = {kind: partial(slowest_ms, forward) for kind, (forward, _) in cells.items()}
+        ms = in_turns(timed, turns)
+    everyone = gathered({kind: sent for kind, (_, sent) in cells.items()})
     return [
         {
-            "network": network,
-            "dim": dim,
-            "codec": codec.name.lower(),
-            "bytes": sum(of_rank[1][dim, codec] for of_rank in everyone),
-            "ms": list(
-                map(max, zip(*(of_rank[0][dim, codec] for of_rank in everyone), strict=True))
-            ),
+            **{"network": network, "dim": dim, "codec": codec},
+            "bytes": sum(sent[dim, codec] for sent in everyone),
+            "ms": ms[dim, codec],
         }
-        for dim, codec in cells
+        for dim, codec in kinds
     ]
 
 
-def _in_network(network: str, turns: int) -> list[dict[str, Any]]:
-    """Runs this program on a network and returns the results of each cell."""
-    command = [sys.executable, "-m", __spec__.name, "--of", network, "--turns", str(turns)]
+def _on_network(_: int, network: str, turns: int) -> Any:
+    """Measures in children of this process. 1 Gbit/s is a network namespace of theirs alone, whose
+    loopback device passes no more, and which ends with them."""
     if NETWORKS[network] == "c10d":
-        command = ["unshare", "--net", "sh", "-ec", _LIMITED, "sh", *command]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    output = subprocess.run(
-        command, check=True, env=environment, timeout=600, cwd=ROOT, stdout=subprocess.PIPE
-    ).stdout
-    cells = json.loads(output.splitlines()[-1])
-    return [cell | {"ms": Spread(cell["ms"])} for cell in cells]
+        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "no network namespace can be made")
+        subprocess.run(_LIMIT, shell=True, check=True)
+    return on_ranks(RANKS, measure, network, turns)
 
 
 def main() -> None:
     """Runs the benchmark as the command line asks."""
     parser = record.parser(__doc__)
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
-    parser.add_argument("--of", choices=NETWORKS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.of:
-        print(json.dumps(on_ranks(RANKS, measure, arguments.of, arguments.turns)))
-        return
-    missing = [name for name in ("unshare", "ip", "tc") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        parser.error(f"needs root, util-linux and iproute2; missing: {missing or 'root'}")
+    if os.geteuid() != 0 or shutil.which("tc") is None:
+        parser.error("needs root and iproute2")
     before = record.environment()
     settings = {"ranks": RANKS, "tables": TABLES, "batch_of_rank": BATCH, "turns": arguments.turns}
     settings["limit"] = "tc tbf, 1 Gbit/s for all ranks together"
-    results = [cell for network in NETWORKS for cell in _in_network(network, arguments.turns)]
+    results: list[dict[str, Any]] = []
+    for network in NETWORKS:
+        results += run(1, _on_network, network, arguments.turns, deadline_s=_DEADLINE_S)[0]
     record.publish(arguments.json, "codec_exchange", before, settings, results, exchange_section)
 
 

@@ -1,19 +1,19 @@
 """Codecs of rows against FBGEMM's row-wise ones and memcpy, one thread, in one run."""
 
 import ctypes
-import random
+import itertools
 import resource
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import fbgemm_gpu  # noqa: F401  registers torch.ops.fbgemm
 import torch
-from tqdm import tqdm
 
 from benchmarks.codecs.page import section
 from benchmarks.harness import record
-from benchmarks.harness.statistics import Spread
+from benchmarks.harness.statistics import in_turns
 from torchrec_bls import _native
 from torchrec_bls.codecs.rows import Codec
 
@@ -34,48 +34,44 @@ def keep_memory() -> None:
             raise RuntimeError(f"mallopt({option}, {value}) failed")
 
 
-def fbgemm_calls(rows: torch.Tensor, out: torch.Tensor, bits: int) -> tuple[Call, Call]:
+def fbgemm_calls(rows: torch.Tensor, out: torch.Tensor, bits: int) -> dict[str, Call]:
     """Returns FBGEMM's encoder and decoder. Those of 8 bits write to given memory, as ours do;
     those of 4 and 2 bits have no such variant and allocate, see `keep_memory`."""
     ops = torch.ops.fbgemm
     if bits == 8:
         encoded = ops.FloatToFused8BitRowwiseQuantized(rows)
         other = torch.empty_like(encoded)
-        return (
-            lambda: ops.FloatToFused8BitRowwiseQuantizedOut(other, rows),
-            lambda: ops.Fused8BitRowwiseQuantizedToFloatOut(out, encoded),
-        )
+        return {
+            "encode": lambda: ops.FloatToFused8BitRowwiseQuantizedOut(other, rows),
+            "decode": lambda: ops.Fused8BitRowwiseQuantizedToFloatOut(out, encoded),
+        }
     encoded = ops.FloatToFusedNBitRowwiseQuantizedSBHalf(rows, bits)
-    return (
-        lambda: ops.FloatToFusedNBitRowwiseQuantizedSBHalf(rows, bits),
-        lambda: ops.FusedNBitRowwiseQuantizedSBHalfToFloat(encoded, bits),
-    )
+    return {
+        "encode": lambda: ops.FloatToFusedNBitRowwiseQuantizedSBHalf(rows, bits),
+        "decode": lambda: ops.FusedNBitRowwiseQuantizedSBHalfToFloat(encoded, bits),
+    }
 
 
-def our_calls(rows: torch.Tensor, out: torch.Tensor, codec: Codec) -> tuple[Call, Call]:
+def our_calls(rows: torch.Tensor, out: torch.Tensor, codec: Codec) -> dict[str, Call]:
     """Returns our encoder and decoder, between given memory."""
-    columns = rows.shape[1]
     encoded = torch.empty(_native.max_encoded_bytes(codec, *rows.shape), dtype=torch.uint8)
-    source = (rows.data_ptr(), *rows.shape, columns)
-    target = (out.data_ptr(), *rows.shape, columns)
+    source, target = ((each.data_ptr(), *each.shape, each.shape[1]) for each in (rows, out))
     size = _native.encode_rows(codec, source, encoded.data_ptr())
-    return (
-        lambda: _native.encode_rows(codec, source, encoded.data_ptr()),
-        lambda: _native.decode_rows(codec, encoded.data_ptr(), size, target),
-    )
+    return {
+        "encode": lambda: _native.encode_rows(codec, source, encoded.data_ptr()),
+        "decode": lambda: _native.decode_rows(codec, encoded.data_ptr(), size, target),
+    }
 
 
 def cells(values: torch.Tensor, out: torch.Tensor) -> Iterator[tuple[dict[str, Any], Call]]:
     """Yields what is measured."""
     yield {"peer": "memcpy"}, lambda: out.copy_(values)
-    for codec, bits in BITS.items():
-        for columns in COLUMNS:
-            rows, to = values.view(-1, columns), out.view(-1, columns)
-            calls = {"ours": our_calls(rows, to, codec), "FBGEMM": fbgemm_calls(rows, to, bits)}
-            for peer, both in calls.items():
-                for direction, call in zip(("encode", "decode"), both, strict=True):
-                    cell = {"peer": peer, "bits": bits, "columns": columns}
-                    yield cell | {"direction": direction}, call
+    for (codec, bits), columns in itertools.product(BITS.items(), COLUMNS):
+        rows, to = values.view(-1, columns), out.view(-1, columns)
+        peers = {"ours": our_calls(rows, to, codec), "FBGEMM": fbgemm_calls(rows, to, bits)}
+        for peer, of_peer in peers.items():
+            for direction, call in of_peer.items():
+                yield {"peer": peer, "bits": bits, "columns": columns, "direction": direction}, call
 
 
 def measure(turns: int) -> list[dict[str, Any]]:
@@ -85,22 +81,22 @@ def measure(turns: int) -> list[dict[str, Any]]:
     record.pin_to_core(0)
     values = torch.randn(BATCH, TABLES * DIM, generator=torch.Generator().manual_seed(0))
     measured = list(cells(values, torch.empty_like(values)))
-    samples: list[list[float]] = [[] for _ in measured]
     faults = [0] * len(measured)
-    order = list(range(len(measured)))
-    for _ in tqdm(range(turns), desc="turns"):
-        random.shuffle(order)
-        for index in order:
-            call = measured[index][1]
-            call()  # whatever ran before has filled the caches
-            faults_before = _page_faults()
-            begin = time.perf_counter()
-            call()
-            samples[index].append(values.nbytes / 1e9 / (time.perf_counter() - begin))
-            faults[index] += _page_faults() - faults_before
+
+    def speed(index: int, call: Call) -> float:
+        call()  # whatever ran before has filled the caches
+        faults_before = _page_faults()
+        begin = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - begin
+        faults[index] += _page_faults() - faults_before
+        return values.nbytes / 1e9 / seconds
+
+    timed = {index: partial(speed, index, call) for index, (_, call) in enumerate(measured)}
+    speeds = in_turns(timed, turns, "turns")
     return [
-        cell | {"gb_per_s": Spread(speeds), "page_faults_per_call": count / turns}
-        for (cell, _), speeds, count in zip(measured, samples, faults, strict=True)
+        cell | {"gb_per_s": speeds[index], "page_faults_per_call": faults[index] / turns}
+        for index, (cell, _) in enumerate(measured)
     ]
 
 

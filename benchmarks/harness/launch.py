@@ -13,11 +13,7 @@ _DEADLINE_S = 4 * 3600.0
 
 
 def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls `work(rank, *arguments)` on every rank; returns what rank 0 returns.
-
-    Raises:
-        RanksFailedError: a rank failed; the text has the first one's traceback.
-    """
+    """Calls `work(rank, *arguments)` on every rank and returns what rank 0 returns, see `run`."""
     options: Any = {"deadline_s": _DEADLINE_S, "backend": "gloo", "start_method": "spawn"}
     return run(ranks, work, *arguments, **options)[0]
 

@@ -18,17 +18,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def fill(page: str, section: str, text: str) -> str:
-    """Puts `text` between the markers of `section`.
-
-    Raises:
-        PageError: the markers are not there, in order.
-    """
+def fill(page: str, section: str, text: str, of: str = "the page") -> str:
+    """Puts `text` between the markers of a section; a PageError says which of them `of` lacks."""
     first, last = f"<!-- {section}: written by {WRITER} -->", f"<!-- end of {section} -->"
     before, begin, rest = page.partition(first)
     _, end, after = rest.partition(last)
     if not begin or not end:
-        raise PageError(f"the page needs the lines {first} and {last}, in this order")
+        raise PageError(f"{of} needs the lines {first} and {last}, in this order")
     return f"{before}{first}\n\n{text}\n\n{last}{after}"
 
 
@@ -72,11 +68,6 @@ def median_and_range(times: dict[str, float]) -> str:
     return f"{times['median']:.2f} [{times['min']:.2f}-{times['max']:.2f}]"
 
 
-def case(result: dict[str, Any]) -> str:
-    """A module and how it is sharded."""
-    return f"{result['module']} {result['sharding'].replace('_', '-')}"
-
-
 @contextmanager
 def figure(path: Path, width: float, height: float, **grid: Any) -> Iterator[tuple[Any, Any]]:
     """A figure and its array of axes, (rows, columns), to draw on; saved as PNG at the end."""
@@ -95,10 +86,7 @@ def curve(axis: Any, points: Iterable[tuple[float, dict[str, float]]], **style: 
         middle, errors = [v["mean"] for v in values], [v["ci95"] for v in values]
     else:
         middle = [v["median"] for v in values]
-        errors = [
-            [v["median"] - v["min"] for v in values],
-            [v["max"] - v["median"] for v in values],
-        ]
+        errors = [[abs(v[end] - v["median"]) for v in values] for end in ("min", "max")]
     options = {"marker": "o", "markersize": 4, "capsize": 2, "linewidth": 1, **style}
     axis.errorbar(places, middle, yerr=errors, **options)
 

@@ -1,16 +1,12 @@
 """Samples, and the statistics of every record and page."""
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
 from tqdm import tqdm
-
-_RESAMPLES = 2000
-
-Name = TypeVar("Name", bound=Hashable)
 
 
 class Spread(dict[str, float]):
@@ -31,14 +27,14 @@ class Spread(dict[str, float]):
 
 
 def in_turns(
-    samplers: Mapping[Name, Callable[[], float]], turns: int, title: str | None = None
-) -> dict[Name, Spread]:
+    samplers: Mapping[Any, Callable[[], float]], turns: int, title: str | None = None
+) -> dict[Any, Spread]:
     """Takes one sample of each in every turn, all in random order; with a title shows a bar.
 
     The order is another one in each turn, and the same on all ranks.
     """
     order, draw = list(samplers), random.Random(0)
-    samples: dict[Name, list[float]] = {name: [] for name in order}
+    samples: dict[Any, list[float]] = {name: [] for name in order}
     for _ in tqdm(range(turns), desc=title, disable=title is None):
         draw.shuffle(order)
         for name in order:
@@ -73,6 +69,6 @@ def ratio_of_medians(new: Sequence[float], old: Sequence[float]) -> tuple[float,
         return np.median(a, axis=axis) / np.median(b, axis=axis)
 
     found = stats.bootstrap(
-        (new, old), ratio, n_resamples=_RESAMPLES, method="percentile", rng=0
+        (new, old), ratio, n_resamples=2000, method="percentile", rng=0
     ).confidence_interval
     return float(found.low), float(np.median(new) / np.median(old)), float(found.high)

@@ -1,22 +1,19 @@
 """The torch.distributed backend bls against gloo: all-to-all, and unmodified TorchRec over it."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torchrec.sparse.jagged_tensor import KeyedTensor
 from tqdm import tqdm
 
 from benchmarks.exchange import alltoall
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
-from benchmarks.harness.statistics import Spread
-from benchmarks.modules.models import SHARDINGS, Case, build_torchrec, forward_ms, ids_of
+from benchmarks.harness.statistics import in_turns
+from benchmarks.modules.models import Case, build_torchrec, ids_of, samplers
 from benchmarks.modules.page import backend_section
 
 FULL = {"ranks": [2, 4, 8], "sizes": [8, 4096, 32 << 10, 256 << 10, 4 << 20], "turns": 3}
@@ -24,24 +21,22 @@ FULL |= {"seconds": 0.15, "torchrec_ranks": [2, 4], "samples": 9}
 QUICK = {"ranks": [2, 4], "sizes": [8, 32 << 10, 4 << 20], "turns": 1}
 QUICK |= {"seconds": 0.1, "torchrec_ranks": [2], "samples": 3}
 BACKENDS = ("bls", "gloo")
-# bls without moving any rows: what TorchRec itself takes, which is the best that a backend can do.
-FREE = "free"
+SHARDINGS = ("table_wise", "row_wise", "column_wise")
 BATCH = 512
 
 
 def measure_alltoall(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns for each number of ranks, size and mode the turns of both backends."""
     return [
-        {
-            **{"ranks": cell["ranks"], "size": cell["bytes_per_pair"], "mode": cell["mode"]},
-            **{backend: cell["peers"][backend]["us_per_call"] for backend in BACKENDS},
-        }
+        {"ranks": cell["ranks"], "size": cell["bytes_per_pair"], "mode": cell["mode"]}
+        | {backend: cell["peers"][backend]["us_per_call"] for backend in BACKENDS}
         for cell in alltoall.measure(settings, BACKENDS)
     ]
 
 
 def measure_torchrec(rank: int, ranks: int, samples: int) -> list[dict[str, Any]]:
-    """Returns for each module and sharding the ms of a forward over both backends."""
+    """Returns for each module and sharding the ms of a forward over both backends, and "free":
+    bls without moving any rows. That is what TorchRec itself takes, a backend's best."""
     groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
     results = []
     with torch.no_grad():
@@ -50,19 +45,16 @@ def measure_torchrec(rank: int, ranks: int, samples: int) -> list[dict[str, Any]
             ids = ids_of(case, rank)
             forwards = {name: build_torchrec(case, ids, group) for name, group in groups.items()}
             for _ in range(3):
-                _require_equal(*(_values(forward()) for forward in forwards.values()))
-            times: dict[str, list[float]] = {name: [] for name in (*BACKENDS, FREE)}
-            for _ in range(samples):
-                for name, of_name in times.items():
-                    with _without_rows() if name == FREE else nullcontext():
-                        of_name.append(forward_ms(forwards.get(name, forwards["bls"])))
-            results.append({**asdict(case), **{name: Spread(ms) for name, ms in times.items()}})
+                if not torch.equal(*(_rows(forward()) for forward in forwards.values())):
+                    raise RuntimeError("TorchRec computes something else over bls than over gloo")
+            timed = samplers(forwards)
+            timed["free"] = _without_rows(timed["bls"])
+            results.append({**case._asdict(), **in_turns(timed, samples)})
     return results
 
 
-@contextmanager
-def _without_rows() -> Iterator[None]:
-    """Leaves out the exchanges of floats, which have all sizes and no data."""
+def _without_rows(sampler: Callable[[], float]) -> Callable[[], float]:
+    """The sampler without the exchanges of floats, which have all sizes and no data."""
     done = mock.Mock()
 
     def unless_rows(function: Any) -> Any:
@@ -74,19 +66,16 @@ def _without_rows() -> Iterator[None]:
         return call
 
     names = ("all_to_all_single", "reduce_scatter_tensor")
-    with mock.patch.multiple(dist, **{name: unless_rows(getattr(dist, name)) for name in names}):
-        yield
+    instead = {name: unless_rows(getattr(dist, name)) for name in names}
+    return mock.patch.multiple(dist, **instead)(sampler)
 
 
-def _values(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, KeyedTensor):
-        return [output.values()]
-    return [jagged.values() for jagged in output.values()]
-
-
-def _require_equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    if not all(map(torch.equal, found, expected)):
-        raise RuntimeError("TorchRec computes something else over bls than over gloo")
+def _rows(output: Any) -> torch.Tensor:
+    """All values of a KeyedTensor, or of the jagged tensors of an EmbeddingCollection."""
+    values = output.values()
+    if isinstance(values, torch.Tensor):
+        return values
+    return torch.cat([jagged.values() for jagged in values])
 
 
 def main() -> None:

@@ -1,11 +1,6 @@
-"""Sharded embedding modules, forward only: bounded lag at bound 0 against TorchRec on gloo.
-
-Each sample times a few forwards back to back on every rank and counts the slowest; they are timed
-in turn. The lookup alone, timed the same way on ids that are already there, is the limit.
-"""
+"""Sharded modules, forward only: bounded lag at bound 0, TorchRec on gloo, the lookup alone."""
 
 import itertools
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,8 +8,8 @@ from tqdm import tqdm
 
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
-from benchmarks.harness.statistics import Spread
-from benchmarks.modules.models import Case, build, forward_ms, ids_of
+from benchmarks.harness.statistics import in_turns
+from benchmarks.modules.models import Case, build, ids_of, samplers
 from benchmarks.modules.page import section
 
 FULL = {"ranks": (2, 4), "batches": (512, 2048), "samples": 15}
@@ -32,9 +27,8 @@ def measure(rank: int, settings: dict[str, Any], ranks: int) -> list[dict[str, A
             forwards = build(case, ids_of(case, rank))
             for forward in 3 * forwards:
                 forward()
-            samples = [[forward_ms(each) for each in forwards] for _ in range(settings["samples"])]
-            columns = zip(VARIANTS, zip(*samples, strict=True), strict=True)
-            results.append({**asdict(case), "ms": {name: Spread(ms) for name, ms in columns}})
+            timed = samplers(dict(zip(VARIANTS, forwards, strict=True)))
+            results.append({**case._asdict(), "ms": in_turns(timed, settings["samples"])})
     return results
 
 
@@ -43,11 +37,9 @@ def main() -> None:
     arguments = record.parser(__doc__, quick="few samples, 2 ranks, batch 512").parse_args()
     settings: dict[str, Any] = QUICK if arguments.quick else FULL
     before = record.environment()
-    results = [
-        result
-        for ranks in settings["ranks"]
-        for result in on_ranks(ranks, measure, settings, ranks)
-    ]
+    results: list[dict[str, Any]] = []
+    for ranks in settings["ranks"]:
+        results += on_ranks(ranks, measure, settings, ranks)
     record.publish(arguments.json, "embedding", before, settings, results, section)
 
 

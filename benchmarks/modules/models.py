@@ -1,142 +1,109 @@
 """The sharded modules that are compared: 26 tables of 20,000 rows, dimension 64."""
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torchrec.distributed import sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.harness.launch import slowest
-from torchrec_bls import (
-    BLSConfig,
-    BLSEmbeddingBagCollectionSharder,
-    BLSEmbeddingCollectionSharder,
-)
+from benchmarks.harness.launch import slowest_ms
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 TABLES = 26
 ROWS = 20_000
 DIM = 64
 FEATURES = [f"feature_{i}" for i in range(TABLES)]
 
-SHARDINGS = ("table_wise", "row_wise", "column_wise")
-
 Forward = Callable[[], object]
 
-_FORWARDS_PER_SAMPLE = 5
+_FORWARDS = 5  # of a sample
 
 _MODULES: dict[str, Any] = {
     "EC": (EmbeddingConfig, EmbeddingCollection),
     "EBC": (EmbeddingBagConfig, EmbeddingBagCollection),
 }
-_THEIRS = {"EC": EmbeddingCollectionSharder, "EBC": EmbeddingBagCollectionSharder}
-_OURS: dict[str, Any] = {
-    "EC": BLSEmbeddingCollectionSharder,
-    "EBC": BLSEmbeddingBagCollectionSharder,
+_SHARDERS: dict[str, Any] = {
+    "EC": (EmbeddingCollectionSharder, BLSEmbeddingCollectionSharder),
+    "EBC": (EmbeddingBagCollectionSharder, BLSEmbeddingBagCollectionSharder),
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One combination.
+class Case(NamedTuple):
+    """One combination."""
 
-    Attributes:
-        module: "EC" (EmbeddingCollection) or "EBC" (EmbeddingBagCollection).
-        sharding: "table_wise", "row_wise" or "column_wise".
-        ranks: number of processes.
-        batch: samples per rank.
-    """
-
-    module: str
-    sharding: str
+    module: str  # "EC" (EmbeddingCollection) or "EBC" (EmbeddingBagCollection)
+    sharding: str  # "table_wise", "row_wise" or "column_wise"
     ranks: int
-    batch: int
+    batch: int  # samples of each rank
 
 
-def ids_of(case: Case, rank: int) -> KeyedJaggedTensor:
+def ids_of(case: Case, rank: int, rows: int = ROWS) -> KeyedJaggedTensor:
     """One uniformly drawn id for each feature and sample."""
     generator = torch.Generator().manual_seed(rank)
-    values = torch.randint(ROWS, (TABLES * case.batch,), generator=generator)
-    return KeyedJaggedTensor(
-        keys=FEATURES, values=values, lengths=torch.ones_like(values, dtype=torch.int32)
-    )
+    values = torch.randint(rows, (TABLES * case.batch,), generator=generator)
+    return KeyedJaggedTensor(FEATURES, values, lengths=torch.ones_like(values, dtype=torch.int32))
 
 
 def build(case: Case, ids: KeyedJaggedTensor) -> tuple[Forward, Forward, Forward]:
     """Returns the forwards of TorchRec's sharded module, of ours, and the lookup alone."""
-    ours = _shard(case, _OURS[case.module](BLSConfig()), dist.group.WORLD)
+    ours = sharded(case, _SHARDERS[case.module][1](BLSConfig()), dist.group.WORLD)
     context = ours.create_context()
     local_ids = ours.input_dist(context, ids).wait().wait()
     # An exchange of embeddings answers each exchange of ids.
-    _result(ours.compute_and_output_dist(context, local_ids))
-    return (
-        build_torchrec(case, ids, dist.group.WORLD),
-        lambda: _result(ours(ids)),
-        lambda: [
-            lookup(features) for lookup, features in zip(ours._lookups, local_ids, strict=True)
-        ],
-    )
+    ours.compute_and_output_dist(context, local_ids).wait()
+
+    def lookup() -> object:
+        return [look_up(each) for look_up, each in zip(ours._lookups, local_ids, strict=True)]
+
+    return build_torchrec(case, ids, dist.group.WORLD), lambda: ours(ids).wait(), lookup
 
 
 def build_torchrec(case: Case, ids: KeyedJaggedTensor, group: dist.ProcessGroup) -> Forward:
     """Returns the forward of TorchRec's own sharded module over `group`."""
-    module = _shard(case, _THEIRS[case.module](), group)
-    return lambda: _result(module(ids))
+    module = sharded(case, _SHARDERS[case.module][0](), group)
+    return lambda: module(ids).wait()
 
 
-def forward_ms(forward: Forward) -> float:
-    """Milliseconds of a forward on the slowest rank, of a few back to back."""
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(_FORWARDS_PER_SAMPLE):
-        forward()
-    return slowest((time.perf_counter() - start) / _FORWARDS_PER_SAMPLE * 1e3)
+def samplers(forwards: Mapping[str, Forward]) -> dict[str, Callable[[], float]]:
+    """By name, what samples the ms of a forward on the slowest rank, of a few back to back."""
+    return {name: partial(slowest_ms, each, _FORWARDS) for name, each in forwards.items()}
 
 
-def _result(awaitable: Any) -> object:
-    return awaitable.wait()
-
-
-def _unsharded(case: Case) -> Any:
+def sharded(
+    case: Case, sharder: Any, group: Any, rows: int = ROWS, dim: int = DIM, name: str = ""
+) -> Any:
+    """Returns the module of a case, sharded; ours of one group need to differ in case or name."""
     config, whole = _MODULES[case.module]
-    tables = [
-        config(name=f"table_{i}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[feature])
-        for i, feature in enumerate(FEATURES)
-    ]
     torch.manual_seed(0)
-    return whole(tables=tables)
-
-
-def _shard(case: Case, sharder: Any, group: dist.ProcessGroup) -> Any:
-    module = _unsharded(case)
-    kernel = EmbeddingComputeKernel.FUSED.value
-    both = [[i % case.ranks, (i + 1) % case.ranks] for i in range(TABLES)]
-    generators: dict[str, Any] = {
-        "table_wise": lambda i: table_wise(rank=i % case.ranks, compute_kernel=kernel),
-        "row_wise": lambda _: row_wise(compute_kernel=kernel),
-        "column_wise": lambda i: column_wise(ranks=both[i], compute_kernel=kernel),
+    module = whole(
+        tables=[
+            config(name=f"table_{i}", num_embeddings=rows, embedding_dim=dim, feature_names=[each])
+            for i, each in enumerate(FEATURES)
+        ]
+    )
+    kernel, ranks = EmbeddingComputeKernel.FUSED.value, case.ranks
+    placed: dict[str, Any] = {
+        "table_wise": lambda i: {"rank": i % ranks},
+        "row_wise": lambda _: {},
+        "column_wise": lambda i: {"ranks": [i % ranks, (i + 1) % ranks]},
     }
-    plan = construct_module_sharding_plan(
+    how, where = getattr(sharding_plan, case.sharding), placed[case.sharding]
+    plan = sharding_plan.construct_module_sharding_plan(
         module,
-        {f"table_{i}": generators[case.sharding](i) for i in range(TABLES)},
+        {f"table_{i}": how(compute_kernel=kernel, **where(i)) for i in range(TABLES)},
         sharder=sharder,
-        local_size=case.ranks,
-        world_size=case.ranks,
+        local_size=ranks,
+        world_size=ranks,
         device_type="cpu",
     )
     env = ShardingEnv.from_process_group(group)
-    return sharder.shard(module, plan, env, torch.device("cpu"), f"{case}")
+    return sharder.shard(module, plan, env, torch.device("cpu"), f"{case} {name}")

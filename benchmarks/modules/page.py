@@ -1,12 +1,10 @@
 """Tables and figure of sharded modules, and of unmodified TorchRec over the backend."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from benchmarks.exchange.page import MODES
 from benchmarks.harness import page
-
-Record = dict[str, Any]
+from benchmarks.harness.record import Record
 
 _STYLES = {
     "torchrec": ("TorchRec on gloo", "tab:gray"),
@@ -17,82 +15,67 @@ _STYLES = {
 
 def section(record: Record) -> str:
     """Forward times beside TorchRec's and the lookup's."""
-    rows = []
+    rows, faster = [], []
     for result in record["results"]:
         theirs, ours, lookup = (result["ms"][name]["median"] for name in _STYLES)
+        where = [_module(result), result["ranks"], result["batch"]]
         times = [f"{theirs:.2f}", f"{ours:.2f}", f"{theirs / ours:.1f}", f"{ours / lookup:.1f}"]
-        rows.append([page.case(result), str(result["ranks"]), str(result["batch"]), *times])
+        rows.append([*where, *times])
+        if ours > theirs:
+            faster.append(f"{_case(result)}: TorchRec on gloo")
     header = ["module", "ranks", "batch", "TorchRec on gloo", "bound 0", "speed-up", "/ lookup"]
-    tables = ["Forward, ms, median:", page.table(header, rows), page.conditions(record)]
-    return "\n\n".join([*tables, page.faster_peers(_faster(record["results"]))])
-
-
-def _faster(results: list[dict[str, Any]]) -> Iterator[str]:
-    for result in results:
-        if result["ms"]["ours"]["median"] > result["ms"]["torchrec"]["median"]:
-            where = f"{result['ranks']} ranks, batch {result['batch']}"
-            yield f"{page.case(result)}, {where}: TorchRec on gloo"
+    return page.section(record, "Forward, ms, median:", page.table(header, rows), faster=faster)
 
 
 def plot(path: Path, record: Record) -> None:
     """Draws the forward times of each case side by side."""
     results = record["results"]
-    labels = [f"{page.case(r)}, {r['ranks']} ranks, batch {r['batch']}" for r in results]
     with page.figure(path, 9, 0.45 * len(results) + 1.5) as (_, ((axis,),)):
         for row, (name, (label, colour)) in enumerate(_STYLES.items()):
             places = [index + 0.27 * (row - 1) for index in range(len(results))]
-            medians = [r["ms"][name]["median"] for r in results]
+            medians = [result["ms"][name]["median"] for result in results]
             axis.barh(places, medians, height=0.25, label=label, color=colour)
-        axis.set_yticks(range(len(results)), labels)
+        axis.set_yticks(range(len(results)), map(_case, results))
         axis.invert_yaxis()
-        axis.set_xscale("log")
-        axis.set_xlabel("forward, ms (median of the slowest rank)")
+        axis.set(xscale="log", xlabel="forward, ms (median of the slowest rank)")
         axis.legend()
 
 
 def backend_section(record: Record) -> str:
     """TorchRec over both backends, all-to-alls over both, and where gloo was faster."""
     results = record["results"]
-    modules = []
+    modules, calls, small, faster = [], [], [], []
+    for cell in results["alltoall"]:
+        gloo, bls = (cell[name]["median"] for name in ("gloo", "bls"))
+        ranks, size, mode = cell["ranks"], page.size(cell["size"]), MODES[cell["mode"]]
+        calls.append([ranks, size, mode, f"{gloo:,.1f}", f"{bls:,.1f}", f"{gloo / bls:.1f}"])
+        if gloo < bls:
+            faster.append(f"backend, {mode}, {ranks} ranks, {size}: gloo")
+        if ranks == 2 and cell["size"] <= 32768:
+            small.append(gloo / bls)
     for result in results["torchrec"]:
         gloo, bls, free = (result[name]["median"] for name in ("gloo", "bls", "free"))
+        module, ranks = _module(result), result["ranks"]
         times = [f"{gloo:.2f}", f"{bls:.2f}", f"{gloo / bls:.1f}", f"{gloo / free:.1f}"]
-        modules.append([page.case(result), str(result["ranks"]), *times])
-    calls = []
-    for cell in results["alltoall"]:
-        gloo, bls = (f"{cell[name]['median']:,.1f}" for name in ("gloo", "bls"))
-        where = [str(cell["ranks"]), page.size(cell["size"]), _mode(cell)]
-        calls.append([*where, gloo, bls, f"{_times_faster(cell):.1f}"])
-    pair = [cell for cell in results["alltoall"] if cell["ranks"] == 2]
-    small = [_times_faster(cell) for cell in pair if cell["size"] <= 32768]
-    return "\n\n".join(
-        [
-            f"Forward of unmodified TorchRec, {results['torchrec'][0]['batch']} samples a rank, "
-            "ms; the last column is the speed-up if moving rows were free:",
-            page.table(["module", "ranks", "gloo", "bls", "speed-up", "at most"], modules),
-            f"`all_to_all_single` alone, 2 ranks, up to 32 KiB per pair: {min(small):.0f} to "
-            f"{max(small):.0f} times faster than gloo. µs per call:",
-            page.table(["ranks", "per pair", "", "gloo", "bls", "speed-up"], calls),
-            page.conditions(record),
-            page.faster_peers(_gloo_faster(results)),
-        ]
+        modules.append([module, ranks, *times])
+        if gloo < bls:
+            faster.append(f"unmodified TorchRec, {module}, {ranks} ranks: gloo")
+    return page.section(
+        record,
+        f"Forward of unmodified TorchRec, {results['torchrec'][0]['batch']} samples a rank, "
+        "ms; the last column is the speed-up if moving rows were free:",
+        page.table(["module", "ranks", "gloo", "bls", "speed-up", "at most"], modules),
+        f"`all_to_all_single` alone, 2 ranks, up to 32 KiB per pair: {min(small):.0f} to "
+        f"{max(small):.0f} times faster than gloo. µs per call:",
+        page.table(["ranks", "per pair", "", "gloo", "bls", "speed-up"], calls),
+        faster=faster,
     )
 
 
-def _gloo_faster(results: Record) -> Iterator[str]:
-    for cell in results["alltoall"]:
-        if _times_faster(cell) < 1:
-            where = f"{cell['ranks']} ranks, {page.size(cell['size'])}"
-            yield f"backend, {_mode(cell)}, {where}: gloo"
-    for result in results["torchrec"]:
-        if _times_faster(result) < 1:
-            yield f"unmodified TorchRec, {page.case(result)}, {result['ranks']} ranks: gloo"
+def _module(result: Record) -> str:
+    """A module and how it is sharded."""
+    return f"{result['module']} {result['sharding'].replace('_', '-')}"
 
 
-def _mode(cell: dict[str, Any]) -> str:
-    return {"one_shot": "single calls", "train": "back to back"}[cell["mode"]]
-
-
-def _times_faster(cell: dict[str, Any]) -> float:
-    times: float = cell["gloo"]["median"] / cell["bls"]["median"]
-    return times
+def _case(result: Record) -> str:
+    return f"{_module(result)}, {result['ranks']} ranks, batch {result['batch']}"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.messages import LARGEST, OVERSIZED, Messages
 from benchmarks.soak.page import problems
+from benchmarks.soak.soak import LARGEST, OVERSIZED, message
 
 FLAT = {"private_kib": 250_000, "shared_kib": 4, "descriptors": 19}
 
@@ -19,15 +19,14 @@ def results(**changes: dict[str, int]) -> dict[str, Any]:
 
 
 def test_messages_differ_and_stay_within_their_sizes() -> None:
-    messages = Messages(seed=1)
     seen = {
-        messages.between(iteration, source, destination)
+        message(1, iteration, source, destination)
         for iteration in range(2000)
         for source in range(3)
         for destination in range(3)
     }
     assert len(seen) == 2000 * 9
-    sizes = {len(message) for message in seen}
+    sizes = set(map(len, seen))
     assert min(sizes) >= 16
     assert max(size for size in sizes if size <= LARGEST) > LARGEST - 10
     assert LARGEST < max(sizes) <= OVERSIZED

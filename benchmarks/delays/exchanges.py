@@ -1,7 +1,8 @@
 """Exchanges with a window of bound + 1 posts, whose messages say their step and source."""
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.synchronize import Semaphore
 from typing import Any
 
@@ -14,7 +15,7 @@ from dlrm_plain.exchange import Start
 from benchmarks.exchange.peers import HEADER_ROOM, close_unpulled
 from torchrec_bls import BoundedLagChannel
 
-LIMIT_SECONDS = 60.0
+_LIMIT_SECONDS = 60.0
 
 #: (steps, source, destination), 8 bytes each; nobody moves a rank's own block.
 Words = npt.NDArray[np.int64]
@@ -28,45 +29,58 @@ class Exchange:
     The last word of every message says step and source, and is checked on arrival.
     """
 
-    def __init__(self, rank: int, words: Words) -> None:
-        self._rank = rank
-        self._words = words
-        self._others = [other for other in range(words.shape[1]) if other != rank]
+    def __init__(self, words: Words, bound: int) -> None:
+        self.bound = bound
+        self._rank, self._words = dist.get_rank(), words
+        self._others = [other for other in range(words.shape[1]) if other != self._rank]
+
+    def run(self, delays: Sequence[float], dense: float) -> None:
+        """Per step the delay, the post, then step - bound's wait and dense part; in seconds."""
+        steps = len(delays)
+        for step in range(steps + self.bound):
+            if step < steps:
+                time.sleep(delays[step])
+                self.post(step)
+            if step >= self.bound:
+                self.complete(step - self.bound)
+                time.sleep(dense)
+                self._release()
 
     def post(self, step: int) -> None:
         """Sends this rank's messages of `step`."""
         raise NotImplementedError
 
     def complete(self, step: int) -> None:
-        """Returns when the messages of `step` from all ranks can be read."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """Gives the messages of the last completed step back."""
+        """Returns when the messages of `step`, the oldest posted, can be read."""
+        for source, message in self._arrivals(step):
+            expected = (step, source, int(self._words[step, source, self._rank]))
+            if (found := (*divmod(int(message[-1]), 1000), len(message))) != expected:
+                raise RuntimeError(f"got (step, source, words) {found}, expected {expected}")
 
     def close(self) -> None:
         """Ends the exchange."""
 
+    def _arrivals(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yields the sources and messages of `step`, each when it can be read."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Gives the messages of the last completed step back."""
+
     def _stamp(self, step: int) -> int:
         return 1000 * step + self._rank
 
-    def _check(self, message: torch.Tensor, step: int, source: int) -> None:
-        expected = (step, source, int(self._words[step, source, self._rank]))
-        if (found := (*divmod(int(message[-1]), 1000), len(message))) != expected:
-            raise RuntimeError(f"got (step, source, words) {found}, expected {expected}")
 
+class Free(Exchange):
+    """The ideal: counts posts, moves nothing and keeps the bound.
 
-class FreeExchange(Exchange):
-    """The ideal: moves nothing and keeps the bound.
-
-    A post counts up one POSIX semaphore per peer, a completion counts down one per source. An
-    uncontended count is an atomic operation in shared memory; a rank that has to wait sleeps in the
-    kernel until that very post, so that neither polling nor its granularity enters the result. It
-    stamps and checks words of its own: that is the benchmark's work and not an exchange's.
+    An uncontended count is an atomic operation in shared memory; a rank that has to wait sleeps in
+    the kernel until that very post, so that neither polling nor its granularity enters the result.
+    It stamps and checks words of its own: that is the benchmark's work and not an exchange's.
     """
 
-    def __init__(self, rank: int, words: Words, counters: Counters) -> None:
-        super().__init__(rank, np.minimum(words, 1))
+    def __init__(self, words: Words, bound: int, counters: Counters) -> None:
+        super().__init__(np.minimum(words, 1), bound)
         self._messages = torch.zeros(len(words), words.shape[1], 1, dtype=torch.int64)
         self._sources = torch.arange(words.shape[1])[:, None]
         self._counters = counters
@@ -77,30 +91,23 @@ class FreeExchange(Exchange):
         for other in self._others:
             self._counters[self._rank][other].release()
 
-    def complete(self, step: int) -> None:
-        """Counts down."""
+    def _arrivals(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
         for source in self._others:
-            if not self._counters[source][self._rank].acquire(timeout=LIMIT_SECONDS):
-                raise RuntimeError(f"rank {source} did not post step {step} in {LIMIT_SECONDS} s")
-            self._check(self._messages[step, source], step, source)
+            if not self._counters[source][self._rank].acquire(timeout=_LIMIT_SECONDS):
+                raise RuntimeError(f"rank {source} did not post step {step} in {_LIMIT_SECONDS} s")
+            yield source, self._messages[step, source]
 
 
-class ChannelExchange(Exchange):
+class Channel(Exchange):
     """`BoundedLagChannel`; messages are read in place and released after the dense part."""
 
-    def __init__(self, rank: int, words: Words, bound: int, transport: str = "auto") -> None:
-        super().__init__(rank, words)
-        world = dist.group.WORLD
-        assert world is not None
-        self._messages = torch.zeros(words.shape[1], int(words.max()), dtype=torch.int64)
-        self._channel = BoundedLagChannel(
-            world,
-            bound=bound,
-            slot_bytes=8 * int(words.max()) + HEADER_ROOM,
-            transport=transport,
-            deadline=LIMIT_SECONDS,
-            name=f"{transport}, bound {bound}",
-        )
+    def __init__(self, words: Words, bound: int, transport: str = "auto") -> None:
+        super().__init__(words, bound)
+        most = int(words.max())
+        self._messages = torch.zeros(words.shape[1], most, dtype=torch.int64)
+        options = {"transport": transport, "slot_bytes": 8 * most + HEADER_ROOM}
+        name = f"{transport}, bound {bound}"
+        self._channel = BoundedLagChannel(dist.group.WORLD, bound=bound, name=name, **options)
 
     def post(self, step: int) -> None:
         """Puts into the peers' slots."""
@@ -111,14 +118,12 @@ class ChannelExchange(Exchange):
             parts[to] = [message]
         self._channel.post(parts)
 
-    def complete(self, step: int) -> None:
-        """Waits, takes a tensor of each message and checks its last word."""
+    def _arrivals(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
         self._arrival = self._channel.wait()
         for source in self._others:
-            self._check(self._arrival.tensor(source, 0, torch.int64), step, source)
+            yield source, self._arrival.tensor(source, 0, torch.int64)
 
-    def release(self) -> None:
-        """Releases the slots."""
+    def _release(self) -> None:
         self._arrival.release()
 
     def close(self) -> None:
@@ -126,15 +131,15 @@ class ChannelExchange(Exchange):
         close_unpulled(self._channel)
 
 
-class TorchExchange(Exchange):
+class Backend(Exchange):
     """Asynchronous all-to-alls of a backend, with sizes that all know, into the caller's memory."""
 
-    def __init__(self, rank: int, words: Words, bound: int, start: Start) -> None:
-        super().__init__(rank, words)
+    def __init__(self, words: Words, bound: int, start: Start) -> None:
+        super().__init__(words, bound)
         self._start = start
-        most = (bound + 1, int(words.sum(axis=2).max())), (bound + 1, int(words.sum(axis=1).max()))
-        self._sent, self._received = (torch.zeros(shape, dtype=torch.int64) for shape in most)
-        self._under_way: deque[Any] = deque()
+        self._sent = torch.zeros(bound + 1, int(words.sum(axis=2).max()), dtype=torch.int64)
+        self._received = torch.zeros(bound + 1, int(words.sum(axis=1).max()), dtype=torch.int64)
+        self._under_way: deque[tuple[Any, Sequence[torch.Tensor]]] = deque()
 
     def post(self, step: int) -> None:
         """Queues the collective on the backend's threads."""
@@ -146,12 +151,11 @@ class TorchExchange(Exchange):
             if len(message):
                 message[-1] = self._stamp(step)
         received = self._received[buffer, : sum(receives)]
-        self._under_way.append((self._start(received, sent, receives, sends), received, receives))
+        work = self._start(received, sent, receives, sends)
+        self._under_way.append((work, received.split(receives)))
 
-    def complete(self, step: int) -> None:
-        """Waits, and checks each message's last word."""
-        work, received, receives = self._under_way.popleft()
+    def _arrivals(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
+        work, messages = self._under_way.popleft()
         work.wait()
-        for source, message in enumerate(received.split(receives)):
-            if source != self._rank:
-                self._check(message, step, source)
+        for source in self._others:
+            yield source, messages[source]

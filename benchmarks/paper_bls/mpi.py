@@ -1,17 +1,15 @@
-"""The MPI backend of torch.distributed, restated: torch's own wheels have none."""
+"""The backends that are compared. That of MPI is restated: torch's own wheels have none."""
 
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-import torch
+from dlrm_plain.exchange import Start, over
+from dlrm_plain.run import make_group
+from torch import Tensor
 
 _LIMIT_SECONDS = 120.0
-
-
-def launched_by_mpirun() -> bool:
-    """Whether this process is a rank of an Open MPI job."""
-    return "OMPI_COMM_WORLD_RANK" in os.environ
 
 
 class MpiBackend:
@@ -30,23 +28,14 @@ class MpiBackend:
         self._group = MPI.COMM_WORLD.Dup()
         self._progress = ThreadPoolExecutor(1, thread_name_prefix="mpi progress")
 
-    def start(
-        self,
-        received: torch.Tensor,
-        sent: torch.Tensor,
-        receive_splits: list[int],
-        send_splits: list[int],
-    ) -> "_MpiWork":
-        """Queues an all-to-all of flat tensors, with splits in elements."""
-        call = self._progress.submit(
-            self._group.Alltoallv, [sent.numpy(), send_splits], [received.numpy(), receive_splits]
-        )
-        return _MpiWork(call)
+    def start(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int]) -> Any:
+        """Queues an all-to-all of flat tensors with splits in elements; returns its handle."""
+        memory = [sent.numpy(), sends], [received.numpy(), receives]
+        call = self._progress.submit(self._group.Alltoallv, *memory)
+        return SimpleNamespace(wait=partial(call.result, _LIMIT_SECONDS))
 
 
-class _MpiWork:
-    def __init__(self, call: Future[Any]) -> None:
-        self._call = call
-
-    def wait(self) -> None:
-        self._call.result(_LIMIT_SECONDS)
+def starts(bound: int, largest: int, mpi: MpiBackend | None) -> dict[str, Start]:
+    """What begins an all-to-all at `bound`, by backend; `largest` has the bytes of a message."""
+    groups = {name: over(make_group(name, bound, largest)) for name in ("gloo", "bls")}
+    return groups | ({"mpi": mpi.start} if mpi else {})

@@ -7,24 +7,21 @@ import os
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from dlrm_plain.exchange import Start, over
-from dlrm_plain.run import make_group
-from tqdm import tqdm
 
+from benchmarks.delays.exchanges import Exchange
+from benchmarks.delays.runs import common_start, in_turn, sleep_until
 from benchmarks.harness.launch import gathered
 from benchmarks.paper_bls.mpi import MpiBackend
+from benchmarks.paper_bls.windows import over_backends
 
 _BYTES = 32 * 1024
 _COMPUTE = 0.1
-# Others are late by half of rank 0's compute, or by half of its second one.
-_WITHIN_FIRST, _WITHIN_SECOND = 0.5 * _COMPUTE, 1.5 * _COMPUTE
 _STOP, _LATE, _CONTINUE = 0.3, 0.4, 0.9
 
 
@@ -43,94 +40,73 @@ def measure(stage: str, settings: dict[str, Any], mpi: MpiBackend | None) -> lis
     - one_sided: how many of them does the last rank complete, which asked for nothing before rank
       0 was stopped? So many were carried out by rank 0 alone.
     """
-    backends = ["gloo", "bls", *(["mpi"] if mpi else [])]
-    cases = [(backend, bound) for backend in backends for bound in (0, settings["bound"])]
+    others = 1 - np.eye(dist.get_world_size(), dtype=np.int64)
+    words = np.tile(_BYTES // 8 * others, (settings["bound"] + 2, 1, 1))
+    exchanges = {bound: over_backends(words, bound, mpi) for bound in (0, settings["bound"])}
+    for of_bound in exchanges.values():
+        for exchange in of_bound.values():
+            exchange.run([0.0], 0.0)  # connects the ranks, for which all have to come
     entries = []
-    with tqdm(
-        total=len(cases) * settings["runs"], disable=dist.get_rank() != 0, desc=stage, unit="trial"
-    ) as bar:
-        for backend, bound in cases:
-            start = (
-                mpi.start if backend == "mpi" and mpi else over(make_group(backend, bound, _BYTES))
-            )
-            _poster(start)().wait()  # connects the ranks, for which all have to come
-            trials = []
-            for _ in range(settings["runs"]):
-                same = _moves_during_compute(start, bound, _WITHIN_FIRST, iteration=0)
-                other = _moves_during_compute(start, bound, _WITHIN_SECOND, iteration=1)
-                trials.append((same, other, *_completed_while_stopped(start, bound)))
-                bar.update()
-            names = ("same_iteration", "other_iteration", "exchanges", "one_sided")
-            combined = zip(
-                names, (sum, sum, median, median), zip(*trials, strict=True), strict=True
-            )
-            found = {name: combine(of_trials) for name, combine, of_trials in combined}
-            case = {"backend": backend, "bound": bound, "trials": settings["runs"]}
-            entries.append(case | found)
+    trials = in_turn(exchanges, settings["runs"], stage, _trial)
+    for name in exchanges[0]:
+        for bound in exchanges:
+            same, other, several, one_sided = zip(*trials[bound][name], strict=True)
+            entry = {"backend": name, "bound": bound, "trials": settings["runs"]}
+            entry |= {"same_iteration": sum(same), "other_iteration": sum(other)}
+            entries.append(entry | {"exchanges": median(several), "one_sided": median(one_sided)})
     return entries
 
 
-def _moves_during_compute(start: Start, bound: int, late: float, iteration: int) -> bool:
-    post = _poster(start)
-    begin = _common_start()
-    computes, posted, completed = [], 0.0, 0.0
+def _trial(exchange: Exchange) -> tuple[bool, bool, int, int]:
+    moves = (_moves_during_compute(exchange, iteration) for iteration in (0, 1))
+    return (*moves, *_completed_while_stopped(exchange))
+
+
+def _moves_during_compute(exchange: Exchange, iteration: int) -> bool:
+    """Whether the others post and complete exchange 0 within rank 0's compute of `iteration`."""
+    begin = common_start()
     if dist.get_rank() == 0:
-        under_way: deque[Any] = deque()
-        for _ in range(2):
-            under_way.append(post())
-            computes.append((time.monotonic(), _compute()))
-            if len(under_way) > bound:
-                under_way.popleft().wait()
-        for work in under_way:
-            work.wait()
+        computes = []
+        for step in range(2 + exchange.bound):
+            if step < 2:
+                exchange.post(step)
+                computes.append((time.monotonic(), _compute()))
+            if step >= exchange.bound:
+                exchange.complete(step - exchange.bound)
+        span = computes[iteration]
     else:
-        _sleep_until(begin + late)
+        sleep_until(begin + (iteration + 0.5) * _COMPUTE)
         posted = time.monotonic()
-        post().wait()
-        completed = time.monotonic()
-        post().wait()
-    everyone = gathered((computes, posted, completed))
-    compute_begin, compute_end = everyone[0][0][iteration]
-    return all(
-        compute_begin < posted and completed < compute_end for _, posted, completed in everyone[1:]
-    )
+        exchange.post(0)
+        exchange.complete(0)
+        span = posted, time.monotonic()
+        exchange.post(1)
+        exchange.complete(1)
+    (begin, end), *others = gathered(span)
+    return all(begin < posted and completed < end for posted, completed in others)
 
 
-def _completed_while_stopped(start: Start, bound: int) -> tuple[int, int]:
+def _completed_while_stopped(exchange: Exchange) -> tuple[int, int]:
     """Returns the number for the ranks between the first and the last, and that for the last."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pids = gathered(os.getpid())
-    post = _poster(start)
-    begin = _common_start()
+    begin = common_start()
     if rank == 1:
         for at, number in ((_STOP, signal.SIGSTOP), (_CONTINUE, signal.SIGCONT)):
             delay = begin + at - time.monotonic()
             threading.Timer(delay, os.kill, (pids[0], number)).start()
     if rank == ranks - 1:
-        _sleep_until(begin + _LATE)
-    under_way = [post() for _ in range(bound + 1)]
+        sleep_until(begin + _LATE)
+    for step in range(exchange.bound + 1):
+        exchange.post(step)
     if rank == 0:
-        _sleep_until(begin + _CONTINUE)
+        sleep_until(begin + _CONTINUE)
     completed = 0
-    for work in under_way:
-        work.wait()
+    for step in range(exchange.bound + 1):
+        exchange.complete(step)
         completed += time.monotonic() < begin + _CONTINUE
     counts = gathered(completed)
     return min(counts[1:-1]), counts[-1]
-
-
-def _poster(start: Start) -> Callable[[], Any]:
-    """Returns what posts an exchange of `_BYTES` a pair."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    splits = [0 if other == rank else _BYTES for other in range(ranks)]
-    memory = []
-
-    def post() -> Any:
-        # Each has its own memory, which is kept to the end of the trial.
-        memory.append([torch.zeros(sum(splits), dtype=torch.uint8) for _ in range(2)])
-        return start(*memory[-1], splits, splits)
-
-    return post
 
 
 def _compute() -> float:
@@ -140,14 +116,3 @@ def _compute() -> float:
     while (now := time.monotonic()) < end:
         torch.mm(matrix, matrix)
     return now
-
-
-def _common_start() -> float:
-    start = torch.tensor(time.monotonic() + 0.05, dtype=torch.float64)
-    dist.broadcast(start, 0)
-    _sleep_until(start.item())
-    return float(start.item())
-
-
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))

@@ -1,6 +1,6 @@
 """Summary and tables of the record of the paper's evaluation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -8,15 +8,18 @@ from benchmarks.harness import page
 from benchmarks.harness.statistics import mean_interval
 
 Stage = dict[str, Any]
+#: Of a table, the first one its header.
+Rows = Iterator[Sequence[Any]]
 
-_ALLTOALL = {"channel": "channel, C++", "open_mpi": "Open MPI, C", "bls": "bls", "gloo": "gloo"}
-_PEERS = {
-    "shm": "channel, shm",
-    "c10d": "channel, c10d",
-    "bls": "backend bls",
-    "gloo": "backend gloo",
-    "mpi": "Open MPI",
+#: Labels and looks; of the all-to-all alone there are others.
+PEERS = {
+    "shm": {"label": "channel, shm", "color": "tab:blue", "marker": "o"},
+    "c10d": {"label": "channel, c10d", "color": "tab:cyan", "marker": "D"},
+    "bls": {"label": "backend bls", "color": "tab:purple", "marker": "v"},
+    "gloo": {"label": "backend gloo", "color": "tab:green", "marker": "^"},
+    "mpi": {"label": "Open MPI", "color": "tab:red", "marker": "s"},
 }
+_ALLTOALL = {"channel": "channel, C++", "open_mpi": "Open MPI, C", "bls": "bls", "gloo": "gloo"}
 _OVERLAPS = {
     "same_iteration": "compute and collective in the same iteration",
     "other_iteration": "compute and collective across iterations",
@@ -36,28 +39,26 @@ def summarize(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _summarized(entry: dict[str, Any]) -> dict[str, Any]:
     if "step_ms" in entry:
-        steps, results = entry["step_ms"], entry["result_ms"]
         return {
             "backend": entry["backend"],
             "bound": entry["bound"],
-            "step_ms": mean_interval([fmean(run) for run in steps]),
+            "step_ms": mean_interval([fmean(run) for run in entry["step_ms"]]),
             # Sec. V-C: the sum over the ranks, whose batches are different ones.
-            "batches_per_s": mean_interval([sum(1e3 / ms for ms in run) for run in steps]),
-            "result_ms": mean_interval([fmean(run) for run in results]),
+            "batches_per_s": mean_interval([sum(1e3 / t for t in run) for run in entry["step_ms"]]),
+            "result_ms": mean_interval([fmean(run) for run in entry["result_ms"]]),
         }
-    if "ms_per_step" in entry:
-        return {**entry, "ms_per_step": mean_interval(entry["ms_per_step"])}
-    return {
-        key: {peer: mean_interval(runs) for peer, runs in each.items()}
-        if isinstance(each, dict)
-        else each
-        for key, each in entry.items()
-    }
+    return {key: _intervals(each) for key, each in entry.items()}
+
+
+def _intervals(runs: Any) -> Any:
+    if isinstance(runs, dict):
+        return {peer: mean_interval(of_peer) for peer, of_peer in runs.items()}
+    return mean_interval(runs) if isinstance(runs, list) else runs
 
 
 def section(record: dict[str, Any]) -> str:
     """Markdown of all stages that are there."""
-    makers: dict[str, tuple[str, Callable[[Stage], Iterator[list[str]]]]] = {
+    makers: dict[str, tuple[str, Callable[[Stage], Rows]]] = {
         "fig6a": ("Fig. 6a: one call, µs", _sizes),
         "fig6b": ("Fig. 6b: calls one after the other, 32 KiB per pair, seconds", _repetitions),
         "fig7-delays": ("Fig. 7, delays 0-10 ms, dense part a sleep of 5 ms: ms a step", _windows),
@@ -67,76 +68,79 @@ def section(record: dict[str, Any]) -> str:
         "fig8": ("Fig. 8, plain DLRM, balanced rows, no delays: ms a batch", _dlrm),
         "table1": ("Table I, measured", _overlaps),
     }
-    stages, parts = record["stages"], []
+    parts = []
     for figure, (title, rows) in makers.items():
-        for name in sorted(name for name in stages if name.rpartition("-")[0] == figure):
-            header, *lines = rows(stages[name])
-            parts += [
-                f"### {title}, {name.rpartition('-')[2]} ranks",
-                page.table(header, lines),
-                page.conditions(stages[name]),
-            ]
+        for name, stage in sorted(record["stages"].items()):
+            of, _, ranks = name.rpartition("-")
+            if of == figure:
+                header, *lines = rows(stage)
+                heading = f"### {title}, {ranks} ranks"
+                parts.append(page.section(stage, heading, page.table(header, lines)))
     return "\n\n".join(parts)
 
 
-def _sizes(stage: Stage) -> Iterator[list[str]]:
+def by_bound(stage: Stage, kind: str) -> dict[int, dict[str, Any]]:
+    """What the results have as `kind`, by bound and then by peer."""
+    found: dict[int, dict[str, Any]] = {}
+    for entry in stage["results"]:
+        peer = entry.get("peer") or entry["backend"]
+        found.setdefault(entry["bound"], {})[peer] = entry[kind]
+    return found
+
+
+def _sizes(stage: Stage) -> Rows:
     yield ["per pair", *_ALLTOALL.values()]
     for entry in stage["results"]:
-        yield [page.size(entry["bytes"]), *(_interval(entry["us"].get(peer)) for peer in _ALLTOALL)]
+        yield [page.size(entry["bytes"]), *_cells(entry["us"], _ALLTOALL)]
 
 
-def _repetitions(stage: Stage) -> Iterator[list[str]]:
+def _repetitions(stage: Stage) -> Rows:
     yield ["calls", *_ALLTOALL.values()]
     for entry in stage["results"]:
-        cells = (_interval(entry["seconds"].get(peer)) for peer in _ALLTOALL)
-        yield [f"{entry['repetitions']:,}", *cells]
+        yield [f"{entry['repetitions']:,}", *_cells(entry["seconds"], _ALLTOALL)]
 
 
-def _windows(stage: Stage) -> Iterator[list[str]]:
-    found = {(entry["peer"], entry["bound"]): entry for entry in stage["results"]}
-    peers = [peer for peer in _PEERS if (peer, stage["settings"]["bounds"][0]) in found]
-    yield ["bound", "ideal, computed", *(_PEERS[peer] for peer in peers)]
-    for bound in stage["settings"]["bounds"]:
-        ideal = found[peers[0], bound]["computed_ideal_ms"]
-        cells = (_interval(found[peer, bound]["ms_per_step"]) for peer in peers)
-        yield [str(bound), f"{ideal:.2f}" if ideal else "", *cells]
+def _windows(stage: Stage) -> Rows:
+    times, ideals = by_bound(stage, "ms_per_step"), by_bound(stage, "computed_ideal_ms")
+    peers = [peer for peer in PEERS if peer in times[0]]
+    yield ["bound", "ideal, computed", *(PEERS[peer]["label"] for peer in peers)]
+    for bound, of_bound in times.items():
+        ideal = ideals[bound][peers[0]]
+        yield [bound, f"{ideal:.2f}" if ideal else "", *_cells(of_bound, peers)]
 
 
-def _dlrm(stage: Stage) -> Iterator[list[str]]:
-    found = {(entry["backend"], entry["bound"]): entry for entry in stage["results"]}
-    backends = [name for name in _PEERS if (name, stage["settings"]["bounds"][0]) in found]
-    names = [_PEERS[backend].removeprefix("backend ") for backend in backends]
-    titles = [f"{name}: step" for name in names] + [f"{name}: batches/s" for name in names]
+def _dlrm(stage: Stage) -> Rows:
+    steps, rates, waits = (by_bound(stage, k) for k in ("step_ms", "batches_per_s", "result_ms"))
+    peers = [peer for peer in PEERS if peer in steps[0]]
+    titles = [f"{_backend(peer)}: {kind}" for kind in ("step", "batches/s") for peer in peers]
     yield ["bound", *titles, "bls: to the logits"]
-    for bound in stage["settings"]["bounds"]:
-        kinds = ("step_ms", "batches_per_s")
-        cells = [_interval(found[backend, bound][kind]) for kind in kinds for backend in backends]
-        yield [str(bound), *cells, _interval(found["bls", bound]["result_ms"])]
+    for bound in steps:
+        cells = [*_cells(steps[bound], peers), *_cells(rates[bound], peers)]
+        yield [bound, *cells, *_cells(waits[bound], ["bls"])]
 
 
-def _overlaps(stage: Stage) -> Iterator[list[str]]:
-    entries = stage["results"]
-    titles = [
-        f"{'BLS DLRM' if entry['bound'] else 'DLRM'}, "
-        f"{_PEERS[entry['backend']].removeprefix('backend ')}, k = {entry['bound']}"
-        for entry in entries
-    ]
-    yield ["overlaps", *titles]
-    for key, title in _OVERLAPS.items():
-        cells = []
-        for entry in entries:
-            if key in ("exchanges", "one_sided"):
-                yes, of = int(entry[key]) > (key == "exchanges"), f" of {entry['bound'] + 1}"
-            else:
-                # Other load makes trials miss an overlap and can't make one up.
-                yes, of = bool(entry[key]), f"/{entry['trials']}"
-            cells.append(f"{'yes' if yes else 'no'} ({int(entry[key])}{of})")
-        yield [title, *cells]
+def _overlaps(stage: Stage) -> Rows:
+    columns = [["overlaps", *_OVERLAPS.values()]]
+    for entry in stage["results"]:
+        bound, model = entry["bound"], "BLS DLRM" if entry["bound"] else "DLRM"
+        column = [f"{model}, {_backend(entry['backend'])}, k = {bound}"]
+        for key in _OVERLAPS:
+            # Of trials: other load makes them miss an overlap and can't make one up. Of exchanges.
+            of = f"/{entry['trials']}" if "iteration" in key else f" of {bound + 1}"
+            yes = int(entry[key]) > (1 if key == "exchanges" else 0)
+            column.append(f"{'yes' if yes else 'no'} ({int(entry[key])}{of})")
+        columns.append(column)
+    yield from zip(*columns, strict=True)
 
 
-def _interval(found: dict[str, float] | None) -> str:
-    if not found:
-        return "-"
-    mean = found["mean"]
-    digits = max(0, 2 - max(0, len(str(int(mean))) - 1)) if mean >= 0.1 else 5
-    return f"{mean:,.{digits}f} ± {found['ci95']:,.{digits}f}"
+def _backend(peer: str) -> str:
+    return PEERS[peer]["label"].removeprefix("backend ")
+
+
+def _cells(found: dict[str, Any], peers: Iterable[str]) -> list[str]:
+    return [_interval(**found[peer]) if peer in found else "-" for peer in peers]
+
+
+def _interval(mean: float, ci95: float) -> str:
+    digits = max(0, 3 - len(str(int(mean)))) if mean >= 0.1 else 5
+    return f"{mean:,.{digits}f} ± {ci95:,.{digits}f}"

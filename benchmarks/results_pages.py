@@ -15,7 +15,6 @@ from benchmarks.harness.statistics import geometric_mean
 from benchmarks.modules import page as modules
 from benchmarks.paper_bls import figures
 from benchmarks.paper_bls import page as paper_bls
-from benchmarks.planner import models_page
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
 from benchmarks.soak import page as soak
@@ -93,7 +92,7 @@ SECTIONS = [
     Section("docs/results/codecs.md", "results", ("codecs", "codec_exchange"), _codecs),
     Section("docs/results/planner.md", "results", _PLANS, planner.section),
     Section("docs/soak.md", "results", ("soak",), soak.section),
-    Section(_MODELS, "models", ("performance-models",), models_page.section),
+    Section(_MODELS, "models", ("performance-models",), planner.models_section),
     Section(_MODELS, "sharding", _PLANS, planner.details),
     Section("docs/reproduction/bls.md", "results", ("paper_bls",), paper_bls.section),
     Section("docs/reproduction/quantized.md", "results", ("quantized",), quantized.section),

@@ -54,8 +54,7 @@ def main() -> None:
             result = {"seconds": LIMIT_SECONDS, "failure": what}
         results.append({**problem, "planner": planner, **result})
     settings = {"batch": BATCH, "seeds": seeds, "profile": options.profile}
-    section = lambda found: "\n\n".join(search_table(found["results"]))  # noqa: E731
-    record.publish(options.json, "sharding_search", before, settings, results, section)
+    record.publish(options.json, "sharding_search", before, settings, results, search_table)
 
 
 def _plan(

@@ -13,7 +13,6 @@ from benchmarks.harness.statistics import geometric_mean
 from benchmarks.modules import page as modules
 from benchmarks.paper_bls import figures
 from benchmarks.paper_bls import page as paper_bls
-from benchmarks.planner import models_page
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
 from benchmarks.soak import page as soak
@@ -80,7 +79,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
     ("docs/results/planner.md", "results"): (planner.section, *_PLANS),
     ("docs/soak.md", "results"): (soak.section, "soak"),
-    (_MODELS, "models"): (models_page.section, "performance-models"),
+    (_MODELS, "models"): (planner.models_section, "performance-models"),
     (_MODELS, "sharding"): (planner.details, *_PLANS),
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),

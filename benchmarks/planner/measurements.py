@@ -1,25 +1,28 @@
 """A calibration's measurements as the benchmarks keep them: by columns, gzipped."""
 
-from itertools import accumulate, pairwise
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import record
+import numpy as np
 
-_PATH = record.raw_path(record.RESULTS / "calibration.json")
-_REPEATS = ("us", "forward_us", "backward_us")
-# Of a repeat; two repeats differ by more than 3 %.
-_DIGITS = 3
-_PER_MILLE = 1000
+from benchmarks.harness import record
 
 Entry = dict[str, Any]
 
+_PATH = record.raw_path(record.RESULTS / "calibration.json")
+_PER_MILLE = 1000
 
-def read(path: Path = _PATH) -> tuple[Entry, list[Entry]]:
+
+def read() -> tuple[Entry, list[Entry]]:
     """What the calibration was, and its measurements of each kind in order."""
-    packed = record.read_raw(path)
+    packed = record.read_raw(_PATH)
     entries = [
-        {"kind": kind, **{n: _unpacked(n, v) for n, v in zip(columns, row, strict=True)}}
+        _changed(
+            {"kind": kind, **dict(zip(columns, row, strict=True))},
+            repeats=lambda steps: np.cumsum(steps).round(3).tolist(),
+            share=lambda per_mille: per_mille / _PER_MILLE,
+        )
         for kind, columns in packed["kinds"].items()
         for row in zip(*columns.values(), strict=True)
     ]
@@ -27,37 +30,26 @@ def read(path: Path = _PATH) -> tuple[Entry, list[Entry]]:
 
 
 def write(path: Path, head: Entry, entries: list[Entry]) -> None:
-    """Writes what `read` reads: repeats rounded and in order of size, which no statistic uses."""
+    """Writes what `read` reads: shares in per mille; repeats by size, which no statistic uses."""
     kinds: dict[str, dict[str, list[Any]]] = {}
     for entry in entries:
-        columns = kinds.setdefault(entry["kind"], {})
-        for name, value in entry.items():
-            if name != "kind":
-                columns.setdefault(name, []).append(_packed(name, value))
+        packed = _changed(entry, _steps, lambda share: round(_PER_MILLE * share))
+        columns = kinds.setdefault(packed.pop("kind"), {})
+        for name, value in packed.items():
+            columns.setdefault(name, []).append(value)
     record.write_raw(path, {"head": head, "kinds": kinds})
 
 
-def _packed(name: str, value: Any) -> Any:
-    """Repeats as the least and the steps from there, shares in per mille."""
-    if name in _REPEATS:
-        ordered = sorted(float(f"{each:.{_DIGITS}g}") for each in value)
-        return [_short(ordered[0]), *(_short(b - a) for a, b in pairwise(ordered))]
-    if name == "messages":
-        return [{key: _packed(key, each) for key, each in message.items()} for message in value]
-    if name == "reuse_factors":
-        return [[round(_PER_MILLE * share) for share in of_table] for of_table in value]
-    return value
+def _changed(entry: Entry, repeats: Callable[..., Any], share: Callable[..., float]) -> Entry:
+    """An entry, and the messages in it, with other repeats and shares of reuse factors."""
+    changes: dict[str, Any] = dict.fromkeys(("us", "forward_us", "backward_us"), repeats)
+    changes["reuse_factors"] = lambda tables: [[share(each) for each in table] for table in tables]
+    changes["messages"] = lambda messages: [_changed(each, repeats, share) for each in messages]
+    return {n: changes[n](value) if n in changes else value for n, value in entry.items()}
 
 
-def _unpacked(name: str, value: Any) -> Any:
-    if name in _REPEATS:
-        return [round(each, 3) for each in accumulate(value)]
-    if name == "messages":
-        return [{key: _unpacked(key, each) for key, each in message.items()} for message in value]
-    if name == "reuse_factors":
-        return [[share / _PER_MILLE for share in of_table] for of_table in value]
-    return value
-
-
-def _short(value: float) -> float:
-    return int(value) if value == int(value) else round(value, 3)
+def _steps(repeats: list[float]) -> list[float]:
+    """The least one and the steps from there, of three digits: two differ by more than 3 %."""
+    ordered = sorted(float(f"{each:.3g}") for each in repeats)
+    steps = np.diff(ordered, prepend=0.0).tolist()
+    return [int(step) if step == int(step) else round(step, 3) for step in steps]

@@ -1,27 +1,28 @@
-"""Random models for the benchmarks of sharding, and the statistics of their ids."""
+"""Random models for the benchmarks of sharding, the statistics of their ids, and their planners."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.types import ShardingPlan
+from torchrec_bls.sharding.costs.profile import load_profile
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.report.prediction import Rating, rate
+from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
+from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
+from torchrec_bls.sharding.torchrec.tables import workload_of
 
 # Ids of a table are Zipf ranks, spread over the rows by a multiplication with a prime.
 _PRIME = 2_147_483_647
 
 
-@dataclass(frozen=True)
-class TableSpec:
-    """A table of a random model.
-
-    Attributes:
-        rows: number of rows.
-        dim: number of columns.
-        pooling: mean ids per sample.
-        skew: Zipf exponent of its ids.
-    """
+class TableSpec(NamedTuple):
+    """A table: rows, columns, mean ids per sample, and the Zipf exponent of its ids."""
 
     rows: int
     dim: int
@@ -34,28 +35,58 @@ class TableSpec:
         return weights / weights.sum()
 
 
-class ZipfReuse:
-    """The statistics of a TableSpec's ids, as the planner asks for them.
+Specs = Sequence[TableSpec]
 
-    Args:
-        spec: the table.
-        samples: of a global batch, the only one that is planned for. The sum over all rows is made
-            here, where sample batches would be counted: it is no part of planning.
-    """
 
-    def __init__(self, spec: TableSpec, samples: int) -> None:
-        self.pooling_factor = spec.pooling
-        self._samples = samples
-        self._unique_rows = float(-np.expm1(-samples * spec.pooling * spec.shares()).sum())
+class ZipfReuse(NamedTuple):
+    """The statistics of a table's ids, as our planner asks for them, of one global batch."""
+
+    pooling_factor: float
+    samples: int
+    expected_rows: float
 
     def unique_rows(self, samples: float) -> float:
-        """Returns the expected number of distinct rows that the batch reads."""
-        assert samples == self._samples
-        return self._unique_rows
+        """The expected number of distinct rows that the batch reads."""
+        assert samples == self.samples
+        return self.expected_rows
+
+
+class Task:
+    """A random model to be planned for a job on CPUs, by our planner and by TorchRec's.
+
+    `profile` is a name or file of costs. Both planners get the StorageReservation `reserve`, by
+    default TorchRec's, and `limits`: what else ParameterConstraints have to say of every table.
+    """
+
+    def __init__(
+        self, specs: Specs, sharder: Any, job: Job, profile: str, reserve: Any = None, **limits: Any
+    ) -> None:
+        self.module, self.sharders, self.job = module_of(specs), [sharder], job
+        constraints, reuse = {}, {}
+        for i, spec in enumerate(specs):
+            constraints[f"t{i}"] = ParameterConstraints(pooling_factors=[spec.pooling], **limits)
+            # Made here, where sample batches would be counted: it is no part of planning.
+            rows = float(-np.expm1(-job.samples * spec.pooling * spec.shares()).sum())
+            reuse[f"t{i}"] = ZipfReuse(spec.pooling, job.samples, rows)
+        self.workload = workload_of(self.module, self.sharders, "cpu", 1, constraints, reuse)
+        self.costs = ProfiledCosts(load_profile(profile))
+        memory = job.memory_bytes[0]
+        self.topology = Topology(world_size=job.ranks, compute_device="cpu", ddr_cap=memory)
+        both: Any = {"storage_reservation": reserve, "constraints": constraints}
+        known: Any = {"costs": self.costs, "reuse": reuse}
+        known |= {"backend": job.backend, "cores_per_host": job.cores_per_host}
+        self.planners = {
+            "ours": BLSShardingPlanner(self.topology, job.batch, **both, **known),
+            "torchrec": EmbeddingShardingPlanner(self.topology, job.batch, **both, debug=False),
+        }
+
+    def rating(self, plan: ShardingPlan) -> Rating:
+        """What the plan is predicted to take; ValueError of one that can't be rated."""
+        return rate(from_sharding_plan(plan, self.workload), self.workload, self.job, self.costs)
 
 
 def random_specs(seed: int, tables: tuple[int, int], rows: tuple[float, float]) -> list[TableSpec]:
-    """Returns a random model: log-uniform rows, log-normal pooling, as in dlrm_datasets."""
+    """A random model: log-uniform rows, log-normal pooling, as in dlrm_datasets."""
     random = np.random.default_rng(seed)
     return [
         TableSpec(
@@ -68,19 +99,17 @@ def random_specs(seed: int, tables: tuple[int, int], rows: tuple[float, float]) 
     ]
 
 
-def module_of(specs: Sequence[TableSpec]) -> EmbeddingBagCollection:
-    """Returns the model's tables as an EmbeddingBagCollection, unsharded and without weights."""
+def module_of(specs: Specs) -> EmbeddingBagCollection:
+    """The tables t0, t1, ... as an EmbeddingBagCollection, unsharded and without weights."""
     tables = [
-        EmbeddingBagConfig(
-            name=f"t{i}", embedding_dim=spec.dim, num_embeddings=spec.rows, feature_names=[f"f{i}"]
-        )
+        EmbeddingBagConfig(spec.rows, spec.dim, f"t{i}", feature_names=[f"f{i}"])
         for i, spec in enumerate(specs)
     ]
     return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
 
 
-def batch_of(specs: Sequence[TableSpec], samples: int, seed: int) -> KeyedJaggedTensor:
-    """Returns a batch of ids that follow the specs."""
+def batch_of(specs: Specs, samples: int, seed: int) -> KeyedJaggedTensor:
+    """A batch of ids that follow the specs."""
     random = np.random.default_rng(seed)
     lengths, values = [], []
     for spec in specs:
@@ -89,7 +118,7 @@ def batch_of(specs: Sequence[TableSpec], samples: int, seed: int) -> KeyedJagged
         lengths.append(each)
         values.append(ranks.astype(np.int64) * _PRIME % spec.rows)
     return KeyedJaggedTensor(
-        keys=[f"f{index}" for index in range(len(specs))],
+        keys=[f"f{i}" for i in range(len(specs))],
         values=torch.from_numpy(np.concatenate(values)),
         lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32)),
     )

@@ -73,7 +73,7 @@ def section(measured: record.Record) -> str:
         [[str(ranks), kind, *cells] for (ranks, kind), cells in rows.items()],
     )
     against = f"New by {measured['settings']['commit']}; geometric mean {mean:.3f}:"
-    return "\n\n".join([against, table, page.conditions(measured)])
+    return page.section(measured, against, table)
 
 
 def _program_of(commit: str) -> Path:

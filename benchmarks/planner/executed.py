@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -28,14 +27,14 @@ from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.torchrec.plan import to_sharding_plan
 
 from benchmarks.harness import record
-from benchmarks.harness.launch import on_ranks, slowest
+from benchmarks.harness.launch import on_ranks, slowest_ms
 from benchmarks.planner.page import summarize
 from benchmarks.planner.paper_sharders import TABLE_III, random_plan, table_iii_plan
 from benchmarks.planner.random_models import Task, batch_of, module_of, random_specs
 from torchrec_bls import BLSEmbeddingBagCollectionSharder
 
 _SHARDERS = {"gloo": EmbeddingBagCollectionSharder, "bls": BLSEmbeddingBagCollectionSharder}
-_MODELS, _TABLES, _ROWS = 20, (8, 20), (1e3, 2e5)
+_TABLES, _ROWS = (8, 20), (1e3, 2e5)
 _RANKS, _BATCH, _BATCHES, _WARM_UPS = 4, 256, 4, 3
 _DDR = 64 << 30
 _LEARNING_RATE = 0.01
@@ -44,29 +43,26 @@ _LEARNING_RATE = 0.01
 def main() -> None:
     """Runs what is missing in the record, for as long as it may."""
     parser = record.parser(__doc__)
+    parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each plan")
     parser.add_argument("--seconds", type=float, default=380, help="after which no model is begun")
     parser.add_argument("--profile", default="epyc-milan-2-cores", help="file or name")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
+    empty = {"benchmark": "sharding_executed", "environment": record.environment()}
+    settings = {"steps": options.steps, "profile": options.profile}
+    empty |= {"settings": {"ranks": _RANKS, "batch": _BATCH, **settings}, "results": []}
     path = options.json or Path("out/sharding_executed.json")
-    raw = record.raw_path(path)
-    settings = {"ranks": _RANKS, "batch": _BATCH}
-    settings |= {"steps": options.steps, "profile": options.profile}
-    known = {"benchmark": "sharding_executed", "environment": record.environment()}
-    known |= {"settings": settings, "results": []}
-    if raw.exists():
-        known = record.read_raw(raw)
-        if known["settings"] != settings:
-            raise SystemExit(f"{raw} has other settings: {known['settings']}")
-    results = known["results"]
-    for model, backend in list(product(range(_MODELS), _SHARDERS))[len(results) :]:
+    try:
+        kept = record.Resumable(path, empty, summarize)
+    except record.RecordError as error:
+        raise SystemExit(str(error)) from None
+    done = len(kept.raw["results"])
+    for model, backend in list(product(range(options.models), _SHARDERS))[done:]:
         if time.monotonic() > end:
             break
-        result = on_ranks(_RANKS, _measure, model, backend, options.steps, options.profile)
-        results.append({"model": model, "backend": backend, **result})
-        record.write_raw(raw, known)
-        record.write_summary(path, summarize(known))
+        result = on_ranks(_RANKS, _measure, model, backend, *settings.values())
+        kept.add({"model": model, "backend": backend, **result})
         print(model, backend, {n: float(np.median(p["ms"])) for n, p in result["plans"].items()})
 
 
@@ -121,12 +117,13 @@ def step_ms(
     model: DistributedModelParallel, optimizer: CombinedOptimizer, batch: KeyedJaggedTensor
 ) -> float:
     """Makes a training step, and returns its milliseconds on the slowest rank."""
-    dist.barrier()
-    start = time.perf_counter()
-    optimizer.zero_grad()
-    model(batch).values().sum().backward()
-    optimizer.step()
-    return slowest((time.perf_counter() - start) * 1e3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).values().sum().backward()
+        optimizer.step()
+
+    return slowest_ms(step)
 
 
 if __name__ == "__main__":

@@ -64,24 +64,26 @@ def section(executed: Record, search: Record) -> str:
         size = "{} x {}".format(*key)
         planned.setdefault(size, [size]).extend(_planned(runs))
     header = ["tables x ranks", "ours, s", "over", "TorchRec, s", "over"]
-    parts = [
+    of_executed = page.section(
+        executed,
         f"Training steps of {len(backends['bls'])} random models at"
         f" {executed['settings']['ranks']} ranks, over the time under our plans, with 95 %"
         " intervals:",
         page.table(["plans of", *(f"sharders on {backend}" for backend in backends)], times),
-        page.conditions(executed),
+    )
+    of_search = page.section(
+        search,
         "Planning on one core: seconds, and the predicted step over a proven lower bound.",
         page.table(header, planned.values()),
-        page.conditions(search),
-        page.faster_peers(sorted(faster)),
-    ]
-    return "\n\n".join(parts)
+        faster=sorted(faster),
+    )
+    return f"{of_executed}\n\n{of_search}"
 
 
 def details(executed: Record, search: Record) -> str:
     """What docs/reproduction/performance-models.md says of plans."""
-    parts = [*executed_tables(executed["results"]), page.conditions(executed)]
-    return "\n\n".join([*parts, search_table(search), page.conditions(search)])
+    of_executed = page.section(executed, *executed_tables(executed["results"]))
+    return f"{of_executed}\n\n{page.section(search, search_table(search))}"
 
 
 def executed_tables(results: Results) -> Iterator[str]:

@@ -26,14 +26,9 @@ def section(record: Record) -> str:
     sources = [_source(each, batches[each["source"]]) for each in record["results"]]
     header = ["", "error of the 1st sum", "5th", f"{SUMS}th", f"of the mean of {SUMS}"]
     rows = [[e["row"], *(f"{error:.3f}" for error in e["errors"])] for e in record["compensation"]]
-    parts = [
-        *sources,
-        "### Sums of gradients that do not change",
-        "32 nodes, normal values, RMS relative to the exact sum's:",
-        page.table(header, rows),
-        page.conditions(record),
-    ]
-    return "\n\n".join(parts)
+    sums = "### Sums of gradients that do not change"
+    what = "32 nodes, normal values, RMS relative to the exact sum's:"
+    return page.section(record, *sources, sums, what, page.table(header, rows))
 
 
 def _source(result: Record, batch: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.architecture.imports import ROOT
 
 MOST_FILES, MOST_LINES = 14, 400
+MOST_OF_BENCHMARKS = 5500
 SOURCES = (".py", ".cpp", ".h", ".inc")
 
 
@@ -31,6 +32,11 @@ def lines_of_code(path: Path) -> int:
 def test_files_are_short() -> None:
     sizes = {str(path): lines_of_code(path) for path in source_files()}
     assert {name: size for name, size in sizes.items() if size > MOST_LINES} == {}
+
+
+def test_benchmarks_stay_smaller_than_what_they_measure() -> None:
+    lines = sum(lines_of_code(path) for path in source_files() if path.parts[0] == "benchmarks")
+    assert lines <= MOST_OF_BENCHMARKS
 
 
 def test_folders_are_seen_at_a_glance() -> None:

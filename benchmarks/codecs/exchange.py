@@ -81,8 +81,10 @@ def main() -> None:
     parser = record.parser(__doc__)
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
     arguments = parser.parse_args()
-    if os.geteuid() != 0 or shutil.which("tc") is None:
-        parser.error("needs root and iproute2")
+    if os.geteuid() != 0:
+        parser.error("a network of 1 Gbit/s needs root: run as root")
+    if shutil.which("tc") is None:
+        parser.error("a network of 1 Gbit/s needs tc: apt install iproute2")
     before = record.environment()
     settings = {"ranks": RANKS, "tables": TABLES, "batch_of_rank": BATCH, "turns": arguments.turns}
     settings["limit"] = "tc tbf, 1 Gbit/s for all ranks together"

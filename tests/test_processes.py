@@ -227,11 +227,14 @@ def noting(rank: int, folder: Path) -> Iterator[int]:
 
 
 CALLER = """
+import signal
 import sys
 from pathlib import Path
 from tests.test_processes import note_and_hang
 from torchrec_bls.processes import run
 if __name__ == "__main__":
+    # Programs in the background of a script are started to ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(2, note_and_hang, Path(sys.argv[1]), deadline_s=600, start_method=sys.argv[2])
 """
 

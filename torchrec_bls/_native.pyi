@@ -212,7 +212,7 @@ def post_grouped_rows(
 ) -> None: ...
 def post_table_rows(
     channel: Channel,
-    tables: Sequence[tuple[int, int, int]],
+    tables: Sequence[tuple[int, int, int, bool]],
     ids: Items,
     count: int,
     row_bytes: int,
@@ -222,13 +222,16 @@ def post_table_rows(
 ) -> None: ...
 def post_pooled_rows(
     channel: Channel,
-    tables: Sequence[tuple[int, int, int]],
+    tables: Sequence[tuple[int, int, int, bool]],
     ids: Items,
     count: int,
     lengths: Items,
     length_count: int,
+    weights: int,
     batches: Sequence[int],
     order: Sequence[int],
+    own: int,
+    own_stride: int,
 ) -> None: ...
 def collect_grouped_rows(
     arrival: Arrival, out: int, row_bytes: int, counts: Sequence[int], order: Sequence[int]

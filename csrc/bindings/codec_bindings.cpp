@@ -8,7 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "codecs/codec.h"
-#include "codecs/kernels/kernels.h"
+#include "host/instruction_set.h"
 #include "messages/frame_message.h"
 
 namespace py = pybind11;

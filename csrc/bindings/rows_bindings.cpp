@@ -61,13 +61,13 @@ std::vector<std::pair<int, py::bytes>> refusals_of(const ArrivedIds& ids) {
   return refusals;
 }
 
-/// (address, rows, bytes of a row)
-using TableTuple = std::tuple<uintptr_t, int64_t, size_t>;
+/// (address, rows, bytes of a row, whether bags are pooled to means)
+using TableTuple = std::tuple<uintptr_t, int64_t, size_t, bool>;
 
 std::vector<Table> tables_of(const std::vector<TableTuple>& tuples) {
   std::vector<Table> tables;
-  for (const auto& [address, rows, row_bytes] : tuples) {
-    tables.push_back({pointer(address), rows, row_bytes});
+  for (const auto& [address, rows, row_bytes, means] : tuples) {
+    tables.push_back({pointer(address), rows, row_bytes, means});
   }
   return tables;
 }
@@ -140,17 +140,23 @@ void bind_rows(py::module_& module) {
                const py::gil_scoped_release release;
                post_table_rows(channel, rows, pointer(own));
              });
-  module.def("post_pooled_rows", [](Channel& channel, const std::vector<TableTuple>& tables,
-                                    const Items& ids, size_t count, const Items& lengths,
-                                    size_t length_count, const std::vector<int64_t>& batches,
-                                    const std::vector<int>& order) {
-    const std::vector<Table> list = tables_of(tables);
-    const auto& [address, length_bytes] = lengths;
-    const PooledRows rows{
-        lookup_of(list, ids, count), pointer(address), length_bytes, length_count, batches, order};
-    const py::gil_scoped_release release;
-    post_pooled_rows(channel, rows);
-  });
+  module.def("post_pooled_rows",
+             [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
+                size_t count, const Items& lengths, size_t length_count, uintptr_t weights,
+                const std::vector<int64_t>& batches, const std::vector<int>& order, uintptr_t own,
+                size_t own_stride) {
+               const std::vector<Table> list = tables_of(tables);
+               const auto& [address, length_bytes] = lengths;
+               const PooledRows rows{lookup_of(list, ids, count),
+                                     pointer(address),
+                                     length_bytes,
+                                     length_count,
+                                     reinterpret_cast<const float*>(weights),
+                                     batches,
+                                     order};
+               const py::gil_scoped_release release;
+               post_pooled_rows(channel, rows, {pointer(own), own_stride});
+             });
   module.def("collect_grouped_rows",
              [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
                 const std::vector<int64_t>& counts, const std::vector<int>& order) {

@@ -7,7 +7,7 @@
 namespace bls {
 namespace {
 
-constexpr unsigned kOsxsave = 1u << 27;                       // leaf 1, ecx
+constexpr unsigned kOsxsave = 1u << 27, kFma = 1u << 12;      // leaf 1, ecx
 constexpr unsigned kAvx2 = 1u << 5;                           // leaf 7, ebx
 constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 3u << 30;  // F, DQ, BW, VL
 constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;                  // XCR0
@@ -24,7 +24,8 @@ uint64_t saved_registers() {
 // may be built, says no to everything.
 X86Features x86_features() {
   unsigned eax, ebx, ecx, edx;
-  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & kOsxsave)) return {};
+  constexpr unsigned kWanted = kOsxsave | kFma;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & kWanted) != kWanted) return {};
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return {};
   const uint64_t saved = saved_registers();
   return {(saved & kYmm) == kYmm && (ebx & kAvx2) == kAvx2,

@@ -1,13 +1,12 @@
 #include "lookup/pooled_rows.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "lookup/prefetch.h"
+#include "lookup/kernels/sum_bags.h"
 #include "messages/ids/jagged_ids.h"
 #include "messages/message_builder.h"
 
@@ -29,44 +28,22 @@ class Sums final : public BlockWriter {
 
   size_t write(std::byte* to, size_t room) const override {
     const size_t bytes = count_ * row_bytes_;
-    if (bytes <= room) rows_.id_bytes == 4 ? write_all<int32_t>(to) : write_all<int64_t>(to);
+    if (bytes <= room) write_all(to, row_bytes_);
     return bytes;
   }
 
- private:
-  template <class Id>
-  void write_all(std::byte* to) const {
-    size_t column = 0;
+  void write_all(std::byte* to, size_t stride) const {
     for (size_t feature = 0; feature < rows_.tables.size(); ++feature) {
-      write_feature<Id>(rows_.tables[feature], starts_.data() + feature * samples_ + first_,
-                        to + column);
-      column += rows_.tables[feature].row_bytes;
+      const Table& table = rows_.tables[feature];
+      const Bags bags{table.data,     table.row_bytes, rows_.ids,
+                      rows_.id_bytes, rows_.weights,   starts_.data() + feature * samples_ + first_,
+                      count_,         table.means};
+      sum_bags(bags, to, stride);
+      to += table.row_bytes;
     }
   }
 
-  template <class Id>
-  void write_feature(const Table& table, const size_t* starts, std::byte* to) const {
-    const size_t bytes = table.row_bytes;
-    const auto row = [this, &table, bytes](size_t i) {
-      Id id;
-      std::memcpy(&id, rows_.ids + i * sizeof(Id), sizeof(id));
-      return table.data + static_cast<size_t>(id) * bytes;
-    };
-    const size_t end = starts[count_];
-    for (size_t i = starts[0]; i < std::min(end, starts[0] + kRowsAhead); ++i) {
-      prefetch_row(row(i), bytes);
-    }
-    for (size_t sample = 0; sample < count_; ++sample, to += row_bytes_) {
-      auto* const sums = reinterpret_cast<float*>(to);
-      std::memset(to, 0, bytes);
-      for (size_t i = starts[sample]; i < starts[sample + 1]; ++i) {
-        if (i + kRowsAhead < end) prefetch_row(row(i + kRowsAhead), bytes);
-        const auto* addend = reinterpret_cast<const float*>(row(i));
-        for (size_t k = 0; k < bytes / sizeof(float); ++k) sums[k] += addend[k];
-      }
-    }
-  }
-
+ private:
   const PooledRows& rows_;
   std::span<const size_t> starts_;
   size_t samples_;
@@ -86,7 +63,7 @@ void add_up(const std::byte* lengths, std::vector<size_t>& starts) {
 
 }  // namespace
 
-void post_pooled_rows(Channel& channel, const PooledRows& rows) {
+void post_pooled_rows(Channel& channel, const PooledRows& rows, const OwnSums& own) {
   const size_t world = rows.order.size();
   const size_t features = rows.tables.size();
   const auto samples =
@@ -106,6 +83,8 @@ void post_pooled_rows(Channel& channel, const PooledRows& rows) {
   size_t row_bytes = 0;
   for (const Table& table : rows.tables) row_bytes += table.row_bytes;
 
+  const auto self = static_cast<size_t>(channel.config().rank);
+  const Sums* own_sums = nullptr;
   std::vector<Sums> sums;
   sums.reserve(world);  // blocks point into it
   MessageBuilder builder = MessageBuilder::of_one_part(world, 1);
@@ -119,8 +98,12 @@ void post_pooled_rows(Channel& channel, const PooledRows& rows) {
     block.rows = batch;
     block.writer = &sums.back();
     first += batch;
+    if (rank == self && own.data != nullptr) own_sums = &sums.back();
   }
+  if (own_sums != nullptr) builder.clear(self);
   channel.post(builder.messages());
+  // The other ranks wait for theirs.
+  if (own_sums != nullptr) own_sums->write_all(own.data, own.stride);
 }
 
 }  // namespace bls

@@ -8,7 +8,7 @@ namespace bls {
 /// do not cover the latency, more than the core can have outstanding help nothing.
 inline constexpr size_t kRowsAhead = 8;
 
-inline void prefetch_row(const std::byte* row, size_t bytes) {
+[[gnu::always_inline]] inline void prefetch_row(const std::byte* row, size_t bytes) {
   constexpr size_t kCacheLine = 64;
   for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(row + at);
 }

@@ -11,6 +11,7 @@ struct Table {
   const std::byte* data = nullptr;
   int64_t rows = 0;
   size_t row_bytes = 0;
+  bool means = false;  ///< whether bags are pooled to means, not sums
 };
 
 /// Rows that ids name: those of feature f come from `tables[f]`. The ids lie one behind the other,

@@ -65,6 +65,12 @@ def _gradient_divisors(sharding_type: str, theirs: Any, world_size: int) -> list
     return [world_size]
 
 
+def _fits_weights(ids: KeyedJaggedTensor) -> bool:
+    """Whether there are none, or such as a lookup takes as they are."""
+    weights = ids.weights_or_none()
+    return weights is None or weights.dtype == torch.float32
+
+
 class BLSEmbeddingBagCollection(
     BoundedLagModule,
     ShardedEmbeddingBagCollection,  # type: ignore[misc]
@@ -200,7 +206,7 @@ class BLSEmbeddingBagCollection(
         return (
             self._may_skip_lookups()
             and not mean_pooling
-            and all(ids.weights_or_none() is None for ids in input)
+            and all(_fits_weights(ids) for ids in input)
             and all(is_replicated(lookup) or sums_rows(lookup) for lookup in self._lookups)
         )
 

@@ -2,16 +2,10 @@
 #include "codecs/kernels/half_kernels.inc"
 #include "codecs/kernels/kernels.h"
 #include "codecs/kernels/rowwise_kernels.inc"
-#include "host/x86_features.h"
 
 namespace bls {
-namespace {
 
-bool run_here() { return x86_features().avx2; }
-
-}  // namespace
-
-const Kernels kAvx2Kernels{"avx2",     run_here,     encode_rowwise, count_escaped, decode_rowwise,
-                           to_float16, from_float16, to_bfloat16,    from_bfloat16, crc32c_of};
+const Kernels kAvx2Kernels{encode_rowwise, count_escaped, decode_rowwise, to_float16,
+                           from_float16,   to_bfloat16,   from_bfloat16,  crc32c_of};
 
 }  // namespace bls

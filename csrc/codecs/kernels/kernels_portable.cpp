@@ -4,14 +4,8 @@
 #include "codecs/kernels/rowwise_kernels.inc"
 
 namespace bls {
-namespace {
 
-bool run_here() { return true; }
-
-}  // namespace
-
-const Kernels kPortableKernels{"portable",     run_here,   encode_rowwise, count_escaped,
-                               decode_rowwise, to_float16, from_float16,   to_bfloat16,
-                               from_bfloat16,  crc32c_of};
+const Kernels kPortableKernels{encode_rowwise, count_escaped, decode_rowwise, to_float16,
+                               from_float16,   to_bfloat16,   from_bfloat16,  crc32c_of};
 
 }  // namespace bls

@@ -10,9 +10,9 @@
 
 #include "codecs/checksum.h"
 #include "codecs/frame.h"
-#include "codecs/kernels/kernels.h"
 #include "codecs/rowwise.h"
 #include "errors.h"
+#include "host/instruction_set.h"
 
 using namespace bls;
 

@@ -74,6 +74,7 @@ TEST_CASE_TEMPLATE("each rank gets the sums of its samples, feature by feature",
                                bytes(lengths[r].data()),
                                sizeof(Id),
                                lengths[r].size(),
+                               nullptr,
                                batches,
                                order});
     const Arrival& arrival = channel.wait();
@@ -88,6 +89,28 @@ TEST_CASE_TEMPLATE("each rank gets the sums of its samples, feature by feature",
   });
 }
 
+TEST_CASE("sums of this rank itself go where it wants them, others into slots") {
+  Ranks ranks({.slot_bytes = 1024});
+  const float data[] = {1, 2, 3, 4};
+  const Table tables[] = {{bytes(data), 2, 8, true}};
+  const int order[] = {1, 0};
+  const int64_t batches[] = {1, 2};  // of rank 1, then of rank 0
+  const int64_t lengths[] = {2, 1, 0}, ids[] = {0, 1, 1};
+  const float weights[] = {2, 4, 10};
+  std::vector<float> own(6, -1);
+  post_pooled_rows(ranks[0],
+                   {{tables, bytes(ids), 8, 3}, bytes(lengths), 8, 3, weights, batches, order},
+                   {reinterpret_cast<std::byte*>(own.data() + 1), 12});
+  CHECK(own == std::vector<float>{-1, 30, 40, -1, 0, 0});
+  post_pooled_rows(ranks[1], {{{}, nullptr, 8, 0}, nullptr, 8, 0, nullptr, batches, order});
+  const View& part = ranks[1].wait().part(0, 0);
+  REQUIRE(part.bytes == 8);
+  const auto* sums = reinterpret_cast<const float*>(part.data);
+  CHECK(sums[0] == (1 * 2 + 3 * 4) / 2);
+  CHECK(sums[1] == (2 * 2 + 4 * 4) / 2);
+  CHECK(ranks[0].wait().parts(0).empty());
+}
+
 TEST_CASE("ids and lengths that do not fit are refused before anything is posted") {
   Ranks ranks({.slot_bytes = 1024});
   const std::vector<float> data(20);
@@ -100,6 +123,7 @@ TEST_CASE("ids and lengths that do not fit are refused before anything is posted
                                   bytes(lengths.data()),
                                   8,
                                   lengths.size(),
+                                  nullptr,
                                   batches,
                                   order});
     } catch (const std::invalid_argument& error) {

@@ -44,7 +44,7 @@ class LookupTables:
         replicas: Any = lookup.module if is_replicated(lookup) else lookup
         self._kernels: list[Any] = list(replicas._emb_modules)
         self._memory: list[int] | None = None
-        self._by_feature: list[tuple[int, int, int]] = []
+        self._by_feature: list[tuple[int, int, int, bool]] = []
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,12 +54,18 @@ class LookupTables:
         dtype: torch.dtype = self._kernels[0].emb_module.weights_host.dtype
         return dtype
 
-    def by_feature(self) -> list[tuple[int, int, int]]:
-        """Returns address, number of rows and bytes of a row of the table of each feature."""
+    def by_feature(self) -> list[tuple[int, int, int, bool]]:
+        """Returns the table of each feature: address, number of rows, bytes of a row, and whether
+        its bags are pooled to means."""
         memory = [kernel.emb_module.weights_host.data_ptr() for kernel in self._kernels]
         if memory != self._memory:
             self._by_feature = [
-                (table.data_ptr(), table.shape[0], table.shape[1] * table.element_size())
+                (
+                    table.data_ptr(),
+                    table.shape[0],
+                    table.shape[1] * table.element_size(),
+                    kernel.emb_module.pooling_mode == PoolingMode.MEAN,
+                )
                 for kernel in self._kernels
                 for tables in (kernel.split_embedding_weights(),)
                 for table in (tables[i] for i in kernel._feature_table_map)
@@ -78,15 +84,15 @@ def copies_rows(lookup: Any) -> bool:
 
 
 def sums_rows(lookup: Any) -> bool:
-    """Whether a lookup only sums float32 rows of tables in host memory, if bags have no weights.
+    """Whether a lookup only pools float32 rows of tables in host memory, to sums or to means.
 
-    FBGEMM's kernel adds the rows of a bag in the order of its ids, as the exchange does.
+    FBGEMM's kernels add the rows of a bag in the order of its ids, as the exchange does.
     """
     return (
         type(lookup) is GroupedPooledEmbeddingsLookup
         and _only_reads(lookup, BatchedFusedEmbeddingBag)
         and all(
-            kernel.emb_module.pooling_mode == PoolingMode.SUM
+            kernel.emb_module.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN)
             and kernel.emb_module.weights_host.dtype == torch.float32
             for kernel in lookup._emb_modules
         )

@@ -33,6 +33,10 @@ class ColumnGroup:
     width: int
 
 
+# As native code takes it: first rank, ranks, offset and width in bytes.
+_Columns = tuple[int, int, int, int]
+
+
 class PooledOutputDist(OutputDist):
     """For pooled embeddings, whatever their sharding.
 
@@ -55,6 +59,17 @@ class PooledOutputDist(OutputDist):
         self._group_of_rank = [
             index for index, group in enumerate(groups) for _ in range(group.count)
         ]
+        self._own_and_arriving = self._split_columns()
+
+    def _split_columns(self) -> tuple[int | None, list[_Columns]]:
+        """Returns at which byte of an output's rows sums of this rank's own go without a message,
+        and the columns that arrive. Partial sums go through messages, since they are added in rank
+        order."""
+        columns = self._columns_of(torch.float32.itemsize)
+        index = self._group_of_rank[self._rank]
+        if self._groups[index].count > 1:
+            return None, columns
+        return columns[index][2], columns[:index] + columns[index + 1 :]
 
     def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
@@ -82,7 +97,7 @@ class PooledOutputDist(OutputDist):
 
         Args:
             tables: of the lookup, float32.
-            ids: what it would look up, without weights.
+            ids: what it would look up; its weights, if any, are float32.
             sharding_ctx: see `forward`.
 
         Raises:
@@ -90,11 +105,13 @@ class PooledOutputDist(OutputDist):
         """
         layout = layout_of(sharding_ctx)
         by_feature = tables.by_feature()
-        row_bytes = sum(bytes_of_row for _, _, bytes_of_row in by_feature)
+        row_bytes = sum(bytes_of_row for _, _, bytes_of_row, _ in by_feature)
         self._exchange.open(
             max(layout.strides) * row_bytes, max(layout.strides), layout.slot_bytes.embeddings
         )
-        values, lengths = ids.values(), ids.lengths()
+        values, lengths, weights = ids.values(), ids.lengths(), ids.weights_or_none()
+        out = torch.empty(layout.strides[self._rank], self._offsets[-1])
+        own, arriving = self._own_and_arriving
 
         def send(channel: _native.Channel) -> None:
             _native.post_pooled_rows(
@@ -104,12 +121,16 @@ class PooledOutputDist(OutputDist):
                 values.numel(),
                 (lengths.data_ptr(), lengths.element_size()),
                 lengths.numel(),
+                0 if weights is None else weights.data_ptr(),
                 [layout.strides[rank] for rank in layout.order],
                 layout.order,
+                0 if own is None else out.data_ptr() + own,
+                self._offsets[-1] * out.element_size(),
             )
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            return self._collect(arrival, layout.strides[self._rank], tables.dtype)
+            _collect_columns(arrival, out, arriving)
+            return out
 
         pending = self._exchange.post(send, collect, [], layout.number)
         awaitable = EmbeddingsAwaitable(pending.wait)
@@ -120,13 +141,14 @@ class PooledOutputDist(OutputDist):
         out = torch.empty(batch, self._offsets[-1], dtype=dtype)
         if dtype != torch.float32 and any(group.count > 1 for group in self._groups):
             return self._sum_with_torch(arrival, out)
-        item = out.element_size()
-        groups = [
-            (group.first, group.count, offset * item, group.width * item)
+        _collect_columns(arrival, out, self._columns_of(out.element_size()))
+        return out
+
+    def _columns_of(self, item_bytes: int) -> list[_Columns]:
+        return [
+            (group.first, group.count, offset * item_bytes, group.width * item_bytes)
             for group, offset in zip(self._groups, self._offsets, strict=False)
         ]
-        _native.collect_columns(arrival, out.data_ptr(), batch, out.shape[1] * item, groups)
-        return out
 
     def _sum_with_torch(self, arrival: _native.Arrival, out: torch.Tensor) -> torch.Tensor:
         for group, offset in zip(self._groups, self._offsets, strict=False):
@@ -172,3 +194,8 @@ class PooledOutputDist(OutputDist):
         return self._gradients.post(
             lambda channel: channel.post(blocks), collect, [gradient], layout.number
         )
+
+
+def _collect_columns(arrival: _native.Arrival, out: torch.Tensor, columns: list[_Columns]) -> None:
+    rows, width = out.shape
+    _native.collect_columns(arrival, out.data_ptr(), rows, width * out.element_size(), columns)

@@ -1,0 +1,19 @@
+#include <cstddef>
+
+namespace bls {
+namespace {
+
+constexpr size_t kVectorBytes = 16, kMostVectors = 8;
+
+}  // namespace
+}  // namespace bls
+
+#include "lookup/kernels/sum_bags.inc"
+
+namespace bls {
+
+void sum_bags_portable(const Bags& bags, std::byte* to, size_t stride) {
+  sum_all(bags, to, stride);
+}
+
+}  // namespace bls

@@ -1,1 +1,0 @@
-"""Encoded rows: speed, and exchanges of them."""

@@ -1,1 +1,0 @@
-"""Steps under random delays and uneven work, by the bound."""

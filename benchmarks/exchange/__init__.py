@@ -1,1 +1,0 @@
-"""All-to-alls alone: the channel and the backend beside Open MPI and gloo."""

@@ -1,1 +1,0 @@
-"""What all benchmarks share: records, statistics, pages."""

@@ -1,1 +1,0 @@
-"""Sharded embedding modules, and unmodified TorchRec over the backend."""

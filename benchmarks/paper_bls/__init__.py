@@ -1,1 +1,0 @@
-"""The evaluation of the bounded-lag paper, figure by figure."""

@@ -1,1 +1,0 @@
-"""The planner: its cost models, its search, its plans executed."""

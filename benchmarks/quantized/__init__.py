@@ -1,1 +1,0 @@
-"""What quantized collectives cost a DLRM in accuracy."""

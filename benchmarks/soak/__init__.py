@@ -1,1 +1,0 @@
-"""Exchanges for a long time, with every byte and every resource checked."""

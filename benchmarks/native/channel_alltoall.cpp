@@ -1,5 +1,4 @@
 // bls::Channel with bound 0 from C++: post, wait, read in place, release.
-#include <array>
 #include <memory>
 #include <span>
 
@@ -12,38 +11,36 @@ namespace {
 constexpr std::uint32_t kSlots = 2;  // 2 (bound + 1)
 constexpr std::size_t kHeaderRoom = 256;
 
-/// Where the ranks tell each other their segments; a store over TCP does it in the Python package.
-struct Addresses {
-  bls::SegmentAddress of[bench::kMaxRanks];
-};
-
 class ChannelPeer {
  public:
-  ChannelPeer(Addresses& addresses, int rank, const bench::Options& options,
-              bench::Barrier& barrier)
-      : stride_((options.bytes + 63) / 64 * 64),
-        send_(stride_ * static_cast<std::size_t>(options.ranks)) {
-    const bls::RingShape shape{rank, options.ranks, kSlots, options.bytes + kHeaderRoom};
+  /// `addresses` is where the ranks tell each other their segments; a store over TCP does it in the
+  /// Python package.
+  ChannelPeer(bls::SegmentAddress* addresses, bench::Rank& self, std::size_t bytes)
+      : bytes_(bytes),
+        send_(bytes * static_cast<std::size_t>(self.count)),
+        blocks_(self.count),
+        parts_(self.count),
+        messages_(self.count) {
+    const bls::RingShape shape{self.index, self.count, kSlots, bytes + kHeaderRoom};
     auto transport = std::make_unique<bls::ShmTransport>(shape);
-    addresses.of[rank] = transport->address();
-    barrier();
-    transport->connect(std::span(addresses.of, static_cast<std::size_t>(options.ranks)));
-    barrier();
+    addresses[self.index] = transport->address();
+    self.meet();
+    transport->connect(std::span(addresses, static_cast<std::size_t>(self.count)));
+    self.meet();
     transport->seal();
     bls::ChannelConfig config;
-    config.rank = rank;
-    config.world_size = options.ranks;
+    config.rank = self.index;
+    config.world_size = self.count;
     config.slots = kSlots;
-    config.local_ranks = options.ranks;
+    config.local_ranks = self.count;
     channel_ = std::make_unique<bls::Channel>(std::move(transport), config);
-    for (int to = 0; to < options.ranks; ++to) {
+    for (int to = 0; to < self.count; ++to) {
       const auto index = static_cast<std::size_t>(to);
-      blocks_[index] = {outgoing(to), options.bytes};
+      blocks_[index] = {outgoing(to), bytes};
       parts_[index] = bls::Part(&blocks_[index], 1);
       // A rank's own block needs no transfer; no program here moves it.
-      messages_[index] = to == rank ? bls::Message() : bls::Message(&parts_[index], 1);
+      messages_[index] = to == self.index ? bls::Message() : bls::Message(&parts_[index], 1);
     }
-    posted_ = std::span(messages_.data(), static_cast<std::size_t>(options.ranks));
   }
 
   /// An exchange that was pulled would not have measured the slots.
@@ -53,10 +50,10 @@ class ChannelPeer {
     std::_Exit(3);
   }
 
-  std::byte* outgoing(int to) { return send_.data() + static_cast<std::size_t>(to) * stride_; }
+  std::byte* outgoing(int to) { return send_.data() + static_cast<std::size_t>(to) * bytes_; }
 
   void exchange() {
-    channel_->post(posted_);
+    channel_->post(messages_);
     arrival_ = &channel_->wait();
   }
 
@@ -65,12 +62,11 @@ class ChannelPeer {
   void release() { channel_->release(); }
 
  private:
-  std::size_t stride_;
+  std::size_t bytes_;
   std::vector<std::byte> send_;
-  std::array<bls::Block, bench::kMaxRanks> blocks_;
-  std::array<bls::Part, bench::kMaxRanks> parts_;
-  std::array<bls::Message, bench::kMaxRanks> messages_;
-  std::span<const bls::Message> posted_;
+  std::vector<bls::Block> blocks_;
+  std::vector<bls::Part> parts_;
+  std::vector<bls::Message> messages_;
   std::unique_ptr<bls::Channel> channel_;
   const bls::Arrival* arrival_ = nullptr;
 };
@@ -79,8 +75,8 @@ class ChannelPeer {
 
 int main(int argc, char** argv) {
   const bench::Options options = bench::parse_options(argc, argv);
-  auto* addresses = static_cast<Addresses*>(bench::shared_memory(sizeof(Addresses)));
-  return bench::measure_forked(options, [&](bench::Barrier& barrier, int rank) {
-    return ChannelPeer(*addresses, rank, options, barrier);
-  });
+  auto* addresses = static_cast<bls::SegmentAddress*>(
+      bench::shared_memory(bench::kMaxRanks * sizeof(bls::SegmentAddress)));
+  return bench::measure_forked(
+      options, [&](bench::Rank& rank) { return ChannelPeer(addresses, rank, options.bytes); });
 }

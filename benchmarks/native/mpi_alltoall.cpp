@@ -48,11 +48,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "start this program with Open MPI's mpirun\n");
     return 2;
   }
-  bench::pin_to_core(std::atoi(launched_as));
+  const int rank = std::atoi(launched_as);
+  bench::pin_to_core(rank);
   MPI_Init(&argc, &argv);
-  int rank = 0;
   int ranks = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   if (ranks != options.ranks) MPI_Abort(MPI_COMM_WORLD, 2);
   bench::Shared* shared = nullptr;
@@ -64,8 +63,8 @@ int main(int argc, char** argv) {
   if (rank == 0) std::memset(static_cast<void*>(shared), 0, sizeof(bench::Shared));
   MPI_Barrier(MPI_COMM_WORLD);
   MpiPeer peer(rank, ranks, options.bytes);
-  bench::Barrier barrier(*shared, rank, options.ranks);
-  bench::Measurement<MpiPeer>(peer, barrier, *shared, rank, options).run();
+  bench::Rank self{*shared, rank, ranks};
+  bench::Measurement(peer, self, options).run();
   MPI_Win_free(&window);
   MPI_Finalize();
 }

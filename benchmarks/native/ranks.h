@@ -13,8 +13,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <vector>
 
 namespace bench {
 
@@ -27,62 +25,51 @@ struct Shared {
     std::atomic<std::uint64_t> epoch;
   };
   Arrived arrived[kMaxRanks];
-  double estimate;
-  std::atomic<std::size_t> stop_at;
+  std::size_t length;                // of a sample, in calls
+  std::atomic<std::size_t> stop_at;  // so many samples
   double seconds[kMaxRanks][kMaxSamples];
 };
 
 // Polls briefly and then yields: the fastest policy measured, alone on a core and oversubscribed.
-class Waiter {
- public:
-  void wait() {
-    if (++polls_ < 50) {
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#else
-      asm volatile("yield" ::: "memory");
-#endif
-    } else {
+template <class Ready>
+void wait_until(Ready ready) {
+  for (int polls = 1; !ready(); ++polls) {
+    if (polls >= 50) {
       sched_yield();
+      continue;
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    asm volatile("yield" ::: "memory");
+#endif
+  }
+}
+
+/// One of the ranks, which share memory and meet at a barrier.
+struct Rank {
+  Shared& shared;
+  const int index;
+  const int count;
+  std::uint64_t epoch = 0;
+
+  void meet() {
+    shared.arrived[index].epoch.store(++epoch, std::memory_order_release);
+    for (int other = 0; other < count; ++other) {
+      const auto& arrived = shared.arrived[other].epoch;
+      wait_until([&] { return arrived.load(std::memory_order_acquire) >= epoch; });
     }
   }
-
- private:
-  int polls_ = 0;
-};
-
-class Barrier {
- public:
-  Barrier(Shared& shared, int rank, int ranks) : shared_(shared), rank_(rank), ranks_(ranks) {}
-
-  void operator()() {
-    const std::uint64_t epoch = ++epoch_;
-    shared_.arrived[rank_].epoch.store(epoch, std::memory_order_release);
-    for (int other = 0; other < ranks_; ++other) {
-      Waiter waiter;
-      while (shared_.arrived[other].epoch.load(std::memory_order_acquire) < epoch) waiter.wait();
-    }
-  }
-
- private:
-  Shared& shared_;
-  const int rank_;
-  const int ranks_;
-  std::uint64_t epoch_ = 0;
 };
 
 inline void pin_to_core(int rank) {
-  cpu_set_t allowed;
-  sched_getaffinity(0, sizeof allowed, &allowed);
-  int skip = rank % CPU_COUNT(&allowed);
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &allowed) || skip-- > 0) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    sched_setaffinity(0, sizeof one, &one);
-    return;
-  }
+  cpu_set_t cores;
+  sched_getaffinity(0, sizeof cores, &cores);
+  int core = 0;
+  for (int skip = rank % CPU_COUNT(&cores); !CPU_ISSET(core, &cores) || skip-- > 0;) ++core;
+  CPU_ZERO(&cores);
+  CPU_SET(core, &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
 }
 
 // Zeroed memory that the processes forked later share.
@@ -96,27 +83,19 @@ inline void* shared_memory(std::size_t bytes) {
   return memory;
 }
 
-// Runs body(rank) in `ranks` pinned processes; returns the exit status for main.
-inline int launch(int ranks, const std::function<void(int)>& body) {
-  std::vector<pid_t> children;
+// Runs body(rank) in `ranks` pinned processes, which end with this one; returns main's exit status.
+template <class Body>
+int launch(int ranks, Body body) {
   for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t child = fork();
-    if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      pin_to_core(rank);
-      body(rank);
-      std::_Exit(0);
-    }
-    children.push_back(child);
+    if (fork() != 0) continue;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    pin_to_core(rank);
+    body(rank);
+    std::_Exit(0);
   }
-  for (int left = ranks; left > 0; --left) {
-    int status = 0;
-    wait(&status);
-    if (status == 0) continue;
-    for (const pid_t child : children) kill(child, SIGKILL);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-  }
-  return 0;
+  int status = 0;
+  for (int left = ranks; left > 0 && status == 0; --left) wait(&status);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
 }  // namespace bench

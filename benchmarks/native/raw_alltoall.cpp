@@ -9,26 +9,20 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 
-std::size_t round_up(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 class RawPeer {
  public:
-  RawPeer(std::byte* slots, int rank, const bench::Options& options)
+  RawPeer(std::byte* slots, const bench::Rank& self, std::size_t bytes)
       : slots_(slots),
-        rank_(rank),
-        ranks_(options.ranks),
-        bytes_(options.bytes),
-        slot_bytes_(slot_bytes(options.bytes)),
-        outgoing_stride_(round_up(options.bytes, kLine)),
-        outgoing_(outgoing_stride_ * static_cast<std::size_t>(options.ranks)) {}
+        rank_(self.index),
+        ranks_(self.count),
+        bytes_(bytes),
+        outgoing_(bytes * static_cast<std::size_t>(ranks_)) {}
 
-  static std::size_t slot_bytes(std::size_t bytes) { return round_up(bytes + kLine, kPage); }
-
-  std::byte* outgoing(int to) {
-    return outgoing_.data() + static_cast<std::size_t>(to) * outgoing_stride_;
+  static std::size_t slot_bytes(std::size_t bytes) {
+    return (bytes + kLine + kPage - 1) / kPage * kPage;
   }
+
+  std::byte* outgoing(int to) { return outgoing_.data() + static_cast<std::size_t>(to) * bytes_; }
 
   void exchange() {
     ++sequence_;
@@ -40,8 +34,7 @@ class RawPeer {
     }
     for (int step = 1; step < ranks_; ++step) {
       const auto& flag = flag_in(slot_of((rank_ + step) % ranks_, rank_));
-      bench::Waiter waiter;
-      while (flag.load(std::memory_order_acquire) != sequence_) waiter.wait();
+      bench::wait_until([&] { return flag.load(std::memory_order_acquire) == sequence_; });
     }
   }
 
@@ -54,7 +47,7 @@ class RawPeer {
  private:
   std::byte* slot_of(int from, int to) const {
     const auto pair = static_cast<std::size_t>(from * ranks_ + to);
-    return slots_ + (2 * pair + sequence_ % 2) * slot_bytes_;
+    return slots_ + (2 * pair + sequence_ % 2) * slot_bytes(bytes_);
   }
 
   static std::atomic<std::uint64_t>& flag_in(std::byte* slot) {
@@ -65,8 +58,6 @@ class RawPeer {
   int rank_;
   int ranks_;
   std::size_t bytes_;
-  std::size_t slot_bytes_;
-  std::size_t outgoing_stride_;
   std::vector<std::byte> outgoing_;
   std::uint64_t sequence_ = 0;
 };
@@ -79,5 +70,5 @@ int main(int argc, char** argv) {
   auto* slots =
       static_cast<std::byte*>(bench::shared_memory(2 * pairs * RawPeer::slot_bytes(options.bytes)));
   return bench::measure_forked(
-      options, [&](bench::Barrier&, int rank) { return RawPeer(slots, rank, options); });
+      options, [&](bench::Rank& rank) { return RawPeer(slots, rank, options.bytes); });
 }

@@ -115,14 +115,9 @@ def draw(docs: Path, records: dict[str, Any]) -> None:
 
 def main() -> None:
     """Rewrites pages and figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args()
-    try:
-        records = load()
-        texts = written(records)
-    except (record.RecordError, page.PageError, OSError) as error:
-        parser.exit(1, f"{error}\n")
-    for path, text in texts.items():
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    records = load()
+    for path, text in written(records).items():
         path.write_text(text)
     draw(ROOT / "docs", records)
 

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.codecs.page import section
 from benchmarks.harness import record
+from benchmarks.harness.launch import pin_to_core
 from benchmarks.harness.statistics import in_turns
 from torchrec_bls import _native
 from torchrec_bls.codecs.rows import Codec
@@ -78,7 +79,7 @@ def measure(turns: int) -> list[dict[str, Any]]:
     """Returns each cell with its speed: GB of float32 a second, all cells in random order."""
     keep_memory()
     torch.set_num_threads(1)
-    record.pin_to_core(0)
+    pin_to_core(0)
     values = torch.randn(BATCH, TABLES * DIM, generator=torch.Generator().manual_seed(0))
     measured = list(cells(values, torch.empty_like(values)))
     faults = [0] * len(measured)

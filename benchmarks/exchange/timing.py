@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from benchmarks.exchange import native
 from benchmarks.exchange.peers import PEERS
-from benchmarks.harness.launch import gathered
-from benchmarks.harness.record import pin_to_core
+from benchmarks.harness.launch import gathered, pin_to_core
 
 #: Of both kinds: number of calls in a sample at most, least and largest number of samples.
 _SINGLE, _TRAIN = (1, 7, 2000), (1000, 3, 25)

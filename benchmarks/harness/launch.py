@@ -1,5 +1,6 @@
 """Work on several ranks, each a process with one thread in a gloo group."""
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -45,3 +46,9 @@ def rotated(names: Iterable[str], turn: int) -> list[str]:
     """Another order in each turn, so that nobody always runs right after the same other."""
     order = list(names)
     return order[turn % len(order) :] + order[: turn % len(order)]
+
+
+def pin_to_core(rank: int) -> None:
+    """Pins this process round-robin to one of the cores it may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})

@@ -8,8 +8,8 @@ from typing import Any
 WRITER = "benchmarks/results_pages.py"
 
 
-class PageError(Exception):
-    """A page lacks the markers of a section."""
+class PageError(SystemExit):
+    """A page lacks the markers of a section; the text is what a program ends with."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -3,22 +3,22 @@
 import argparse
 import datetime
 import gzip
-import importlib.metadata
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from torchrec_bls.sharding.costs.machine import this_machine
 
 from benchmarks import ROOT
 from benchmarks.harness.statistics import Spread
 
 RESULTS = ROOT / "benchmarks" / "results"
-_PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "torchrec-bls", "numpy")
 # Significant ones, of everything and of samples.
 _DIGITS, _SAMPLE_DIGITS = 6, 4
 _LINE = 400
@@ -26,8 +26,8 @@ _LINE = 400
 Record = dict[str, Any]
 
 
-class RecordError(Exception):
-    """A record cannot be used; the text says what to run."""
+class RecordError(SystemExit):
+    """A record cannot be used; the text says what to run, and is what a program ends with."""
 
 
 def parser(description: str | None, quick: str | None = None) -> argparse.ArgumentParser:
@@ -41,17 +41,18 @@ def parser(description: str | None, quick: str | None = None) -> argparse.Argume
 
 def environment() -> dict[str, Any]:
     """Hardware, versions, commit, date and command of this run."""
+    machine = this_machine()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *_command(sys.argv)]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "commit": _commit(),
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "cpu": machine.cpu,
+        "cores": machine.cores,
+        "memory_gib": round(machine.memory_bytes / 2**30, 1),
         "load_average": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": machine.versions,
     }
 
 
@@ -63,51 +64,33 @@ def publish(
     results: Any,
     section: Callable[[Record], str],
 ) -> None:
-    """Prints the page's section of a run, and writes its record if there is a `path`."""
-    record = {"environment": started_in, "settings": settings, "results": results}
-    print(section(record))
-    if path is not None:
-        write(path, benchmark, started_in, settings, results)
-
-
-def write(
-    path: Path, benchmark: str, started_in: dict[str, Any], settings: Any, results: Any
-) -> None:
-    """Writes one run as `{benchmark, environment, settings, results}`, and its samples.
+    """Prints the page's section of a run, and writes the run and its samples if there is a `path`.
 
     `started_in` is `environment()` from before the run, when its own load did not count yet. The
-    summary has what is in `results`; the samples have each `Spread` as the list of its samples.
+    samples have each `Spread` of the results as the list of its samples.
     """
     head = {"benchmark": benchmark, "environment": started_in, "settings": settings}
-    samples = _walk(results, summarized=False)
-    if samples != _walk(results, summarized=True):
-        write_raw(raw_path(path), {**head, "results": samples})
-    write_summary(path, {**head, "results": results})
+    record = {**head, "results": results}
+    print(section(record))
+    if path is not None:
+        if _walk(results, summarized=False) != _walk(results, summarized=True):
+            write_raw(raw_path(path), record)
+        write_summary(path, record)
 
 
 def write_summary(path: Path, record: Record) -> None:
-    """Writes a record, rounded."""
     _replace(path, (_outlined(_walk(record, summarized=True)) + "\n").encode())
 
 
 class Resumable:
     """A record that is written after each result, so that a stopped run goes on where it was.
 
-    Attributes:
-        raw: the record with all samples: what an earlier run left, or what this one starts with.
+    `raw` has all samples: what an earlier run left at `raw_path(path)`, or else `empty`, which has
+    no results yet. `summarize` makes the summary of it, also of one that has not ended. With
+    "settings" in `empty`, samples of other settings are a RecordError.
     """
 
     def __init__(self, path: Path, empty: Record, summarize: Callable[[Record], Record]) -> None:
-        """Reads the samples of the record `path`, if they are there.
-
-        Args:
-            path: of the summary; the samples lie at `raw_path(path)`.
-            empty: the record without results. With "settings", samples of others are refused.
-            summarize: makes the summary of `raw`, also of one that has not ended.
-
-        Raises:
-            RecordError: the samples have other settings.
-        """
         self._path, self._summarize = path, summarize
         samples = raw_path(path)
         self.raw: Record = read_raw(samples) if samples.exists() else empty
@@ -119,7 +102,6 @@ class Resumable:
             )
 
     def add(self, result: Any) -> None:
-        """Appends to the results, and writes."""
         self.raw["results"].append(result)
         self.write()
 
@@ -130,11 +112,7 @@ class Resumable:
 
 
 def read(path: Path, command: str = "") -> Record:
-    """Reads the summary of one benchmark.
-
-    Raises:
-        RecordError: it is missing, or no record with results.
-    """
+    """Reads a summary; a RecordError says that it is missing or no record with results."""
     how = f": write it with `{command} --json {path}`" if command else ""
     try:
         record: Record = json.loads(path.read_text())
@@ -163,12 +141,6 @@ def write_raw(path: Path, tree: Any) -> None:
 def read_raw(path: Path) -> Any:
     """Reads what `write_raw` has written."""
     return json.loads(gzip.decompress(path.read_bytes()))
-
-
-def pin_to_core(rank: int) -> None:
-    """Pins this process round-robin to one of the cores it may use."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -200,35 +172,16 @@ def _walk(tree: Any, summarized: bool, digits: int = _DIGITS) -> Any:
     return float(f"{tree:.{digits}g}") if isinstance(tree, float) else tree
 
 
-def _command(argv: Sequence[str]) -> list[str]:
-    script = Path(argv[0]).resolve()
-    if not script.is_relative_to(ROOT):
-        return [script.name, *argv[1:]]
-    return ["-m", ".".join(script.relative_to(ROOT).with_suffix("").parts), *argv[1:]]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _commit() -> str | None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+    described = [
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=12",
+        "--dirty= with local changes",
+    ]
     try:
-        head = git("rev-parse", "--short=12", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        found = subprocess.check_output(["git", "-C", str(ROOT), *described], text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{head} with local changes" if changed else head
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.lower().startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+    return found.strip()

@@ -15,7 +15,7 @@ from benchmarks.paper_bls import figures
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
-from benchmarks.soak import page as soak
+from benchmarks.soak import soak
 
 #: The program that writes each record.
 PROGRAMS = {

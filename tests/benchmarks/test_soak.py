@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.page import problems
-from benchmarks.soak.soak import LARGEST, OVERSIZED, message
+from benchmarks.soak.soak import LARGEST, OVERSIZED, message, problems
 
 FLAT = {"private_kib": 250_000, "shared_kib": 4, "descriptors": 19}
 

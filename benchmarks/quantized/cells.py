@@ -43,23 +43,15 @@ _PAPER = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration that is trained.
+    """One configuration that is trained."""
 
-    Attributes:
-        table: of the paper; 0 for what it does not have.
-        row: as the paper names it.
-        collectives: what travels how.
-        paper: the paper's change of accuracy in percent; None where it has none.
-    """
-
-    table: int
-    row: str
+    table: int  # of the paper; 0 for what it does not have
+    row: str  # as the paper names it
     collectives: Collectives
-    paper: float | None = None
+    paper: float | None = None  # the paper's change of accuracy in percent, where it has one
 
     @property
     def key(self) -> str:
-        """Names the cell among all."""
         return f"table {self.table}, {self.row}, {self.collectives.nodes} nodes"
 
 

@@ -20,23 +20,14 @@ _READ_ROWS = 4096
 
 @dataclass(frozen=True)
 class Source:
-    """Where samples come from, and how many of them are used.
+    """Where samples come from, and how many of them are used."""
 
-    Attributes:
-        name: "planted", "ml-100k", or the name of a Criteo file.
-        iterations: of training at most.
-        batch_size: of all nodes together.
-        test_rows: of the planted model; real rows have a share for tests.
-        table_rows: of a table at most, for hashed and generated ids.
-        path: of the real rows.
-    """
-
-    name: str
-    iterations: int
-    batch_size: int
-    test_rows: int
-    table_rows: int
-    path: Path | None = None
+    name: str  # "planted", "ml-100k", or the name of a Criteo file
+    iterations: int  # of training at most
+    batch_size: int  # of all nodes together
+    test_rows: int  # of the planted model; real rows have a share for tests
+    table_rows: int  # of a table at most, for hashed and generated ids
+    path: Path | None = None  # of the real rows
 
     @property
     def train_rows(self) -> int:
@@ -56,7 +47,6 @@ class Split:
 # Cells of one seed follow each other.
 @lru_cache(maxsize=1)
 def load(source: Source, seed: int) -> Split:
-    """Returns the samples of a seed."""
     if source.path is not None:
         return movielens(source, seed) if source.path.is_dir() else criteo(source)
     rows_per_table = capped_cardinalities(source.table_rows)

@@ -18,25 +18,15 @@ LEARNING_RATE = 1.0
 
 @dataclass(frozen=True)
 class Collectives:
-    """What travels how.
+    """What travels how."""
 
-    Attributes:
-        nodes: among which batches are shared out; a power of two.
-        forward: codec of the embeddings' all-to-all.
-        backward: codec of their gradients' all-to-all.
-        all_reduce: codec of the weights' gradients; None: they are summed as on one node.
-        algorithm: "ring" or "recursive_doubling".
-        compensated: whether the all-reduce carries its errors forward.
-        group_size: of recursive doubling.
-    """
-
-    nodes: int = 1
-    forward: Codec = Codec.FP32
-    backward: Codec = Codec.FP32
-    all_reduce: Codec | None = None
-    algorithm: str = "ring"
-    compensated: bool = False
-    group_size: int = 8
+    nodes: int = 1  # among which batches are shared out; a power of two
+    forward: Codec = Codec.FP32  # of the embeddings' all-to-all
+    backward: Codec = Codec.FP32  # of their gradients' all-to-all
+    all_reduce: Codec | None = None  # of the weights' gradients; None: summed as on one node
+    algorithm: str = "ring"  # or "recursive_doubling"
+    compensated: bool = False  # whether the all-reduce carries its errors forward
+    group_size: int = 8  # of recursive doubling
 
     def sum_gradients(self, of_nodes: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor:
         """Sums gradients [nodes, rows, columns]; `error`, of the same shape, is carried forward."""
@@ -121,13 +111,7 @@ class Training:
                 replace_weight_gradient(layer, _all_reduce(collectives, layer.weight.shape))
 
     def step(self, dense: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> float:
-        """Trains on a batch and returns its loss.
-
-        Args:
-            dense: [batch, 13], float32.
-            ids: [batch, tables], int64.
-            labels: [batch], float32.
-        """
+        """Trains on dense [batch, 13], ids [batch, tables] and labels [batch]; returns the loss."""
         rows = _travel(self.model.look_up(ids), self._collectives.forward).requires_grad_()
         logits = self.model(dense, rows)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)

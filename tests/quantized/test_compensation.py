@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.quantized.cells import collectives
-from benchmarks.quantized.summary import relative_errors
+from benchmarks.quantized.page import relative_errors
 
 
 @pytest.mark.parametrize("codec", ["uint8", "uint4"])

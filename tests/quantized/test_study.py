@@ -13,9 +13,8 @@ from benchmarks.harness import record
 from benchmarks.quantized import data, study
 from benchmarks.quantized.cells import BASELINE, CELLS, CONTROL, Cell
 from benchmarks.quantized.data import Source
-from benchmarks.quantized.page import plot, section
-from benchmarks.quantized.summary import change, summarize
-from benchmarks.quantized.training import train
+from benchmarks.quantized.page import change, plot, section, summarize
+from benchmarks.quantized.study import train
 from tests.paths import DATA
 from torchrec_bls.datasets import capped_cardinalities
 

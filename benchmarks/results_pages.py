@@ -11,7 +11,6 @@ from benchmarks.exchange import page as exchange
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
 from benchmarks.modules import page as modules
-from benchmarks.paper_bls import figures
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
@@ -110,7 +109,7 @@ def draw(docs: Path, records: dict[str, Any]) -> None:
     modules.plot(docs / "figures/embedding.png", records["embedding"])
     exchange.plot(docs / "figures/alltoall.png", records["alltoall"])
     quantized.plot(docs / "figures/quantized.png", records["quantized"])
-    figures.draw(docs / "reproduction", records["paper_bls"])
+    paper_bls.draw(docs / "reproduction", records["paper_bls"])
 
 
 def main() -> None:

@@ -77,7 +77,6 @@ def _on_network(_: int, network: str, turns: int) -> Any:
 
 
 def main() -> None:
-    """Runs the benchmark as the command line asks."""
     parser = record.parser(__doc__)
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
     arguments = parser.parse_args()

@@ -65,7 +65,6 @@ def our_calls(rows: torch.Tensor, out: torch.Tensor, codec: Codec) -> dict[str, 
 
 
 def cells(values: torch.Tensor, out: torch.Tensor) -> Iterator[tuple[dict[str, Any], Call]]:
-    """Yields what is measured."""
     yield {"peer": "memcpy"}, lambda: out.copy_(values)
     for (codec, bits), columns in itertools.product(BITS.items(), COLUMNS):
         rows, to = values.view(-1, columns), out.view(-1, columns)
@@ -106,7 +105,6 @@ def _page_faults() -> int:
 
 
 def main() -> None:
-    """Runs the benchmark as the command line asks."""
     parser = record.parser(__doc__)
     parser.add_argument("--turns", type=int, default=200, help="calls of each (%(default)s)")
     arguments = parser.parse_args()

@@ -1,21 +1,43 @@
 """Steps under random delays and uneven work, by the bound: the BLS paper's Fig. 7 on one host."""
 
 import json
+import multiprocessing
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+import torch
+import torch.distributed as dist
 from demo.measure import MEASURED, measure
 from demo.settings import Settings
 from demo.summary import summarize
 from dlrm_demo import deadline_s, make_variants, parse_arguments
+from dlrm_plain.exchange import over
 
+from benchmarks.delays.exchanges import (
+    PAIR_KIB,
+    Backend,
+    Channel,
+    Counters,
+    Exchange,
+    Free,
+    Times,
+    Words,
+    draw_delays,
+    measure_windows,
+    timed,
+)
 from benchmarks.delays.page import section
-from benchmarks.delays.sleep import measure_exchanges, measure_forwards
 from benchmarks.harness import record
-from benchmarks.harness.statistics import Spread
+from benchmarks.harness.launch import on_ranks
+from benchmarks.harness.statistics import Spread, taking_turns
+from benchmarks.modules.models import Case, Forward, build, ids_of
 from torchrec_bls.processes import run
 
 SLEEP = {"ranks": (4, 8), "bounds": (0, 1, 2, 4, 8), "steps": 200, "forward_steps": 60, "rounds": 3}
@@ -26,17 +48,83 @@ QUICK = {"ranks": (4,), "bounds": (0, 2), "steps": 50, "forward_steps": 15, "rou
 DELAYS, _ = parse_arguments([])
 HETEROGENEOUS = replace(DELAYS, bounds=(0, 1, 2, 4), steps=30, max_delay=0.0, max_ids_per_table=100)
 
+_SEED = 7
+_FORWARD_BATCH = 512
 # Pooled sums of row-wise tables have more than one term only with several ids a table, and the
 # order in which gloo adds them up may differ.
 _TOLERANCE = 1e-4
 
 
-def measure_dlrm(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Runs the demo's measurement with its `Settings`; one entry for each line of its table.
+def measure_exchanges(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The ideal, the channel and gloo at every bound; one entry for each (ranks, bound)."""
+    results: list[dict[str, Any]] = []
+    semaphore = partial(multiprocessing.get_context("spawn").Semaphore, 0)
+    for ranks in settings["ranks"]:
+        counters = [[semaphore() for _ in range(ranks)] for _ in range(ranks)]
+        results += on_ranks(ranks, _exchanges_on_rank, ranks, settings, counters)
+    return results
 
-    Raises:
-        RuntimeError: a bound gives other logits than TorchRec.
-    """
+
+def measure_forwards(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """A sharded EmbeddingBagCollection at bound 0, TorchRec on gloo and ours; one entry a ranks."""
+    return [on_ranks(ranks, _forwards_on_rank, ranks, settings) for ranks in settings["ranks"]]
+
+
+def _exchanges_on_rank(
+    rank: int, ranks: int, settings: dict[str, Any], counters: Counters
+) -> list[dict[str, Any]]:
+    gloo = over(dist.new_group(backend="gloo"))
+
+    def make(words: Words, bound: int) -> dict[str, Exchange]:
+        return {
+            "ideal": Free(words, bound, counters),
+            "channel": Channel(words, bound),
+            "gloo": Backend(words, bound, gloo),
+        }
+
+    settings = {**settings, "runs": settings["rounds"], "kib": (PAIR_KIB, PAIR_KIB)}
+    measured = measure_windows(settings, _SEED, make, f"sleep, {ranks} ranks")
+    return [
+        {"ranks": ranks, "bound": bound, "computed_ideal_ms": ideal, **_summary(times, "ideal")}
+        for bound, ideal, times in measured
+    ]
+
+
+def _forwards_on_rank(rank: int, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
+    delays = draw_delays(_SEED, ranks, settings["steps"], settings["max_delay"])
+    own = delays[rank, : settings["forward_steps"]].tolist()
+    case = Case("EBC", "table_wise", ranks, _FORWARD_BATCH)
+
+    def steps(forward: Forward, delays: Sequence[float], dense: float) -> None:
+        for delay in delays:
+            time.sleep(delay)
+            forward()
+            time.sleep(dense)
+
+    with torch.no_grad():
+        theirs, ours, _ = build(case, ids_of(case, rank))
+        forwards = {"torchrec": theirs, "ours": ours}
+        runs = {
+            n: partial(timed, partial(steps, f), own, settings["dense"])
+            for n, f in forwards.items()
+        }
+        times = taking_turns(runs, settings["rounds"], f"EBC, {ranks} ranks")
+    return {"ranks": ranks, "batch": _FORWARD_BATCH, **_summary(times, "torchrec")}
+
+
+def _summary(times: Times, reference: str) -> dict[str, Any]:
+    """Spreads over the rounds, and the ratios to `reference` within a round."""
+    elapsed, cpu = ({name: np.array(runs)[:, of] for name, runs in times.items()} for of in (0, 1))
+    ratios = {name: ms / elapsed[reference] for name, ms in elapsed.items() if name != reference}
+    return {
+        "ms_per_step": {name: Spread(ms) for name, ms in elapsed.items()},
+        "cpu_ms_per_step": {name: Spread(ms) for name, ms in cpu.items()},
+        "ratio": {name: Spread(ratio) for name, ratio in ratios.items()},
+    }
+
+
+def measure_dlrm(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs the demo's measurement with its `Settings`; one entry for each line of its table."""
     of_demo = Settings(**settings)
     with tempfile.TemporaryDirectory(prefix="bls-delays-") as name:
         folder = Path(name)
@@ -58,7 +146,6 @@ def _result(entry: dict[str, Any], *, exact: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the parts that the command line asks for."""
     names = ("sleep", "forward", "heterogeneous", "dlrm")
     parser = record.parser(__doc__, quick="4 ranks, bounds 0 and 2, short runs")
     parser.add_argument("--parts", nargs="+", choices=names, default=names, help="default: all")

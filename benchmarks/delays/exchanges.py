@@ -1,9 +1,11 @@
-"""Exchanges with a window of bound + 1 posts, whose messages say their step and source."""
+"""Exchanges with a window of bound + 1 posts, and runs of them under random delays."""
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.synchronize import Semaphore
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,27 @@ import torch
 import torch.distributed as dist
 from dlrm_plain.exchange import Start
 
-from benchmarks.exchange.peers import HEADER_ROOM, close_unpulled
+from benchmarks.exchange.timing import HEADER_ROOM, close_unpulled
+from benchmarks.harness.launch import gathered
+from benchmarks.harness.statistics import taking_turns
 from torchrec_bls import BoundedLagChannel
+from torchrec_bls.observe import ideal_finish_times
 
 _LIMIT_SECONDS = 60.0
+#: What 8 ranks with 128 samples each send for 26 tables of dimension 64 in fp32.
+PAIR_KIB = 104
+# For all ranks to hear of the common start before it comes.
+_START_SECONDS = 0.05
+# Steps; the window of the largest bound, 8, is filled twice.
+_WARM_UP = 18
 
 #: (steps, source, destination), 8 bytes each; nobody moves a rank's own block.
 Words = npt.NDArray[np.int64]
 #: [source][destination], one counter for each ordered pair of ranks.
 Counters = Sequence[Sequence[Semaphore]]
+#: By name, of each run: ms a step to the slowest rank's end, and CPU ms a step of a rank with all
+#: its threads.
+Times = Mapping[str, Sequence[tuple[float, float]]]
 
 
 class Exchange:
@@ -58,7 +72,7 @@ class Exchange:
                 raise RuntimeError(f"got (step, source, words) {found}, expected {expected}")
 
     def close(self) -> None:
-        """Ends the exchange."""
+        pass
 
     def _arrivals(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the sources and messages of `step`, each when it can be read."""
@@ -86,7 +100,6 @@ class Free(Exchange):
         self._counters = counters
 
     def post(self, step: int) -> None:
-        """Counts up."""
         self._messages[step] = 1000 * step + self._sources
         for other in self._others:
             self._counters[self._rank][other].release()
@@ -110,7 +123,6 @@ class Channel(Exchange):
         self._channel = BoundedLagChannel(dist.group.WORLD, bound=bound, name=name, **options)
 
     def post(self, step: int) -> None:
-        """Puts into the peers' slots."""
         parts: list[list[torch.Tensor]] = [[] for _ in self._messages]
         for to in self._others:
             message = self._messages[to, : self._words[step, self._rank, to]]
@@ -127,7 +139,6 @@ class Channel(Exchange):
         self._arrival.release()
 
     def close(self) -> None:
-        """Closes the channel, whose slots must have sufficed."""
         close_unpulled(self._channel)
 
 
@@ -142,7 +153,6 @@ class Backend(Exchange):
         self._under_way: deque[tuple[Any, Sequence[torch.Tensor]]] = deque()
 
     def post(self, step: int) -> None:
-        """Queues the collective on the backend's threads."""
         buffer = step % len(self._sent)
         sends = self._words[step, self._rank].tolist()
         receives = self._words[step, :, self._rank].tolist()
@@ -159,3 +169,72 @@ class Backend(Exchange):
         work.wait()
         for source in self._others:
             yield source, messages[source]
+
+
+def draw_delays(seed: int, ranks: int, steps: int, longest: float) -> npt.NDArray[np.float64]:
+    """Seconds by (rank, step), the same in every run (BLS paper, sec. V-E2)."""
+    return np.random.default_rng([seed, ranks]).uniform(0, longest, (ranks, steps))
+
+
+def timed(
+    work: Callable[[Sequence[float], float], None], delays: Sequence[float], dense: float
+) -> tuple[float, float]:
+    """What `Times` has of a run of `work`, which takes this rank's delays and the dense part's."""
+    # Untimed: memory and connections are used for the first time here.
+    work([0.0] * min(_WARM_UP, len(delays)), 0.0)
+    start, cpu = common_start(), time.process_time()
+    work(delays, dense)
+    elapsed = max(gathered(time.monotonic() - start))
+    mean_cpu = fmean(gathered(time.process_time() - cpu))
+    return 1e3 * elapsed / len(delays), 1e3 * mean_cpu / len(delays)
+
+
+def measure_windows(
+    settings: dict[str, Any],
+    seed: int,
+    make: Callable[[Words, int], Mapping[str, Exchange]],
+    title: str,
+) -> Iterator[tuple[int, float, Times]]:
+    """Runs exchanges on every rank; yields each bound, its ideal in ms a step, and the times.
+
+    `make` makes the exchanges of a bound, by name. `settings` have `bounds`; `steps` of a run;
+    `runs`; `max_delay` of a rank before each post and the sleep `dense`, seconds; smallest and
+    largest message `kib`, drawn by step and pair.
+    """
+    ranks, steps, dense = dist.get_world_size(), settings["steps"], settings["dense"]
+    delays = draw_delays(seed, ranks, steps, settings["max_delay"])
+    own = delays[dist.get_rank()].tolist()
+    low, high = settings["kib"]
+    random = np.random.default_rng([seed, ranks, low])
+    words = 128 * random.integers(low, high, (steps, ranks, ranks), endpoint=True)
+    words[:, range(ranks), range(ranks)] = 0  # nobody moves a rank's own block
+    exchanges = {
+        (bound, name): exchange
+        for bound in settings["bounds"]
+        for name, exchange in make(words, bound).items()
+    }
+    runs = {case: partial(timed, each.run, own, dense) for case, each in exchanges.items()}
+    times = taking_turns(runs, settings["runs"], title)
+    for exchange in exchanges.values():
+        exchange.close()
+    for bound in settings["bounds"]:
+        # With exact sleeps and a free exchange, by recurrence. The dense part of step t comes in
+        # step t + bound, and in the end `bound` steps without delay and post empty the window.
+        before = np.pad(delays, ((0, 0), (0, bound)))
+        after = np.pad(np.full_like(delays, dense), ((0, 0), (bound, 0)))
+        ideal = ideal_finish_times(before, bound, after)[:, -1].max()
+        of_bound = {name: runs for (of, name), runs in times.items() if of == bound}
+        yield bound, 1e3 * float(ideal) / steps, of_bound
+
+
+def common_start() -> float:
+    """Sleeps until a moment that all ranks share, and returns it, in `time.monotonic`'s seconds."""
+    start = torch.tensor(time.monotonic() + _START_SECONDS, dtype=torch.float64)
+    dist.broadcast(start, 0)
+    sleep_until(start.item())
+    return start.item()
+
+
+def sleep_until(moment: float) -> None:
+    """Sleeps until `moment`, in `time.monotonic`'s seconds."""
+    time.sleep(max(0.0, moment - time.monotonic()))

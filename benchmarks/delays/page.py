@@ -1,17 +1,14 @@
 """Tables and figure of the delay benchmark."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import page
+from benchmarks.harness.record import Record
 
-Record = dict[str, Any]
 #: Cells of a table, and which peer was faster where, or "".
 Row = tuple[list[Any], str]
-#: By peer a summary of its times, and how its curve looks.
-Peers, Styles = dict[str, dict[str, float]], dict[str, dict[str, str]]
 
 _STYLES = {
     "ideal": {"label": "ideal: same delays, free exchange", "color": "tab:orange", "marker": "s"},
@@ -89,7 +86,7 @@ def plot(path: Path, record: Record) -> None:
             axis.set_title(f"dense part as a sleep, delays 0-10 ms, {count} ranks", fontsize=9)
             entries = [entry for entry in results["sleep"] if entry["ranks"] == count]
             times = {entry["bound"]: entry["ms_per_step"] for entry in entries}
-            draw_by_bound(axis, times, _STYLES, "ms per step")
+            page.curves_by_bound(axis, times, _STYLES, "ms per step")
         for axis, (part, title) in zip(axes[len(counts) :], _DLRM.items(), strict=True):
             axis.set_title(f"DLRM, {title}, 4 ranks", fontsize=9)
             theirs, *bounded = results[part]
@@ -99,23 +96,7 @@ def plot(path: Path, record: Record) -> None:
             for entry in bounded:
                 ideal = dict.fromkeys(("median", "min", "max"), entry["ideal_ms"])
                 times[entry["bound"]] = {"ideal": ideal, "pipeline": entry["ms_per_step"]}
-            draw_by_bound(axis, times, _STYLES, "ms per step")
+            page.curves_by_bound(axis, times, _STYLES, "ms per step")
         for axis in axes:
             axis.legend(fontsize=8, loc="lower left")
         figure.suptitle(page.host(record), fontsize=10)
-
-
-def draw_by_bound(axis: Any, times: dict[int, Peers], styles: Styles, label: str) -> None:
-    """Draws what each peer took over the bound; `label` is that of the ordinate."""
-    draw_curves(axis, enumerate(times.values()), styles)
-    page.bound_axis(axis, list(times), label)
-
-
-def draw_curves(axis: Any, points: Iterable[tuple[float, Peers]], styles: Styles) -> None:
-    """Draws what each peer took over the positions at which it was measured."""
-    curves = defaultdict(list)
-    for place, peers in points:
-        for peer, times in peers.items():
-            curves[peer].append((place, times))
-    for peer, of_peer in curves.items():
-        page.curve(axis, of_peer, **styles[peer])

@@ -1,10 +1,9 @@
 """All-to-all-v on one host: our channel against Open MPI, gloo and the raw limit, in one run."""
 
-from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from benchmarks.exchange import native
@@ -20,6 +19,12 @@ FULL = {"ranks": [2, 4, 8], "sizes": [8, 4 * KIB, 32 * KIB, 256 * KIB, 4096 * KI
 FULL |= {"turns": 3, "seconds": 0.25}
 QUICK = {"ranks": [2, 4], "sizes": [8, 32 * KIB, 1024 * KIB], "turns": 2, "seconds": 0.1}
 PEERS = ("raw", "channel", "open_mpi", "channel_python", "gloo")
+#: Both in C++ and in Python: ours, and what it is compared with.
+PAPER_PEERS = ("channel", "open_mpi", "bls", "gloo")
+_MPI_SETTING = "cma, yield"
+
+#: By peer and setting of Open MPI, of each turn the µs a call by mode.
+Turns = dict[tuple[str, str], list[dict[str, float]]]
 
 
 def measure(settings: dict[str, Any], peers: Sequence[str] = PEERS) -> list[dict[str, Any]]:
@@ -35,74 +40,81 @@ def measure_on_rank(
 ) -> list[dict[str, Any]]:
     """Measures all peers at all sizes in turns; one entry per mode and size.
 
-    Microseconds per call are over the turns: each turn counts with its median.
-
-    Args:
-        rank: this one.
-        ranks: how many.
-        settings: `sizes` in bytes per ordered pair of ranks; `turns`; `seconds` aimed at for each
-            measurement.
-        peers: whom.
+    `settings` have the `sizes` in bytes per ordered pair of ranks, the `turns`, of which each
+    counts with its median, and the `seconds` aimed at for each measurement.
     """
     timing = Timing(rank, ranks)
-    cells = [_Cell(timing, size, settings["seconds"], peers) for size in settings["sizes"]]
-    total = settings["turns"] * len(cells)
-    with tqdm(total=total, disable=rank != 0, desc=f"{ranks} ranks", unit="turn") as progress:
-        for _ in range(settings["turns"]):
-            for cell in cells:
-                cell.turn()
-                progress.update()
+    settings_of = {"open_mpi": list(timing.mpi)}
+    variants = [(peer, setting) for peer in peers for setting in settings_of.get(peer, [""])]
+    cells: dict[int, Turns] = {size: {v: [] for v in variants} for size in settings["sizes"]}
+    turns = list(product(range(settings["turns"]), cells))
+    for turn, size in tqdm(turns, disable=rank != 0, desc=f"{ranks} ranks", unit="turn"):
+        for (peer, setting), us in cells[size].items():
+            us.append(timing.measure(peer, size, setting, seconds=settings["seconds"]))
+        if turn == 0:  # only the best settings of Open MPI go on
+            fastest = [_fastest(cells[size], mode) for mode in MODES]
+            best = {(name, p.get("setting", "")) for peers in fastest for name, p in peers.items()}
+            cells[size] = {variant: cells[size][variant] for variant in variants if variant in best}
     return [
-        {"mode": mode, "ranks": ranks, "bytes_per_pair": cell.size, "peers": cell.results(mode)}
+        {"mode": mode, "ranks": ranks, "bytes_per_pair": size, "peers": _fastest(of_cell, mode)}
         for mode in MODES
-        for cell in cells
+        for size, of_cell in cells.items()
     ]
 
 
-class _Cell:
-    """All peers at one size per pair."""
+def _fastest(turns: Turns, mode: str) -> dict[str, Any]:
+    """Microseconds per call by peer, and Open MPI's setting."""
+    peers: dict[str, Any] = {}
+    for (peer, setting), us in turns.items():
+        spread = Spread([turn[mode] for turn in us])
+        if peer not in peers or spread["median"] < peers[peer]["us_per_call"]["median"]:
+            peers[peer] = {"us_per_call": spread} | ({"setting": setting} if setting else {})
+    return peers
 
-    def __init__(self, timing: Timing, size: int, seconds: float, peers: Sequence[str]) -> None:
-        self.size = size
-        self._timing = timing
-        self._seconds = seconds
-        self._variants = [
-            (peer, setting)
-            for peer in peers
-            for setting in (timing.mpi if peer == "open_mpi" else [""])
-        ]
-        self._turns: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
 
-    def turn(self) -> None:
-        """Measures every peer once. Only Open MPI's best settings are kept after the first turn."""
-        for peer, setting in self._variants:
-            us = self._timing.measure(peer, self.size, self._seconds, setting)
-            self._turns[peer, setting].append(us)
-        best = {variant for mode in MODES for variant in self._best(mode)}
-        self._variants = [variant for variant in self._variants if variant in best]
+def measure_sizes(rank: int, ranks: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fig. 6a of the BLS paper: single calls; one entry a size, with the µs of each run by peer."""
+    of_cells = {**settings, "turns": settings["runs"]}
+    return [
+        {
+            "bytes": cell["bytes_per_pair"],
+            "us": {name: each["us_per_call"].values_in_order for name, each in peers.items()},
+            "mpi_setting": peers.get("open_mpi", {}).get("setting"),
+        }
+        for cell in measure_on_rank(rank, ranks, of_cells, PAPER_PEERS)
+        if cell["mode"] == "one_shot" and (peers := cell["peers"])
+    ]
 
-    def results(self, mode: str) -> dict[str, Any]:
-        """Microseconds per call by peer, and Open MPI's setting."""
-        peers = {}
-        for peer, setting in self._best(mode):
-            us = Spread([turn[mode] for turn in self._turns[peer, setting]])
-            peers[peer] = {"us_per_call": us} | ({"setting": setting} if setting else {})
-        return peers
 
-    def _best(self, mode: str) -> list[tuple[str, str]]:
-        """Each peer with its fastest setting."""
+def measure_repetitions(rank: int, ranks: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fig. 6b: trains of calls; one entry a length, with the seconds of each run by peer.
 
-        def median(variant: tuple[str, str]) -> float:
-            return float(np.median([turn[mode] for turn in self._turns[variant]]))
-
-        fastest: dict[str, tuple[str, str]] = {}
-        for variant in sorted(self._variants, key=median, reverse=True):
-            fastest[variant[0]] = variant
-        return list(fastest.values())
+    A peer is left out from the length on that would take longer than `longest` seconds.
+    """
+    timing = Timing(rank, ranks)
+    names = [name for name in PAPER_PEERS if name != "open_mpi" or timing.mpi]
+    seconds: dict[int, dict[str, list[float]]] = {
+        length: {name: [] for name in names} for length in settings["lengths"]
+    }
+    for _ in tqdm(range(settings["runs"]), disable=rank != 0, desc=f"{ranks} ranks", unit="run"):
+        per_call = dict.fromkeys(names, 0.0)
+        for length, of_length in seconds.items():
+            for name in names:
+                if length * per_call[name] <= settings["longest"]:
+                    us = timing.measure(name, settings["bytes"], _MPI_SETTING, calls=length)
+                    per_call[name] = 1e-6 * us["train"]
+                    of_length[name].append(length * per_call[name])
+    return [
+        {
+            "repetitions": length,
+            # Short of a run where one was slower than another and longer ones were left out.
+            "seconds": {n: runs for n, runs in peers.items() if len(runs) == settings["runs"]},
+        }
+        for length, peers in seconds.items()
+    ]
 
 
 def main() -> None:
-    """Runs the benchmark as the command line asks."""
     arguments = record.parser(__doc__, quick="fewer ranks, sizes and turns").parse_args()
     before = record.environment()
     native.build()

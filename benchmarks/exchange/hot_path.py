@@ -4,30 +4,24 @@ Programs take turns in random order, and each turn runs a fresh copy in memory: 
 changes the time of a small message by more than most commits do.
 """
 
-import io
-import random
 import shutil
-import subprocess
-import tarfile
 import tempfile
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks import ROOT
-from benchmarks.exchange.native import build_program, medians
+from benchmarks.exchange import native
 from benchmarks.harness import page, record
-from benchmarks.harness.statistics import Spread, geometric_mean, ratio_of_medians
+from benchmarks.harness.statistics import Spread, geometric_mean, ratio_of_medians, taking_turns
 
 _SIZES = [8, 4 << 10, 32 << 10, 256 << 10, 4 << 20]
-_BUILD = ROOT / "build/bench"
-_LIMIT_SECONDS = 150
+_PROGRAM = "channel_alltoall"
 
 
 def main() -> None:
-    """Measures every cell and prints the ratios of medians, new by old."""
     parser = record.parser(__doc__)
     parser.add_argument("commit", help="the earlier one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
@@ -36,25 +30,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="of each half of a turn")
     options = parser.parse_args()
     started_in = record.environment()
-    programs = {"old": _program_of(options.commit), "new": build_program(ROOT, _BUILD)}
+    programs = {"old": _program_of(options.commit), "new": native.build(_PROGRAM) / _PROGRAM}
     results = []
-    cells = list(product(options.ranks, options.sizes))
-    in_memory = tempfile.TemporaryDirectory(prefix="bls-hot-path-", dir="/dev/shm")
-    with tqdm(total=len(cells) * options.pairs, desc="pairs") as bar, in_memory as folder:
-        for ranks, size in cells:
-            turns: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
-            for _ in range(options.pairs):
-                for name in random.sample(list(programs), 2):
-                    arguments = ("--ranks", ranks, "--bytes", size, "--seconds", options.seconds)
-                    turns[name].append(_turn(programs[name], folder, *map(str, arguments)))
-                bar.update()
-            for kind in ("one_shot", "train"):
-                us = {f"{name}_us": Spread([t[kind] for t in turns[name]]) for name in programs}
-                interval = ratio_of_medians(
-                    *(us[f"{n}_us"].values_in_order for n in ("new", "old"))
-                )
-                ratio = dict(zip(("low", "ratio", "high"), interval, strict=True))
-                results.append({"ranks": ranks, "bytes": size, "kind": kind, **us, **ratio})
+    for ranks, size in tqdm(list(product(options.ranks, options.sizes)), desc="cells"):
+        how = ["--ranks", str(ranks), "--bytes", str(size), "--seconds", str(options.seconds)]
+        samplers = {name: partial(_turn, program, how) for name, program in programs.items()}
+        turns = taking_turns(samplers, options.pairs)
+        for kind in ("one_shot", "train"):
+            us = {name: [turn[kind] for turn in of_name] for name, of_name in turns.items()}
+            low, ratio, high = ratio_of_medians(us["new"], us["old"])
+            cell = {"ranks": ranks, "bytes": size, "kind": kind}
+            cell |= {f"{name}_us": Spread(us[name]) for name in programs}
+            results.append({**cell, "low": low, "ratio": ratio, "high": high})
     settings = {"commit": options.commit, "pairs": options.pairs, "seconds": options.seconds}
     record.publish(options.json, "hot_path", started_in, settings, results, section)
 
@@ -78,27 +65,19 @@ def section(measured: record.Record) -> str:
 
 def _program_of(commit: str) -> Path:
     """Builds the commit in a folder of its own, which stays for the next run."""
-    name = _git("rev-parse", "--short", "--verify", f"{commit}^{{commit}}").decode().strip()
+    git = ["git", "-C", str(ROOT)]
+    name = native.checked([*git, "rev-parse", "--short", "--verify", f"{commit}^0"]).strip()
     source = ROOT / "build" / f"hot-path-{name}"
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", name))) as files:
-        files.extractall(source, filter="data")
-    return build_program(source, source / "build/bench")
+    with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
+        native.checked([*git, "archive", "--output", archive.name, name])
+        shutil.unpack_archive(archive.name, source, filter="data")
+    return native.build(_PROGRAM, source) / _PROGRAM
 
 
-def _git(*arguments: str) -> bytes:
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, check=True, capture_output=True).stdout
-
-
-def _turn(program: Path, folder: str, *arguments: str) -> dict[str, float]:
+def _turn(program: Path, how: list[str]) -> dict[str, float]:
     """Median microseconds of one-shot calls and of a train."""
-    copy = Path(shutil.copy(program, f"{folder}/program-{random.getrandbits(40)}"))
-    try:
-        how: Any = {"check": True, "capture_output": True, "timeout": _LIMIT_SECONDS}
-        done = subprocess.run([str(copy), *arguments], text=True, **how)
-    finally:
-        copy.unlink()
-    return medians(done.stdout)
+    with tempfile.TemporaryDirectory(prefix="bls-hot-path-", dir="/dev/shm") as folder:
+        return native.medians(native.checked([shutil.copy(program, folder), *how]))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks import ROOT
 
-_BUILD = ROOT / "build" / "bench"
-_NATIVE = Path("benchmarks/native")
+_BUILD, _NATIVE = "build/bench", "benchmarks/native"
+_BUILT = ROOT / _BUILD / _NATIVE
 _LIMIT_SECONDS = 120
 _BUILD_LIMIT_SECONDS = 900
 
@@ -30,28 +30,20 @@ _MPI_TRANSFERS = {
 }
 
 
-def build() -> None:
-    """Compiles the programs into build/bench."""
-    _build(ROOT, _BUILD, "alltoall_benchmarks")
-
-
-def build_program(source: Path, folder: Path) -> Path:
-    """Compiles channel_alltoall of a source tree into a folder and returns the program."""
-    _build(source, folder, "channel_alltoall")
-    return folder / _NATIVE / "channel_alltoall"
-
-
-def _build(source: Path, folder: Path, target: str) -> None:
+def build(target: str = "alltoall_benchmarks", source: Path = ROOT) -> Path:
+    """Compiles one program or all, of this source tree or another one; returns their folder."""
+    folder = source / _BUILD
     options = ["-DBLS_BUILD_BENCHMARKS=ON", "-DBLS_BUILD_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Release"]
-    _checked(["cmake", "-S", str(source), "-B", str(folder), *options])
-    _checked(["cmake", "--build", str(folder), "--target", target], limit=_BUILD_LIMIT_SECONDS)
+    checked(["cmake", "-S", str(source), "-B", str(folder), *options])
+    checked(["cmake", "--build", str(folder), "--target", target], limit=_BUILD_LIMIT_SECONDS)
+    return folder / _NATIVE
 
 
 def mpi_version() -> str | None:
     """First line of `mpirun --version`, None when the MPI program could not be built."""
-    if shutil.which("mpirun") is None or not _program("open_mpi").exists():
+    if shutil.which("mpirun") is None or not (_BUILT / PROGRAMS["open_mpi"]).exists():
         return None
-    return _checked(["mpirun", "--version"]).splitlines()[0]
+    return checked(["mpirun", "--version"]).splitlines()[0]
 
 
 def mpi_settings(ranks: int) -> dict[str, dict[str, str]]:
@@ -75,10 +67,10 @@ def run(
 
     `mpi` is one of `mpi_settings`, for "open_mpi".
     """
-    command = [str(_program(peer)), "--ranks", str(ranks), *map(str, arguments)]
+    command = [str(_BUILT / PROGRAMS[peer]), "--ranks", str(ranks), *map(str, arguments)]
     if peer == "open_mpi":
         command = [*mpirun(ranks, _LIMIT_SECONDS, mpi), *command]
-    return medians(_checked(["taskset", "--cpu-list", ",".join(map(str, cores)), *command]))
+    return medians(checked(["taskset", "--cpu-list", ",".join(map(str, cores)), *command]))
 
 
 def medians(output: str) -> dict[str, float]:
@@ -97,11 +89,8 @@ def mpirun(ranks: int, limit_seconds: int, parameters: dict[str, str]) -> list[s
     return [*launcher, "-n", str(ranks)]
 
 
-def _program(peer: str) -> Path:
-    return _BUILD / _NATIVE / PROGRAMS[peer]
-
-
-def _checked(command: list[str], limit: int = _LIMIT_SECONDS + 30) -> str:
+def checked(command: list[str], limit: int = _LIMIT_SECONDS + 30) -> str:
+    """What a command prints; a RuntimeError has what a failed one says."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     if done.returncode != 0:
         raise RuntimeError(

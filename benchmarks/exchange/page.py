@@ -6,12 +6,12 @@ from pathlib import Path
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
 
-_PEERS = {
-    "raw": "raw limit",
-    "channel": "channel, C++",
-    "open_mpi": "Open MPI",
-    "channel_python": "channel, Python",
-    "gloo": "gloo",
+_STYLES = {
+    "raw": {"label": "raw limit", "linestyle": "--"},
+    "channel": {"label": "channel, C++"},
+    "open_mpi": {"label": "Open MPI"},
+    "channel_python": {"label": "channel, Python"},
+    "gloo": {"label": "gloo"},
 }
 MODES = {"one_shot": "single calls", "train": "back to back"}
 _RIVALS = (("channel", "open_mpi", "Open MPI"), ("channel_python", "gloo", "gloo"))
@@ -33,13 +33,13 @@ def section(record: Record) -> str:
     rows = []
     for ranks, size in dict.fromkeys(key[:2] for key in cells):
         modes = [cells.get((ranks, size, mode), {}) for mode in MODES]
-        times = (" / ".join(_rounded(us.get(name)) for us in modes) for name in _PEERS)
+        times = (" / ".join(_rounded(us.get(name)) for us in modes) for name in _STYLES)
         rows.append([ranks, page.size(size), *times])
     return page.section(
         record,
         "Single calls / back to back, µs per call: slowest rank, median over the calls, then "
         "over the turns.",
-        page.table(["ranks", "per pair", *_PEERS.values()], rows),
+        page.table(["ranks", "per pair", *(style["label"] for style in _STYLES.values())], rows),
         faster=[
             f"{MODES[mode]}, {ranks} ranks, {page.size(size)}: {name}"
             for (ranks, size, mode), us in cells.items()
@@ -56,16 +56,12 @@ def plot(path: Path, record: Record) -> None:
     grid = {"nrows": len(MODES), "ncols": len(ranks), "sharex": True}
     with page.figure(path, 4 * len(ranks), 7, **grid) as (figure, axes):
         for axis, (mode, count) in zip(axes.flat, product(MODES, ranks), strict=True):
-            cells = {
-                r["bytes_per_pair"]: r["peers"]
-                for r in results
-                if r["mode"] == mode and r["ranks"] == count
-            }
-            for name, label in _PEERS.items():
-                known = ((size, peers[name]) for size, peers in cells.items() if name in peers)
-                if points := [(size, peer["us_per_call"]) for size, peer in known]:
-                    line = "--" if name == "raw" else "-"
-                    page.curve(axis, points, label=label, linestyle=line)
+            cells = {}
+            for r in results:
+                if (r["mode"], r["ranks"]) == (mode, count):
+                    us = {n: r["peers"][n]["us_per_call"] for n in _STYLES if n in r["peers"]}
+                    cells[r["bytes_per_pair"]] = us
+            page.curves(axis, cells.items(), _STYLES)
             axis.set_xscale("log", base=2)
             axis.set(yscale="log", title=f"{MODES[mode]}, {count} ranks")
             axis.set_xticks(list(cells), map(page.size, cells), fontsize=8)

@@ -4,21 +4,20 @@ Every rank calls the same, and gets what all agree on. The measuring shape of Py
 of native/measurement.h.
 """
 
-import mmap
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmarks.exchange import native
-from benchmarks.exchange.peers import PEERS
 from benchmarks.harness.launch import gathered, pin_to_core
+from torchrec_bls import BoundedLagChannel
 
 #: Of both kinds: number of calls in a sample at most, least and largest number of samples.
 _SINGLE, _TRAIN = (1, 7, 2000), (1000, 3, 25)
@@ -26,6 +25,71 @@ _SINGLE, _TRAIN = (1, 7, 2000), (1000, 3, 25)
 # number of samples to stop at.
 _MAX_RANKS, _CACHE_LINE_WORDS = 16, 8
 _STOP_AT = _MAX_RANKS * _CACHE_LINE_WORDS
+HEADER_ROOM = 256
+
+
+def close_unpulled(channel: BoundedLagChannel) -> None:
+    """Closes a channel whose slots must have sufficed; an exchange that pulls measures others."""
+    pulled = channel.stats().pulled_messages
+    channel.close()
+    if pulled:
+        raise RuntimeError(f"{pulled} messages did not fit into their slots")
+
+
+class _ChannelPeer:
+    def __init__(self, size: int) -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self.outgoing = [torch.zeros(size // 8, dtype=torch.int64) for _ in range(world)]
+        self._parts = [[t] if to != rank else [] for to, t in enumerate(self.outgoing)]
+        self._channel = BoundedLagChannel(dist.group.WORLD, bound=0, slot_bytes=size + HEADER_ROOM)
+
+    def exchange(self) -> None:
+        self._channel.post(self._parts)
+        self._arrival = self._channel.wait()
+
+    def view(self, source: int) -> torch.Tensor:
+        return self._arrival.tensor(source, 0, torch.int64)
+
+    def release(self) -> None:
+        self._arrival.release()
+
+    def close(self) -> None:
+        close_unpulled(self._channel)
+
+
+class _BackendPeer:
+    def __init__(self, backend: str, size: int) -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend=backend)
+        self._splits = [0 if of == rank else size // 8 for of in range(world)]
+        self._send = torch.zeros(sum(self._splits), dtype=torch.int64)
+        self._receive = torch.zeros_like(self._send)
+        self.outgoing = list(self._send.split(self._splits))
+        self._received = self._receive.split(self._splits)
+
+    def exchange(self) -> None:
+        dist.all_to_all_single(
+            self._receive, self._send, self._splits, self._splits, group=self._group
+        )
+
+    def view(self, source: int) -> torch.Tensor:
+        return self._received[source]
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._group)
+
+
+#: What is called from Python, made with the bytes for each other rank. `exchange()` returns when
+#: the `outgoing` words of all ranks, by destination, can be read: `view(source)` is valid until
+#: `release()`. A rank's own block needs no transfer; no peer moves it.
+PEERS: dict[str, Callable[[int], Any]] = {
+    "channel_python": _ChannelPeer,
+    "gloo": partial(_BackendPeer, "gloo"),
+    "bls": partial(_BackendPeer, "bls"),
+}
 
 
 class Timing:
@@ -34,7 +98,11 @@ class Timing:
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank = rank
         self._others = [other for other in range(ranks) if other != rank]
-        self._words = _shared_words()
+        # All ranks of this host share these words, which start as zeros.
+        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="bls-timing-") as file:
+            words = np.memmap(gathered(file.name)[0], np.int64, "r+", shape=_STOP_AT + 1)
+            dist.barrier()
+        self._words = memoryview(words)
         self._round = 0
         self._cores = sorted(os.sched_getaffinity(0))
         #: Open MPI's settings to try, by description; none without MPI.
@@ -42,51 +110,36 @@ class Timing:
         pin_to_core(rank)
         torch.set_num_threads(1)
 
-    def measure(self, name: str, size: int, seconds: float, mpi: str = "") -> dict[str, float]:
-        """Median µs a call of single calls, "one_shot", and of trains, "train".
+    def measure(
+        self, name: str, size: int, mpi: str, *, seconds: float = 0.0, calls: int = 0
+    ) -> dict[str, float]:
+        """Median µs a call of single calls, "one_shot", and of trains, "train", `seconds` each.
 
-        Args:
-            name: one of PEERS or of native.PROGRAMS.
-            size: bytes for each other rank.
-            seconds: aimed at, for each of both.
-            mpi: key of `self.mpi`, for "open_mpi".
+        Of one of PEERS or of native.PROGRAMS, with `size` bytes for each other rank; Open MPI with
+        the setting `mpi` of `self.mpi`. Given `calls`, one train of so many is all that runs.
         """
         if name in native.PROGRAMS:
-            return self._native(name, size, mpi, "--seconds", seconds)
-        with self._verified(name, size):
+            measured: dict[str, float] = {}
+            if self._rank == 0:  # all others wait in the kernel
+                how = ("--repetitions", calls) if calls else ("--seconds", seconds)
+                ranks, parameters = 1 + len(self._others), self.mpi.get(mpi, {})
+                measured = native.run(name, ranks, ("--bytes", size, *how), parameters, self._cores)
+            return gathered(measured)[0]
+        self._peer = PEERS[name](size)
+        for _ in range(3):
+            self._timed(1, every_word=True)
+        if calls:
+            measured = {"train": 1e6 * max(gathered(self._timed(calls)))}
+        else:
             begin = time.perf_counter()
             for _ in range(5):
                 self._timed(1)
             single = self._sampled((time.perf_counter() - begin) / 5, seconds, *_SINGLE)
-            return {"one_shot": single, "train": self._sampled(self._timed(5), seconds, *_TRAIN)}
-
-    def repeat(self, name: str, size: int, calls: int, mpi: str = "") -> float:
-        """Mean µs a call of so many back to back, on the slowest rank."""
-        if name in native.PROGRAMS:
-            return self._native(name, size, mpi, "--repetitions", calls)["train"]
-        with self._verified(name, size):
-            return float(1e6 * max(gathered(self._timed(calls))))
-
-    def _native(self, name: str, size: int, mpi: str, *how: object) -> dict[str, float]:
-        measured = {}
-        if self._rank == 0:
-            # All others wait in the kernel.
-            ranks, parameters = 1 + len(self._others), self.mpi.get(mpi, {})
-            measured = native.run(name, ranks, ["--bytes", size, *how], parameters, self._cores)
-        result: dict[str, float] = gathered(measured)[0]
-        return result
-
-    @contextmanager
-    def _verified(self, name: str, size: int) -> Iterator[None]:
-        """Makes a peer, and checks every word that it moves before and after it is timed."""
-        group = dist.group.WORLD
-        assert group is not None
-        self._peer = PEERS[name](group, size)
-        for _ in range(3):
-            self._verify_every_word()
-        yield
-        self._verify_every_word()
+            train = self._sampled(self._timed(5), seconds, *_TRAIN)
+            measured = {"one_shot": single, "train": train}
+        self._timed(1, every_word=True)
         self._peer.close()
+        return measured
 
     def _sampled(self, mine: float, seconds: float, longest: int, least: int, most: int) -> float:
         """Median µs a call of samples for so many seconds, after an estimate of a call's."""
@@ -107,10 +160,13 @@ class Timing:
             samples.append(self._timed(length))
         return float(1e6 * np.median(np.max(gathered(samples), axis=0)))
 
-    def _timed(self, length: int) -> float:
-        """Seconds a call, of so many back to back; the last one's release is not in the time."""
+    def _timed(self, length: int, every_word: bool = False) -> float:
+        """Seconds a call, of so many back to back; the last one's release is not in the time.
+
+        The last one's messages are checked: their first and last words, or all.
+        """
         peer = self._peer
-        self._write(ends_only=True)
+        self._write(every_word)
         self._barrier()
         start = time.perf_counter()
         for _ in range(length - 1):
@@ -118,7 +174,7 @@ class Timing:
             peer.release()
         peer.exchange()
         elapsed = time.perf_counter() - start
-        self._check(ends_only=True)
+        self._check(every_word)
         peer.release()
         return elapsed / length
 
@@ -127,45 +183,28 @@ class Timing:
         words, mine = self._words, self._rank * _CACHE_LINE_WORDS
         epoch = words[mine] = words[mine] + 1
         for other in self._others:
-            at = other * _CACHE_LINE_WORDS
             polls = 0
-            while words[at] < epoch:
+            while words[other * _CACHE_LINE_WORDS] < epoch:
                 polls += 1
                 if polls > 10:
                     os.sched_yield()
 
-    def _verify_every_word(self) -> None:
-        self._write()
-        self._peer.exchange()
-        self._check()
-        self._peer.release()
-
-    def _write(self, ends_only: bool = False) -> None:
+    def _write(self, every_word: bool) -> None:
         self._round += 1
         for to in self._others:
-            message = self._peer.outgoing[to]
-            step, words = self._stamped(self._rank, to, len(message), ends_only)
-            message[::step] = words
+            words, stamps = self._stamped(self._peer.outgoing[to], self._rank, to, every_word)
+            words[:] = stamps
 
-    def _check(self, ends_only: bool = False) -> None:
+    def _check(self, every_word: bool) -> None:
         for source in self._others:
             message = self._peer.view(source)
-            step, words = self._stamped(source, self._rank, len(message), ends_only)
-            if not torch.equal(message[::step], words):
+            if not torch.equal(*self._stamped(message, source, self._rank, every_word)):
                 raise RuntimeError(f"message from rank {source} differs from what it sent")
 
-    def _stamped(self, source: int, to: int, length: int, ends: bool) -> tuple[int, torch.Tensor]:
-        """Every how manieth word of a message is looked at, and these; word i is its stamp + i."""
-        step = max(length - 1, 1) if ends else 1
-        stamp = self._round * 1_000_003 + source * 101 + to + 1
-        return step, torch.arange(stamp, stamp + length, step)
-
-
-def _shared_words() -> memoryview:
-    """Words of 64 bits that all ranks of this host share; they start as zeros."""
-    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="bls-timing-") as file:
-        file.truncate(8 * (_STOP_AT + 1))
-        with Path(gathered(file.name)[0]).open("r+b") as of_rank_0:
-            memory = mmap.mmap(of_rank_0.fileno(), 0)
-        dist.barrier()
-    return memoryview(memory).cast("Q")
+    def _stamped(
+        self, message: torch.Tensor, source: int, to: int, every_word: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those words of a message that are looked at, and what they have to be."""
+        step = 1 if every_word else max(len(message) - 1, 1)
+        first = self._round * 1_000_003 + source * 101 + to + 1
+        return message[::step], torch.arange(first, first + len(message), step)

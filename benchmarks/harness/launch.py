@@ -2,10 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from torchrec_bls.processes import run
@@ -15,15 +14,8 @@ _DEADLINE_S = 4 * 3600.0
 
 def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
     """Calls `work(rank, *arguments)` on every rank and returns what rank 0 returns, see `run`."""
-    options: Any = {"deadline_s": _DEADLINE_S, "backend": "gloo", "start_method": "spawn"}
-    return run(ranks, work, *arguments, **options)[0]
-
-
-def slowest(milliseconds: float) -> float:
-    """The time of the slowest rank."""
-    longest = torch.tensor(milliseconds, dtype=torch.float64)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return longest.item()
+    how = {"deadline_s": _DEADLINE_S, "backend": "gloo", "start_method": "spawn"}
+    return run(ranks, work, *arguments, **how)[0]
 
 
 def slowest_ms(call: Callable[[], object], repetitions: int = 1) -> float:
@@ -32,7 +24,7 @@ def slowest_ms(call: Callable[[], object], repetitions: int = 1) -> float:
     start = time.perf_counter()
     for _ in range(repetitions):
         call()
-    return slowest((time.perf_counter() - start) / repetitions * 1e3)
+    return max(gathered((time.perf_counter() - start) / repetitions * 1e3))
 
 
 def gathered(value: Any) -> list[Any]:
@@ -40,12 +32,6 @@ def gathered(value: Any) -> list[Any]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
-
-
-def rotated(names: Iterable[str], turn: int) -> list[str]:
-    """Another order in each turn, so that nobody always runs right after the same other."""
-    order = list(names)
-    return order[turn % len(order) :] + order[: turn % len(order)]
 
 
 def pin_to_core(rank: int) -> None:

@@ -1,5 +1,6 @@
 """Pages: Markdown tables, conditions, what is between markers, and figures."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,13 +8,15 @@ from typing import Any
 
 WRITER = "benchmarks/results_pages.py"
 
+#: By peer a summary of its times, and how its curve looks.
+Peers, Styles = dict[str, dict[str, float]], dict[str, dict[str, Any]]
+
 
 class PageError(SystemExit):
     """A page lacks the markers of a section; the text is what a program ends with."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
@@ -30,8 +33,11 @@ def fill(page: str, section: str, text: str, of: str = "the page") -> str:
 
 def section(record: dict[str, Any], *parts: str, faster: Iterable[str] | None = None) -> str:
     """Parts of a page, the conditions of their record, and the cells where a peer was faster."""
-    listed = [] if faster is None else [faster_peers(faster)]
-    return "\n\n".join([*parts, conditions(record), *listed])
+    if faster is None:
+        return "\n\n".join([*parts, conditions(record)])
+    listed = [f"- {line}" for line in faster] or ["In none of these cells."]
+    peers = ["## Where a peer was faster", "\n".join(listed)]
+    return "\n\n".join([*parts, conditions(record), *peers])
 
 
 def host(record: dict[str, Any]) -> str:
@@ -49,12 +55,6 @@ def conditions(record: dict[str, Any]) -> str:
     )
 
 
-def faster_peers(lines: Iterable[str]) -> str:
-    """The list of the cells in which something else was faster."""
-    listed = [f"- {line}" for line in lines] or ["In none of these cells."]
-    return "\n".join(["## Where a peer was faster", "", *listed])
-
-
 def size(count: int) -> str:
     """Bytes as a reader says them."""
     for unit, scale in (("MiB", 2**20), ("KiB", 2**10)):
@@ -64,7 +64,6 @@ def size(count: int) -> str:
 
 
 def median_and_range(times: dict[str, float]) -> str:
-    """A median with its extremes."""
     return f"{times['median']:.2f} [{times['min']:.2f}-{times['max']:.2f}]"
 
 
@@ -79,21 +78,27 @@ def figure(path: Path, width: float, height: float, **grid: Any) -> Iterator[tup
     made.savefig(path, dpi=120)
 
 
-def curve(axis: Any, points: Iterable[tuple[float, dict[str, float]]], **style: Any) -> None:
-    """Draws medians with their extremes, or means with their intervals, over positions."""
-    places, values = zip(*points, strict=True)
-    if "mean" in values[0]:
-        middle, errors = [v["mean"] for v in values], [v["ci95"] for v in values]
-    else:
-        middle = [v["median"] for v in values]
-        errors = [[abs(v[end] - v["median"]) for v in values] for end in ("min", "max")]
-    options = {"marker": "o", "markersize": 4, "capsize": 2, "linewidth": 1, **style}
-    axis.errorbar(places, middle, yerr=errors, **options)
+def curves(axis: Any, points: Iterable[tuple[float, Peers]], styles: Styles) -> None:
+    """Draws each peer's medians with their extremes, or means with their intervals, over places."""
+    of_peers = defaultdict(list)
+    for place, peers in points:
+        for peer, times in peers.items():
+            of_peers[peer].append((place, times))
+    for peer, of_peer in of_peers.items():
+        places, values = zip(*of_peer, strict=True)
+        if "mean" in values[0]:
+            middle, errors = [v["mean"] for v in values], [v["ci95"] for v in values]
+        else:
+            middle = [v["median"] for v in values]
+            errors = [[abs(v[end] - v["median"]) for v in values] for end in ("min", "max")]
+        options = {"marker": "o", "markersize": 4, "capsize": 2, "linewidth": 1, **styles[peer]}
+        axis.errorbar(places, middle, yerr=errors, **options)
 
 
-def bound_axis(axis: Any, bounds: Sequence[int], label: str) -> None:
-    """Names the bounds, and starts at 0."""
-    axis.set_xticks(range(len(bounds)), [str(bound) for bound in bounds])
+def curves_by_bound(axis: Any, times: dict[int, Peers], styles: Styles, label: str) -> None:
+    """Draws what each peer took over the bound; `label` is that of the ordinate."""
+    curves(axis, enumerate(times.values()), styles)
+    axis.set_xticks(range(len(times)), map(str, times))
     axis.set(xlabel="bound k", ylabel=label)
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)

@@ -2,11 +2,14 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch.distributed as dist
 from scipy import stats
 from tqdm import tqdm
+
+Sample = TypeVar("Sample")
 
 
 class Spread(dict[str, float]):
@@ -26,20 +29,29 @@ class Spread(dict[str, float]):
         return Spread, (self.values_in_order,)
 
 
-def in_turns(
-    samplers: Mapping[Any, Callable[[], float]], turns: int, title: str | None = None
-) -> dict[Any, Spread]:
+def taking_turns(
+    samplers: Mapping[Any, Callable[[], Sample]], turns: int, title: str | None = None
+) -> dict[Any, list[Sample]]:
     """Takes one sample of each in every turn, all in random order; with a title shows a bar.
 
     The order is another one in each turn, and the same on all ranks.
     """
     order, draw = list(samplers), random.Random(0)
-    samples: dict[Any, list[float]] = {name: [] for name in order}
-    for _ in tqdm(range(turns), desc=title, disable=title is None):
+    samples: dict[Any, list[Sample]] = {name: [] for name in order}
+    hidden = title is None or (dist.is_initialized() and dist.get_rank() != 0)
+    for _ in tqdm(range(turns), desc=title, unit="turn", disable=hidden):
         draw.shuffle(order)
         for name in order:
             samples[name].append(samplers[name]())
-    return {name: Spread(of_name) for name, of_name in samples.items()}
+    return samples
+
+
+def in_turns(
+    samplers: Mapping[Any, Callable[[], float]], turns: int, title: str | None = None
+) -> dict[Any, Spread]:
+    """The spreads of `taking_turns`."""
+    taken = taking_turns(samplers, turns, title)
+    return {name: Spread(samples) for name, samples in taken.items()}
 
 
 def mean_interval(samples: Sequence[float]) -> dict[str, float]:

@@ -79,11 +79,10 @@ def _rows(output: Any) -> torch.Tensor:
 
 
 def main() -> None:
-    """Runs the benchmark as the command line asks."""
     arguments = record.parser(__doc__, quick="fewer ranks, sizes and turns").parse_args()
     settings: dict[str, Any] = QUICK if arguments.quick else FULL
     before = record.environment()
-    results: dict[str, Any] = {"alltoall": measure_alltoall(settings), "torchrec": []}
+    results = {"alltoall": measure_alltoall(settings), "torchrec": []}
     for ranks in tqdm(settings["torchrec_ranks"], desc="TorchRec"):
         results["torchrec"] += on_ranks(ranks, measure_torchrec, ranks, settings["samples"])
     record.publish(arguments.json, "backend", before, settings, results, backend_section)

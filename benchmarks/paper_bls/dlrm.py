@@ -17,9 +17,10 @@ from dlrm_plain.inference import infer
 from dlrm_plain.model import Dlrm
 from dlrm_plain.run import EMBEDDING_DIM
 
-from benchmarks.delays.runs import draw_delays, in_turn
+from benchmarks.delays.exchanges import draw_delays
 from benchmarks.harness.launch import gathered
-from benchmarks.paper_bls.mpi import MpiBackend, starts
+from benchmarks.harness.statistics import taking_turns
+from benchmarks.paper_bls.windows import MpiBackend, starts
 from torchrec_bls.datasets import CriteoDataset, SyntheticDataset
 
 _SEED = 13
@@ -34,10 +35,8 @@ def measure(stage: str, settings: dict[str, Any], mpi: MpiBackend | None) -> lis
 
     `settings` have `bounds`; `steps` of a run, in batches; `runs`; `rows` of a rank's part of a
     batch; perhaps `max_delay` of a rank in each batch, seconds, `max_ids` of a row in each table,
-    and `data`, a Criteo file that is repeated as often as needed.
-
-    Raises:
-        RuntimeError: some backend or bound gives other logits.
+    and `data`, a Criteo file that is repeated as often as needed. Other logits of some backend or
+    bound are an error.
     """
     rank, ranks, rows = dist.get_rank(), dist.get_world_size(), settings["rows"]
     sizes = {"dense_features": DENSE_FEATURES, "embedding_dim": EMBEDDING_DIM}
@@ -45,24 +44,22 @@ def measure(stage: str, settings: dict[str, Any], mpi: MpiBackend | None) -> lis
     batches = _load(settings, model.own_tables)
     delays = draw_delays(_SEED, ranks, settings["steps"], settings.get("max_delay", 0.0))
     largest = EmbeddingExchange.largest_message(model, rows)
-    served = {
-        bound: {
-            name: partial(infer, model, exchange=EmbeddingExchange(model, rows, start), bound=bound)
-            for name, start in starts(bound, largest, mpi).items()
-        }
-        for bound in settings["bounds"]
-    }
+    own_delays = delays[rank].tolist()
+    runs: dict[tuple[int, str], Callable[[], Any]] = {}
+    for bound in settings["bounds"]:
+        for name, start in starts(bound, largest, mpi).items():
+            exchange = EmbeddingExchange(model, rows, start)
+            served = partial(infer, model, exchange=exchange, bound=bound)
+            runs[bound, name] = partial(_run, batches, own_delays, served)
     with torch.no_grad():
-        run = partial(_run, batches, delays[rank].tolist())
-        results = in_turn(served, settings["runs"], stage, run)
-    entries, expected = [], results[0]["gloo"][0][-1]
-    for bound, by_backend in results.items():
-        for backend, runs in by_backend.items():
-            steps, waits, logits = zip(*runs, strict=True)
-            if set(logits) != {expected}:
-                raise RuntimeError(f"{backend} at bound {bound} gives other logits")
-            times = {"step_ms": steps, "result_ms": waits}
-            entries.append({"backend": backend, "bound": bound, **times})
+        results = taking_turns(runs, settings["runs"], stage)
+    entries, expected = [], results[0, "gloo"][0][-1]
+    for (bound, backend), of_case in results.items():
+        steps, waits, logits = zip(*of_case, strict=True)
+        if set(logits) != {expected}:
+            raise RuntimeError(f"{backend} at bound {bound} gives other logits")
+        times = {"step_ms": steps, "result_ms": waits}
+        entries.append({"backend": backend, "bound": bound, **times})
     return entries
 
 
@@ -97,7 +94,6 @@ def _load(settings: dict[str, Any], own_tables: range) -> list[Batch]:
     rank, rows, steps = dist.get_rank(), settings["rows"], settings["steps"]
     whole = rows * dist.get_world_size()
     shape = {"rows_per_table": ROWS_PER_TABLE, "batch_size": whole}
-    source: Any
     if settings.get("data"):
         source = CriteoDataset(Path(settings["data"]), **shape)
     else:

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import ROOT
+from benchmarks.delays.exchanges import PAIR_KIB
 from benchmarks.exchange import native
+from benchmarks.exchange.alltoall import measure_repetitions, measure_sizes
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
-from benchmarks.paper_bls.alltoall import measure_repetitions, measure_sizes
-from benchmarks.paper_bls.figures import draw
-from benchmarks.paper_bls.page import section, summarize
+from benchmarks.paper_bls.page import draw, section, summarize
 from benchmarks.paper_bls.ranks import launch
 
 BOUNDS = (0, 1, 2, 4)
-#: 8 ranks with 128 rows each send it for 26 tables of dimension 64 in fp32.
-PAIR_KIB = 104
 ALLTOALL = {"sizes": measure_sizes, "repetitions": measure_repetitions}
 
 
@@ -86,16 +84,13 @@ def main() -> None:
     parser = record.parser(__doc__, quick="4 ranks, few and short runs")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "paper_bls", help="folder")
     parser.add_argument("--data", type=Path, help="Criteo rows; without, generated ones")
-    parser.add_argument(
-        "--only", nargs="+", help="measure these (again): figures, or figures and ranks (fig8-4)"
-    )
+    names = {each for name in stages(False, None) for each in (name, name.rpartition("-")[0])}
+    again = "measure these (again): figures, or figures and ranks (fig8-4)"
+    parser.add_argument("--only", nargs="+", choices=sorted(names), metavar="FIGURE", help=again)
     arguments = parser.parse_args()
     known = stages(arguments.quick, arguments.data)
     if arguments.data is not None and not arguments.data.exists():
         parser.error(f"--data {arguments.data}: there is no such file")
-    names = {each for name in known for each in (name, name.rpartition("-")[0])}
-    if unknown := set(arguments.only or ()) - names:
-        parser.error(f"--only {' '.join(sorted(unknown))}: expected some of {sorted(names)}")
 
     path = arguments.json or arguments.out / "paper_bls.json"
     into = record.Resumable(path, {"benchmark": "paper_bls", "stages": {}}, summarize)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,32 +15,25 @@ import torch.distributed as dist
 from benchmarks import ROOT
 from benchmarks.exchange.native import mpirun
 from benchmarks.harness.launch import on_ranks
-from benchmarks.paper_bls import dlrm, overlap, windows
-from benchmarks.paper_bls.mpi import MpiBackend
+from benchmarks.paper_bls import dlrm, windows
+from benchmarks.paper_bls.windows import MpiBackend
 
 _LIMIT_SECONDS = 1500
 #: By the names that tasks have for them.
 WORKS: dict[str, Callable[..., Any]] = {
     "windows": windows.measure,
     "dlrm": dlrm.measure,
-    "overlap": overlap.measure,
+    "overlap": windows.measure_overlaps,
 }
 
-#: Name, kind of work, and its settings.
-Task = tuple[str, str, dict[str, Any]]
 
+def launch(
+    ranks: int, tasks: list[tuple[str, str, Any]], mpi: bool, keep: Callable[[str, Any], None]
+) -> None:
+    """Does the work on `ranks` processes; `mpi` starts them by mpirun, to compare MPI as well.
 
-def launch(ranks: int, tasks: list[Task], mpi: bool, keep: Callable[[str, Any], None]) -> None:
-    """Does the work on `ranks` processes.
-
-    Args:
-        ranks: number of processes.
-        tasks: what they do.
-        mpi: start them by mpirun, so that MPI can be compared as well.
-        keep: called with name and results of each task that was done, also if a later one fails.
-
-    Raises:
-        CalledProcessError, RanksFailedError: a rank failed.
+    A task has a name, the kind of work and its settings. `keep` gets name and results of each task
+    that was done, also if a later one fails.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory(prefix="bls-paper-") as name:
@@ -50,7 +42,9 @@ def launch(ranks: int, tasks: list[Task], mpi: bool, keep: Callable[[str, Any], 
         try:
             if mpi:
                 command = mpirun(ranks, _LIMIT_SECONDS, {"mpi_yield_when_idle": "1"})
-                command += [sys.executable, "-m", __name__, name]
+                # mpi4py ends all ranks when one raises.
+                command += [sys.executable, "-m", "mpi4py", "-rc", "thread_level=serialized"]
+                command += ["-m", __name__, name]
                 subprocess.run(command, check=True, timeout=_LIMIT_SECONDS + 30, cwd=ROOT)
             else:
                 on_ranks(ranks, _work, folder, None)
@@ -80,9 +74,4 @@ def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        _main(Path(sys.argv[1]))
-    except BaseException:
-        traceback.print_exc()
-        # mpirun then ends the others, which may be waiting for this rank.
-        os._exit(1)
+    _main(Path(sys.argv[1]))

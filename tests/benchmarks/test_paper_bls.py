@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper_bls.figures import draw
-from benchmarks.paper_bls.page import section, summarize
+from benchmarks.paper_bls.page import draw, section, summarize
 
 ENVIRONMENT = {
     "cpu": "Some CPU",

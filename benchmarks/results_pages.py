@@ -62,8 +62,12 @@ def headlines(delays: Any, embedding: Any, alltoall: Any) -> str:
 
 
 def _codecs(speeds: Any, exchanges: Any) -> str:
-    parts = (codecs.section(speeds), "## Exchanges", codecs.exchange_section(exchanges))
-    return "\n\n".join(parts)
+    return f"{codecs.section(speeds)}\n\n## Exchanges\n\n{codecs.exchange_section(exchanges)}"
+
+
+def _details(executed: Any, search: Any) -> str:
+    tables = page.section(executed, *planner.executed_tables(executed["results"]))
+    return f"{tables}\n\n{page.section(search, planner.search_table(search))}"
 
 
 _PLANS = ("sharding_executed", "sharding_search")
@@ -79,7 +83,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/planner.md", "results"): (planner.section, *_PLANS),
     ("docs/soak.md", "results"): (soak.section, "soak"),
     (_MODELS, "models"): (planner.models_section, "performance-models"),
-    (_MODELS, "sharding"): (planner.details, *_PLANS),
+    (_MODELS, "sharding"): (_details, *_PLANS),
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),
 }
@@ -104,7 +108,6 @@ def written(records: dict[str, Any]) -> dict[Path, str]:
 
 
 def draw(docs: Path, records: dict[str, Any]) -> None:
-    """Draws the figures that the pages show."""
     delays.plot(docs / "figures/delays.png", records["delays"])
     modules.plot(docs / "figures/embedding.png", records["embedding"])
     exchange.plot(docs / "figures/alltoall.png", records["alltoall"])
@@ -113,7 +116,6 @@ def draw(docs: Path, records: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Rewrites pages and figures."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     records = load()
     for path, text in written(records).items():

@@ -10,9 +10,10 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec_bls.sharding.problem.job import Job
-from torchrec_bls.sharding.torchrec.plan import to_sharding_plan
 
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks, slowest_ms
+from benchmarks.harness.statistics import taking_turns
 from benchmarks.planner.page import summarize
-from benchmarks.planner.paper_sharders import TABLE_III, random_plan, table_iii_plan
 from benchmarks.planner.random_models import Task, batch_of, module_of, random_specs
 from torchrec_bls import BLSEmbeddingBagCollectionSharder
 
@@ -41,8 +41,8 @@ _LEARNING_RATE = 0.01
 
 
 def main() -> None:
-    """Runs what is missing in the record, for as long as it may."""
     parser = record.parser(__doc__)
+    parser.set_defaults(json=Path("out/sharding_executed.json"))
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each plan")
     parser.add_argument("--seconds", type=float, default=380, help="after which no model is begun")
@@ -52,11 +52,7 @@ def main() -> None:
     empty = {"benchmark": "sharding_executed", "environment": record.environment()}
     settings = {"steps": options.steps, "profile": options.profile}
     empty |= {"settings": {"ranks": _RANKS, "batch": _BATCH, **settings}, "results": []}
-    path = options.json or Path("out/sharding_executed.json")
-    try:
-        kept = record.Resumable(path, empty, summarize)
-    except record.RecordError as error:
-        raise SystemExit(str(error)) from None
+    kept = record.Resumable(options.json, empty, summarize)
     done = len(kept.raw["results"])
     for model, backend in list(product(range(options.models), _SHARDERS))[done:]:
         if time.monotonic() > end:
@@ -75,31 +71,19 @@ def _measure(rank: int, model: int, backend: str, steps: int, profile: str) -> d
     cores = len(os.sched_getaffinity(0))
     job = Job(_RANKS, _BATCH, [_DDR] * _RANKS, backend=backend, cores_per_host=cores)
     task = Task(specs, sharder, job, profile)
-    plans = {
-        name: planner.collective_plan(task.module, task.sharders)
-        for name, planner in task.planners.items()
-    }
-    placed = {"random options": random_plan(task.workload, job, model)}
-    placed |= {name: table_iii_plan(name, task.workload, job, model) for name in TABLE_III}
-    plans |= {name: to_sharding_plan(plan, task.topology) for name, plan in placed.items()}
-
     ids = [batch_of(specs, _BATCH, 1000 * model + 10 * index + rank) for index in range(_BATCHES)]
     how: Any = {"sharders": task.sharders, "device": torch.device("cpu")}
-    models, found = {}, {}
-    for name, plan in plans.items():
+    steppers, found = {}, {}
+    for name, plan in task.plans(model).items():
         sharded = DistributedModelParallel(module_of(specs), plan=plan, **how)
-        models[name] = sharded, optimizer_of(sharded)
-        found[name] = {"ms": [], "predicted_us": None}
+        steppers[name] = partial(step_ms, sharded, optimizer_of(sharded), cycle(ids))
+        types = {parameter.sharding_type for parameter in dict(plan.plan[""]).values()}
+        found[name] = {"predicted_us": None, "sharding": sorted(types)}
         with suppress(ValueError):  # data-parallel tables can't be rated
             found[name]["predicted_us"] = vars(task.rating(plan).step)
-        types = {parameter.sharding_type for parameter in dict(plan.plan[""]).values()}
-        found[name]["sharding"] = sorted(types)
-    order = np.random.default_rng(model)
-    for step in range(_WARM_UPS + steps):
-        for name in order.permutation(list(models)):
-            elapsed = step_ms(*models[name], ids[step % _BATCHES])
-            if step >= _WARM_UPS:
-                found[name]["ms"].append(elapsed)
+    taking_turns(steppers, _WARM_UPS)
+    for name, ms in taking_turns(steppers, steps).items():
+        found[name]["ms"] = ms
     return {"tables": len(specs), "plans": found}
 
 
@@ -114,9 +98,12 @@ def optimizer_of(model: DistributedModelParallel) -> CombinedOptimizer:
 
 
 def step_ms(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer, batch: KeyedJaggedTensor
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    batches: Iterator[KeyedJaggedTensor],
 ) -> float:
-    """Makes a training step, and returns its milliseconds on the slowest rank."""
+    """Trains on the next batch, and returns the milliseconds of that on the slowest rank."""
+    batch = next(batches)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -80,12 +80,6 @@ def section(executed: Record, search: Record) -> str:
     return f"{of_executed}\n\n{of_search}"
 
 
-def details(executed: Record, search: Record) -> str:
-    """What docs/reproduction/performance-models.md says of plans."""
-    of_executed = page.section(executed, *executed_tables(executed["results"]))
-    return f"{of_executed}\n\n{page.section(search, search_table(search))}"
-
-
 def executed_tables(results: Results) -> Iterator[str]:
     """Yields for each backend what plans took, how well the fastest was picked, and the bias."""
     header = ["planner", "mean regret, %", "within 10 % of the best", "time over ours (95 %)"]

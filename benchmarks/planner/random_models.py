@@ -1,6 +1,10 @@
-"""Random models for the benchmarks of sharding, the statistics of their ids, and their planners."""
+"""Random models for the benchmarks of sharding, the statistics of their ids, and their plans.
 
-from collections.abc import Sequence
+Plans are those of our planner, of TorchRec's, of the six sharders of Table III of the
+performance-modelling paper, and wholly random ones.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +16,23 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.problem.options import ANY_RANKS, ONE_HOST, options_of
+from torchrec_bls.sharding.problem.tables import TABLE_WISE, PlacedShard, PlacedTable, Workload
 from torchrec_bls.sharding.report.prediction import Rating, rate
-from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
+from torchrec_bls.sharding.torchrec.plan import from_sharding_plan, to_sharding_plan
 from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
 from torchrec_bls.sharding.torchrec.tables import workload_of
 
 # Ids of a table are Zipf ranks, spread over the rows by a multiplication with a prime.
 _PRIME = 2_147_483_647
+# E, L and D of the paper are rows, pooling factor and columns.
+_COSTS: dict[str, Callable[..., float]] = {
+    "size_greedy": lambda table, pooling: table.rows,
+    "lookup_greedy": lambda table, pooling: pooling * table.dim,
+    "norm_lookup_greedy": lambda table, pooling: pooling / table.rows,
+    "size_lookup_greedy": lambda table, pooling: pooling * table.dim * np.log10(table.rows),
+}
+TABLE_III = ("naive", "random", *_COSTS)
 
 
 class TableSpec(NamedTuple):
@@ -80,6 +94,17 @@ class Task:
             "torchrec": EmbeddingShardingPlanner(self.topology, job.batch, **both, debug=False),
         }
 
+    def plans(self, seed: int) -> dict[str, ShardingPlan]:
+        """All plans by name; every rank has to ask for them, and gets the same."""
+        plans = {
+            name: planner.collective_plan(self.module, self.sharders)
+            for name, planner in self.planners.items()
+        }
+        placed = {"random options": random_plan(self.workload, self.job, seed)}
+        for name in TABLE_III:
+            placed[name] = table_iii_plan(name, self.workload, self.job, seed)
+        return plans | {name: to_sharding_plan(p, self.topology) for name, p in placed.items()}
+
     def rating(self, plan: ShardingPlan) -> Rating:
         """What the plan is predicted to take; ValueError of one that can't be rated."""
         return rate(from_sharding_plan(plan, self.workload), self.workload, self.job, self.costs)
@@ -122,3 +147,48 @@ def batch_of(specs: Specs, samples: int, seed: int) -> KeyedJaggedTensor:
         values=torch.from_numpy(np.concatenate(values)),
         lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32)),
     )
+
+
+def table_iii_plan(
+    sharder: str, workload: Workload, job: Job, seed: int = 0
+) -> tuple[PlacedTable, ...]:
+    """The plan of one of `TABLE_III`: whole tables, whatever memory and constraints say.
+
+    The greedy ones give tables, the costliest first, to the rank with the least sum of costs.
+    """
+    tables = workload.tables
+    ranks = np.arange(len(tables)) % job.ranks
+    if sharder == "random":
+        ranks = np.random.default_rng(seed).integers(job.ranks, size=len(tables))
+    elif sharder in _COSTS:
+        of_table = _COSTS[sharder]
+        costs = np.array([of_table(t, workload.reuse_of(t).pooling_factor) for t in tables])
+        sums = np.zeros(job.ranks)
+        for table in np.argsort(-costs, kind="stable"):
+            ranks[table] = sums.argmin()
+            sums[ranks[table]] += costs[table]
+    elif sharder != "naive":
+        raise ValueError(f"there is no sharder '{sharder}', only {', '.join(TABLE_III)}")
+    return tuple(
+        PlacedTable(table, TABLE_WISE, (PlacedShard(rank, table.rows, table.dim),))
+        for table, rank in zip(tables, ranks.tolist(), strict=True)
+    )
+
+
+def random_plan(workload: Workload, job: Job, seed: int) -> tuple[PlacedTable, ...]:
+    """A plan with a random option and random ranks for each table, memory aside."""
+    random = np.random.default_rng(seed)
+    plan = []
+    for index, table in enumerate(workload.tables):
+        options = options_of(index, table, job)
+        if not table.pooled:
+            # An EmbeddingCollection has one width of column-wise shards: leave them whole.
+            options = [option for option in options if "/" not in option.group]
+        option = options[random.integers(len(options))]
+        ranks = np.arange(job.ranks)
+        if option.spread == ANY_RANKS:
+            ranks = random.permutation(job.ranks)
+        elif option.spread == ONE_HOST:
+            ranks += random.integers(job.ranks // job.host_ranks) * job.host_ranks
+        plan.append(option.placed(table, ranks[: option.shards].tolist()))
+    return tuple(plan)

@@ -36,7 +36,6 @@ MEMORY = {"plenty": 100.0, "little": 1.3}
 
 
 def main() -> None:
-    """Plans all problems and prints a table."""
     parser = record.parser(__doc__, quick="20 tables, one seed")
     parser.add_argument("--profile", default="epyc-milan-2-cores", help="whose costs to plan with")
     options = parser.parse_args()

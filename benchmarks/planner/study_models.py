@@ -6,6 +6,8 @@ sizes that double, and predict sizes that were drawn, even and uneven. Every fig
 the retest floor, the difference between two measurements of the same.
 """
 
+import json
+import lzma
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,10 +28,10 @@ from torchrec_bls.sharding.costs.lookup.features import as_columns
 from tqdm import trange
 
 from benchmarks.harness import record
-from benchmarks.planner import measurements
 from benchmarks.planner.baselines import baselines
 from benchmarks.planner.page import OUR_MODEL, OUR_MODEL_WITH_FACTORS, models_section
 
+Entry = dict[str, Any]
 #: Predicted and measured microseconds of the same ops or messages.
 Pair = Sequence[npt.NDArray[np.float64]]
 
@@ -37,13 +39,12 @@ SPLITS, HELD_OUT = 6, 0.2
 
 
 def main() -> None:
-    """Runs the study."""
     parser = record.parser(__doc__)
     parser.add_argument("--measurements", type=Path, help="of `torchrec-bls calibrate`, else ours")
     options = parser.parse_args()
     before = record.environment()
     given = options.measurements
-    head, entries = read_records(given) if given else measurements.read()
+    head, entries = read_records(given) if given else _unpacked(_packed_path(record.RESULTS))
     results = {
         "machine": head["machine"],
         "retest_percent": fit.retest_percent(entries),
@@ -54,11 +55,48 @@ def main() -> None:
     settings = head["settings"]
     record.publish(options.json, "performance-models", before, settings, results, models_section)
     if options.json and given:
-        path = record.raw_path(options.json.with_name("calibration.json"))
-        measurements.write(path, head, entries)
+        _pack(_packed_path(options.json.parent), head, entries)
 
 
-def lookup_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _packed_path(results: Path) -> Path:
+    return record.raw_path(results / "calibration.json").with_suffix(".xz")
+
+
+def _pack(path: Path, head: Entry, entries: list[Entry]) -> None:
+    """Writes a calibration's measurements by kind and in columns, which makes them small."""
+    kinds: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for entry in entries:
+        for name, value in _shortened(entry).items():
+            kinds[entry["kind"]][name].append(value)
+    with lzma.open(path, "wt", preset=9) as file:
+        json.dump({"head": head, "kinds": kinds}, file, separators=(",", ":"))
+
+
+def _shortened(entry: Entry) -> Entry:
+    """An entry, and the messages in it, with repeats of three digits: two differ by more than 3 %.
+
+    They are by size, which no statistic uses.
+    """
+    short = dict(entry)
+    for name in {"us", "forward_us", "backward_us"} & entry.keys():
+        short[name] = sorted(float(f"{each:.3g}") for each in entry[name])
+    if "messages" in entry:
+        short["messages"] = [_shortened(message) for message in entry["messages"]]
+    return short
+
+
+def _unpacked(path: Path) -> tuple[Entry, list[Entry]]:
+    """What a calibration was, and its measurements of each kind in order."""
+    with lzma.open(path, "rt") as file:
+        packed = json.load(file)
+    return packed["head"], [
+        dict(zip(columns, row, strict=True))
+        for columns in packed["kinds"].values()
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def lookup_results(entries: list[Entry]) -> dict[str, Any]:
     """Scores of each model by pooled/unpooled and direction."""
     results = {}
     measured, time = list(fit.lookups_of(entries).values()), fit.lookup_time(entries)
@@ -99,7 +137,7 @@ def score(pairs: Sequence[Pair]) -> dict[str, Any]:
     return {**means, "gmae_percent_by_split": by_split["gmae"]}
 
 
-def collective_results(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def collective_results(entries: list[Entry]) -> dict[str, Any]:
     """Scores of curves that are fitted to the sizes that double, on the other sizes.
 
     How unevenness counts is fitted to all uneven messages but the one that it is tested on. "all"

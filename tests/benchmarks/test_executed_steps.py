@@ -39,7 +39,7 @@ def moved(rank: int, data_parallel_tables: int) -> dict[str, list[list[float]]]:
     before = held(model)
     optimizer = optimizer_of(model)
     for _ in range(2):
-        assert step_ms(model, optimizer, batch) > 0
+        assert step_ms(model, optimizer, iter([batch])) > 0
     return {name: (rows - before[name])[:2].tolist() for name, rows in held(model).items()}
 
 

@@ -3,7 +3,7 @@
 import pytest
 from torchrec_bls.sharding.problem.tables import Table, UniformReuse, Workload
 
-from benchmarks.planner.paper_sharders import TABLE_III, random_plan, table_iii_plan
+from benchmarks.planner.random_models import TABLE_III, random_plan, table_iii_plan
 from tests.sharding.additive_costs import random_workload, roomy
 
 # (rows E, columns D, pooling L)

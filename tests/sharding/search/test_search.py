@@ -30,7 +30,7 @@ from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
 from torchrec_bls.sharding.search.placement import Placement
 from torchrec_bls.sharding.search.search import search
 
-from benchmarks.planner.paper_sharders import random_plan
+from benchmarks.planner.random_models import random_plan
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
 # NaN must never reach a comparison.

@@ -35,8 +35,9 @@ def test_files_are_short() -> None:
 
 
 def test_benchmarks_stay_smaller_than_what_they_measure() -> None:
-    lines = sum(lines_of_code(path) for path in source_files() if path.parts[0] == "benchmarks")
-    assert lines <= MOST_OF_BENCHMARKS
+    paths = [path for path in source_files() if path.parts[0] == "benchmarks"]
+    # All lines, as wc counts them.
+    assert sum((ROOT / path).read_text().count("\n") for path in paths) <= MOST_OF_BENCHMARKS
 
 
 def test_folders_are_seen_at_a_glance() -> None:

@@ -173,15 +173,9 @@ def _walk(tree: Any, summarized: bool, digits: int = _DIGITS) -> Any:
 
 
 def _commit() -> str | None:
-    described = [
-        "describe",
-        "--always",
-        "--exclude=*",
-        "--abbrev=12",
-        "--dirty= with local changes",
-    ]
+    described = ["describe", "--always", "--exclude=*", "--abbrev=12"]
+    command = ["git", "-C", str(ROOT), *described, "--dirty= with local changes"]
     try:
-        found = subprocess.check_output(["git", "-C", str(ROOT), *described], text=True)
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.strip()

@@ -13,6 +13,7 @@ from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionAwaitable,
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
+    construct_output_kt,
 )
 from torchrec.distributed.types import (
     Awaitable,
@@ -27,12 +28,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
-from torchrec_bls.distributed.outputs.lookup_tables import sums_rows
 from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.reshard import reshard
@@ -69,6 +70,20 @@ def _fits_weights(ids: KeyedJaggedTensor) -> bool:
     """Whether there are none, or such as a lookup takes as they are."""
     weights = ids.weights_or_none()
     return weights is None or weights.dtype == torch.float32
+
+
+class _PooledEmbeddings(
+    ExchangeAwaitable[KeyedTensor],
+    EmbeddingBagCollectionAwaitable,  # type: ignore[misc]
+):
+    """TorchRec's awaitable of a forward's output, without profiler ranges."""
+
+    def _wait_impl(self) -> KeyedTensor:
+        return construct_output_kt(
+            embeddings=[awaitable.wait() for awaitable in self._awaitables],
+            embedding_names=self._embedding_names,
+            embedding_dims=self._embedding_dims,
+        )
 
 
 class BLSEmbeddingBagCollection(
@@ -171,7 +186,7 @@ class BLSEmbeddingBagCollection(
         return awaitable
 
     def _look_up_and_post(self, ctx: Any, input: Any) -> EmbeddingBagCollectionAwaitable:
-        return EmbeddingBagCollectionAwaitable(
+        return _PooledEmbeddings(
             awaitables=[
                 output_dist(lookup(ids), context)
                 if is_replicated(lookup)
@@ -207,7 +222,10 @@ class BLSEmbeddingBagCollection(
             self._may_skip_lookups()
             and not mean_pooling
             and all(_fits_weights(ids) for ids in input)
-            and all(is_replicated(lookup) or sums_rows(lookup) for lookup in self._lookups)
+            and all(
+                is_replicated(lookup) or tables.sums_rows()
+                for lookup, tables in zip(self._lookups, self._lookup_tables(), strict=True)
+            )
         )
 
 

@@ -22,10 +22,10 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
-from torchrec_bls.distributed.outputs.lookup_tables import copies_rows
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
@@ -119,7 +119,9 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         return _EmptyBatchAwaitable(sent, names, self._embedding_dim, indices)
 
     def _only_copies_rows(self) -> bool:
-        return self._may_skip_lookups() and all(copies_rows(lookup) for lookup in self._lookups)
+        return self._may_skip_lookups() and all(
+            tables.copies_rows() for tables in self._lookup_tables()
+        )
 
     def _look_up_and_post(self, ctx: Any, input: Any) -> list[Awaitable[torch.Tensor]]:
         return [
@@ -148,7 +150,10 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         ]
 
 
-class _RoutedEmbeddings(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
+class _RoutedEmbeddings(
+    ExchangeAwaitable[dict[str, JaggedTensor]],
+    LazyAwaitable[dict[str, JaggedTensor]],  # type: ignore[misc]
+):
     """The embeddings by name, cut up by the lengths of the batch as it came."""
 
     def __init__(

@@ -31,97 +31,92 @@ _STATELESS_FORWARD = {
     EmbOptimType.EXACT_ADAGRAD,
     EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
+_POOLINGS = (PoolingMode.SUM, PoolingMode.MEAN)
 
 
 class LookupTables:
-    """The tables of one of TorchRec's lookups.
+    """The tables of one of TorchRec's lookups, and whether it does more than reading them.
+
+    Every forward asks `copies_rows` or `sums_rows` first, which look again at what may change
+    between forwards: hooks, and the memory of the tables, with its dtype.
 
     Args:
-        lookup: `copies_rows` or `sums_rows` says yes to it, or nobody asks for its tables.
+        lookup: of TorchRec, or its DistributedDataParallel for data-parallel tables.
     """
 
     def __init__(self, lookup: Any) -> None:
         replicas: Any = lookup.module if is_replicated(lookup) else lookup
+        self._lookup = replicas
         self._kernels: list[Any] = list(replicas._emb_modules)
+        self._fbgemm: list[Any] = [kernel.emb_module for kernel in self._kernels]
+        self._hooked: list[nn.Module] = [replicas, *self._kernels, *self._fbgemm]
+        self._only_copies = type(replicas) is GroupedEmbeddingsLookup and self._are_plain(
+            BatchedFusedEmbedding
+        )
+        self._only_sums = (
+            type(replicas) is GroupedPooledEmbeddingsLookup
+            and self._are_plain(BatchedFusedEmbeddingBag)
+            and all(fbgemm.pooling_mode in _POOLINGS for fbgemm in self._fbgemm)
+        )
         self._memory: list[int] | None = None
+        self._dtypes: set[torch.dtype] = set()
         self._by_feature: list[tuple[int, int, int, bool]] = []
+
+    def _are_plain(self, kernel_type: type[nn.Module]) -> bool:
+        return all(type(kernel) is kernel_type for kernel in self._kernels) and all(
+            type(fbgemm) is SplitTableBatchedEmbeddingBagsCodegen
+            and fbgemm.use_cpu
+            and fbgemm.weights_precision.as_int() == fbgemm.output_dtype
+            and fbgemm.optimizer in _STATELESS_FORWARD
+            for fbgemm in self._fbgemm
+        )
+
+    def copies_rows(self) -> bool:
+        """Whether the lookup only copies rows of tables in host memory, all of one type."""
+        if not self._only_copies or self._is_watched():
+            return False
+        self._find_memory()
+        return len(self._dtypes) <= 1
+
+    def sums_rows(self) -> bool:
+        """Whether the lookup only pools float32 rows of tables in host memory, to sums or to means.
+
+        FBGEMM's kernels add the rows of a bag in the order of its ids, as the exchange does.
+        """
+        if not self._only_sums or self._is_watched():
+            return False
+        self._find_memory()
+        return self._dtypes <= {torch.float32}
+
+    def _is_watched(self) -> bool:
+        return self._lookup.optim_state_tracker_fn is not None or any(
+            module._forward_pre_hooks or module._forward_hooks for module in self._hooked
+        )
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of rows; float32, as in TorchRec, where this rank has no tables."""
-        if not self._kernels:
-            return torch.float32
-        dtype: torch.dtype = self._kernels[0].emb_module.weights_host.dtype
-        return dtype
+        """Of rows that are copied; float32, as in TorchRec, where this rank has no tables."""
+        return next(iter(self._dtypes), torch.float32)
 
     def by_feature(self) -> list[tuple[int, int, int, bool]]:
         """Returns the table of each feature: address, number of rows, bytes of a row, and whether
         its bags are pooled to means."""
-        memory = [kernel.emb_module.weights_host.data_ptr() for kernel in self._kernels]
-        if memory != self._memory:
-            self._by_feature = [
-                (
-                    table.data_ptr(),
-                    table.shape[0],
-                    table.shape[1] * table.element_size(),
-                    kernel.emb_module.pooling_mode == PoolingMode.MEAN,
-                )
-                for kernel in self._kernels
-                for tables in (kernel.split_embedding_weights(),)
-                for table in (tables[i] for i in kernel._feature_table_map)
-            ]
-            self._memory = memory
         return self._by_feature
 
-
-def copies_rows(lookup: Any) -> bool:
-    """Whether a lookup only copies rows of tables in host memory, all of one type."""
-    return (
-        type(lookup) is GroupedEmbeddingsLookup
-        and _only_reads(lookup, BatchedFusedEmbedding)
-        and len({kernel.emb_module.weights_host.dtype for kernel in lookup._emb_modules}) <= 1
-    )
-
-
-def sums_rows(lookup: Any) -> bool:
-    """Whether a lookup only pools float32 rows of tables in host memory, to sums or to means.
-
-    FBGEMM's kernels add the rows of a bag in the order of its ids, as the exchange does.
-    """
-    return (
-        type(lookup) is GroupedPooledEmbeddingsLookup
-        and _only_reads(lookup, BatchedFusedEmbeddingBag)
-        and all(
-            kernel.emb_module.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN)
-            and kernel.emb_module.weights_host.dtype == torch.float32
-            for kernel in lookup._emb_modules
-        )
-    )
-
-
-def _only_reads(lookup: Any, kernel_type: type[nn.Module]) -> bool:
-    kernels: list[Any] = list(lookup._emb_modules)
-    return (
-        lookup.optim_state_tracker_fn is None
-        and not _has_hooks(lookup)
-        and all(
-            type(kernel) is kernel_type
-            and not _has_hooks(kernel)
-            and _reads_host_memory(kernel.emb_module)
-            for kernel in kernels
-        )
-    )
-
-
-def _reads_host_memory(fbgemm: Any) -> bool:
-    return (
-        type(fbgemm) is SplitTableBatchedEmbeddingBagsCodegen
-        and not _has_hooks(fbgemm)
-        and fbgemm.use_cpu
-        and fbgemm.weights_precision.as_int() == fbgemm.output_dtype
-        and fbgemm.optimizer in _STATELESS_FORWARD
-    )
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_pre_hooks or module._forward_hooks)
+    def _find_memory(self) -> None:
+        memory = [fbgemm.weights_host.data_ptr() for fbgemm in self._fbgemm]
+        if memory == self._memory:
+            return
+        self._dtypes = {fbgemm.weights_host.dtype for fbgemm in self._fbgemm}
+        self._by_feature = [
+            (
+                table.data_ptr(),
+                table.shape[0],
+                table.shape[1] * table.element_size(),
+                fbgemm.pooling_mode == PoolingMode.MEAN,
+            )
+            for kernel, fbgemm in zip(self._kernels, self._fbgemm, strict=True)
+            for tables in (kernel.split_embedding_weights(),)
+            for table in (tables[i] for i in kernel._feature_table_map)
+        ]
+        self._memory = memory

@@ -33,10 +33,10 @@ def output_dist(rank: int, transport: str, dim: int, codec: str) -> tuple[Forwar
     """Returns the forward of a module's output dist, and the bytes that this rank sends in it."""
     config = BLSConfig(transport=transport, deadline=120, codecs=CodecConfig(forward=codec))
     sharder = BLSEmbeddingBagCollectionSharder(config)
-    case = Case("EBC", "table_wise", RANKS, BATCH)
-    module = sharded(case, sharder, dist.group.WORLD, _ROWS, dim, f"{dim} {codec}")
+    case = Case("EBC", "table_wise", RANKS, BATCH, dim=dim, rows=_ROWS)
+    module = sharded(case, sharder, dist.group.WORLD, codec)
     context = module.create_context()
-    module.input_dist(context, ids_of(case, rank, _ROWS)).wait().wait()
+    module.input_dist(context, ids_of(case, rank)).wait().wait()
     columns = dim * len(range(rank, TABLES, RANKS))
     rows = torch.randn(RANKS * BATCH, columns, generator=torch.Generator().manual_seed(rank))
 

@@ -37,7 +37,7 @@ from benchmarks.delays.page import section
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
 from benchmarks.harness.statistics import Spread, taking_turns
-from benchmarks.modules.models import Case, Forward, build, ids_of
+from benchmarks.modules.models import Case, Forward, Modules
 from torchrec_bls.processes import run
 
 SLEEP = {"ranks": (4, 8), "bounds": (0, 1, 2, 4, 8), "steps": 200, "forward_steps": 60, "rounds": 3}
@@ -102,8 +102,8 @@ def _forwards_on_rank(rank: int, ranks: int, settings: dict[str, Any]) -> dict[s
             time.sleep(dense)
 
     with torch.no_grad():
-        theirs, ours, _ = build(case, ids_of(case, rank))
-        forwards = {"torchrec": theirs, "ours": ours}
+        built = Modules(case).forwards(case, rank)
+        forwards = {n: partial(built[n].forward, built[n].input(0)) for n in ("torchrec", "ours")}
         runs = {
             n: partial(timed, partial(steps, f), own, settings["dense"])
             for n, f in forwards.items()

@@ -13,7 +13,7 @@ from benchmarks.exchange import alltoall
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
 from benchmarks.harness.statistics import in_turns
-from benchmarks.modules.models import Case, build_torchrec, ids_of, samplers
+from benchmarks.modules.models import Built, Case, ids_of, samplers, torchrec_forward
 from benchmarks.modules.page import backend_section
 
 FULL = {"ranks": [2, 4, 8], "sizes": [8, 4096, 32 << 10, 256 << 10, 4 << 20], "turns": 3}
@@ -43,11 +43,11 @@ def measure_torchrec(rank: int, ranks: int, samples: int) -> list[dict[str, Any]
         for module, sharding in itertools.product(("EC", "EBC"), SHARDINGS):
             case = Case(module, sharding, ranks, BATCH)
             ids = ids_of(case, rank)
-            forwards = {name: build_torchrec(case, ids, group) for name, group in groups.items()}
+            forwards = {name: torchrec_forward(case, group) for name, group in groups.items()}
             for _ in range(3):
-                if not torch.equal(*(_rows(forward()) for forward in forwards.values())):
+                if not torch.equal(*(_rows(forward(ids)) for forward in forwards.values())):
                     raise RuntimeError("TorchRec computes something else over bls than over gloo")
-            timed = samplers(forwards)
+            timed = samplers({n: Built(each, lambda _, i=ids: i) for n, each in forwards.items()})
             timed["free"] = _without_rows(timed["bls"])
             results.append({**case._asdict(), **in_turns(timed, samples)})
     return results

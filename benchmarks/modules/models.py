@@ -1,9 +1,11 @@
-"""The sharded modules that are compared: 26 tables of 20,000 rows, dimension 64."""
+"""The sharded modules that are compared, of 26 tables, and the ids that they look up."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.distributed import sharding_plan
@@ -11,16 +13,15 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness.launch import slowest_ms
+from benchmarks.modules.page import HOT_ROWS
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 TABLES = 26
-ROWS = 20_000
-DIM = 64
 FEATURES = [f"feature_{i}" for i in range(TABLES)]
 
 Forward = Callable[[], object]
@@ -38,58 +39,124 @@ _SHARDERS: dict[str, Any] = {
 
 
 class Case(NamedTuple):
-    """One combination."""
+    """One combination of a module with what it looks up."""
 
     module: str  # "EC" (EmbeddingCollection) or "EBC" (EmbeddingBagCollection)
     sharding: str  # "table_wise", "row_wise" or "column_wise"
     ranks: int
     batch: int  # samples of each rank
+    ids: int = 1  # of a feature and sample; their mean, about, where they are drawn
+    lengths: str = "fixed"  # or "zipf"
+    dim: int = 64
+    pooling: str = "sum"  # "mean" or "weighted"
+    rows: int = HOT_ROWS  # of a table
 
 
-def ids_of(case: Case, rank: int, rows: int = ROWS) -> KeyedJaggedTensor:
-    """One uniformly drawn id for each feature and sample."""
-    generator = torch.Generator().manual_seed(rank)
-    values = torch.randint(rows, (TABLES * case.batch,), generator=generator)
-    return KeyedJaggedTensor(FEATURES, values, lengths=torch.ones_like(values, dtype=torch.int32))
+def ids_of(case: Case, rank: int, seed: int = 0) -> KeyedJaggedTensor:
+    """Uniformly drawn ids of each feature and sample, others for each seed."""
+    lengths = _lengths(case, rank)
+    return _drawn(case, FEATURES, lengths, case.rows, 1000 * seed + rank)
 
 
-def build(case: Case, ids: KeyedJaggedTensor) -> tuple[Forward, Forward, Forward]:
-    """Returns the forwards of TorchRec's sharded module, of ours, and the lookup alone."""
-    ours = sharded(case, _SHARDERS[case.module][1](BLSConfig()), dist.group.WORLD)
-    context = ours.create_context()
-    local_ids = ours.input_dist(context, ids).wait().wait()
-    # An exchange of embeddings answers each exchange of ids.
-    ours.compute_and_output_dist(context, local_ids).wait()
-
-    def lookup() -> object:
-        return [look_up(each) for look_up, each in zip(ours._lookups, local_ids, strict=True)]
-
-    return build_torchrec(case, ids, dist.group.WORLD), lambda: ours(ids).wait(), lookup
+def _lengths(case: Case, rank: int) -> torch.Tensor:
+    bags = TABLES * case.batch
+    if case.lengths == "fixed":
+        return torch.full((bags,), case.ids, dtype=torch.int32)
+    possible = np.arange(1, 5 * case.ids + 1, dtype=np.int32)
+    shares = 1 / possible
+    return torch.from_numpy(
+        np.random.default_rng(rank).choice(possible, bags, p=shares / shares.sum())
+    )
 
 
-def build_torchrec(case: Case, ids: KeyedJaggedTensor, group: dist.ProcessGroup) -> Forward:
-    """Returns the forward of TorchRec's own sharded module over `group`."""
+def _drawn(
+    case: Case, keys: list[str], lengths: torch.Tensor, rows: int, seed: int
+) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(rows, (int(lengths.sum()),), generator=generator)
+    weights = torch.rand(len(values)) if case.pooling == "weighted" else None
+    return KeyedJaggedTensor(keys, values, weights, lengths=lengths)
+
+
+class Built(NamedTuple):
+    """A forward, and what makes its input of a seed."""
+
+    forward: Callable[[Any], object]
+    input: Callable[[int], Any]
+
+
+class Modules:
+    """What is compared: TorchRec's sharded module, the same over the backend bls, and ours."""
+
+    def __init__(self, case: Case) -> None:
+        self._ours = sharded(case, _SHARDERS[case.module][1](BLSConfig()), dist.group.WORLD)
+        self._torchrec = torchrec_forward(case, dist.group.WORLD)
+        self._backend = torchrec_forward(case, dist.new_group(backend="bls"))
+
+    def forwards(self, case: Case, rank: int) -> dict[str, Built]:
+        """The forwards of each, and FBGEMM's lookup alone."""
+        ours, own_ids = self._ours, partial(ids_of, case, rank)
+        context = ours.create_context()
+        local_ids = ours.input_dist(context, own_ids()).wait().wait()
+        # An exchange of embeddings answers each exchange of ids.
+        ours.compute_and_output_dist(context, local_ids).wait()
+
+        def lookup(inputs: list[KeyedJaggedTensor]) -> object:
+            return [look_up(each) for look_up, each in zip(ours._lookups, inputs, strict=True)]
+
+        def looked_up(seed: int) -> list[KeyedJaggedTensor]:
+            # By rows, the last rank may have fewer than the others.
+            share = case.ranks if case.sharding == "row_wise" else 1
+            rows = case.rows - (share - 1) * -(-case.rows // share)
+            return [_drawn(case, each.keys(), each.lengths(), rows, seed) for each in local_ids]
+
+        return {
+            "torchrec": Built(self._torchrec, own_ids),
+            "backend": Built(self._backend, own_ids),
+            "ours": Built(lambda ids: ours(ids).wait(), own_ids),
+            "lookup": Built(lookup, looked_up),
+        }
+
+
+def torchrec_forward(case: Case, group: dist.ProcessGroup) -> Callable[[Any], object]:
+    """The forward of TorchRec's own sharded module over `group`."""
     module = sharded(case, _SHARDERS[case.module][0](), group)
-    return lambda: module(ids).wait()
+    return lambda ids: module(ids).wait()
 
 
-def samplers(forwards: Mapping[str, Forward]) -> dict[str, Callable[[], float]]:
-    """By name, what samples the ms of a forward on the slowest rank, of a few back to back."""
-    return {name: partial(slowest_ms, each, _FORWARDS) for name, each in forwards.items()}
+def samplers(forwards: Mapping[str, Built], fresh: bool = False) -> dict[str, Callable[[], float]]:
+    """By name, what samples the ms of a forward on the slowest rank, of a few back to back.
+
+    With `fresh` ids no two forwards look the same rows up.
+    """
+    seeds = itertools.count(1)
+
+    def sample(built: Built) -> float:
+        inputs = [built.input(next(seeds) if fresh else 0) for _ in range(_FORWARDS)]
+        return slowest_ms(lambda: built.forward(inputs.pop()), _FORWARDS)
+
+    return {name: partial(sample, built) for name, built in forwards.items()}
 
 
-def sharded(
-    case: Case, sharder: Any, group: Any, rows: int = ROWS, dim: int = DIM, name: str = ""
-) -> Any:
+def sharded(case: Case, sharder: Any, group: Any, name: str = "") -> Any:
     """Returns the module of a case, sharded; ours of one group need to differ in case or name."""
     config, whole = _MODULES[case.module]
     torch.manual_seed(0)
-    module = whole(
-        tables=[
-            config(name=f"table_{i}", num_embeddings=rows, embedding_dim=dim, feature_names=[each])
-            for i, each in enumerate(FEATURES)
-        ]
-    )
+    options, pooled = {}, {}
+    if case.module == "EBC":
+        options = {"is_weighted": case.pooling == "weighted"}
+        pooled = {"pooling": PoolingType.MEAN if case.pooling == "mean" else PoolingType.SUM}
+    tables = [
+        config(
+            name=f"table_{i}",
+            num_embeddings=case.rows,
+            embedding_dim=case.dim,
+            feature_names=[each],
+            **pooled,
+        )
+        for i, each in enumerate(FEATURES)
+    ]
+    module = whole(tables=tables, **options)
     kernel, ranks = EmbeddingComputeKernel.FUSED.value, case.ranks
     placed: dict[str, Any] = {
         "table_wise": lambda i: {"rank": i % ranks},

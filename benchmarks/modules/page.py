@@ -1,44 +1,72 @@
 """Tables and figure of sharded modules, and of unmodified TorchRec over the backend."""
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.exchange.page import MODES
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
 
-_STYLES = {
-    "torchrec": ("TorchRec on gloo", "tab:gray"),
-    "ours": ("bounded lag, bound 0", "tab:blue"),
-    "lookup": ("lookup alone", "tab:green"),
-}
+HOT_ROWS = 20_000  # of a table, looked up again and again
+
+_TIMED = ("torchrec", "backend", "ours")
+_COLOURS = {1: "tab:blue", 20: "tab:orange", 50: "tab:green", 100: "tab:red"}
 
 
 def section(record: Record) -> str:
-    """Forward times beside TorchRec's and the lookup's."""
+    """Forward times beside TorchRec's over both backends, and the lookup's."""
     rows, faster = [], []
-    for result in record["results"]:
-        theirs, ours, lookup = (result["ms"][name]["median"] for name in _STYLES)
-        where = [_module(result), result["ranks"], result["batch"]]
-        times = [f"{theirs:.2f}", f"{ours:.2f}", f"{theirs / ours:.1f}", f"{ours / lookup:.1f}"]
-        rows.append([*where, *times])
-        if ours > theirs:
+    for result in sorted(record["results"], key=_place):
+        times = [f"{result['ms'][name]['median']:.2f}" for name in _TIMED]
+        ratios = [_interval(result["speedup"]), _interval(result["over_lookup"])]
+        rows.append([_module(result), result["ranks"], *_inputs(result), *times, *ratios])
+        if result["speedup"][2] < 1:
             faster.append(f"{_case(result)}: TorchRec on gloo")
-    header = ["module", "ranks", "batch", "TorchRec on gloo", "bound 0", "speed-up", "/ lookup"]
-    return page.section(record, "Forward, ms, median:", page.table(header, rows), faster=faster)
+    header = ["module", "ranks", "batch", "ids", "rows", "dim", "TorchRec on gloo", "over bls"]
+    header += ["bound 0", "speed-up", "/ lookup"]
+    text = "Forward, ms, median; ratios of medians with their 95 % intervals:"
+    return page.section(record, text, page.table(header, rows), faster=faster)
+
+
+def worst_and_best(record: Record) -> tuple[str, str]:
+    """The least and the greatest speed-up, and of which cases."""
+    ordered = sorted((*result["speedup"][1:2], _case(result)) for result in record["results"])
+    least, greatest = (f"{ratio:.1f} ({case})" for ratio, case in (ordered[0], ordered[-1]))
+    return least, greatest
 
 
 def plot(path: Path, record: Record) -> None:
-    """Draws the forward times of each case side by side."""
-    results = record["results"]
-    with page.figure(path, 9, 0.45 * len(results) + 1.5) as (_, ((axis,),)):
-        for row, (name, (label, colour)) in enumerate(_STYLES.items()):
-            places = [index + 0.27 * (row - 1) for index in range(len(results))]
-            medians = [result["ms"][name]["median"] for result in results]
-            axis.barh(places, medians, height=0.25, label=label, color=colour)
-        axis.set_yticks(range(len(results)), map(_case, results))
-        axis.invert_yaxis()
-        axis.set(xscale="log", xlabel="forward, ms (median of the slowest rank)")
+    """Draws the speed-up of each case, from the least to the greatest."""
+    results = sorted(record["results"], key=lambda result: result["speedup"][1])
+    with page.figure(path, 9, 0.16 * len(results) + 1.5) as (_, ((axis,),)):
+        for place, result in enumerate(results):
+            low, ratio, high = result["speedup"]
+            colour = _COLOURS.get(result["ids"], "black")
+            axis.plot([low, high], [place, place], color=colour, linewidth=1)
+            axis.plot([ratio], [place], "o", color=colour, markersize=3)
+        axis.set_yticks(range(len(results)), map(_case, results), fontsize=6)
+        axis.axvline(1, color="black", linewidth=0.5)
+        axis.set(xscale="log", xlabel="times faster than TorchRec on gloo (95 % interval)")
+        axis.set_ylim(-1, len(results))
+        for ids, colour in _COLOURS.items():
+            axis.plot([], [], "o", color=colour, label=f"{ids} ids")
         axis.legend()
+
+
+def _place(result: Record) -> list[Any]:
+    names = ("module", "sharding", "ranks", "rows", "pooling", "dim", "ids", "lengths", "batch")
+    return [result[name] for name in names]
+
+
+def _interval(ratio: list[float]) -> str:
+    low, middle, high = ratio
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _inputs(result: Record) -> list[Any]:
+    kind = result["lengths"] if result["pooling"] == "sum" else result["pooling"]
+    ids = f"{result['ids']}" if kind == "fixed" else f"{result['ids']} {kind}"
+    return [result["batch"], ids, "hot" if result["rows"] == HOT_ROWS else "cold", result["dim"]]
 
 
 def backend_section(record: Record) -> str:
@@ -78,4 +106,6 @@ def _module(result: Record) -> str:
 
 
 def _case(result: Record) -> str:
-    return f"{_module(result)}, {result['ranks']} ranks, batch {result['batch']}"
+    batch, ids, rows, dim = _inputs(result)
+    where = f"{_module(result)}, {result['ranks']} ranks, batch {batch}"
+    return f"{where}, {ids} ids, dim {dim}, {rows}"

@@ -65,13 +65,9 @@ def _compare(case: Case, modules: Modules, rank: int, samples: int) -> dict[str,
     for sample in timed.values():
         sample()
     ms = in_turns(timed, samples)
-    raw = {name: spread.values_in_order for name, spread in ms.items()}
-    return {
-        **case._asdict(),
-        "ms": ms,
-        "speedup": ratio_of_medians(raw["torchrec"], raw["ours"]),
-        "over_lookup": ratio_of_medians(raw["ours"], raw["lookup"]),
-    }
+    theirs, ours, lookup = (ms[n].values_in_order for n in ("torchrec", "ours", "lookup"))
+    ratios = {"speedup": (theirs, ours), "over_lookup": (ours, lookup)}
+    return {**case._asdict(), "ms": ms} | {n: ratio_of_medians(*r) for n, r in ratios.items()}
 
 
 def main() -> None:

@@ -28,13 +28,15 @@ Forward = Callable[[], object]
 
 _FORWARDS = 5  # of a sample
 
-_MODULES: dict[str, Any] = {
-    "EC": (EmbeddingConfig, EmbeddingCollection),
-    "EBC": (EmbeddingBagConfig, EmbeddingBagCollection),
-}
-_SHARDERS: dict[str, Any] = {
-    "EC": (EmbeddingCollectionSharder, BLSEmbeddingCollectionSharder),
-    "EBC": (EmbeddingBagCollectionSharder, BLSEmbeddingBagCollectionSharder),
+_KINDS: dict[str, tuple[Any, ...]] = {
+    "EC": (
+        *(EmbeddingConfig, EmbeddingCollection),
+        *(EmbeddingCollectionSharder, BLSEmbeddingCollectionSharder),
+    ),
+    "EBC": (
+        *(EmbeddingBagConfig, EmbeddingBagCollection),
+        *(EmbeddingBagCollectionSharder, BLSEmbeddingBagCollectionSharder),
+    ),
 }
 
 
@@ -54,19 +56,11 @@ class Case(NamedTuple):
 
 def ids_of(case: Case, rank: int, seed: int = 0) -> KeyedJaggedTensor:
     """Uniformly drawn ids of each feature and sample, others for each seed."""
-    lengths = _lengths(case, rank)
-    return _drawn(case, FEATURES, lengths, case.rows, 1000 * seed + rank)
-
-
-def _lengths(case: Case, rank: int) -> torch.Tensor:
-    bags = TABLES * case.batch
-    if case.lengths == "fixed":
-        return torch.full((bags,), case.ids, dtype=torch.int32)
     possible = np.arange(1, 5 * case.ids + 1, dtype=np.int32)
-    shares = 1 / possible
-    return torch.from_numpy(
-        np.random.default_rng(rank).choice(possible, bags, p=shares / shares.sum())
-    )
+    shares = 1 / possible if case.lengths == "zipf" else possible == case.ids
+    draw = np.random.default_rng(rank)
+    lengths = draw.choice(possible, TABLES * case.batch, p=shares / shares.sum())
+    return _drawn(case, FEATURES, torch.from_numpy(lengths), case.rows, 1000 * seed + rank)
 
 
 def _drawn(
@@ -89,7 +83,7 @@ class Modules:
     """What is compared: TorchRec's sharded module, the same over the backend bls, and ours."""
 
     def __init__(self, case: Case) -> None:
-        self._ours = sharded(case, _SHARDERS[case.module][1](BLSConfig()), dist.group.WORLD)
+        self._ours = sharded(case, _KINDS[case.module][3](BLSConfig()), dist.group.WORLD)
         self._torchrec = torchrec_forward(case, dist.group.WORLD)
         self._backend = torchrec_forward(case, dist.new_group(backend="bls"))
 
@@ -120,7 +114,7 @@ class Modules:
 
 def torchrec_forward(case: Case, group: dist.ProcessGroup) -> Callable[[Any], object]:
     """The forward of TorchRec's own sharded module over `group`."""
-    module = sharded(case, _SHARDERS[case.module][0](), group)
+    module = sharded(case, _KINDS[case.module][2](), group)
     return lambda ids: module(ids).wait()
 
 
@@ -140,22 +134,15 @@ def samplers(forwards: Mapping[str, Built], fresh: bool = False) -> dict[str, Ca
 
 def sharded(case: Case, sharder: Any, group: Any, name: str = "") -> Any:
     """Returns the module of a case, sharded; ours of one group need to differ in case or name."""
-    config, whole = _MODULES[case.module]
+    config, whole, *_ = _KINDS[case.module]
     torch.manual_seed(0)
-    options, pooled = {}, {}
+    sizes: dict[str, Any] = {"num_embeddings": case.rows, "embedding_dim": case.dim}
+    options = {}
     if case.module == "EBC":
-        options = {"is_weighted": case.pooling == "weighted"}
-        pooled = {"pooling": PoolingType.MEAN if case.pooling == "mean" else PoolingType.SUM}
-    tables = [
-        config(
-            name=f"table_{i}",
-            num_embeddings=case.rows,
-            embedding_dim=case.dim,
-            feature_names=[each],
-            **pooled,
-        )
-        for i, each in enumerate(FEATURES)
-    ]
+        options["is_weighted"] = case.pooling == "weighted"
+        sizes["pooling"] = PoolingType.MEAN if case.pooling == "mean" else PoolingType.SUM
+    named = enumerate(FEATURES)
+    tables = [config(name=f"table_{i}", feature_names=[each], **sizes) for i, each in named]
     module = whole(tables=tables, **options)
     kernel, ranks = EmbeddingComputeKernel.FUSED.value, case.ranks
     placed: dict[str, Any] = {

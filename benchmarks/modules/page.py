@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.exchange.page import MODES
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
@@ -10,7 +12,6 @@ from benchmarks.harness.record import Record
 HOT_ROWS = 20_000  # of a table, looked up again and again
 
 _TIMED = ("torchrec", "backend", "ours")
-_COLOURS = {1: "tab:blue", 20: "tab:orange", 50: "tab:green", 100: "tab:red"}
 
 
 def section(record: Record) -> str:
@@ -39,18 +40,12 @@ def plot(path: Path, record: Record) -> None:
     """Draws the speed-up of each case, from the least to the greatest."""
     results = sorted(record["results"], key=lambda result: result["speedup"][1])
     with page.figure(path, 9, 0.16 * len(results) + 1.5) as (_, ((axis,),)):
-        for place, result in enumerate(results):
-            low, ratio, high = result["speedup"]
-            colour = _COLOURS.get(result["ids"], "black")
-            axis.plot([low, high], [place, place], color=colour, linewidth=1)
-            axis.plot([ratio], [place], "o", color=colour, markersize=3)
-        axis.set_yticks(range(len(results)), map(_case, results), fontsize=6)
+        low, ratio, high = np.array([result["speedup"] for result in results]).T
+        places = range(len(results))
+        axis.errorbar(ratio, places, xerr=abs(np.array([low, high]) - ratio), fmt="o", markersize=3)
+        axis.set_yticks(places, map(_case, results), fontsize=6)
         axis.axvline(1, color="black", linewidth=0.5)
         axis.set(xscale="log", xlabel="times faster than TorchRec on gloo (95 % interval)")
-        axis.set_ylim(-1, len(results))
-        for ids, colour in _COLOURS.items():
-            axis.plot([], [], "o", color=colour, label=f"{ids} ids")
-        axis.legend()
 
 
 def _place(result: Record) -> list[Any]:

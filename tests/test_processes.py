@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
+from tests.tiers import slow_but
 from torchrec_bls import processes
 from torchrec_bls.errors import PoisonedError
 from torchrec_bls.processes import RanksFailedError
@@ -122,7 +123,9 @@ def test_ranks_share_a_process_group_and_return_by_rank() -> None:
     assert run(3, add_up, 10) == [torch.tensor([33])] * 3
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize(
+    "method", slow_but(["forkserver", "fork"], ["forkserver", "spawn", "fork"])
+)
 def test_ranks_without_a_process_group(method: str) -> None:
     results = processes.run(2, fail_on, 2, deadline_s=DEADLINE_S, start_method=method)
     assert results == [0, 1]
@@ -199,7 +202,11 @@ def test_a_stream_yields_what_rank_0_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"), [("raises", "ValueError: no more"), ("dies", "rank 1 ended with exit code")]
+    ("how", "message"),
+    slow_but(
+        [("dies", "rank 1 ended with exit code")],
+        [("raises", "ValueError: no more"), ("dies", "rank 1 ended with exit code")],
+    ),
 )
 def test_a_rank_that_fails_ends_a_stream(how: str, message: str) -> None:
     start = time.monotonic()
@@ -208,6 +215,7 @@ def test_a_rank_that_fails_ends_a_stream(how: str, message: str) -> None:
     assert time.monotonic() - start < DEADLINE_S * 3 / 4
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_a_stream() -> None:
     with pytest.raises(RanksFailedError, match=r"rank 0 did not end in 2 s"):
         list(processes.stream(1, failing, "", deadline_s=2))
@@ -241,9 +249,9 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "method",
-    ["forkserver", *(pytest.param(each, marks=pytest.mark.slow) for each in ("spawn", "fork"))],
+    slow_but(["forkserver"], ["forkserver", "spawn", "fork"]),
 )
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("sent", slow_but([signal.SIGKILL], [signal.SIGINT, signal.SIGKILL]))
 def test_no_rank_is_left_when_the_caller_is_ended(
     tmp_path: Path, sent: signal.Signals, method: str
 ) -> None:

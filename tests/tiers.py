@@ -1,6 +1,6 @@
 """Which cases of a parametrized test are left to `make test-all`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 import pytest
@@ -17,3 +17,16 @@ def slow_where(is_slow: Callable[[T], bool], cases: Iterable[T]) -> list[T | Par
         else case
         for case in cases
     ]
+
+
+def slow_but(kept: Collection[T], cases: Iterable[T]) -> list[T | ParameterSet]:
+    """Marks all cases but those that are kept."""
+    cases = list(cases)
+    assert all(case in cases for case in kept), f"{kept} are not all among {cases}"
+    return slow_where(lambda case: case not in kept, cases)
+
+
+# For tests of the channel in which the transport has no part.
+two_sided_is_slow = pytest.mark.parametrize(
+    "transport", slow_but(["shm"], ["shm", "c10d"]), indirect=True
+)

@@ -4,6 +4,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
+from tests.tiers import slow_but
 from torchrec_bls import BLSOptions
 
 DTYPES = [
@@ -106,8 +108,10 @@ def exchange(rank: int, bound: int, calls: int) -> None:
     assert group.channel.stats().pulled_messages > 0
 
 
-@pytest.mark.parametrize("bound", [0, 2])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("world_size", "bound"),
+    slow_but([(1, 0), (2, 0), (3, 2)], product((1, 2, 3, 4, 8), (0, 2))),
+)
 def test_any_dtype_and_split_arrives_bit_for_bit(world_size: int, bound: int) -> None:
     if world_size == 1:
         run(1, exchange_with_itself)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from tests.processes import run, run_outcomes
+from tests.tiers import slow_but
 from torchrec_bls import BLSOptions, _native
 from torchrec_bls.collective.backend.calls import CallQueue
 from torchrec_bls.errors import ChannelClosedError, PeerDiedError, PoisonedError
@@ -89,7 +90,7 @@ def miss_the_deadline(rank: int, from_timeout: bool) -> None:
     dist.group.WORLD.get_group_store().wait(["timed out"])
 
 
-@pytest.mark.parametrize("from_timeout", [True, False])
+@pytest.mark.parametrize("from_timeout", slow_but([True], [True, False]))
 def test_the_deadline_is_that_of_the_options_or_of_the_group(from_timeout: bool) -> None:
     waiting, late = run_outcomes(2, miss_the_deadline, from_timeout)
     assert waiting.error == "PeerTimeoutError", waiting

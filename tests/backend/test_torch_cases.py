@@ -13,6 +13,7 @@ from torch.distributed import _functional_collectives as functional
 
 import torchrec_bls  # noqa: F401 - registers the backend
 from tests.processes import run
+from tests.tiers import slow_but
 
 DTYPES = (torch.float32, torch.complex64)
 
@@ -99,6 +100,6 @@ def all_cases(rank: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", slow_but([2, 3], [2, 3, 4, 8]))
 def test_the_cases_of_torch(world_size: int) -> None:
     run(world_size, all_cases, backend="cpu:bls", deadline=120)

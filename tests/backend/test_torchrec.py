@@ -1,5 +1,6 @@
 """Unmodified TorchRec over `cpu:bls` computes and trains as over gloo, bit for bit."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from tests.distributed import models
 from tests.distributed.results.test_training import loss_of
 from tests.processes import run
+from tests.tiers import slow_but
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 SHARDINGS = ["table_wise", "row_wise", "column_wise", "mixed"]
@@ -38,8 +40,9 @@ def compute_and_train(rank: int, kind_name: str) -> dict[str, list[dict[str, tor
     return results
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("world_size", "kind"), slow_but([(2, "weighted")], product((2, 4), KINDS))
+)
 def test_torchrec_computes_and_trains_as_over_gloo(world_size: int, kind: str) -> None:
     expected, found = (
         run(world_size, compute_and_train, kind, backend=backend, deadline=120)

@@ -17,6 +17,7 @@ from torchrec.distributed.types import ShardingPlan
 from benchmarks.planner.executed import optimizer_of, step_ms
 from benchmarks.planner.random_models import TableSpec, module_of
 from tests.processes import run
+from tests.tiers import slow_but
 
 
 def moved(rank: int, data_parallel_tables: int) -> dict[str, list[list[float]]]:
@@ -56,7 +57,7 @@ def held(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("data_parallel_tables", [0, 1])
+@pytest.mark.parametrize("data_parallel_tables", slow_but([1], [0, 1]))
 def test_every_table_takes_sgds_step(data_parallel_tables: int) -> None:
     first, second = run(2, moved, data_parallel_tables)
     # Two steps of -0.01 times a gradient of 1 a rank, which TorchRec averages over the ranks.

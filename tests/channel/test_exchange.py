@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.processes import run
+from tests.tiers import slow_but, two_sided_is_slow
 from torchrec_bls import BoundedLagChannel
 
 BOUNDS = (0, 1, 2, 4)
@@ -110,6 +112,8 @@ parts = st.builds(
 
 
 # An example takes a second: few of them, and none to find the smallest one that fails.
+@two_sided_is_slow
+@pytest.mark.usefixtures("transport")
 @settings(
     max_examples=20,
     derandomize=True,
@@ -128,7 +132,12 @@ def test_tensors_of_any_shape_and_dtype_arrive_unchanged(
     run(world_size, exchange_once, plans, bound, slot_bytes)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("transport", "world_size"),
+    slow_but([("shm", 1), ("shm", 3), ("c10d", 2)], product(("shm", "c10d"), (1, 2, 3, 4, 8))),
+    indirect=["transport"],
+)
+@pytest.mark.usefixtures("transport")
 def test_messages_arrive_unchanged_under_random_delays(world_size: int) -> None:
     iterations = 40
     for histograms in run(world_size, exchange_with_every_bound, iterations):

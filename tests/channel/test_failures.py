@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
+from tests.tiers import two_sided_is_slow
 from torchrec_bls import BoundedLagChannel
 from torchrec_bls.errors import BLSError, PeerTimeoutError, PoisonedError
 
@@ -94,6 +95,8 @@ def stay_poisoned(rank: int, reason: str) -> list[str]:
     ],
     ids=["short", "not UTF-8", "long", "long by one more"],
 )
+@two_sided_is_slow
+@pytest.mark.usefixtures("transport")
 def test_a_poisoned_channel_stays_poisoned(reason: str, text: str) -> None:
     for errors in run(2, stay_poisoned, reason):
         assert len(errors) == 2
@@ -117,6 +120,8 @@ def miss_the_deadline(rank: int) -> None:
         dist.group.WORLD.get_group_store().set("timed out", "")
 
 
+@two_sided_is_slow
+@pytest.mark.usefixtures("transport")
 def test_the_deadline_names_every_missing_rank() -> None:
     outcomes = run_outcomes(4, miss_the_deadline)
     waiting = [outcomes[0], outcomes[2]]

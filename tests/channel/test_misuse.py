@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run
+from tests.tiers import two_sided_is_slow
 from torchrec_bls import BoundedLagChannel
 
 
@@ -112,6 +113,8 @@ def read_what_is_not_there(rank: int) -> None:
         read_what_is_not_there,
     ],
 )
+@two_sided_is_slow
+@pytest.mark.usefixtures("transport")
 def test_mistake_is_refused(mistake: object) -> None:
     run(1, mistake)  # type: ignore[arg-type]
 

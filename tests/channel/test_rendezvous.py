@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.processes import run
+from tests.tiers import two_sided_is_slow
 from torchrec_bls.collective.transport.rendezvous import _FAILURE, Rendezvous
 from torchrec_bls.errors import RendezvousError
 
@@ -32,6 +33,8 @@ def test_a_rank_that_fails_between_two_phases_is_heard_in_the_later_one() -> Non
 
 
 @pytest.mark.parametrize("told", ["", "[]", "{}", '{"rank": "x", "error": 1}', "[" * 100_000])
+@two_sided_is_slow
+@pytest.mark.usefixtures("transport")
 def test_anything_in_place_of_a_failure_is_refused(told: str) -> None:
     message, _ = run(2, fail_behind_a_phase, told)
     assert "Install one version" in message or "rank 1 could not set it up" in message

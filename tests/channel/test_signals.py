@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
+from tests.tiers import slow_but, two_sided_is_slow
 from torchrec_bls import BoundedLagChannel, _native
 from torchrec_bls.errors import PoisonedError
 
@@ -109,6 +111,8 @@ def announce_after(count: int, handled: list[int], store: dist.Store, key: str) 
     store.set(key, "")
 
 
+@two_sided_is_slow
+@pytest.mark.usefixtures("transport")
 def test_a_handler_that_returns_runs_during_the_wait_and_does_not_disturb_it() -> None:
     assert run(2, handle_and_go_on)[1] == 9
 
@@ -252,6 +256,8 @@ def end_with_unread_messages(rank: int, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["close", "del"])
+@two_sided_is_slow
+@pytest.mark.usefixtures("transport")
 def test_an_interrupt_while_a_channel_ends_stays_one(how: str) -> None:
     peer, struck = run(2, end_with_unread_messages, how)
     assert struck == "KeyboardInterrupt"
@@ -312,6 +318,11 @@ def read_after(rank: int, end: str) -> None:
     assert native() is None
 
 
-@pytest.mark.parametrize("end", ["closed", "gone"])
+@pytest.mark.parametrize(
+    ("transport", "end"),
+    slow_but([("shm", "closed"), ("c10d", "gone")], product(("shm", "c10d"), ("closed", "gone"))),
+    indirect=["transport"],
+)
+@pytest.mark.usefixtures("transport")
 def test_views_keep_what_they_show(end: str) -> None:
     run(2, read_after, end)

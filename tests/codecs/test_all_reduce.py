@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec, round_trip
 from torchrec_bls.collective.quantized import quantized_all_reduce
@@ -71,7 +72,7 @@ def reduce_as_emulated(rank: int, world: int, algorithm: str, group_sizes: list[
 
 @pytest.mark.parametrize(
     "world",
-    [pytest.param(2, marks=pytest.mark.smoke), 3, 4, pytest.param(8, marks=pytest.mark.slow)],
+    [pytest.param(2, marks=pytest.mark.smoke), *slow_but([], [3, 4, 8])],
 )
 def test_ring_equals_its_emulation_bit_for_bit(world: int) -> None:
     run(world, reduce_as_emulated, world, "ring", [8])
@@ -79,7 +80,7 @@ def test_ring_equals_its_emulation_bit_for_bit(world: int) -> None:
 
 @pytest.mark.parametrize(
     ("world", "group_sizes"),
-    [(2, [1, 8]), (4, [1, 2, 4]), pytest.param(8, [1, 2, 8], marks=pytest.mark.slow)],
+    slow_but([(2, [1, 8])], [(2, [1, 8]), (4, [1, 2, 4]), (8, [1, 2, 8])]),
 )
 def test_recursive_doubling_equals_its_emulation_bit_for_bit(
     world: int, group_sizes: list[int]

@@ -1,6 +1,7 @@
 """Codecs of rows, on each instruction set, against numpy and against exact arithmetic."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,12 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.codecs import reference
+from tests.tiers import slow_but
 from torchrec_bls import _native
 from torchrec_bls.codecs.rows import Codec, decode, encode
 from torchrec_bls.errors import ProtocolError
 
 BITS = {Codec.UINT8: 8, Codec.UINT4: 4, Codec.UINT2: 2}
 INSTRUCTION_SETS = ["portable", "avx2", "avx512"]
+# All codecs without AVX-512 as well.
+KEPT = [
+    ("portable", Codec.UINT4),
+    ("portable", Codec.UINT2),
+    ("avx2", Codec.UINT8),
+    ("avx512", Codec.UINT2),
+]
 
 shapes = hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=150)
 any_floats = st.floats(width=32)
@@ -42,7 +51,11 @@ def in_numpy(rows: torch.Tensor) -> reference.Floats:
     return rows.numpy()
 
 
-@pytest.mark.parametrize("codec", BITS)
+@pytest.mark.parametrize(
+    ("instruction_set", "codec"),
+    slow_but(KEPT, product(INSTRUCTION_SETS, BITS)),
+    indirect=["instruction_set"],
+)
 def test_bytes_and_values_are_those_of_numpy(instruction_set: str, codec: Codec) -> None:
     @settings(max_examples=150)
     @given(matrices)
@@ -97,7 +110,7 @@ def test_constant_rows_are_exact(instruction_set: str, codec: Codec) -> None:
     assert torch.equal(decode(encode(rows, codec), codec, torch.empty_like(rows)), rows)
 
 
-@pytest.mark.parametrize("codec", BITS)
+@pytest.mark.parametrize("codec", slow_but([Codec.UINT4], BITS))
 @given(rows=hnp.arrays(np.float32, shapes, elements=usual))
 def test_the_error_is_half_a_step(codec: Codec, rows: reference.Floats) -> None:
     decoded = in_numpy(
@@ -127,7 +140,7 @@ def test_small_rows_are_quantized_as_well_as_in_exact_arithmetic(
     assert error <= 1.01 * least_error
 
 
-@pytest.mark.parametrize("codec", BITS)
+@pytest.mark.parametrize("codec", slow_but([Codec.UINT4], BITS))
 @given(rows=hnp.arrays(np.float32, shapes, elements=usual))
 def test_encoding_a_decoded_row_again_does_not_change_it(
     codec: Codec, rows: reference.Floats

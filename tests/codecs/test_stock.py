@@ -8,6 +8,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from tests.distributed import models
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls.codecs.rows import Codec, round_trip
 from torchrec_bls.codecs.stock import RowCodec, codecs_registry
 
@@ -46,12 +47,15 @@ def forward_is_rounded(rank: int, kind: models.Kind, sharding: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "sharding"),
-    [
-        (models.EBC, "table_wise"),
-        (models.EBC, "column_wise"),
-        (models.EC, "table_wise"),
-        (models.EC, "row_wise"),
-    ],
+    slow_but(
+        [(models.EBC, "column_wise"), (models.EC, "row_wise")],
+        [
+            (models.EBC, "table_wise"),
+            (models.EBC, "column_wise"),
+            (models.EC, "table_wise"),
+            (models.EC, "row_wise"),
+        ],
+    ),
 )
 def test_embeddings_arrive_rounded_by_row(kind: models.Kind, sharding: str) -> None:
     run(2, forward_is_rounded, kind, sharding)
@@ -78,7 +82,10 @@ def train_with(
 
 @pytest.mark.parametrize(
     ("kind", "sharding"),
-    [(models.EBC, "table_wise"), (models.EC, "table_wise"), (models.EC, "row_wise")],
+    slow_but(
+        [(models.EBC, "table_wise")],
+        [(models.EBC, "table_wise"), (models.EC, "table_wise"), (models.EC, "row_wise")],
+    ),
 )
 def test_gradients_travel_encoded(kind: models.Kind, sharding: str) -> None:
     def trained(backward: Codec) -> torch.Tensor:

@@ -33,6 +33,7 @@ from torchrec.distributed.types import ShardingType
 
 from tests.distributed import models
 from tests.processes import run
+from tests.tiers import slow_but
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 NODES = 2
@@ -118,7 +119,7 @@ def dists_are_created(rank: int, kind: models.Kind) -> None:
     assert module._has_uninitialized_input_dist is False
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec", "weighted"], KINDS))
 def test_output_dists_come_with_the_module_and_input_dists_with_the_first_batch(kind: str) -> None:
     run(2, dists_are_created, KINDS[kind])
 
@@ -138,7 +139,7 @@ def dists_are_in_the_order_of_sharding_types(rank: int, kind: models.Kind) -> No
     assert module._env.world_size == 2 and module._env.rank == rank
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec", "weighted"], KINDS))
 def test_dists_are_in_the_order_of_sharding_types(kind: str) -> None:
     run(2, dists_are_in_the_order_of_sharding_types, KINDS[kind])
 
@@ -159,7 +160,7 @@ def input_dists_keep_their_all_to_all(rank: int, kind: models.Kind) -> None:
     assert [len(keys) for keys in seen] == [sum(d._dist._splits) for d in module._input_dists]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec", "weighted"], KINDS))
 def test_input_dists_keep_their_all_to_all_in_dist(kind: str) -> None:
     run(2, input_dists_keep_their_all_to_all, KINDS[kind])
 
@@ -201,7 +202,7 @@ def contexts_are_filled(rank: int, kind: models.Kind) -> None:
         sharding_context.bls_ids_layout = "contexts take attributes of ours"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec", "weighted"], KINDS))
 def test_contexts_of_an_input_dist(kind: str) -> None:
     run(2, contexts_are_filled, KINDS[kind])
 
@@ -245,7 +246,7 @@ def output_dists_are_called_with_rows_and_context(rank: int, kind: models.Kind) 
         assert rows.dim() == 2 and sharding_context is expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec", "weighted"], KINDS))
 def test_output_dists_are_called_with_rows_and_context(kind: str) -> None:
     run(2, output_dists_are_called_with_rows_and_context, KINDS[kind])
 
@@ -341,7 +342,7 @@ def a_forward_is_its_stages(rank: int, kind: models.Kind) -> None:
     models.assert_same_bits(models.flatten(forward(model.module.embeddings, rank, kind)[1]), whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec", "weighted"], KINDS))
 def test_a_forward_is_its_stages(kind: str) -> None:
     run(2, a_forward_is_its_stages, KINDS[kind])
 

@@ -1,5 +1,6 @@
 """Checkpoints of bounded-lag modules are TorchRec's, and fit any number of ranks."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torchrec.distributed import DistributedModelParallel
 from tests.distributed import models
 from tests.distributed.results.test_training import OPTIMIZERS, state_of
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC)}
@@ -71,8 +73,10 @@ def load(
     return outputs_of(model, kind, range(50, 53)), state_of(model)
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "sharding"),
+    slow_but([("ec", "table_wise"), ("ebc", "row_wise")], product(KINDS, SHARDINGS)),
+)
 def test_saved_by_four_ranks_and_loaded_by_two(kind: str, sharding: str, tmp_path: Path) -> None:
     of_kind = KINDS[kind]
     saved = run(4, save, of_kind, sharding, tmp_path, deadline=120)
@@ -107,6 +111,6 @@ def exchange_state_dicts(rank: int, kind: models.Kind) -> None:
             models.assert_same_bits(output, wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec"], KINDS))
 def test_state_dicts_go_to_torchrecs_modules_and_back(kind: str) -> None:
     run(2, exchange_state_dicts, KINDS[kind])

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from tests.distributed import models
 from tests.distributed.results.test_training import loss_of
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig, BLSOptions, BoundedLagChannel, BoundedLagPipeline
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.distributed.config import Deadline
@@ -104,7 +105,9 @@ def wait_as_long_as_fits(rank: int, kind: models.Kind) -> None:
     assert deadlines == dict.fromkeys(both | {"gradients"}, 33)
 
 
-@pytest.mark.parametrize("kind", [models.EC, models.EBC], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", slow_but([models.EBC], [models.EC, models.EBC]), ids=lambda kind: kind.name
+)
 def test_a_module_waits_as_its_group_when_it_trains_and_a_minute_when_it_does_not(
     kind: models.Kind,
 ) -> None:

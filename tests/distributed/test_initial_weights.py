@@ -14,6 +14,7 @@ from torchrec.modules.embedding_configs import DataType
 
 from tests.distributed import models
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -105,7 +106,7 @@ def start_on_the_meta_device(rank: int, kind: models.Kind) -> None:
     assert_weights(sharded(kind, moved, plan_of(kind, module, "mixed")), module)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
 def test_of_a_module_made_on_the_meta_device(kind: str) -> None:
     run(2, start_on_the_meta_device, KINDS[kind])
 
@@ -117,7 +118,7 @@ def shard_to_the_meta_device(rank: int, kind: models.Kind) -> None:
         sharded(kind, module, plan_of(kind, module, "mixed"), torch.device("meta"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec"], KINDS))
 def test_shards_on_the_meta_device_are_refused(kind: str) -> None:
     run(2, shard_to_the_meta_device, KINDS[kind])
 

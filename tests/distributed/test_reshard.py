@@ -1,6 +1,7 @@
 """DistributedModelParallel.reshard moves rows and optimizer states, and training goes on."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,7 @@ from tests.distributed import models
 from tests.distributed.pipeline.test_torchrec_pipelines import sharded
 from tests.distributed.results.test_training import OPTIMIZERS, state_of
 from tests.processes import run
-from tests.tiers import slow_where
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 from torchrec_bls.errors import RendezvousError
 
@@ -148,9 +149,18 @@ def reshard_while_training(rank: int, kind: models.Kind, move: str, optimizer: s
         models.assert_same_bits(by_key(ours(batch)[1]), by_key(theirs(batch)[1]))
 
 
-@pytest.mark.parametrize("optimizer", slow_where(lambda each: each == "adagrad", OPTIMIZERS))
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "move", "optimizer"),
+    slow_but(
+        [
+            ("ebc", "two tables", "rowwise-adagrad"),
+            ("ebc", "all tables", "sgd"),
+            ("weighted", "all tables", "rowwise-adagrad"),
+            ("weighted", "all to one rank", "rowwise-adagrad"),
+        ],
+        product(KINDS, MOVES, OPTIMIZERS),
+    ),
+)
 def test_training_goes_on_as_without(kind: str, move: str, optimizer: str) -> None:
     run(2, reshard_while_training, KINDS[kind], move, optimizer)
 
@@ -206,8 +216,13 @@ def reshard_columns(rank: int, cut: str, optimizer: str) -> None:
     models.assert_same_bits(whole_state(ours), whole_state(theirs))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("cut", "optimizer"),
+    slow_but(
+        [("other ranks", "rowwise-adagrad"), ("other widths", "adagrad")],
+        product(CUTS, OPTIMIZERS),
+    ),
+)
 def test_columns_move(cut: str, optimizer: str) -> None:
     run(2, reshard_columns, cut, optimizer)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import slow_but
 from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.host.devices import find_devices
 from torchrec_bls.doctor.host.rdma import rdma_findings, why_not_tried
@@ -30,7 +31,8 @@ def run_script(
     return selftest_finding(transport, deadline, [sys.executable, str(program)])
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+# The command's own test has shared memory as well.
+@pytest.mark.parametrize("transport", slow_but(["verbs"], TRANSPORTS))
 def test_messages_arrive_over_every_transport(transport: str) -> None:
     reason = why_not_tried(rdma_findings(find_devices(Path("/"))))
     if transport == "verbs" and reason:

@@ -9,26 +9,51 @@ import pytest
 import tests.faults.__main__ as report
 from tests.faults.faults import Kill
 from tests.faults.judge import examine, problems_of_survivors
-from tests.faults.matrix import MATRIX, TWO_SIDED
-from tests.faults.row import Row
+from tests.faults.matrix import MATRIX
+from tests.faults.row import LARGE, Row
 from torchrec_bls.processes import Outcome
 
 SMOKE = "SIGKILL before post, 2 ranks"
 # They wait for seconds, and rows like them wait less.
-LONG = (
+LONG = {
+    "interpreter shutdown with posts outstanding",
     "interpreter shutdown with posts outstanding and a thread in wait",
     "SIGSTOP longer than the deadline",
+    "SIGSTOP between post and wait",
     "SIGKILL before a reshard",
     "older message replayed",
-)
+}
+
+
+def kind_of(row: Row) -> tuple[object, ...]:
+    """What rows have in common of which one plays in `make test`."""
+    transport = dict(row.arguments).get("transport")
+    is_large = row.items == LARGE
+    return type(row.fault), row.errors, row.end_of_request, row.play, is_large, transport
+
+
+def slow_rows() -> set[str]:
+    """All but the first of each kind. Over the two-sided transport, under which the protocol is the
+    same, a rank is killed and nothing else."""
+    slow, kinds = set(LONG), set()
+    for row in MATRIX:
+        is_two_sided = ("transport", "c10d") in row.arguments
+        if is_two_sided and not isinstance(row.fault, Kill):
+            slow.add(row.name)
+        elif row.name not in slow:
+            if kind_of(row) in kinds:
+                slow.add(row.name)
+            kinds.add(kind_of(row))
+    return slow
+
+
+SLOW = slow_rows()
 
 
 def tier_of(row: Row) -> list[pytest.MarkDecorator]:
     if row.name == SMOKE:
         return [pytest.mark.smoke]
-    # More ranks, and the two-sided transport, under which the protocol is the same.
-    is_variant = row.world == 8 or (row in TWO_SIDED and not isinstance(row.fault, Kill))
-    return [pytest.mark.slow] if is_variant or row.name in LONG else []
+    return [pytest.mark.slow] if row.name in SLOW else []
 
 
 @pytest.mark.parametrize(
@@ -41,7 +66,8 @@ def test_fault(row: Row) -> None:
 
 def test_names_are_unique() -> None:
     names = [row.name for row in MATRIX]
-    assert set(LONG) | {SMOKE} < set(names)
+    assert LONG | {SMOKE} < set(names)
+    assert SMOKE not in SLOW
     assert len(set(names)) == len(names)
 
 

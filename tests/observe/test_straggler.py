@@ -14,6 +14,7 @@ from torchrec.datasets.utils import Batch
 
 from tests.distributed.dlrm import make_batch, make_dlrm
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
@@ -81,7 +82,7 @@ def simulate(delays: np.ndarray, bound: int, work: float = 0.0) -> StragglerRepo
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 4, 8])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", slow_but([2, 4], [2, 3, 4, 8]))
 def test_a_rank_of_twice_the_delay_is_named(ranks: int, bound: int) -> None:
     for seed in range(20):
         settings = replace(DELAYS, ranks=ranks, seed=seed, straggler=seed % ranks, steps=60)
@@ -216,15 +217,18 @@ def run_with_delays(rank: int, bound: int, delays: list[list[float]]) -> dict[st
 
 @pytest.mark.parametrize(
     ("ranks", "bound", "straggler", "seed"),
-    [
-        (2, 0, 1, 1),
-        pytest.param(3, 0, 0, 2, marks=pytest.mark.slow),
-        pytest.param(4, 0, 2, 3, marks=pytest.mark.slow),
-        pytest.param(3, 2, 1, 4, marks=pytest.mark.slow),
-        pytest.param(4, 2, 3, 5, marks=pytest.mark.slow),
-        (2, 4, 0, 6),
-        (4, 4, 1, 7),
-    ],
+    slow_but(
+        [(2, 4, 0, 6)],
+        [
+            (2, 0, 1, 1),
+            (3, 0, 0, 2),
+            (4, 0, 2, 3),
+            (3, 2, 1, 4),
+            (4, 2, 3, 5),
+            (2, 4, 0, 6),
+            (4, 4, 1, 7),
+        ],
+    ),
 )
 def test_real_ranks_name_the_one_with_the_demos_delays_doubled(
     ranks: int, bound: int, straggler: int, seed: int

@@ -9,6 +9,7 @@ from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.overlap.quantized_hook import (
@@ -139,9 +140,14 @@ def train(rank: int, world: int, arguments: dict[str, Any]) -> None:
     "arguments",
     [
         {},
-        {"codec": Codec.UINT4},
-        {"codec": Codec.UINT8, "error_compensation": False},
-        {"codec": Codec.UINT4, "algorithm": "recursive_doubling", "group_size": 2},
+        *slow_but(
+            [{"codec": Codec.UINT4, "algorithm": "recursive_doubling", "group_size": 2}],
+            [
+                {"codec": Codec.UINT4},
+                {"codec": Codec.UINT8, "error_compensation": False},
+                {"codec": Codec.UINT4, "algorithm": "recursive_doubling", "group_size": 2},
+            ],
+        ),
     ],
     ids=lambda arguments: "-".join(map(str, arguments.values())) or "defaults",
 )

@@ -1,17 +1,20 @@
 """Some hundred of the actions that `make random-actions` draws."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from tests.random_actions.check import check
 from tests.random_actions.life import Life
+from tests.tiers import slow_but
 
 pytestmark = pytest.mark.full
 
 
-@pytest.mark.parametrize("transport", ["shm", "c10d"])
-@pytest.mark.parametrize("seed", [3, 7])
+@pytest.mark.parametrize(
+    ("seed", "transport"), slow_but([(3, "shm"), (7, "c10d")], product((3, 7), ("shm", "c10d")))
+)
 def test_no_answer_is_wrong_and_nobody_hangs(seed: int, transport: str) -> None:
     life = replace(Life.draw(seed, epochs=3, batches=30), transport=transport, interrupted=None)
     assert check(life).total() > 50

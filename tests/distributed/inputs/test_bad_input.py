@@ -18,6 +18,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 
 from tests.distributed import models
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
@@ -146,12 +147,16 @@ def give_bad_input(rank: int, case: str, warm: bool, kind: models.Kind = models.
         models.assert_same_bits(models.flatten(ours(models.Batch(good_ids(kind)))), expected)
 
 
-@pytest.mark.parametrize("case", BAD)
+# An id, what is in the tensors, a batch size per key, and no tensors at all.
+KEPT = ["id too large", "lengths too long", "no such row of a key", "no KeyedJaggedTensor"]
+
+
+@pytest.mark.parametrize("case", slow_but(KEPT, BAD))
 def test_bad_input_is_refused_and_the_other_ranks_get_their_rows(case: str) -> None:
     run(3, give_bad_input, case, True)
 
 
-@pytest.mark.parametrize("case", ["id too large", "keys missing", "no KeyedJaggedTensor"])
+@pytest.mark.parametrize("case", slow_but(["keys missing"], [KEPT[0], "keys missing", KEPT[-1]]))
 def test_bad_input_in_the_first_batch(case: str) -> None:
     run(3, give_bad_input, case, False)
 
@@ -166,8 +171,7 @@ class Towers(nn.Module):
     def forward(self, batches: dict[str, KeyedJaggedTensor]) -> dict[str, torch.Tensor]:
         sums = {}
         for name in ("second", "first", "third"):
-            output = getattr(self, name)(batches[name])
-            sums[name] = models.flatten(output)
+            sums[name] = models.flatten(getattr(self, name)(batches[name]))
         return {f"{name} {key}": t for name, flat in sums.items() for key, t in flat.items()}
 
 
@@ -235,8 +239,8 @@ def step_of(model: DistributedModelParallel, ids: KeyedJaggedTensor) -> dict[str
     return models.flatten(output)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["id too large", "no KeyedJaggedTensor"])
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
+@pytest.mark.parametrize("case", [KEPT[0], KEPT[-1]])
 def test_bad_input_in_training_is_refused_by_all_and_the_next_step_is_right(
     case: str, kind: str
 ) -> None:
@@ -282,7 +286,7 @@ def look_row_0_up(rank: int, kind_name: str) -> None:
         assert values[-1] == 10**12  # the caller's ids are left as they are
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ebc"], KINDS))
 def test_row_0_stands_for_ids_without_rows_if_wanted(kind: str) -> None:
     run(2, look_row_0_up, kind)
 
@@ -343,7 +347,7 @@ def ids_of_a_stranger(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["stranger"], huge, weights, lengths)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec"], KINDS))
 def test_unknown_keys_are_ignored_with_a_warning(kind: str) -> None:
     run(2, add_unknown_keys, kind)
 

@@ -1,6 +1,7 @@
 """Slots have room for usual messages: those of a sample, or of the batches that came since."""
 
 import warnings
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.distributed import models
 from tests.distributed.dlrm import DENSE_FEATURES, make_batch, make_dlrm
 from tests.distributed.pipeline.test_pipeline import flat, one_by_one, sharder
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import (
     BLSConfig,
     BoundedLagChannel,
@@ -71,7 +73,9 @@ def outgrow(rank: int, kind_name: str, bound: int) -> None:
         assert replaced and all(is_closed(channel) for channel in replaced)
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("ec", 0), ("ebc", 0), ("weighted", 2)])
+@pytest.mark.parametrize(
+    ("kind", "bound"), slow_but([("weighted", 2)], [("ec", 0), ("ebc", 0), ("weighted", 2)])
+)
 def test_messages_that_outgrow_their_slots_get_larger_ones(kind: str, bound: int) -> None:
     run(2, outgrow, kind, bound)
 
@@ -94,7 +98,7 @@ def outgrow_in_a_pipeline(rank: int, transport: str) -> int:
     return before
 
 
-@pytest.mark.parametrize("transport", ["shm", "c10d"])
+@pytest.mark.parametrize("transport", slow_but(["shm"], ["shm", "c10d"]))
 def test_slots_grow_while_ranks_are_apart(transport: str) -> None:
     run(3, outgrow_in_a_pipeline, transport, deadline=120)
 
@@ -186,8 +190,10 @@ def prepare(rank: int, kind_name: str, how: str) -> None:
         module.prepare(sample, largest_batch=5)
 
 
-@pytest.mark.parametrize("how", ["argument", "config"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    slow_but([("ec", "config"), ("weighted", "argument")], product(KINDS, ("argument", "config"))),
+)
 def test_prepared_modules_have_channels_for_their_largest_batch(kind: str, how: str) -> None:
     run(2, prepare, kind, how)
 

@@ -17,7 +17,7 @@ from tests.distributed import models
 from tests.distributed.results.rank_order import in_rank_order
 from tests.distributed.results.test_training import loss_of
 from tests.processes import run
-from tests.tiers import slow_where
+from tests.tiers import slow_but, slow_where
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -131,7 +131,7 @@ def compare_all(rank: int, kind: models.Kind) -> None:
 
 
 @pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 4, NODES))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
 def test_outputs_and_training_are_torchrecs(kind: str, world_size: int) -> None:
     run(world_size, compare_all, KINDS[kind], deadline=120)
 
@@ -162,7 +162,7 @@ def go_on_with_other_batches(rank: int, kind: models.Kind) -> None:
         models.assert_same_bits(models.flatten(pipeline.progress(loader)), wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ebc"], KINDS))
 def test_they_go_among_other_batches_at_any_bound(kind: str) -> None:
     run(2, go_on_with_other_batches, KINDS[kind])
 

@@ -16,7 +16,7 @@ from tests.distributed import models
 from tests.distributed.results.test_exactness import batches_of, forward, piped_outputs
 from tests.distributed.results.test_training import state_of
 from tests.processes import run
-from tests.tiers import slow_where
+from tests.tiers import slow_but, slow_where
 from torchrec_bls import BLSConfig, CodecConfig, _native
 from torchrec_bls.errors import PoisonedError, ProtocolError
 
@@ -88,7 +88,7 @@ def compare_forward(rank: int, world_size: int, kind: models.Kind) -> None:
 
 
 @pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 3, NODES))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
 def test_embeddings_are_what_the_reference_makes_of_the_rows(kind: str, world_size: int) -> None:
     run(world_size, compare_forward, world_size, KINDS[kind])
 
@@ -158,7 +158,7 @@ def compare_training(rank: int, world_size: int, kind: models.Kind) -> None:
 
 # The embeddings of an EBC with mean pooling are divided behind the exchange.
 @pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 3, NODES))
-@pytest.mark.parametrize("kind", ["ec", "weighted"])
+@pytest.mark.parametrize("kind", slow_but(["ec"], ["ec", "weighted"]))
 def test_gradients_are_what_the_reference_makes_of_them(kind: str, world_size: int) -> None:
     run(world_size, compare_training, world_size, KINDS[kind])
 
@@ -244,7 +244,7 @@ def forward_damaged(rank: int, at: int, said: str) -> None:
     torch.distributed.barrier()  # who is gone early is taken for the one that failed
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", slow_but(["version", "checksum", "rows themselves"], FIELDS))
 def test_a_damaged_frame_is_refused_with_its_sender(field: str) -> None:
     run(3, forward_damaged, *FIELDS[field])
 

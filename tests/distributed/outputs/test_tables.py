@@ -37,6 +37,7 @@ from tests.distributed.models import (
     shard_model,
 )
 from tests.processes import run, run_outcomes
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig
 
 SHARDINGS = ["table_wise", "row_wise"]
@@ -87,7 +88,7 @@ def compare(rank: int, sharding: str) -> int:
     return lookups
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", slow_but(["row_wise"], SHARDINGS))
 def test_tables_are_read_in_place(sharding: str) -> None:
     assert run(3, compare, sharding) == [0, 0, 0]
 
@@ -131,7 +132,7 @@ def compare_with_gradients(rank: int, sharding: str) -> int:
     return lookups
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", slow_but(["row_wise"], SHARDINGS))
 def test_gradients_need_fbgemms_lookup(sharding: str) -> None:
     assert run(2, compare_with_gradients, sharding) == [1, 1]
 
@@ -168,7 +169,7 @@ def weights_that_change(rank: int, sharding: str) -> None:
             assert torch.equal(after[name], 2 * tensor)
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", slow_but(["table_wise"], SHARDINGS))
 def test_changed_weights_are_seen(sharding: str) -> None:
     run(2, weights_that_change, sharding)
 

@@ -10,6 +10,7 @@ from tests.distributed.dlrm import make_batch, make_dlrm
 from tests.distributed.models import assert_same_bits
 from tests.distributed.pipeline.test_pipeline import flat, one_by_one, sharder
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BoundedLagPipeline
 from torchrec_bls.errors import BadBatchError
 
@@ -29,7 +30,7 @@ def end_at_different_times(rank: int, bound: int, epochs: list[list[int]]) -> No
     assert pipeline.detach() is not None
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("bound", slow_but([3], [0, 1, 3]))
 def test_each_rank_gets_all_its_outputs_however_many_the_others_have(bound: int) -> None:
     epochs = [[5, 3, 0], [0, 0, 0], [0, 12, 1], [2, 2, 9], [4, 4, 4]]
     run(3, end_at_different_times, bound, epochs)
@@ -72,7 +73,7 @@ def rest_at_times(rank: int, bound: int) -> None:
         pipeline.progress(source)
 
 
-@pytest.mark.parametrize("bound", [0, 2])
+@pytest.mark.parametrize("bound", slow_but([2], [0, 2]))
 def test_a_rank_without_a_batch_at_the_moment_takes_part_and_gets_none(bound: int) -> None:
     run(3, rest_at_times, bound)
 

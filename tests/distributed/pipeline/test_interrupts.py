@@ -8,6 +8,7 @@ import torch
 
 from tests.distributed import models
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig, _native, bounded_lag_modules
 from torchrec_bls.errors import BLSError, PoisonedError
 
@@ -54,17 +55,23 @@ def interrupt(rank: int, kind: models.Kind, name: str, bound: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("ec", "post_ids"),
-        ("ec", "post_table_rows"),
-        ("ebc", "post_ids"),
-        ("ebc", "collect_columns"),
-    ],
+    ("bound", "kind", "name"),
+    slow_but(
+        [(0, "ec", "post_table_rows"), (0, "ebc", "collect_columns"), (1, "ec", "post_ids")],
+        [
+            (bound, kind, name)
+            for bound in (0, 1)
+            for kind, name in (
+                ("ec", "post_ids"),
+                ("ec", "post_table_rows"),
+                ("ebc", "post_ids"),
+                ("ebc", "collect_columns"),
+            )
+        ],
+    ),
 )
-@pytest.mark.parametrize("bound", [0, 1])
 def test_an_interrupt_after_a_message_has_left_fails_all_ranks(
-    kind: str, name: str, bound: int
+    bound: int, kind: str, name: str
 ) -> None:
     run(2, interrupt, KINDS[kind], name, bound)
 

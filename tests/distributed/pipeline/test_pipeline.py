@@ -15,6 +15,7 @@ from torchrec.models.dlrm import DLRM, DLRMTrain
 from tests.distributed import models
 from tests.distributed.dlrm import BatchedDLRM, make_batch, make_dlrm
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
@@ -71,8 +72,10 @@ def pipe_dlrm(rank: int, wrapper: type[nn.Module]) -> None:
                 assert not any(tensor.requires_grad for tensor in flat(output).values())
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("wrapper", [BatchedDLRM, DLRMTrain])
+@pytest.mark.parametrize(
+    "wrapper",
+    [pytest.param(BatchedDLRM, marks=pytest.mark.smoke), *slow_but([], [DLRMTrain])],
+)
 def test_results_come_in_order_and_are_those_of_torchrec_batch_by_batch(
     wrapper: type[nn.Module],
 ) -> None:
@@ -95,7 +98,7 @@ def take_ahead(rank: int, bound: int) -> list[int]:
     return ahead
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("bound", slow_but([3], [0, 1, 3]))
 def test_batches_are_taken_twice_the_bound_ahead(bound: int) -> None:
     assert run(2, take_ahead, bound) == [[2 * bound] * 5] * 2
 
@@ -207,7 +210,10 @@ def fail_in_the_model(rank: int, bound: int, iteration: int) -> None:
         )
 
 
-@pytest.mark.parametrize(("bound", "iteration"), [(0, 0), (0, 3), (2, 0), (2, 7), (2, 11)])
+@pytest.mark.parametrize(
+    ("bound", "iteration"),
+    slow_but([(0, 3), (2, 7)], [(0, 0), (0, 3), (2, 0), (2, 7), (2, 11)]),
+)
 def test_an_error_in_the_model_costs_one_output(bound: int, iteration: int) -> None:
     run(3, fail_in_the_model, bound, iteration)
 
@@ -248,7 +254,7 @@ def fail_in_the_iterator(rank: int, iteration: int) -> None:
         models.assert_same_bits(output, wanted)
 
 
-@pytest.mark.parametrize("iteration", [0, 5])
+@pytest.mark.parametrize("iteration", slow_but([5], [0, 5]))
 def test_an_error_in_the_iterator_costs_one_batch(iteration: int) -> None:
     run(3, fail_in_the_iterator, iteration)
 
@@ -273,7 +279,7 @@ def fail_in_the_input(rank: int, bound: int) -> None:
         )
 
 
-@pytest.mark.parametrize("bound", [0, 2])
+@pytest.mark.parametrize("bound", slow_but([2], [0, 2]))
 def test_a_batch_that_does_not_fit_is_its_senders_problem(bound: int) -> None:
     run(3, fail_in_the_input, bound)
 

@@ -11,6 +11,7 @@ from torchrec.distributed import DistributedModelParallel
 from tests.distributed import models
 from tests.distributed.dlrm import make_batch, make_dlrm
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
@@ -69,7 +70,7 @@ def run_forwards(rank: int, kind_name: str) -> None:
     assert sent_in(model, lambda: forward(model)) == dict.fromkeys(expected, STEPS * peers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec"], KINDS))
 def test_a_forward_sends_one_message_per_peer_direction_and_sharding_type(kind: str) -> None:
     run(4, run_forwards, kind)
 
@@ -93,7 +94,7 @@ def run_training(rank: int, kind_name: str) -> None:
     assert set(sent.values()) == {STEPS * (torch.distributed.get_world_size() - 1)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
 def test_a_training_step_sends_one_message_more_for_the_gradients(kind: str) -> None:
     run(3, run_training, kind)
 

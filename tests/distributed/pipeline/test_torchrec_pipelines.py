@@ -1,6 +1,7 @@
 """TorchRec's own pipelines, which fuse the exchanges of splits, train bounded-lag modules."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -22,7 +23,7 @@ from torchrec.distributed.types import ModuleSharder
 from tests.distributed import models
 from tests.distributed.results.test_training import OPTIMIZERS, loss_of, state_of
 from tests.processes import run, run_outcomes
-from tests.tiers import slow_where
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig, bounded_lag_channels
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -37,6 +38,12 @@ PIPELINES = {
         EvalPipelineSparseDist,
     )
 }
+KEPT = [
+    ("ec", "mixed", "TrainPipelineBase"),
+    ("ebc", "mixed", "TrainPipelineSparseDist"),
+    ("weighted", "mixed", "TrainPipelineSparseDistLite"),
+    ("ec", "mixed", "EvalPipelineSparseDist"),
+]
 
 
 class Head(nn.Module):
@@ -132,9 +139,9 @@ def train_in_pipelines(rank: int, kind: models.Kind, sharding: str, name: str) -
     assert [channel.stats().messages for channel in ids] == [posts] * len(ids)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("sharding", slow_where(lambda each: each != "mixed", SHARDINGS))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "sharding", "name"), slow_but(KEPT, product(KINDS, SHARDINGS, PIPELINES))
+)
 def test_outputs_weights_and_optimizer_states_are_torchrecs(
     kind: str, sharding: str, name: str
 ) -> None:
@@ -199,7 +206,7 @@ def detach_and_attach(rank: int, kind: models.Kind) -> None:
         models.assert_same_bits(output, wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
 def test_a_detached_model_is_called_as_before(kind: str) -> None:
     run(2, detach_and_attach, KINDS[kind])
 
@@ -216,7 +223,7 @@ def evaluate_at_a_bound(rank: int, kind: models.Kind) -> None:
         pipeline.progress(batches(kind, rank))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec"], KINDS))
 def test_other_bounds_are_for_the_bounded_lag_pipeline(kind: str) -> None:
     run(2, evaluate_at_a_bound, KINDS[kind])
 
@@ -231,12 +238,15 @@ def fail_without_a_gpu(rank: int, name: str) -> None:
 # The day they work, they belong to PIPELINES.
 @pytest.mark.parametrize(
     "name",
-    [
-        "EvalPipelineFusedSparseDist",
-        "PrefetchTrainPipelineSparseDist",
-        "TrainPipelineFusedSparseDist",
-        "TrainPipelineSemiSync",
-    ],
+    slow_but(
+        ["EvalPipelineFusedSparseDist", "TrainPipelineSemiSync"],
+        [
+            "EvalPipelineFusedSparseDist",
+            "PrefetchTrainPipelineSparseDist",
+            "TrainPipelineFusedSparseDist",
+            "TrainPipelineSemiSync",
+        ],
+    ),
 )
 def test_pipelines_that_torchrec_cannot_run_on_cpu(name: str) -> None:
     outcomes = run_outcomes(2, fail_without_a_gpu, name)

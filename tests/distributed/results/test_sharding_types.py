@@ -11,7 +11,7 @@ from tests.distributed.results.rank_order import in_rank_order
 from tests.distributed.results.test_exactness import with_a_sample, without_samples
 from tests.distributed.results.test_training import loss_of
 from tests.processes import run
-from tests.tiers import slow_where
+from tests.tiers import slow_but, slow_where
 from torchrec_bls import BLSConfig, BoundedLagPipeline, CodecConfig
 
 NODES = {2: 2, 4: 2}
@@ -114,7 +114,7 @@ def compare(rank: int, kind: models.Kind) -> None:
 
 
 @pytest.mark.parametrize("world_size", slow_where(lambda ranks: ranks == 2, NODES))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ebc"], KINDS))
 def test_outputs_and_training_are_torchrecs(kind: str, world_size: int) -> None:
     run(world_size, compare, KINDS[kind], deadline=120)
 

@@ -15,6 +15,7 @@ from torchrec.modules.embedding_configs import DataType
 from tests.distributed import models
 from tests.distributed.results.test_training import loss_of, state_of
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig, BoundedLagPipeline
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -89,7 +90,7 @@ def forward_in_inference_mode(rank: int, kind: models.Kind) -> None:
     models.assert_same_bits(state_of(model), state_of(theirs))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
 def test_inference_mode(kind: str) -> None:
     run(2, forward_in_inference_mode, KINDS[kind])
 
@@ -142,12 +143,12 @@ def as_float(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ebc"], KINDS))
 def test_autocast_gives_torchrecs_bits(kind: str) -> None:
     mode = torch.autocast("cpu", dtype=torch.bfloat16)
     run(2, compare_under, KINDS[kind], DataType.FP32, mode)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["weighted"], KINDS))
 def test_tables_of_half_precision_give_torchrecs_bits(kind: str) -> None:
     run(2, compare_under, KINDS[kind], DataType.FP16, torch.enable_grad())

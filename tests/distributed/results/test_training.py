@@ -13,6 +13,7 @@ from tests.distributed import models
 from tests.distributed.models import shard
 from tests.distributed.results.rank_order import in_rank_order
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
@@ -99,20 +100,29 @@ def train_both(rank: int, kind: models.Kind, nodes: int, optimizer: str, uneven:
     assert bool(states) == (bool(after) and optimizer != "sgd"), list(after)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "optimizer", "batches"),
-    [
-        pytest.param(2, "sgd", "even", marks=pytest.mark.slow),
+SMOKE = ("ec", 2, "sgd", "uneven")
+CASES = [
+    (kind, *how)
+    for kind in KINDS
+    for how in (
+        (2, "sgd", "even"),
         (2, "sgd", "uneven"),
         (2, "adagrad", "even"),
-        pytest.param(2, "rowwise-adagrad", "even", marks=pytest.mark.slow),
-        pytest.param(3, "sgd", "uneven", marks=pytest.mark.slow),
-        pytest.param(3, "rowwise-adagrad", "uneven", marks=pytest.mark.slow),
+        (2, "rowwise-adagrad", "even"),
+        (3, "sgd", "uneven"),
+        (3, "rowwise-adagrad", "uneven"),
         (4, "rowwise-adagrad", "uneven"),
-        pytest.param(8, "rowwise-adagrad", "uneven", marks=pytest.mark.slow),
-    ],
+        (8, "rowwise-adagrad", "uneven"),
+    )
+    if (kind, *how) != SMOKE
+]
+KEPT = [("ebc", 2, "adagrad", "even"), ("weighted", 4, "rowwise-adagrad", "uneven")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "optimizer", "batches"),
+    [pytest.param(*SMOKE, marks=pytest.mark.smoke), *slow_but(KEPT, CASES)],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_weights_and_optimizer_states_after_ten_steps(
     kind: str, world_size: int, optimizer: str, batches: str
 ) -> None:
@@ -145,7 +155,6 @@ def train_without_division(rank: int) -> None:
     set_gradient_division(division)
 
 
-@pytest.mark.smoke
 def test_gradients_are_divided_as_torchrecs_switch_says() -> None:
     run(2, train_without_division)
 
@@ -163,6 +172,6 @@ def forward_with_autograd(rank: int, kind: models.Kind) -> None:
         assert models.flatten(model(models.Batch(ids)))  # the next batch is not affected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["ec"], KINDS))
 def test_a_bound_is_refused_under_autograd(kind: str) -> None:
     run(2, forward_with_autograd, KINDS[kind])

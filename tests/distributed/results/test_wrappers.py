@@ -40,6 +40,7 @@ from torchrec.modules.mc_modules import (
 from tests.distributed import models
 from tests.distributed.results.test_training import loss_of
 from tests.processes import run
+from tests.tiers import slow_but
 from torchrec_bls import BLSConfig
 
 # TorchRec's feature processors cannot do a feature that is looked up twice.
@@ -230,6 +231,8 @@ def compare_in_two_dimensions(
     models.assert_same_bits(results[1], results[0])
 
 
-@pytest.mark.parametrize("kind", [models.EC, models.EBC], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", slow_but([models.EBC], [models.EC, models.EBC]), ids=lambda kind: kind.name
+)
 def test_sharding_in_two_dimensions_is_torchrecs(kind: models.Kind) -> None:
     run(4, shard_in_two_dimensions, kind, deadline=120)

@@ -32,6 +32,7 @@ from torchrec_bls.sharding.search.search import search
 
 from benchmarks.planner.random_models import random_plan
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
+from tests.tiers import slow_but
 
 # NaN must never reach a comparison.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -75,7 +76,7 @@ def used(plan: tuple[PlacedTable, ...], job: Job, workload: Workload) -> float:
     return max(rank.memory_bytes for rank in rate(plan, workload, job, COSTS).ranks)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but([0], range(3)))
 @pytest.mark.parametrize(("ranks", "tables", "job", "types"), CASES)
 def test_close_to_the_best_of_all_plans(
     ranks: int, tables: int, job: dict[str, object], types: tuple[str, ...], seed: int
@@ -90,8 +91,8 @@ def test_close_to_the_best_of_all_plans(
     assert best * (1 - 1e-9) <= found.objective <= near * best
 
 
-@pytest.mark.parametrize("modules", [1, 2])
-@pytest.mark.parametrize("imbalance", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("modules", slow_but([2], [1, 2]))
+@pytest.mark.parametrize("imbalance", slow_but([0.0, 0.3], [0.0, 0.3, 1.0]))
 @pytest.mark.parametrize("case", [{}, {"cores_per_host": 1}, {"training": False, "bound": 1}])
 def test_search_and_bound_are_of_what_ratings_predict(
     case: dict[str, object], imbalance: float, modules: int
@@ -133,7 +134,7 @@ def test_any_plan_costs_what_its_rating_predicts(imbalance: float) -> None:
             assert placement.cost == pytest.approx(step_of(plan, workload, job, costs))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but([0, 1], range(4)))
 def test_bound_holds_where_memory_is_scarce(seed: int) -> None:
     workload = random_workload(seed, 3)
     roomy_job = roomy(2, backend="gloo")

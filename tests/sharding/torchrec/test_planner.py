@@ -35,6 +35,7 @@ from tests.distributed.models import shard_model
 from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts
 from tests.sharding.synthetic import small_profile
+from tests.tiers import slow_but
 from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 SHARDERS = [BLSEmbeddingBagCollectionSharder(), BLSEmbeddingCollectionSharder()]
@@ -148,9 +149,7 @@ def run_planned(rank: int, types: list[str]) -> tuple[list[str], float]:
     "types",
     [
         pytest.param(["table_wise"], marks=pytest.mark.smoke),
-        ["column_wise"],
-        pytest.param(["row_wise"], marks=pytest.mark.slow),
-        ["table_wise", "row_wise"],
+        *slow_but([], [["column_wise"], ["row_wise"], ["table_wise", "row_wise"]]),
     ],
 )
 def test_plans_run_and_equal_the_unsharded_model(types: list[str]) -> None:
@@ -261,7 +260,12 @@ def plan_the_impossible(_: int, costs: object) -> tuple[str, str]:
     ("costs", "error", "message"),
     [
         (AdditiveTestCosts(), "PlannerError", "no plan fits: DDR"),
-        ("none", "RuntimeError", "planning failed on rank 0: AttributeError"),
+        pytest.param(
+            "none",
+            "RuntimeError",
+            "planning failed on rank 0: AttributeError",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_all_ranks_are_told_why_there_is_no_plan(costs: object, error: str, message: str) -> None:

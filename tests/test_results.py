@@ -79,7 +79,14 @@ TOY: dict[str, Any] = {
             "sharding": "row_wise",
             "ranks": 4,
             "batch": 512,
-            "ms": {"torchrec": spread(30.0), "ours": spread(10.0), "lookup": spread(5.0)},
+            "ids": 20,
+            "pooling": "mean",
+            "ms": {
+                name: spread(ms)
+                for name, ms in {"torchrec": 30.0, "backend": 20.0, "ours": 10.0}.items()
+            },
+            "speedup": [2.8, 3.0, 3.3],
+            "over_lookup": [1.9, 2.0, 2.1],
         }
     ],
     "backend": {
@@ -195,7 +202,8 @@ def test_sections_of_toy_records() -> None:
     )
     for line in (
         "| 4 | 2 | 10.00 | 10.00 (+2.0 %) | 10.00 (+5.0 %) |",
-        "| EC row-wise | 4 | 512 | 30.00 | 10.00 | 3.0 | 2.0 |",
+        "| EC row-wise | 4 | 512 | 20 mean | hot | 64 | 30.00 | 20.00 | 10.00 | 3.00 (2.80-3.30) | "
+        "2.00 (1.90-2.10) |",
         "| 2 | 4 KiB | 0.20 / - | 0.30 / - | - / - | - / - | - / - |",
         "| EBC table-wise | 4 | 18.00 | 20.00 | 0.9 | 1.2 |",
         "up to 32 KiB per pair: 6 to 6 times faster",

@@ -102,11 +102,10 @@ def _forwards_on_rank(rank: int, ranks: int, settings: dict[str, Any]) -> dict[s
             time.sleep(dense)
 
     with torch.no_grad():
-        built = Modules(case).forwards(case, rank)
-        forwards = {n: partial(built[n].forward, built[n].input(0)) for n in ("torchrec", "ours")}
+        forwards = Modules(case).forwards(case, rank)
         runs = {
-            n: partial(timed, partial(steps, f), own, settings["dense"])
-            for n, f in forwards.items()
+            name: partial(timed, partial(steps, forwards[name](0)), own, settings["dense"])
+            for name in ("torchrec", "ours")
         }
         times = taking_turns(runs, settings["rounds"], f"EBC, {ranks} ranks")
     return {"ranks": ranks, "batch": _FORWARD_BATCH, **_summary(times, "torchrec")}

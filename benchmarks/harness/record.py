@@ -20,7 +20,7 @@ from benchmarks.harness.statistics import Spread
 
 RESULTS = ROOT / "benchmarks" / "results"
 # Significant ones, of everything and of samples.
-_DIGITS, _SAMPLE_DIGITS = 6, 4
+_DIGITS, _SAMPLE_DIGITS = 5, 4
 _LINE = 400
 
 Record = dict[str, Any]
@@ -153,18 +153,19 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _outlined(value: Any) -> str:
     """JSON in lines: what is short on one, of the rest each entry on its own."""
-    line = json.dumps(value)
+    line = json.dumps(value, separators=(",", ":"))
     if len(line) <= _LINE or not isinstance(value, (list, dict)):
         return line
     if isinstance(value, list):
         return "[\n" + ",\n".join(map(_outlined, value)) + "\n]"
-    entries = (f"{json.dumps(key)}: {_outlined(each)}" for key, each in value.items())
+    entries = (f"{json.dumps(key)}:{_outlined(each)}" for key, each in value.items())
     return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def _walk(tree: Any, summarized: bool, digits: int = _DIGITS) -> Any:
-    if isinstance(tree, Spread) and not summarized:
-        return _walk(tree.values_in_order, summarized, _SAMPLE_DIGITS)
+    if isinstance(tree, Spread):
+        kept = dict(tree) if summarized else tree.values_in_order
+        return _walk(kept, summarized, _SAMPLE_DIGITS)
     if isinstance(tree, dict):
         return {key: _walk(value, summarized, digits) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,7 @@ from benchmarks.exchange import alltoall
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
 from benchmarks.harness.statistics import in_turns
-from benchmarks.modules.models import Built, Case, ids_of, samplers, torchrec_forward
+from benchmarks.modules.models import Case, ids_of, samplers, torchrec_forward
 from benchmarks.modules.page import backend_section
 
 FULL = {"ranks": [2, 4, 8], "sizes": [8, 4096, 32 << 10, 256 << 10, 4 << 20], "turns": 3}
@@ -47,7 +48,8 @@ def measure_torchrec(rank: int, ranks: int, samples: int) -> list[dict[str, Any]
             for _ in range(3):
                 if not torch.equal(*(_rows(forward(ids)) for forward in forwards.values())):
                     raise RuntimeError("TorchRec computes something else over bls than over gloo")
-            timed = samplers({n: Built(each, lambda _, i=ids: i) for n, each in forwards.items()})
+            calls = {name: partial(forward, ids) for name, forward in forwards.items()}
+            timed = samplers({name: lambda _, call=call: call for name, call in calls.items()})
             timed["free"] = _without_rows(timed["bls"])
             results.append({**case._asdict(), **in_turns(timed, samples)})
     return results

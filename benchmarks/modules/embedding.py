@@ -67,7 +67,8 @@ def _compare(case: Case, modules: Modules, rank: int, samples: int) -> dict[str,
     ms = in_turns(timed, samples)
     theirs, ours, lookup = (ms[n].values_in_order for n in ("torchrec", "ours", "lookup"))
     ratios = {"speedup": (theirs, ours), "over_lookup": (ours, lookup)}
-    return {**case._asdict(), "ms": ms} | {n: ratio_of_medians(*r) for n, r in ratios.items()}
+    unusual = {k: v for k, v in case._asdict().items() if v != case._field_defaults.get(k)}
+    return {**unusual, "ms": ms} | {name: ratio_of_medians(*of) for name, of in ratios.items()}
 
 
 def main() -> None:

@@ -18,10 +18,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness.launch import slowest_ms
-from benchmarks.modules.page import HOT_ROWS
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 TABLES = 26
+HOT_ROWS = 20_000  # of a table, looked up again and again
 FEATURES = [f"feature_{i}" for i in range(TABLES)]
 
 Forward = Callable[[], object]
@@ -72,43 +72,35 @@ def _drawn(
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths)
 
 
-class Built(NamedTuple):
-    """A forward, and what makes its input of a seed."""
-
-    forward: Callable[[Any], object]
-    input: Callable[[int], Any]
-
-
 class Modules:
     """What is compared: TorchRec's sharded module, the same over the backend bls, and ours."""
 
     def __init__(self, case: Case) -> None:
         self._ours = sharded(case, _KINDS[case.module][3](BLSConfig()), dist.group.WORLD)
+        self._bounded_lag = lambda ids: self._ours(ids).wait()
         self._torchrec = torchrec_forward(case, dist.group.WORLD)
         self._backend = torchrec_forward(case, dist.new_group(backend="bls"))
 
-    def forwards(self, case: Case, rank: int) -> dict[str, Built]:
-        """The forwards of each, and FBGEMM's lookup alone."""
-        ours, own_ids = self._ours, partial(ids_of, case, rank)
+    def forwards(self, case: Case, rank: int) -> dict[str, Callable[[int], Forward]]:
+        """What makes, of a seed, the forwards of each, and FBGEMM's lookup alone."""
+        ours = self._ours
         context = ours.create_context()
-        local_ids = ours.input_dist(context, own_ids()).wait().wait()
+        local_ids = ours.input_dist(context, ids_of(case, rank)).wait().wait()
         # An exchange of embeddings answers each exchange of ids.
         ours.compute_and_output_dist(context, local_ids).wait()
+        # By rows, the last rank may have fewer than the others.
+        share = case.ranks if case.sharding == "row_wise" else 1
+        rows = case.rows - (share - 1) * -(-case.rows // share)
 
-        def lookup(inputs: list[KeyedJaggedTensor]) -> object:
-            return [look_up(each) for look_up, each in zip(ours._lookups, inputs, strict=True)]
-
-        def looked_up(seed: int) -> list[KeyedJaggedTensor]:
-            # By rows, the last rank may have fewer than the others.
-            share = case.ranks if case.sharding == "row_wise" else 1
-            rows = case.rows - (share - 1) * -(-case.rows // share)
-            return [_drawn(case, each.keys(), each.lengths(), rows, seed) for each in local_ids]
+        def lookup(seed: int) -> Forward:
+            ids = [_drawn(case, each.keys(), each.lengths(), rows, seed) for each in local_ids]
+            return lambda: [look_up(each) for look_up, each in zip(ours._lookups, ids, strict=True)]
 
         return {
-            "torchrec": Built(self._torchrec, own_ids),
-            "backend": Built(self._backend, own_ids),
-            "ours": Built(lambda ids: ours(ids).wait(), own_ids),
-            "lookup": Built(lookup, looked_up),
+            "torchrec": lambda seed: partial(self._torchrec, ids_of(case, rank, seed)),
+            "backend": lambda seed: partial(self._backend, ids_of(case, rank, seed)),
+            "ours": lambda seed: partial(self._bounded_lag, ids_of(case, rank, seed)),
+            "lookup": lookup,
         }
 
 
@@ -118,18 +110,20 @@ def torchrec_forward(case: Case, group: dist.ProcessGroup) -> Callable[[Any], ob
     return lambda ids: module(ids).wait()
 
 
-def samplers(forwards: Mapping[str, Built], fresh: bool = False) -> dict[str, Callable[[], float]]:
+def samplers(
+    forwards: Mapping[str, Callable[[int], Forward]], fresh: bool = False
+) -> dict[str, Callable[[], float]]:
     """By name, what samples the ms of a forward on the slowest rank, of a few back to back.
 
     With `fresh` ids no two forwards look the same rows up.
     """
     seeds = itertools.count(1)
 
-    def sample(built: Built) -> float:
-        inputs = [built.input(next(seeds) if fresh else 0) for _ in range(_FORWARDS)]
-        return slowest_ms(lambda: built.forward(inputs.pop()), _FORWARDS)
+    def sample(prepared: Callable[[int], Forward]) -> float:
+        calls = [prepared(next(seeds) if fresh else 0) for _ in range(_FORWARDS)]
+        return slowest_ms(lambda: calls.pop()(), _FORWARDS)
 
-    return {name: partial(sample, built) for name, built in forwards.items()}
+    return {name: partial(sample, prepared) for name, prepared in forwards.items()}
 
 
 def sharded(case: Case, sharder: Any, group: Any, name: str = "") -> Any:

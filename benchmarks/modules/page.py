@@ -8,8 +8,7 @@ import numpy as np
 from benchmarks.exchange.page import MODES
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
-
-HOT_ROWS = 20_000  # of a table, looked up again and again
+from benchmarks.modules.models import HOT_ROWS, Case
 
 _TIMED = ("torchrec", "backend", "ours")
 
@@ -29,11 +28,10 @@ def section(record: Record) -> str:
     return page.section(record, text, page.table(header, rows), faster=faster)
 
 
-def worst_and_best(record: Record) -> tuple[str, str]:
-    """The least and the greatest speed-up, and of which cases."""
-    ordered = sorted((*result["speedup"][1:2], _case(result)) for result in record["results"])
-    least, greatest = (f"{ratio:.1f} ({case})" for ratio, case in (ordered[0], ordered[-1]))
-    return least, greatest
+def worst_and_best(record: Record) -> list[tuple[str, str]]:
+    """The least and the greatest speed-up, each with its case."""
+    ordered = sorted(record["results"], key=lambda result: result["speedup"][1])
+    return [(f"{each['speedup'][1]:.1f}", _case(each)) for each in (ordered[0], ordered[-1])]
 
 
 def plot(path: Path, record: Record) -> None:
@@ -50,7 +48,7 @@ def plot(path: Path, record: Record) -> None:
 
 def _place(result: Record) -> list[Any]:
     names = ("module", "sharding", "ranks", "rows", "pooling", "dim", "ids", "lengths", "batch")
-    return [result[name] for name in names]
+    return [{**Case._field_defaults, **result}[name] for name in names]
 
 
 def _interval(ratio: list[float]) -> str:
@@ -59,6 +57,7 @@ def _interval(ratio: list[float]) -> str:
 
 
 def _inputs(result: Record) -> list[Any]:
+    result = {**Case._field_defaults, **result}
     kind = result["lengths"] if result["pooling"] == "sum" else result["pooling"]
     ids = f"{result['ids']}" if kind == "fixed" else f"{result['ids']} {kind}"
     return [result["batch"], ids, "hot" if result["rows"] == HOT_ROWS else "cold", result["dim"]]

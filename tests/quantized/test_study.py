@@ -147,7 +147,7 @@ def test_movielens_has_the_shape() -> None:
     if not folder.is_dir():
         pytest.skip("needs MovieLens 100K in ../shared/data/ml-100k")
     source = Source("ml-100k", 4, 1024, 0, 10_000, folder)
-    one, other = (data.movielens(source, seed) for seed in (0, 1))
+    one, other = (data.load(source, seed) for seed in (0, 1))
     assert one.train.ids.shape == (4096, 26) and len(one.test) == 20_000
     assert 0.5 < one.train.labels.mean() < 0.6
     assert one.test.ids.tobytes() == other.test.ids.tobytes()

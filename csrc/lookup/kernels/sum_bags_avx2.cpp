@@ -3,7 +3,7 @@
 namespace bls {
 namespace {
 
-constexpr size_t kVectorBytes = 32, kMostVectors = 16;
+constexpr size_t kVectorBytes = 32, kMostVectors = 8;
 
 }  // namespace
 }  // namespace bls

@@ -3,7 +3,7 @@
 namespace bls {
 namespace {
 
-constexpr size_t kVectorBytes = 32, kMostVectors = 8;
+constexpr size_t kVectorBytes = 32, kMostVectors = 16;
 
 }  // namespace
 }  // namespace bls

@@ -178,6 +178,8 @@ class ArrivedIds:
     @property
     def counts(self) -> list[int]: ...
     @property
+    def values_per_feature(self) -> list[int]: ...
+    @property
     def all_ended(self) -> bool: ...
     @property
     def updates(self) -> int: ...
@@ -210,9 +212,15 @@ def post_grouped_rows(
     order: Sequence[int],
     to_self: bool,
 ) -> None: ...
+
+class Tables:
+    def __init__(self, by_feature: Sequence[tuple[int, int, int, bool]]) -> None: ...
+    @property
+    def row_bytes(self) -> int: ...
+
 def post_table_rows(
     channel: Channel,
-    tables: Sequence[tuple[int, int, int, bool]],
+    tables: Tables,
     ids: Items,
     count: int,
     row_bytes: int,
@@ -222,7 +230,7 @@ def post_table_rows(
 ) -> None: ...
 def post_pooled_rows(
     channel: Channel,
-    tables: Sequence[tuple[int, int, int, bool]],
+    tables: Tables,
     ids: Items,
     count: int,
     lengths: Items,

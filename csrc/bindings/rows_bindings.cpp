@@ -64,13 +64,18 @@ std::vector<std::pair<int, py::bytes>> refusals_of(const ArrivedIds& ids) {
 /// (address, rows, bytes of a row, whether bags are pooled to means)
 using TableTuple = std::tuple<uintptr_t, int64_t, size_t, bool>;
 
-std::vector<Table> tables_of(const std::vector<TableTuple>& tuples) {
-  std::vector<Table> tables;
-  for (const auto& [address, rows, row_bytes, means] : tuples) {
-    tables.push_back({pointer(address), rows, row_bytes, means});
+/// Tables of a lookup, by feature. Made once, since a list of tuples takes microseconds to read.
+struct Tables {
+  explicit Tables(const std::vector<TableTuple>& tuples) {
+    for (const auto& [address, rows, bytes, means] : tuples) {
+      by_feature.push_back({pointer(address), rows, bytes, means});
+      row_bytes += bytes;
+    }
   }
-  return tables;
-}
+
+  std::vector<Table> by_feature;
+  size_t row_bytes = 0;  ///< of one row of each feature
+};
 
 Lookup lookup_of(std::span<const Table> tables, const Items& ids, size_t count) {
   return {tables, pointer(std::get<0>(ids)), std::get<1>(ids), count};
@@ -103,6 +108,7 @@ void bind_rows(py::module_& module) {
       .def_property_readonly("strides", &ArrivedIds::strides)
       .def_property_readonly("values_per_source", &ArrivedIds::values_per_source)
       .def_property_readonly("counts", &ArrivedIds::counts)
+      .def_property_readonly("values_per_feature", &ArrivedIds::values_per_feature)
       .def_property_readonly("all_ended", &ArrivedIds::all_ended)
       .def_property_readonly("updates", &ArrivedIds::updates)
       .def_property_readonly("wanted_slot_bytes", &ArrivedIds::wanted_slot_bytes)
@@ -131,23 +137,25 @@ void bind_rows(py::module_& module) {
                const py::gil_scoped_release release;
                post_grouped_rows(channel, pointer(data), {row_bytes, counts, order}, to_self);
              });
+  py::class_<Tables>(module, "Tables")
+      .def(py::init<const std::vector<TableTuple>&>())
+      .def_readonly("row_bytes", &Tables::row_bytes);
   module.def("post_table_rows",
-             [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
-                size_t count, size_t row_bytes, const std::vector<int64_t>& counts,
+             [](Channel& channel, const Tables& tables, const Items& ids, size_t count,
+                size_t row_bytes, const std::vector<int64_t>& counts,
                 const std::vector<int>& order, uintptr_t own) {
-               const std::vector<Table> list = tables_of(tables);
-               const TableRows rows{lookup_of(list, ids, count), {row_bytes, counts, order}};
+               const TableRows rows{lookup_of(tables.by_feature, ids, count),
+                                    {row_bytes, counts, order}};
                const py::gil_scoped_release release;
                post_table_rows(channel, rows, pointer(own));
              });
   module.def("post_pooled_rows",
-             [](Channel& channel, const std::vector<TableTuple>& tables, const Items& ids,
-                size_t count, const Items& lengths, size_t length_count, uintptr_t weights,
+             [](Channel& channel, const Tables& tables, const Items& ids, size_t count,
+                const Items& lengths, size_t length_count, uintptr_t weights,
                 const std::vector<int64_t>& batches, const std::vector<int>& order, uintptr_t own,
                 size_t own_stride) {
-               const std::vector<Table> list = tables_of(tables);
                const auto& [address, length_bytes] = lengths;
-               const PooledRows rows{lookup_of(list, ids, count),
+               const PooledRows rows{lookup_of(tables.by_feature, ids, count),
                                      pointer(address),
                                      length_bytes,
                                      length_count,

@@ -31,6 +31,10 @@ _MUST_AGREE = {
     "transport": "Give every rank the same transport",
 }
 
+# Asked in every call.
+_profiler_runs = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_NO_RANGE = nullcontext()
+
 _Number = TypeVar("_Number", int, float)
 
 # Looked up here, since a rank that has run out of descriptors could not.
@@ -304,8 +308,8 @@ class BoundedLagChannel:
 
     def range(self, action: str) -> AbstractContextManager[object]:
         """Returns a profiler range that names channel, action and lag, if a profiler runs."""
-        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            return nullcontext()
+        if not _profiler_runs():
+            return _NO_RANGE
         # Iterations that this rank is ahead of the one it completes next.
         lag = max(0, self.native.posted - self.native.completed - (action == "wait"))
         return record_function(f"bls::{self.name} {action} lag={lag} bound={self.bound}")

@@ -26,6 +26,7 @@ from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
+from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
@@ -172,24 +173,14 @@ class _RoutedEmbeddings(
         self._counts = counts
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
-        features = self._features
-        lengths = features.lengths().view(len(features.keys()), features.stride()).unbind()
         embeddings: dict[str, JaggedTensor] = {}
         for awaitable, route, names in zip(
             self._awaitables_per_sharding, self._routes, self._names, strict=True
         ):
-            rows = awaitable.wait().split([self._counts[i] for i in route.order])
-            for name, feature, values in zip(names, route.order, rows, strict=True):
-                embeddings[name] = _jagged_tensor(values, lengths[feature])
+            cut = CutEmbeddings(awaitable.wait(), self._features, route.order, self._counts)
+            for place, name in enumerate(names):
+                embeddings[name] = LazyJaggedTensor.at(cut, place)
         return embeddings
-
-
-def _jagged_tensor(values: torch.Tensor, lengths: torch.Tensor) -> JaggedTensor:
-    # Past the constructor, whose checks take longer than the copy of a table's embeddings.
-    jagged = JaggedTensor.__new__(JaggedTensor)
-    jagged._values, jagged._weights = values, None
-    jagged._lengths, jagged._offsets = lengths, None
-    return jagged
 
 
 class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]

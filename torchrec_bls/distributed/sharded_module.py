@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.compiler import is_compiling
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -97,9 +98,15 @@ class BoundedLagModule(OwnInputDist):
                 exchanges.config.codecs is not None,
             )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *input: Any, **kwargs: Any) -> Any:
         """See TorchRec; torch.compile breaks its graph here."""
+        # Asked before, since a disabled function costs microseconds without a compiler, too.
+        if is_compiling():
+            return self._forward_uncompiled(*input, **kwargs)
+        return super().forward(*input, **kwargs)  # type: ignore[misc]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward_uncompiled(self, *input: Any, **kwargs: Any) -> Any:
         return super().forward(*input, **kwargs)  # type: ignore[misc]
 
     def input_dist(self, ctx: Any, features: object) -> Awaitable[Any]:

@@ -136,6 +136,12 @@ void ArrivedIds::read_note(int source, const IdsPreamble& preamble, std::span<co
                          std::string(reinterpret_cast<const char*>(reason.data), reason.bytes));
 }
 
+std::vector<int64_t> ArrivedIds::values_per_feature() const {
+  std::vector<int64_t> values(features_, 0);
+  for (size_t i = 0; i < counts_.size(); ++i) values[i / order_.size()] += counts_[i];
+  return values;
+}
+
 void ArrivedIds::assemble(std::byte* lengths, std::byte* values, std::byte* weights) const {
   const size_t world = order_.size();
   std::vector<size_t> read(world, 0);  // values taken from each source so far

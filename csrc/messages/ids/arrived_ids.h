@@ -33,6 +33,7 @@ class ArrivedIds {
   const std::vector<int64_t>& values_per_source() const { return values_per_source_; }
   /// [features][world size], the second in `order`.
   const std::vector<int64_t>& counts() const { return counts_; }
+  std::vector<int64_t> values_per_feature() const;
 
   /// Whether no rank has a batch any more.
   bool all_ended() const { return all_ended_; }

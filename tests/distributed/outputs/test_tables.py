@@ -38,7 +38,7 @@ from tests.distributed.models import (
 )
 from tests.processes import run, run_outcomes
 from tests.tiers import slow_but
-from torchrec_bls import BLSConfig
+from torchrec_bls import BLSConfig, _native
 
 SHARDINGS = ["table_wise", "row_wise"]
 
@@ -215,7 +215,10 @@ def a_row_that_is_not_there(rank: int) -> None:
         if rank == 0:  # as if rank 1 asked for more than the table has
             module: Any = model.module.embeddings
             tables = module._bls.lookup_tables[0]
-            tables._by_feature = [(at, 0, *rest) for at, _, *rest in tables.by_feature()]
+            kernel = tables._kernels[0]
+            row_bytes = kernel.split_embedding_weights()[0].shape[1] * 4
+            features = len(kernel._feature_table_map)
+            tables.by_feature = _native.Tables([(0, 0, row_bytes, False)] * features)
         model(Batch(make_ids(EC, rank, 5)))["f0"]
 
 

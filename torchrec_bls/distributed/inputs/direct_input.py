@@ -54,7 +54,9 @@ class Route:
     @property
     def unbucketize_permute(self) -> torch.Tensor | None:
         """What brings the rows of the batch posted last back into its order, if it was cut up."""
-        return getattr(self.input_dist, "unbucketize_permute_tensor", None)
+        # Others lack the attribute, and a module takes long to say so.
+        input_dist: Any = self.input_dist
+        return input_dist.unbucketize_permute_tensor if self.bucketized else None
 
 
 def plan_routes(

@@ -4,7 +4,6 @@ Replaces TorchRec's KJTAllToAll, which exchanges splits, lengths and values one 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -25,8 +24,7 @@ _FLOATS = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 _DTYPES = (_INTEGERS, _INTEGERS, _FLOATS)
 
 
-@dataclass(frozen=True)
-class IdsLayout:
+class IdsLayout(NamedTuple):
     """How the ids that this rank looks up came to it, for the way back of their embeddings.
 
     Attributes:
@@ -240,7 +238,6 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
     def _assemble(
         self, arrival: _native.Arrival, own: "_Batch"
     ) -> tuple[KeyedJaggedTensor, IdsLayout]:
-        world_size = len(self._order)
         arrived = _native.ArrivedIds(arrival, len(own.local_keys), self._order)
         self._growth.learn(own.number, arrived.wanted_slot_bytes)
         of_lengths, of_values, of_weights = own.dtypes_of(arrived)
@@ -252,10 +249,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         arrived.assemble(
             lengths.data_ptr(), values.data_ptr(), 0 if weights is None else weights.data_ptr()
         )
-        counts = arrived.counts
-        length_per_key = [
-            sum(counts[i : i + world_size]) for i in range(0, len(counts), world_size)
-        ]
+        length_per_key = arrived.values_per_feature
         ids = KeyedJaggedTensor(
             keys=own.local_keys,
             values=values,
@@ -269,7 +263,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             number=own.number,
             order=self._order,
             strides=arrived.strides,
-            counts=counts,
+            counts=arrived.counts,
             values_sent=own.sent,
             values_received=arrived.values_per_source,
             counts_sent=own.counts_sent,

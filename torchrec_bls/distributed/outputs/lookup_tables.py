@@ -22,6 +22,7 @@ from torchrec.distributed.embedding_lookup import (
     GroupedPooledEmbeddingsLookup,
 )
 
+from torchrec_bls import _native
 from torchrec_bls.distributed.data_parallel import is_replicated
 
 # Those for which FBGEMM does not count forwards in the state of the optimizer.
@@ -42,6 +43,9 @@ class LookupTables:
 
     Args:
         lookup: of TorchRec, or its DistributedDataParallel for data-parallel tables.
+
+    Attributes:
+        by_feature: the table of each feature, as native code reads it.
     """
 
     def __init__(self, lookup: Any) -> None:
@@ -60,7 +64,7 @@ class LookupTables:
         )
         self._memory: list[int] | None = None
         self._dtypes: set[torch.dtype] = set()
-        self._by_feature: list[tuple[int, int, int, bool]] = []
+        self.by_feature = _native.Tables([])
 
     def _are_plain(self, kernel_type: type[nn.Module]) -> bool:
         return all(type(kernel) is kernel_type for kernel in self._kernels) and all(
@@ -98,25 +102,22 @@ class LookupTables:
         """Of rows that are copied; float32, as in TorchRec, where this rank has no tables."""
         return next(iter(self._dtypes), torch.float32)
 
-    def by_feature(self) -> list[tuple[int, int, int, bool]]:
-        """Returns the table of each feature: address, number of rows, bytes of a row, and whether
-        its bags are pooled to means."""
-        return self._by_feature
-
     def _find_memory(self) -> None:
         memory = [fbgemm.weights_host.data_ptr() for fbgemm in self._fbgemm]
         if memory == self._memory:
             return
         self._dtypes = {fbgemm.weights_host.dtype for fbgemm in self._fbgemm}
-        self._by_feature = [
-            (
-                table.data_ptr(),
-                table.shape[0],
-                table.shape[1] * table.element_size(),
-                fbgemm.pooling_mode == PoolingMode.MEAN,
-            )
-            for kernel, fbgemm in zip(self._kernels, self._fbgemm, strict=True)
-            for tables in (kernel.split_embedding_weights(),)
-            for table in (tables[i] for i in kernel._feature_table_map)
-        ]
+        self.by_feature = _native.Tables(
+            [
+                (
+                    table.data_ptr(),
+                    table.shape[0],
+                    table.shape[1] * table.element_size(),
+                    fbgemm.pooling_mode == PoolingMode.MEAN,
+                )
+                for kernel, fbgemm in zip(self._kernels, self._fbgemm, strict=True)
+                for tables in (kernel.split_embedding_weights(),)
+                for table in (tables[i] for i in kernel._feature_table_map)
+            ]
+        )
         self._memory = memory

@@ -104,10 +104,9 @@ class PooledOutputDist(OutputDist):
             ValueError: a table does not have a row that another rank asks for.
         """
         layout = layout_of(sharding_ctx)
-        by_feature = tables.by_feature()
-        row_bytes = sum(bytes_of_row for _, _, bytes_of_row, _ in by_feature)
+        largest = max(layout.strides)
         self._exchange.open(
-            max(layout.strides) * row_bytes, max(layout.strides), layout.slot_bytes.embeddings
+            largest * tables.by_feature.row_bytes, largest, layout.slot_bytes.embeddings
         )
         values, lengths, weights = ids.values(), ids.lengths(), ids.weights_or_none()
         out = torch.empty(layout.strides[self._rank], self._offsets[-1])
@@ -116,7 +115,7 @@ class PooledOutputDist(OutputDist):
         def send(channel: _native.Channel) -> None:
             _native.post_pooled_rows(
                 channel,
-                by_feature,
+                tables.by_feature,
                 (values.data_ptr(), values.element_size()),
                 values.numel(),
                 (lengths.data_ptr(), lengths.element_size()),

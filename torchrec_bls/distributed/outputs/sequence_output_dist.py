@@ -74,30 +74,30 @@ class SequenceOutputDist(OutputDist):
         values = ids.values()
         out = torch.empty(sum(layout.values_sent), dim, dtype=tables.dtype)
         own_rows = layout.values_sent[self._rank]
+        by_rank = None  # rows of this rank for itself, where they are not in order
         if order is None:
-            first = sum(layout.values_sent[: self._rank])
-            own = out[first : first + own_rows]
+            own = out.data_ptr() + sum(layout.values_sent[: self._rank]) * row_bytes
         else:
-            own = torch.empty(own_rows, dim, dtype=tables.dtype)
+            by_rank = torch.empty(own_rows, dim, dtype=tables.dtype)
+            own = by_rank.data_ptr()
 
         def send(channel: _native.Channel) -> None:
             _native.post_table_rows(
                 channel,
-                tables.by_feature(),
+                tables.by_feature,
                 (values.data_ptr(), values.element_size()),
                 values.numel(),
                 row_bytes,
                 layout.counts,
                 layout.order,
-                own.data_ptr(),
+                own,
             )
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            return self._collect(
-                arrival, out, layout, order, (own.data_ptr(), [own_rows], [self._rank])
-            )
+            return self._collect(arrival, out, layout, order, (own, [own_rows], [self._rank]))
 
-        return EmbeddingsAwaitable(self._exchange.post(send, collect, [], layout.number).wait)
+        kept = [] if by_rank is None else [by_rank]
+        return EmbeddingsAwaitable(self._exchange.post(send, collect, kept, layout.number).wait)
 
     def _collect(
         self,

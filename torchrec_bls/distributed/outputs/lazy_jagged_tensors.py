@@ -1,0 +1,87 @@
+"""JaggedTensors that cut their embeddings out of a forward's output when they are first used.
+
+52 views of 26 features take longer than the exchange of a small batch, and no model uses all of
+them at once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+
+class CutEmbeddings:
+    """Embeddings of consecutive features in one tensor.
+
+    Args:
+        rows: [ids of all features, dim], feature by feature.
+        features: that the lengths are of.
+        order: of the features in `rows`, by index.
+        counts: ids of each of `features`.
+    """
+
+    def __init__(
+        self,
+        rows: torch.Tensor,
+        features: KeyedJaggedTensor,
+        order: Sequence[int],
+        counts: Sequence[int],
+    ) -> None:
+        self._rows = rows
+        self._features = features
+        self._order = order
+        self._counts = counts
+        self._cut: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None
+
+    def of(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns values and lengths of the feature at a place of the order."""
+        if self._cut is None:
+            features = self._features
+            lengths = features.lengths().view(len(features.keys()), features.stride()).unbind()
+            sizes = [self._counts[i] for i in self._order]
+            self._cut = torch.split_with_sizes(self._rows, sizes), lengths
+        values, lengths = self._cut
+        return values[place], lengths[self._order[place]]
+
+
+class LazyJaggedTensor(JaggedTensor):  # type: ignore[misc]
+    """A JaggedTensor without its tensors yet. It is a plain one from its first use on."""
+
+    _weights = None
+    _offsets = None
+
+    @classmethod
+    def at(cls, embeddings: CutEmbeddings, place: int) -> JaggedTensor:
+        """Returns the JaggedTensor of the feature at `place`, past the checks of TorchRec's
+        constructor."""
+        lazy = cls.__new__(cls)
+        lazy.source = embeddings, place
+        return lazy
+
+    def __getattr__(self, name: str) -> Any:
+        """Makes the tensors when one is asked for: that they are not there leads here."""
+        if name not in ("_values", "_lengths"):
+            raise AttributeError(f"'JaggedTensor' object has no attribute '{name}'")
+        self._become_plain()
+        return getattr(self, name)
+
+    def _become_plain(self) -> None:
+        source = self.__dict__.get("source")
+        if source is None:  # another thread was here
+            return
+        embeddings, place = source
+        values, lengths = embeddings.of(place)
+        self.__dict__.update(_values=values, _lengths=lengths, _weights=None, _offsets=None)
+        self.__class__ = JaggedTensor
+        self.__dict__.pop("source", None)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are those of a plain one."""
+        self._become_plain()
+        return self.__reduce_ex__(protocol)  # of its class from now on
+
+
+_plain = SUPPORTED_NODES[JaggedTensor]
+register_pytree_node(LazyJaggedTensor, _plain.flatten_fn, _plain.unflatten_fn)

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "host/page_pool.h"
 #include "lookup/pooled_rows.h"
 #include "lookup/table_rows.h"
 #include "messages/ids/arrived_ids.h"
@@ -95,6 +97,15 @@ std::vector<ColumnGroup> column_groups(const std::vector<GroupTuple>& tuples) {
 }  // namespace
 
 void bind_rows(py::module_& module) {
+  py::class_<PagePool, std::shared_ptr<PagePool>>(module, "PagePool")
+      .def(py::init([](size_t unused) { return PagePool::make(unused); }), py::arg("unused"))
+      .def("take", &PagePool::take);
+  py::class_<PagePool::Block>(module, "Pages", py::buffer_protocol())
+      .def_buffer([](const PagePool::Block& block) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(block.data()),
+                               static_cast<py::ssize_t>(block.bytes()));
+      });
+
   py::class_<ArrivedIds>(module, "ArrivedIds")
       .def(py::init([](const Arrival& arrival, size_t features, const std::vector<int>& order) {
              return std::make_unique<ArrivedIds>(arrival, features, order);
@@ -140,31 +151,26 @@ void bind_rows(py::module_& module) {
   py::class_<Tables>(module, "Tables")
       .def(py::init<const std::vector<TableTuple>&>())
       .def_readonly("row_bytes", &Tables::row_bytes);
-  module.def("post_table_rows",
-             [](Channel& channel, const Tables& tables, const Items& ids, size_t count,
-                size_t row_bytes, const std::vector<int64_t>& counts,
-                const std::vector<int>& order, uintptr_t own) {
-               const TableRows rows{lookup_of(tables.by_feature, ids, count),
-                                    {row_bytes, counts, order}};
-               const py::gil_scoped_release release;
-               post_table_rows(channel, rows, pointer(own));
-             });
-  module.def("post_pooled_rows",
-             [](Channel& channel, const Tables& tables, const Items& ids, size_t count,
-                const Items& lengths, size_t length_count, uintptr_t weights,
-                const std::vector<int64_t>& batches, const std::vector<int>& order, uintptr_t own,
-                size_t own_stride) {
-               const auto& [address, length_bytes] = lengths;
-               const PooledRows rows{lookup_of(tables.by_feature, ids, count),
-                                     pointer(address),
-                                     length_bytes,
-                                     length_count,
-                                     reinterpret_cast<const float*>(weights),
-                                     batches,
-                                     order};
-               const py::gil_scoped_release release;
-               post_pooled_rows(channel, rows, {pointer(own), own_stride});
-             });
+  module.def(
+      "post_table_rows",
+      [](Channel& channel, const Tables& tables, const Items& ids, size_t count, size_t row_bytes,
+         const std::vector<int64_t>& counts, const std::vector<int>& order, uintptr_t own) {
+        const TableRows rows{lookup_of(tables.by_feature, ids, count), {row_bytes, counts, order}};
+        const py::gil_scoped_release release;
+        post_table_rows(channel, rows, pointer(own));
+      });
+  module.def(
+      "post_pooled_rows", [](Channel& channel, const Tables& tables, const Items& ids, size_t count,
+                             const Items& lengths, size_t length_count, uintptr_t weights,
+                             const std::vector<int64_t>& batches, const std::vector<int>& order,
+                             uintptr_t own, size_t own_stride) {
+        const auto& [address, length_bytes] = lengths;
+        const PooledRows rows{
+            lookup_of(tables.by_feature, ids, count), pointer(address), length_bytes, length_count,
+            reinterpret_cast<const float*>(weights),  batches,          order};
+        const py::gil_scoped_release release;
+        post_pooled_rows(channel, rows, {pointer(own), own_stride});
+      });
   module.def("collect_grouped_rows",
              [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
                 const std::vector<int64_t>& counts, const std::vector<int>& order) {

@@ -13,6 +13,7 @@ from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.outputs.output_dist import OutputDist, Request, order_of
+from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.pooled_output_dist import PooledOutputDist
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, CodedFeature
@@ -50,7 +51,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         order = order_of(request.sharding_ctx)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = torch.empty(sum(layout.values_sent), request.shape[1])
+            out = empty_output((sum(layout.values_sent), request.shape[1]), torch.float32)
             _native.collect_frames(arrival, _of_samples(codecs, out, layout))
             return out if order is None else out[order]
 
@@ -71,7 +72,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
             by_rank[order] = gradient
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = torch.empty(request.shape)
+            out = empty_output(request.shape, torch.float32)
             _native.collect_frames(arrival, self._looked_up(codecs, out, layout))
             return out
 
@@ -129,7 +130,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
     def _decode(
         self, codecs: list[list[CodedFeature]], arrival: _native.Arrival, batch: int
     ) -> torch.Tensor:
-        out = torch.empty(batch, self._offsets[-1])
+        out = empty_output((batch, self._offsets[-1]), torch.float32)
         frames: list[Frame] = []
         addends: list[tuple[torch.Tensor, torch.Tensor]] = []
         for rank, index in enumerate(self._group_of_rank):
@@ -153,7 +154,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         batch, columns = gradient.shape
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = torch.empty(request.shape)
+            out = empty_output(request.shape, torch.float32)
             _native.collect_frames(arrival, self._looked_up(codecs, out, layout))
             return out
 

@@ -16,6 +16,7 @@ from torchrec_bls.distributed.outputs.output_dist import (
     OutputDist,
     Request,
 )
+from torchrec_bls.distributed.outputs.output_memory import empty_output
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class PooledOutputDist(OutputDist):
             largest * tables.by_feature.row_bytes, largest, layout.slot_bytes.embeddings
         )
         values, lengths, weights = ids.values(), ids.lengths(), ids.weights_or_none()
-        out = torch.empty(layout.strides[self._rank], self._offsets[-1])
+        out = empty_output((layout.strides[self._rank], self._offsets[-1]), torch.float32)
         own, arriving = self._own_and_arriving
 
         def send(channel: _native.Channel) -> None:
@@ -137,7 +138,7 @@ class PooledOutputDist(OutputDist):
         return awaitable
 
     def _collect(self, arrival: _native.Arrival, batch: int, dtype: torch.dtype) -> torch.Tensor:
-        out = torch.empty(batch, self._offsets[-1], dtype=dtype)
+        out = empty_output((batch, self._offsets[-1]), dtype)
         if dtype != torch.float32 and any(group.count > 1 for group in self._groups):
             return self._sum_with_torch(arrival, out)
         _collect_columns(arrival, out, self._columns_of(out.element_size()))
@@ -185,7 +186,7 @@ class PooledOutputDist(OutputDist):
         batches = [layout.strides[rank] for rank in layout.order]
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = torch.empty(request.shape, dtype=gradient.dtype)
+            out = empty_output(request.shape, gradient.dtype)
             row_bytes = request.shape[1] * item
             _native.collect_grouped_rows(arrival, out.data_ptr(), row_bytes, batches, layout.order)
             return out

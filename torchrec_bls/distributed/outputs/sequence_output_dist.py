@@ -16,6 +16,7 @@ from torchrec_bls.distributed.outputs.output_dist import (
     Request,
     order_of,
 )
+from torchrec_bls.distributed.outputs.output_memory import empty_output
 
 
 class SequenceOutputDist(OutputDist):
@@ -43,7 +44,7 @@ class SequenceOutputDist(OutputDist):
             )
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = torch.empty(sum(layout.values_sent), dim, dtype=request.dtype)
+            out = empty_output((sum(layout.values_sent), dim), request.dtype)
             own = (rows.data_ptr(), layout.counts, layout.order)
             return self._collect(arrival, out, layout, order, own)
 
@@ -72,13 +73,13 @@ class SequenceOutputDist(OutputDist):
         )
         order = order_of(sharding_ctx)
         values = ids.values()
-        out = torch.empty(sum(layout.values_sent), dim, dtype=tables.dtype)
+        out = empty_output((sum(layout.values_sent), dim), tables.dtype)
         own_rows = layout.values_sent[self._rank]
         by_rank = None  # rows of this rank for itself, where they are not in order
         if order is None:
             own = out.data_ptr() + sum(layout.values_sent[: self._rank]) * row_bytes
         else:
-            by_rank = torch.empty(own_rows, dim, dtype=tables.dtype)
+            by_rank = empty_output((own_rows, dim), tables.dtype)
             own = by_rank.data_ptr()
 
         def send(channel: _native.Channel) -> None:
@@ -141,7 +142,7 @@ class SequenceOutputDist(OutputDist):
         ]
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = torch.empty(request.shape, dtype=gradient.dtype)
+            out = empty_output(request.shape, gradient.dtype)
             _native.collect_grouped_rows(
                 arrival, out.data_ptr(), row_bytes, layout.counts, layout.order
             )

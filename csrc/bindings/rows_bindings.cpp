@@ -99,7 +99,8 @@ std::vector<ColumnGroup> column_groups(const std::vector<GroupTuple>& tuples) {
 void bind_rows(py::module_& module) {
   py::class_<PagePool, std::shared_ptr<PagePool>>(module, "PagePool")
       .def(py::init([](size_t unused) { return PagePool::make(unused); }), py::arg("unused"))
-      .def("take", &PagePool::take);
+      .def("take",
+           [](PagePool& pool, size_t bytes) { return py::memoryview(py::cast(pool.take(bytes))); });
   py::class_<PagePool::Block>(module, "Pages", py::buffer_protocol())
       .def_buffer([](const PagePool::Block& block) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(block.data()),

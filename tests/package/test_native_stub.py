@@ -23,8 +23,8 @@ SOURCE = ROOT / "torchrec_bls" / "_native.pyi"
 ALLOWED = r"torchrec_bls\._native\.[A-Z]\w*"
 # It has no constructor in Python, which a stub can't say.
 ALLOWED_INIT = r"torchrec_bls\._native\.\w+\.__init__"
-# A buffer behind memoryviews, which nobody names.
-UNNAMED = {"View"}
+# Buffers behind memoryviews, which nobody names.
+UNNAMED = {"Pages", "View"}
 
 Function = tuple[tuple[str, ...], str]
 

@@ -101,8 +101,6 @@ class ChannelStats:
 class Arrival:
     """The messages of one sequence number from all ranks, in place until released."""
 
-    __slots__ = ("_channel", "native", "sequence")
-
     def __init__(self, channel: "BoundedLagChannel", native: _native.Arrival) -> None:
         self._channel = channel
         self.native = native

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_interruption.h"
+#include "bindings/tensor_memory.h"
 #include "bindings/transport_handle.h"
 #include "channel/channel.h"
 #include "messages/message_builder.h"
@@ -18,29 +19,61 @@ namespace py = pybind11;
 namespace bls {
 namespace {
 
+/// Takes `own`, by sequence number, what this rank's messages to itself show: nothing of a post
+/// that fails.
+uint64_t post(Channel& channel, const py::sequence& parts, const py::dict& own) {
+  std::vector<py::tuple> tensors;  // by rank, so that nobody changes them meanwhile
+  size_t count = 0;
+  for (const py::handle message : parts) {
+    tensors.push_back(py::reinterpret_steal<py::tuple>(PySequence_Tuple(message.ptr())));
+    if (!tensors.back()) throw py::error_already_set();
+    count += tensors.back().size();
+  }
+  MessageBuilder builder(tensors.size(), count, count);
+  for (const py::tuple& message : tensors) {
+    builder.add_message();
+    for (const py::handle tensor : message) {
+      builder.add_part();
+      builder.add_block(memory_of(tensor));
+    }
+  }
+  const py::int_ sequence(channel.posted());
+  const auto rank = static_cast<size_t>(channel.config().rank);
+  if (rank < tensors.size()) own[sequence] = tensors[rank];
+  try {
+    const py::gil_scoped_release release;
+    return channel.post(builder.messages());
+  } catch (...) {
+    if (channel.posted() == sequence.cast<uint64_t>()) own.attr("pop")(sequence, py::none());
+    throw;
+  }
+}
+
 /// (address, bytes of a row, rows, stride)
 using BlockTuple = std::tuple<uintptr_t, size_t, size_t, size_t>;
-using MessageList = std::vector<std::vector<std::vector<BlockTuple>>>;
 
-uint64_t post(Channel& channel, const MessageList& list) {
-  size_t parts = 0;
-  size_t blocks = 0;
-  for (const auto& message : list) {
-    parts += message.size();
-    for (const auto& part : message) blocks += part.size();
-  }
-  MessageBuilder builder(list.size(), parts, blocks);
-  for (const auto& message : list) {
-    builder.add_message();
-    for (const auto& part : message) {
-      builder.add_part();
-      for (const auto& [address, row_bytes, rows, stride] : part) {
-        builder.add_block({pointer(address), row_bytes, rows, stride});
-      }
-    }
+/// One part of one block to each rank.
+uint64_t post_blocks(Channel& channel, const std::vector<BlockTuple>& tuples) {
+  MessageBuilder builder = MessageBuilder::of_one_part(tuples.size(), 1);
+  for (size_t rank = 0; rank < tuples.size(); ++rank) {
+    const auto& [address, row_bytes, rows, stride] = tuples[rank];
+    builder.block(rank, 0) = {pointer(address), row_bytes, rows, stride};
   }
   const py::gil_scoped_release release;
   return channel.post(builder.messages());
+}
+
+/// Nothing where it is released already.
+void release(Channel& channel, uint64_t sequence, const py::dict& own) {
+  const uint64_t next = channel.released();
+  if (sequence < next) return;
+  if (sequence > next) {
+    throw std::invalid_argument("sequence " + std::to_string(next) + " of channel '" +
+                                channel.config().name + "' has to be released before sequence " +
+                                std::to_string(sequence));
+  }
+  channel.release();
+  if (PyDict_DelItem(own.ptr(), py::int_(sequence).ptr()) != 0) PyErr_Clear();  // nothing was kept
 }
 
 /// A channel that ends may wait for threads that run Python.
@@ -119,11 +152,12 @@ void bind_channel(py::module_& module) {
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
            py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"), py::arg("local_ranks"))
       .def("post", &post)
+      .def("post_blocks", &post_blocks)
       .def("label", &Channel::label)
       .def("wait", &Channel::wait, py::return_value_policy::reference_internal,
            py::call_guard<py::gil_scoped_release>())
       .def("ready", &Channel::ready)
-      .def("release", &Channel::release)
+      .def("release", &release)
       .def("poison", &Channel::poison)
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())
       // For the owner of what the messages to this rank itself are views of.

@@ -132,6 +132,52 @@ def test_tensors_of_any_shape_and_dtype_arrive_unchanged(
     run(world_size, exchange_once, plans, bound, slot_bytes)
 
 
+class Tagged(torch.Tensor):
+    """A class of somebody else's."""
+
+
+def post_unusual_tensors(rank: int) -> None:
+    values = torch.arange(12.0).reshape(3, 4)
+    bytes_of_each = {
+        torch.nn.Parameter(values): values,
+        (values.clone().requires_grad_() * 2): values * 2,
+        values.as_subclass(Tagged): values,
+        values.as_subclass(Tagged)[:, 1:3]: values[:, 1:3],
+        torch.quantize_per_tensor(values, 1.0, 0, torch.quint8): values.to(torch.uint8),
+        values[1, 2]: values[1, 2],
+        values[:, 2:3]: values[:, 2:3],
+        values[:, :0].t(): torch.empty(0),
+        values.to(torch.float8_e4m3fn): values.to(torch.float8_e4m3fn).view(torch.uint8),
+        values.to(torch.complex64).conj(): values.to(torch.complex64),
+    }
+    with BoundedLagChannel(dist.group.WORLD, bound=0, slot_bytes=2048) as channel:
+        channel.post([list(bytes_of_each)] * 2)
+        with channel.wait() as arrival:
+            for source in range(2):
+                for part, expected in enumerate(bytes_of_each.values()):
+                    arrived = arrival.tensor(source, part, expected.dtype)
+                    assert torch.equal(arrived, expected.contiguous().flatten()), part
+
+
+def test_the_memory_of_unusual_tensors_arrives() -> None:
+    run(2, post_unusual_tensors)
+
+
+def clear_the_list(rank: int) -> None:
+    with BoundedLagChannel(dist.group.WORLD, bound=1, slot_bytes=1024) as channel:
+        own = [torch.full((1000,), 7.0)]
+        channel.post([own])
+        own.clear()
+        others = [torch.zeros(1000) for _ in range(50)]  # would lie where it lay
+        with channel.wait() as arrival:
+            assert arrival.tensor(0, 0, torch.float32).tolist() == [7.0] * 1000
+        assert len(others) == 50
+
+
+def test_what_a_rank_sends_itself_outlives_its_list() -> None:
+    run(1, clear_the_list)
+
+
 @pytest.mark.parametrize(
     ("transport", "world_size"),
     slow_but([("shm", 1), ("shm", 3), ("c10d", 2)], product(("shm", "c10d"), (1, 2, 3, 4, 8))),

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
 
 from tests.processes import run
 from tests.tiers import two_sided_is_slow
@@ -27,6 +28,13 @@ def post_unsuitable_tensors(rank: int) -> None:
         for odd in (matrix.t(), matrix[:, ::2], matrix[:1].expand(3, 4), torch.zeros(8)[::2]):
             with refused("post contiguous tensors or 2-D ones with contiguous rows"):
                 ids.post([[odd]])
+        with FakeTensorMode():
+            fake = torch.zeros(3)
+        for hollow in (fake, matrix.to_sparse()):
+            with refused("has no memory that can be posted: post a dense one"):
+                ids.post([[hollow]])
+        with pytest.raises(TypeError, match="only tensors can be posted, and no list"):
+            ids.post([[[1, 2]]])  # type: ignore[list-item]
         assert ids.post([[matrix]]) == 0
 
 

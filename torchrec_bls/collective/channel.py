@@ -104,7 +104,11 @@ class Arrival:
     def __init__(self, channel: "BoundedLagChannel", native: _native.Arrival) -> None:
         self._channel = channel
         self.native = native
-        self.sequence = native.sequence
+
+    @property
+    def sequence(self) -> int:
+        """Number of the post that the messages belong to, counted from 0."""
+        return self.native.sequence
 
     def parts(self, source: int) -> list[memoryview]:
         """Returns the parts that rank `source` sent, as uint8 views valid until `release`. Until
@@ -132,8 +136,7 @@ class Arrival:
         Raises:
             ValueError: an older arrival is not released yet.
         """
-        if not self._released:
-            self._channel._release(self.sequence)
+        self._channel.native.release(self.sequence, self._channel.own)
 
     @property
     def _released(self) -> bool:
@@ -200,8 +203,7 @@ class BoundedLagChannel:
         self.bound = bound
         self.rank: int = group.rank()
         self.world_size: int = group.size()
-        # What views of this rank's message to itself show, by sequence number.
-        self._own_tensors: dict[int, Sequence[object]] = {}
+        self.own: dict[int, object] = {}
         self._pulled_seen = 0
         self._abandoned = False
         slots = 2 * (bound + 1)
@@ -218,7 +220,7 @@ class BoundedLagChannel:
             name,
             len(shape.local_ranks),
         )
-        self.native.keep(self._own_tensors)
+        self.native.keep(self.own)
         _channels.add(self)
 
     def _agree(self, rendezvous: Rendezvous, slot_bytes: int, transport: str) -> list[str]:
@@ -255,24 +257,20 @@ class BoundedLagChannel:
             ValueError: a tensor is unsuitable, or bound + 1 posts are not released yet.
             BLSError: a rank failed or died.
         """
-        blocks = [[[_block(t)] for t in tensors] for tensors in parts]
-        sequence = self.native.posted
-        self._own_tensors[sequence] = parts[self.rank : self.rank + 1]
+        posted = self.native.posted
         try:
             if _profiler_runs():
                 with self.range("post"):
-                    self.native.post(blocks)
+                    self.native.post(parts, self.own)
             else:
-                self.native.post(blocks)
+                self.native.post(parts, self.own)
             if self.native.pulled_messages != self._pulled_seen:
                 self.warn_if_pulled()
         except BaseException as error:
-            if self.native.posted == sequence:
-                del self._own_tensors[sequence]
-            else:
+            if self.native.posted != posted:
                 self._fail_unnoticed("post", error)
             raise
-        return sequence
+        return posted
 
     def wait(self) -> Arrival:
         """Waits for the messages of the oldest post that is not completed yet.
@@ -298,19 +296,10 @@ class BoundedLagChannel:
         does not know of it, and would take every later message for the one before."""
         self.poison(f"{named(error)}, right after a {action}")
 
-    def _release(self, sequence: int) -> None:
-        if sequence != self.native.released:
-            raise ValueError(
-                f"sequence {self.native.released} of channel '{self.name}' has to be released "
-                f"before sequence {sequence}"
-            )
-        self.native.release()
-        self._own_tensors.pop(sequence, None)
-
     def hold_until_release(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keeps what the next post, through `native`, sends to this rank itself alive until its
         release."""
-        self._own_tensors[self.native.posted] = tensors
+        self.own[self.native.posted] = tensors
 
     def range(self, action: str) -> AbstractContextManager[object]:
         """Returns a profiler range that names channel, action and lag, if a profiler runs."""
@@ -445,18 +434,3 @@ def check_transport(transport: str) -> None:
 
 def _differences(now: Sequence[_Number], before: Sequence[_Number]) -> list[_Number]:
     return [a - b for a, b in zip(now, before, strict=True)]
-
-
-def _block(tensor: torch.Tensor) -> tuple[int, int, int, int]:
-    if not tensor.is_cpu:
-        raise ValueError(f"a tensor is on {tensor.device}, but only CPU tensors can be posted")
-    if tensor.is_contiguous():
-        return (tensor.data_ptr(), tensor.nbytes, 1, 0)
-    if tensor.dim() == 2 and tensor.stride(1) == 1 and tensor.stride(0) >= tensor.size(1):
-        item = tensor.element_size()
-        rows, columns = tensor.shape
-        return (tensor.data_ptr(), columns * item, rows, tensor.stride(0) * item)
-    raise ValueError(
-        f"a tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}: post contiguous "
-        "tensors or 2-D ones with contiguous rows"
-    )

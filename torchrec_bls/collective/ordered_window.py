@@ -81,6 +81,6 @@ class OrderedWindow(Generic[P]):
             post.receive(arrival)
         except ProtocolError as error:
             raise channel.refuse(arrival, str(error)) from error
-        channel._release(arrival.sequence)
+        channel.native.release(arrival.sequence, channel.own)
         self.posts.popleft()
         return post

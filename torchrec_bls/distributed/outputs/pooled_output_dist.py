@@ -171,16 +171,12 @@ class PooledOutputDist(OutputDist):
         widest = max(group.width for group in self._groups)
         self._gradients.open(batch * widest * item, batch, layout.slot_bytes.gradients)
         blocks = [
-            [
-                [
-                    (
-                        gradient.data_ptr() + self._offsets[index] * item,
-                        self._groups[index].width * item,
-                        batch,
-                        columns * item,
-                    )
-                ]
-            ]
+            (
+                gradient.data_ptr() + self._offsets[index] * item,
+                self._groups[index].width * item,
+                batch,
+                columns * item,
+            )
             for index in self._group_of_rank
         ]
         batches = [layout.strides[rank] for rank in layout.order]
@@ -192,7 +188,7 @@ class PooledOutputDist(OutputDist):
             return out
 
         return self._gradients.post(
-            lambda channel: channel.post(blocks), collect, [gradient], layout.number
+            lambda channel: channel.post_blocks(blocks), collect, [gradient], layout.number
         )
 
 

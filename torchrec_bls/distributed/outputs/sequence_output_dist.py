@@ -135,7 +135,7 @@ class SequenceOutputDist(OutputDist):
             by_rank[permutation] = gradient
             gradient = by_rank
         blocks = [
-            [[(gradient.data_ptr() + first * row_bytes, count * row_bytes, 1, 0)]]
+            (gradient.data_ptr() + first * row_bytes, count * row_bytes, 1, 0)
             for first, count in zip(
                 accumulate(layout.values_sent, initial=0), layout.values_sent, strict=False
             )
@@ -149,5 +149,5 @@ class SequenceOutputDist(OutputDist):
             return out
 
         return self._gradients.post(
-            lambda channel: channel.post(blocks), collect, [gradient], layout.number
+            lambda channel: channel.post_blocks(blocks), collect, [gradient], layout.number
         )

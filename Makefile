@@ -49,7 +49,7 @@ demo: build  ## Run the main job: make demo [DATA=path] [DEMO_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python examples/dlrm_demo.py $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
 
 check: build build-tests lint  ## Lint, the quick C++ tests, pure Python and a smoke test a subsystem (90 seconds)
-	build/tests/csrc/tests/bls_tests --source-file-exclude='*test_stress*'
+	build/native/csrc/tests/bls_tests --source-file-exclude='*test_stress*'
 	$(call pytest,smoke or not (full or slow))
 
 test: build build-tests  ## Run the C++ and Python tests but for the slow ones (5 minutes)
@@ -66,8 +66,8 @@ test-cpp: build-tests  ## Run the C++ tests alone
 
 build-tests: $(VENV)/.packages  ## Build the C++ tests
 	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
-	$(call configure,build/tests,-DBLS_BUILD_TESTS=ON)
-	$(BIN)/cmake --build build/tests
+	$(call configure,build/native,-DBLS_BUILD_TESTS=ON)
+	$(BIN)/cmake --build build/native
 
 # RelWithDebInfo, since whole programs are optimized in Release, which takes longer than the tests.
 test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what they do, not how fast
@@ -174,8 +174,8 @@ wheels: $(VENV)/.wheels  ## Build wheels that travel into build/dist, and try th
 
 benchmarks-build: $(VENV)/.packages  ## Build the C++ side of the benchmarks
 	@$(call need,Open MPI,$(mpi_packages),$(has_mpi))
-	$(call configure,build/benchmarks,-DBLS_BUILD_BENCHMARKS=ON)
-	$(BIN)/cmake --build build/benchmarks
+	$(call configure,build/native,-DBLS_BUILD_BENCHMARKS=ON)
+	$(BIN)/cmake --build build/native
 
 clean:  ## Remove everything that was built, .venv included
 	rm -rf $(VENV) build out .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -249,7 +249,7 @@ endef
 # $(call configure,folder,options): configures the C++ sources without the Python module.
 configure = $(WITH_VENV) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLS_BUILD_PYTHON=OFF $(2)
 
-run-cpp-tests = $(BIN)/ctest --test-dir build/tests -j $(TEST_JOBS) --output-on-failure --no-tests=error
+run-cpp-tests = $(BIN)/ctest --test-dir build/native -j $(TEST_JOBS) --output-on-failure --no-tests=error
 
 # $(call pytest,markers): runs the Python tests that have them.
 pytest = $(WITH_VENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(1)"
@@ -264,7 +264,7 @@ endef
 define test_with
 $(call configure,build/sanitize-$(1),-DBLS_BUILD_TESTS=ON -DBLS_SANITIZE=$(1))
 $(BIN)/cmake --build build/sanitize-$(1)
-$(BIN)/ctest --test-dir build/sanitize-$(1) --output-on-failure --no-tests=error
+$(BIN)/ctest --test-dir build/sanitize-$(1) -j $(TEST_JOBS) --output-on-failure --no-tests=error
 endef
 
 # $(call need,what,Debian packages,command that succeeds where it is there): root installs it.

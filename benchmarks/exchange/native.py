@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import ROOT
 
-_BUILD, _NATIVE = "build/bench", "benchmarks/native"
+_BUILD, _NATIVE = "build/native", "benchmarks/native"
 _BUILT = ROOT / _BUILD / _NATIVE
 _LIMIT_SECONDS = 120
 _BUILD_LIMIT_SECONDS = 900

@@ -37,9 +37,8 @@ def close_unpulled(channel: BoundedLagChannel) -> None:
 
 class _ChannelPeer:
     def __init__(self, size: int) -> None:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        self.outgoing = [torch.zeros(size // 8, dtype=torch.int64) for _ in range(world)]
-        self._parts = [[t] if to != rank else [] for to, t in enumerate(self.outgoing)]
+        self.outgoing = list(torch.zeros(dist.get_world_size(), size // 8, dtype=torch.int64))
+        self._parts = [[t] if to != dist.get_rank() else [] for to, t in enumerate(self.outgoing)]
         self._channel = BoundedLagChannel(dist.group.WORLD, bound=0, slot_bytes=size + HEADER_ROOM)
 
     def exchange(self) -> None:

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torchrec_bls.processes import run
 
 _DEADLINE_S = 4 * 3600.0
+_IMPORTED_ONCE = ("torchrec_bls.distributed.sharded_ec", "torchrec_bls.distributed.sharded_ebc")
 
 
 def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
     """Calls `work(rank, *arguments)` on every rank and returns what rank 0 returns, see `run`."""
-    how = {"deadline_s": _DEADLINE_S, "backend": "gloo", "start_method": "spawn"}
+    how = {"deadline_s": _DEADLINE_S, "backend": "gloo", "preload": _IMPORTED_ONCE}
     return run(ranks, work, *arguments, **how)[0]
 
 

@@ -23,7 +23,6 @@ QUICK = {"ranks": [2, 4], "sizes": [8, 32 << 10, 4 << 20], "turns": 1}
 QUICK |= {"seconds": 0.1, "torchrec_ranks": [2], "samples": 3}
 BACKENDS = ("bls", "gloo")
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
-BATCH = 512
 
 
 def measure_alltoall(settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -42,7 +41,7 @@ def measure_torchrec(rank: int, ranks: int, samples: int) -> list[dict[str, Any]
     results = []
     with torch.no_grad():
         for module, sharding in itertools.product(("EC", "EBC"), SHARDINGS):
-            case = Case(module, sharding, ranks, BATCH)
+            case = Case(module, sharding, ranks, 512)
             ids = ids_of(case, rank)
             forwards = {name: torchrec_forward(case, group) for name, group in groups.items()}
             for _ in range(3):

@@ -22,6 +22,10 @@ COLD = 50_000
 def cases(ranks: int) -> list[Case]:
     """What is compared among `ranks`: each property over the others' usual values."""
     found: list[Case] = []
+    if ranks == 1:  # sums of bags alone
+        bags = Case("EBC", SHARDINGS[0], 1, 256)
+        found = [bags._replace(ids=n, dim=d) for n in (1, 20, 100) for d in (16, 64, 128)]
+        return found + [each._replace(rows=COLD) for each in found]
     for sharding in SHARDINGS:
         ec, ebc = (Case(module, sharding, ranks, 512, rows=COLD) for module in ("EC", "EBC"))
         found += [each._replace(batch=b) for each in (ec, ebc) for b in (1, 8, 64, 512, 2048)]
@@ -32,16 +36,15 @@ def cases(ranks: int) -> list[Case]:
         found += [ebc._replace(dim=dim, ids=ids) for dim in (16, 128) for ids in (1, 20)]
         found += [ebc._replace(ids=20, pooling=pooling) for pooling in ("mean", "weighted")]
     # Rows in the caches: the same ids again and again.
-    hot = [Case(module, SHARDINGS[0], ranks, 512) for module in ("EC", "EBC")]
+    hot = [Case(module, SHARDINGS[0], ranks, 512) for module in ("EC", "EBC") if ranks == 4]
     return found + [each._replace(batch=batch) for each in hot for batch in (512, 2048)]
 
 
-FULL = {"ranks": [2, 4], "every": 1, "samples": 11, "cold": COLD}
-QUICK = {"ranks": [2], "every": 9, "samples": 3, "cold": COLD}
+FULL = {"ranks": [1, 2, 4], "every": 1, "samples": 11, "cold": COLD}
+QUICK = {"ranks": [1, 2], "every": 9, "samples": 3, "cold": COLD}
 
 
 def measure(rank: int, cases: list[Case], samples: int) -> list[dict[str, Any]]:
-    """Runs one rank over all cases."""
     # Those of one module together, the largest messages first: slots are made for these.
     cases = sorted(cases, key=lambda case: (_model(case), -case.batch * case.ids))
     results: list[dict[str, Any]] = []
@@ -65,14 +68,14 @@ def _compare(case: Case, modules: Modules, rank: int, samples: int) -> dict[str,
     for sample in timed.values():
         sample()
     ms = in_turns(timed, samples)
-    theirs, ours, lookup = (ms[n].values_in_order for n in ("torchrec", "ours", "lookup"))
+    names = ("torchrec" if "torchrec" in ms else "lookup", "ours", "lookup")
+    theirs, ours, lookup = (ms[name].values_in_order for name in names)
     ratios = {"speedup": (theirs, ours), "over_lookup": (ours, lookup)}
     unusual = {k: v for k, v in case._asdict().items() if v != case._field_defaults.get(k)}
     return {**unusual, "ms": ms} | {name: ratio_of_medians(*of) for name, of in ratios.items()}
 
 
 def main() -> None:
-    """Measures, prints the table and writes the record."""
     arguments = record.parser(__doc__, quick="few samples and cases, 2 ranks").parse_args()
     settings: dict[str, Any] = QUICK if arguments.quick else FULL
     before = record.environment()

@@ -92,10 +92,16 @@ class Modules:
         share = case.ranks if case.sharding == "row_wise" else 1
         rows = case.rows - (share - 1) * -(-case.rows // share)
 
-        def lookup(seed: int) -> Forward:
-            ids = [_drawn(case, each.keys(), each.lengths(), rows, seed) for each in local_ids]
-            return lambda: [look_up(each) for look_up, each in zip(ours._lookups, ids, strict=True)]
+        def of_local_ids(call: Callable[[Any], object]) -> Callable[[int], Forward]:
+            def ids(seed: int) -> list[KeyedJaggedTensor]:
+                return [_drawn(case, each.keys(), each.lengths(), rows, seed) for each in local_ids]
 
+            return lambda seed: partial(call, ids(seed))
+
+        lookup = of_local_ids(lambda ids: [f(x) for f, x in zip(ours._lookups, ids, strict=True)])
+        if case.ranks == 1:  # without anybody to exchange with
+            alone = of_local_ids(lambda ids: ours.compute_and_output_dist(context, ids).wait())
+            return {"ours": alone, "lookup": lookup}
         return {
             "torchrec": lambda seed: partial(self._torchrec, ids_of(case, rank, seed)),
             "backend": lambda seed: partial(self._backend, ids_of(case, rank, seed)),

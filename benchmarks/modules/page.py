@@ -10,33 +10,42 @@ from benchmarks.harness import page
 from benchmarks.harness.record import Record
 from benchmarks.modules.models import HOT_ROWS, Case
 
-_TIMED = ("torchrec", "backend", "ours")
-
 
 def section(record: Record) -> str:
     """Forward times beside TorchRec's over both backends, and the lookup's."""
-    rows, faster = [], []
+    forwards, sums, faster = [], [], []
     for result in sorted(record["results"], key=_place):
-        times = [f"{result['ms'][name]['median']:.2f}" for name in _TIMED]
-        ratios = [_interval(result["speedup"]), _interval(result["over_lookup"])]
-        rows.append([_module(result), result["ranks"], *_inputs(result), *times, *ratios])
+        times = {name: f"{ms['median']:.2f}" for name, ms in result["ms"].items()}
+        inputs, speedup = _inputs(result), _interval(result["speedup"])
+        if alone := result["ranks"] == 1:
+            sums.append([*inputs, times["lookup"], times["ours"], speedup])
+        else:
+            peers = [times[name] for name in ("torchrec", "backend", "ours")]
+            peers += [speedup, _interval(result["over_lookup"])]
+            forwards.append([_module(result), result["ranks"], *inputs, *peers])
         if result["speedup"][2] < 1:
-            faster.append(f"{_case(result)}: TorchRec on gloo")
-    header = ["module", "ranks", "batch", "ids", "rows", "dim", "TorchRec on gloo", "over bls"]
-    header += ["bound 0", "speed-up", "/ lookup"]
-    text = "Forward, ms, median; ratios of medians with their 95 % intervals:"
-    return page.section(record, text, page.table(header, rows), faster=faster)
+            faster.append(f"{_case(result)}: {'FBGEMM' if alone else 'TorchRec on gloo'}")
+    of = ["batch", "ids", "rows", "dim"]
+    peers = ["TorchRec on gloo", "over bls", "bound 0", "speed-up", "/ lookup"]
+    return page.section(
+        record,
+        "Forward, ms, median; ratios of medians with their 95 % intervals:",
+        page.table(["module", "ranks", *of, *peers], forwards),
+        "Sums of bags alone, on one rank without an exchange:",
+        page.table([*of, "FBGEMM", "ours", "speed-up"], sums),
+        faster=faster,
+    )
 
 
 def worst_and_best(record: Record) -> list[tuple[str, str]]:
     """The least and the greatest speed-up, each with its case."""
-    ordered = sorted(record["results"], key=lambda result: result["speedup"][1])
-    return [(f"{each['speedup'][1]:.1f}", _case(each)) for each in (ordered[0], ordered[-1])]
+    worst, *_, best = _by_speedup(record)
+    return [(f"{each['speedup'][1]:.1f}", _case(each)) for each in (worst, best)]
 
 
 def plot(path: Path, record: Record) -> None:
     """Draws the speed-up of each case, from the least to the greatest."""
-    results = sorted(record["results"], key=lambda result: result["speedup"][1])
+    results = _by_speedup(record)
     with page.figure(path, 9, 0.16 * len(results) + 1.5) as (_, ((axis,),)):
         low, ratio, high = np.array([result["speedup"] for result in results]).T
         places = range(len(results))
@@ -44,6 +53,11 @@ def plot(path: Path, record: Record) -> None:
         axis.set_yticks(places, map(_case, results), fontsize=6)
         axis.axvline(1, color="black", linewidth=0.5)
         axis.set(xscale="log", xlabel="times faster than TorchRec on gloo (95 % interval)")
+
+
+def _by_speedup(record: Record) -> list[Record]:
+    forwards = (result for result in record["results"] if result["ranks"] > 1)
+    return sorted(forwards, key=lambda result: result["speedup"][1])
 
 
 def _place(result: Record) -> list[Any]:
@@ -95,7 +109,6 @@ def backend_section(record: Record) -> str:
 
 
 def _module(result: Record) -> str:
-    """A module and how it is sharded."""
     return f"{result['module']} {result['sharding'].replace('_', '-')}"
 
 

@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 
-import torch
-
-from torchrec_bls.datasets import CriteoDataset, capped_cardinalities
+from torchrec_bls.datasets import capped_cardinalities
+from torchrec_bls.datasets.criteo_clicks import criteo_clicks
 from torchrec_bls.datasets.movielens import movielens_clicks
 from torchrec_bls.datasets.planted import Clicks, PlantedClicks
 
 _MODEL_SEED = 0
 _TEST_SEED = 1_000_000
-_READ_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,6 @@ class Source:
 
     @property
     def train_rows(self) -> int:
-        """Of training at most."""
         return self.iterations * self.batch_size
 
 
@@ -46,28 +42,12 @@ class Split:
 # Cells of one seed follow each other.
 @lru_cache(maxsize=1)
 def load(source: Source, seed: int) -> Split:
+    rows_per_table = capped_cardinalities(source.table_rows)
     if source.path is not None:
         if source.path.is_dir():
             return Split(*movielens_clicks(source.path, source.train_rows, seed))
-        return criteo(source)
-    rows_per_table = capped_cardinalities(source.table_rows)
+        rows = (source.train_rows, source.batch_size)
+        return Split(*criteo_clicks(source.path, *rows, rows_per_table), rows_per_table)
     model = PlantedClicks(rows_per_table, seed=_MODEL_SEED)
     train = model.draw(source.train_rows, seed=seed)
     return Split(train, model.draw(source.test_rows, seed=_TEST_SEED), rows_per_table)
-
-
-def criteo(source: Source) -> Split:
-    """Reads the start of a Criteo file: whole batches of training rows, as far as the file has
-    them, and behind them a sixth as many to test on, as the last of the challenge's seven days."""
-    rows_per_table = capped_cardinalities(source.table_rows)
-    wanted = -(-source.train_rows * 7 // 6)
-    dataset = CriteoDataset(source.path, rows_per_table=rows_per_table, batch_size=_READ_ROWS)
-    batches = list(islice(dataset, -(-wanted // _READ_ROWS)))
-    tables = len(rows_per_table)
-    dense = torch.cat([batch.dense_features for batch in batches])
-    ids = torch.cat([batch.sparse_features.values().view(tables, -1).T for batch in batches])
-    labels = torch.cat([batch.labels for batch in batches]).float()
-    clicks = Clicks(dense.numpy(), ids.numpy(), labels.numpy()).rows(0, wanted)
-    train = min(source.train_rows, len(clicks) * 6 // 7)
-    train -= train % source.batch_size
-    return Split(clicks.rows(0, train), clicks.rows(train, len(clicks)), rows_per_table)

@@ -152,7 +152,6 @@ def problems(results: record.Record) -> list[str]:
 
 
 def section(run: record.Record) -> str:
-    """The figures of a run."""
     results = run["results"]
     ranks, bounds = results["ranks"], results["bounds"]
     by_bound = ", ".join(f"{count} of {bound}" for bound, count in sorted(Counter(bounds).items()))

@@ -9,7 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_interruption.h"
-#include "bindings/tensor_memory.h"
+#include "bindings/tensors/tensor_memory.h"
 #include "bindings/transport_handle.h"
 #include "channel/channel.h"
 #include "messages/message_builder.h"

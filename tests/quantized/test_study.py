@@ -133,10 +133,10 @@ def test_a_criteo_file_is_split_as_by_days(tmp_path: Path) -> None:
     )
     path.write_text("".join(row + "\n" for row in rows))
     hashed = capped_cardinalities(50)
-    whole = data.criteo(Source("criteo", 1000, 32, 0, 50, path))
+    whole = data.load(Source("criteo", 1000, 32, 0, 50, path), seed=0)
     assert (len(whole.train), len(whole.test)) == (576, 124)
     assert whole.train.ids[5].tolist() == [(35 + place) % rows for place, rows in enumerate(hashed)]
-    start = data.criteo(Source("criteo", 2, 32, 0, 50, path))
+    start = data.load(Source("criteo", 2, 32, 0, 50, path), seed=0)
     assert (len(start.train), len(start.test)) == (64, 11)
     assert start.test.ids[0].tolist() == whole.train.ids[64].tolist()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_CPP = "build/tests/csrc/tests/bls_tests --no-colors --duration=true"
+_CPP = "build/native/csrc/tests/bls_tests --no-colors --duration=true"
 _PROTOCOL = "--source-file='*/tests/protocol/*' --source-file-exclude='*test_interrupt*'"
 
 _TORCH_TESTS = ("wire_format", "on_device", "faults_on_device")

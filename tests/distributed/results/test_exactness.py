@@ -171,20 +171,13 @@ def comparison(world_size: int, kind: str) -> list[Outcome]:
     return run_outcomes(world_size, compare_with_torchrec, world_size, KINDS[kind], deadline=200)
 
 
-def assert_equal(world_size: int, kind: str, case: str) -> None:
+# One test for both, so that all cases of a comparison come after each other, in one process.
+@pytest.mark.parametrize("bound", [None, *BOUNDS])
+@pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(is_slow, CASES))
+def test_outputs_are_torchrecs_without_a_pipeline_and_in_one_of_every_bound(
+    world_size: int, kind: str, sharding: str, bound: int | None
+) -> None:
+    case = sharding if bound is None else f"{sharding}, bound {bound}"
     for outcome in comparison(world_size, kind):
         assert outcome.error is None, str(outcome)
         assert outcome.value[case] is None, outcome.value[case]
-
-
-@pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(is_slow, CASES))
-def test_synchronous_outputs_are_torchrecs(world_size: int, kind: str, sharding: str) -> None:
-    assert_equal(world_size, kind, sharding)
-
-
-@pytest.mark.parametrize("bound", BOUNDS)
-@pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(is_slow, CASES))
-def test_every_bound_has_the_synchronous_outputs(
-    world_size: int, kind: str, sharding: str, bound: int
-) -> None:
-    assert_equal(world_size, kind, f"{sharding}, bound {bound}")

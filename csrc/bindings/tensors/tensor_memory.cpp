@@ -1,11 +1,11 @@
-#include "bindings/tensor_memory.h"
+#include "bindings/tensors/tensor_memory.h"
 
 #include <pybind11/gil_safe_call_once.h>
 
 #include <string>
 
 #include "bindings/bindings.h"
-#include "bindings/dlpack.h"
+#include "bindings/tensors/dlpack.h"
 
 namespace py = pybind11;
 

@@ -1,0 +1,43 @@
+"""The start of a Criteo file as clicks, to train on and to test on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from torchrec_bls.datasets.criteo import CriteoDataset
+from torchrec_bls.datasets.planted import Clicks
+
+_READ_ROWS = 4096
+
+
+def criteo_clicks(
+    path: Path, train_rows: int, batch_size: int, rows_per_table: Sequence[int]
+) -> tuple[Clicks, Clicks]:
+    """Reads whole batches of training rows, as far as the file has them, and behind them a sixth as
+    many to test on, as the last of the challenge's seven days.
+
+    Args:
+        path: of the file, see CriteoDataset.
+        train_rows: of the training at most.
+        batch_size: that the number of training rows is a multiple of.
+        rows_per_table: of the 26 tables, to which ids are hashed.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a row is not one of Criteo's.
+    """
+    wanted = -(-train_rows * 7 // 6)
+    dataset = CriteoDataset(path, rows_per_table=rows_per_table, batch_size=_READ_ROWS)
+    batches = list(islice(dataset, -(-wanted // _READ_ROWS)))
+    tables = len(rows_per_table)
+    dense = torch.cat([batch.dense_features for batch in batches])
+    ids = torch.cat([batch.sparse_features.values().view(tables, -1).T for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches]).float()
+    clicks = Clicks(dense.numpy(), ids.numpy(), labels.numpy()).rows(0, wanted)
+    train = min(train_rows, len(clicks) * 6 // 7)
+    train -= train % batch_size
+    return clicks.rows(0, train), clicks.rows(train, len(clicks))

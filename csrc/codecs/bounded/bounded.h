@@ -24,7 +24,7 @@ struct RowGroups {
 /// prefix code.
 namespace bounded {
 
-/// Throws std::invalid_argument unless 2^-126 <= bound <= 2^125.
+/// Throws std::invalid_argument unless 2^-126 <= bound <= 2^110.
 void check_bound(float bound);
 
 /// The least that `encode` writes for so many rows that travel.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -19,45 +20,8 @@ constexpr size_t kBeyond = 16;
 struct DecoderScratch {
   Scratch<int8_t> kinds, codes;
   Scratch<int16_t> wide_codes;
-  Scratch<uint32_t> sources, sources_of_rows, escaped;
+  Scratch<uint32_t> sources, sources_of_rows;
 };
-
-/// Where the rows that travelled come from.
-struct Sources {
-  uint32_t* of;       ///< rows of codes, of which the first one is 0 and new ones follow
-  uint32_t* escaped;  ///< of an escaped row, which one of these it is
-  const int8_t* kinds;
-  size_t new_count = 0;
-  size_t escaped_count = 0;
-};
-
-const std::byte* read_sources(const std::byte* in, const std::byte* end, size_t count,
-                              Sources& sources) {
-  BitReader reader(in, end);
-  for (size_t row = 0; row < count; ++row) {
-    const int kind = sources.kinds[row];
-    if (kind == kNewRow) {
-      sources.of[row] = static_cast<uint32_t>(++sources.new_count);
-    } else if (kind >= kEarlierRow) {
-      const int bits = kind - kEarlierRow;
-      if (bits > 32) refuse("have a row of an unknown kind");
-      uint32_t number = 0;
-      if (bits > 0) number = 1u << (bits - 1) | reader.take(bits - 1);
-      if (number >= sources.new_count) refuse("have a row that equals one that is not there");
-      sources.of[row] = number + 1;
-    } else if (kind == kZeroRow) {
-      sources.of[row] = 0;
-    } else if (kind == kEscapedRow) {
-      sources.of[row] = 0;
-      sources.escaped[row] = static_cast<uint32_t>(sources.escaped_count++);
-    } else {
-      refuse("have a row of an unknown kind");
-    }
-  }
-  in = reader.finish();
-  if (in == nullptr) refuse("end within the numbers of rows, or with bits that must be 0");
-  return in;
-}
 
 const std::byte* join_low_bits(const std::byte* in, const std::byte* end, const int8_t* high,
                                size_t count, int low_bits, int16_t* codes) {
@@ -101,13 +65,18 @@ void copy_rows(const std::byte* in, const std::byte* end, const Matrix<float>& r
   }
 }
 
-void copy_escaped(const std::byte* in, const Sources& sources, const Matrix<float>& rows,
+void copy_escaped(const std::byte* in, const RowSources& found, const Matrix<float>& rows,
                   const RowGroups& groups) {
   const size_t row_bytes = rows.columns * sizeof(float);
+  uint32_t* const numbers = found.sources;  // whose use is over
+  uint32_t next = 0;
+  for (size_t index = 0; index < found.count; ++index) {
+    if (found.kinds[index] == kEscapedRow) numbers[index] = next++;
+  }
   for (size_t row = 0; row < rows.rows; ++row) {
     const size_t index = groups.known() ? groups.of_row[row] : row;
-    if (sources.kinds[index] != kEscapedRow) continue;
-    std::memcpy(rows.row(row), in + sources.escaped[index] * row_bytes, row_bytes);
+    if (found.kinds[index] != kEscapedRow) continue;
+    std::memcpy(rows.row(row), in + numbers[index] * row_bytes, row_bytes);
   }
 }
 
@@ -131,14 +100,15 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
 
   int8_t* const kinds = scratch.kinds.of(count + kBeyond);
   in = read_symbols(in, end, kinds, count);
-  Sources sources{scratch.sources.of(count), scratch.escaped.of(count), kinds};
-  in = read_sources(in, end, count, sources);
+  RowSources found{kinds, count, scratch.sources.of(count), 0, 0};
+  in = kernels().read_sources(in, end, found);
+  if (in == nullptr) refuse("say something impossible of which rows are equal");
 
-  const size_t values = sources.new_count * columns;
+  const size_t values = found.new_count * columns;
   int8_t* const codes = scratch.codes.of(columns + values + kBeyond);
   std::memset(codes, 0, columns);
   in = read_symbols(in, end, codes + columns, values);
-  const uint32_t* const of_rows = for_rows(sources.of, groups, scratch.sources_of_rows);
+  const uint32_t* const of_rows = for_rows(found.sources, groups, scratch.sources_of_rows);
   const int16_t* wide = nullptr;
   if (low_bits > 0) {
     int16_t* const joined = scratch.wide_codes.of(columns + values);
@@ -146,7 +116,7 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
     in = join_low_bits(in, end, codes + columns, values, low_bits, joined + columns);
     wide = joined;
   }
-  if (static_cast<size_t>(end - in) != sources.escaped_count * columns * sizeof(float)) {
+  if (static_cast<size_t>(end - in) != found.escaped_count * columns * sizeof(float)) {
     refuse("do not end with the values of their escaped rows");
   }
   if (low_bits > 0) {
@@ -154,7 +124,7 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
   } else {
     kernels().dequantize8(codes, of_rows, grid_of(bound, 8).scale, rows);
   }
-  if (sources.escaped_count > 0) copy_escaped(in, sources, rows, groups);
+  if (found.escaped_count > 0) copy_escaped(in, found, rows, groups);
 }
 
 }  // namespace bls::bounded

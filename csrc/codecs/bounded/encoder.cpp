@@ -21,28 +21,10 @@ constexpr size_t kLeastColumnsSearched = 8;
 constexpr size_t kEscapedOfRows = 64;
 
 struct EncoderScratch {
-  Scratch<uint32_t> chosen, new_rows;
-  Scratch<RowKey> keys;
-  Scratch<int8_t> codes, kinds;
+  Scratch<uint32_t> chosen, earlier, slots;
+  Scratch<int8_t> kinds, codes;
   Scratch<int16_t> wide_codes;
-  Scratch<uint64_t> slots;
   Scratch<std::byte> out;
-};
-
-/// The rows that travel, quantized.
-struct Quantized {
-  Matrix<const float> rows;
-  const uint32_t* chosen;
-  size_t count;
-  int low_bits = 0;
-  RowSearch found{};
-
-  const float* row(size_t index) const {
-    return rows.row(chosen != nullptr ? chosen[index] : index);
-  }
-  size_t escaped() const {
-    return static_cast<size_t>(std::count(found.keys, found.keys + count, kEscapedKey));
-  }
 };
 
 const uint32_t* first_rows(const RowGroups& groups, size_t rows, Scratch<uint32_t>& scratch) {
@@ -61,53 +43,65 @@ const uint32_t* first_rows(const RowGroups& groups, size_t rows, Scratch<uint32_
   return first;
 }
 
-/// Codes of eight bits, or of 16 where too many rows have values that eight bits have no code for.
-void quantize(float bound, Quantized& rows, EncoderScratch& scratch) {
-  RowKey* const keys = scratch.keys.of(rows.count);
-  const size_t values = rows.count * rows.rows.columns;
-  int8_t* const codes = scratch.codes.of(values);
-  kernels().quantize8(rows.rows, rows.chosen, rows.count, grid_of(bound, 8), codes, keys);
-  rows.found.keys = keys;
-  rows.found.codes = reinterpret_cast<std::byte*>(codes);
-  rows.found.row_bytes = rows.rows.columns;
-  const size_t escaped = rows.escaped();
-  if (escaped <= rows.count / kEscapedOfRows) return;
-  int16_t* const wide = scratch.wide_codes.of(values);
-  kernels().quantize16(rows.rows, rows.chosen, rows.count, grid_of(bound, 16), wide, keys);
-  rows.found.codes = reinterpret_cast<std::byte*>(wide);
-  rows.found.row_bytes = rows.rows.columns * sizeof *wide;
-  rows.low_bits = 1;  // at least
-  if (escaped - rows.escaped() > rows.count / kEscapedOfRows) return;
-  // Those rows are escaped either way.
-  kernels().quantize8(rows.rows, rows.chosen, rows.count, grid_of(bound, 8), codes, keys);
-  rows.found.codes = reinterpret_cast<std::byte*>(codes);
-  rows.found.row_bytes = rows.rows.columns;
-  rows.low_bits = 0;
+/// The rows that travel, and the codes of the new ones: of eight bits, or of 16.
+struct Quantized {
+  RowSearch found;
+  const int8_t* codes;
+  const int16_t* wide_codes = nullptr;
+
+  const float* row(size_t index) const {
+    return found.rows.row(found.chosen != nullptr ? found.chosen[index] : index);
+  }
+};
+
+void clear_slots(RowSearch& search, Scratch<uint32_t>& scratch) {
+  const size_t slots = std::bit_ceil(2 * search.count);
+  search.slots = scratch.of(slots);
+  search.slot_mask = slots - 1;
+  std::fill_n(search.slots, slots, 0);
 }
 
-void find_rows(Quantized& rows, bool search, EncoderScratch& scratch) {
-  RowSearch& found = rows.found;
-  found.count = rows.count;
-  found.kinds = scratch.kinds.of(rows.count);
-  found.new_rows = scratch.new_rows.of(rows.count);
-  if (search) {
-    const size_t slots = std::bit_ceil(2 * rows.count);
-    found.slots = scratch.slots.of(slots);
-    found.slot_mask = slots - 1;
-    std::fill_n(found.slots, slots, 0);
-  }
-  kernels().find_rows(found);
+void quantize8(float bound, bool search, Quantized& rows, EncoderScratch& scratch) {
+  if (search) clear_slots(rows.found, scratch.slots);
+  rows.found.grid = grid_of(bound, 8);
+  int8_t* const codes = scratch.codes.of(rows.found.count * rows.found.rows.columns);
+  kernels().find_rows8(rows.found, codes);
+  rows.codes = codes;
 }
 
-/// Which row each of those is that equal an earlier one, without the highest bit, which its kind
-/// says.
-std::byte* write_numbers(const RowSearch& found, std::byte* out) {
-  BitWriter writer(out);
-  for (size_t i = 0; i < found.earlier_count; ++i) {
-    const int bits = std::bit_width(found.new_rows[i]);
-    if (bits > 1) writer.put(found.new_rows[i] - (1u << (bits - 1)), bits - 1);
-  }
-  return writer.finish();
+void quantize16(float bound, bool search, Quantized& rows, EncoderScratch& scratch) {
+  if (search) clear_slots(rows.found, scratch.slots);
+  rows.found.grid = grid_of(bound, 16);
+  int16_t* const codes = scratch.wide_codes.of(rows.found.count * rows.found.rows.columns);
+  kernels().find_rows16(rows.found, codes);
+  rows.wide_codes = codes;
+}
+
+/// Takes 16 bits where too many rows have values that eight have no code for.
+Quantized quantize(float bound, const Matrix<const float>& rows, const uint32_t* chosen,
+                   size_t count, EncoderScratch& scratch) {
+  Quantized quantized{{rows,
+                       chosen,
+                       count,
+                       {},
+                       scratch.kinds.of(count),
+                       scratch.earlier.of(count),
+                       nullptr,
+                       0,
+                       0,
+                       0,
+                       0},
+                      nullptr};
+  const bool search = chosen == nullptr && rows.columns >= kLeastColumnsSearched;
+  quantize8(bound, search, quantized, scratch);
+  const size_t escaped = quantized.found.escaped_count, most = count / kEscapedOfRows;
+  if (escaped <= most) return quantized;
+  quantize16(bound, search, quantized, scratch);
+  if (escaped - quantized.found.escaped_count > most) return quantized;
+  // These rows are escaped either way.
+  quantized.wide_codes = nullptr;
+  quantize8(bound, search, quantized, scratch);
+  return quantized;
 }
 
 /// Splits codes of 16 bits: what is above the low bits, and those.
@@ -129,8 +123,8 @@ std::byte* write_low_bits(const int16_t* codes, size_t count, int low_bits, std:
 }
 
 std::byte* write_escaped(const Quantized& rows, std::byte* out) {
-  const size_t row_bytes = rows.rows.columns * sizeof(float);
-  for (size_t i = 0; i < rows.count; ++i) {
+  const size_t row_bytes = rows.found.rows.columns * sizeof(float);
+  for (size_t i = 0; i < rows.found.count; ++i) {
     if (rows.found.kinds[i] != kEscapedRow) continue;
     std::memcpy(out, rows.row(i), row_bytes);
     out += row_bytes;
@@ -138,29 +132,30 @@ std::byte* write_escaped(const Quantized& rows, std::byte* out) {
   return out;
 }
 
-std::byte* write(Quantized& rows, EncoderScratch& scratch, std::byte* out) {
+std::byte* write(const Quantized& rows, EncoderScratch& scratch, std::byte* out) {
   const RowSearch& found = rows.found;
-  const size_t values = found.new_count * rows.rows.columns;
-  const auto* symbols = reinterpret_cast<const int8_t*>(found.codes);
-  const auto* wide = reinterpret_cast<const int16_t*>(found.codes);
-  if (rows.low_bits > 0) {
+  const size_t values = found.new_count * found.rows.columns;
+  const int8_t* symbols = rows.codes;
+  int low_bits = 0;
+  if (rows.wide_codes != nullptr) {
     int8_t* const high = scratch.codes.of(values);
-    rows.low_bits = split(wide, values, high);
+    low_bits = split(rows.wide_codes, values, high);
     symbols = high;
   }
-  *out++ = static_cast<std::byte>(rows.low_bits);
-  out = write_symbols(found.kinds, rows.count, out);
-  out = write_numbers(found, out);
+  *out++ = static_cast<std::byte>(low_bits);
+  out = write_symbols(found.kinds, found.count, out);
+  out = kernels().write_numbers(found.earlier, found.earlier_count, out);
   out = write_symbols(symbols, values, out);
-  if (rows.low_bits > 0) out = write_low_bits(wide, values, rows.low_bits, out);
+  if (low_bits > 0) out = write_low_bits(rows.wide_codes, values, low_bits, out);
   return write_escaped(rows, out);
 }
 
 std::byte* write_as_they_are(const Quantized& rows, std::byte* out) {
-  const size_t row_bytes = rows.rows.columns * sizeof(float);
+  const size_t row_bytes = rows.found.rows.columns * sizeof(float);
   *out++ = static_cast<std::byte>(kAsTheyAre);
-  for (size_t i = 0; i < rows.count; ++i, out += row_bytes)
+  for (size_t i = 0; i < rows.found.count; ++i, out += row_bytes) {
     std::memcpy(out, rows.row(i), row_bytes);
+  }
   return out;
 }
 
@@ -177,15 +172,12 @@ size_t encode(float bound, const Matrix<const float>& rows, const RowGroups& gro
   static thread_local EncoderScratch scratch;
   check_bound(bound);
   const uint32_t* const chosen = first_rows(groups, rows.rows, scratch.chosen);
-  Quantized travelling{rows, chosen, groups.travelling(rows.rows)};
-  const size_t most = max_bytes(travelling.count, rows.columns);
+  const size_t count = groups.travelling(rows.rows), most = max_bytes(count, rows.columns);
   if (most == 0) return 0;
-  quantize(bound, travelling, scratch);
-  const bool search = !groups.known() && rows.columns >= kLeastColumnsSearched;
-  find_rows(travelling, search, scratch);
-  std::byte* const begin = scratch.out.of(room_for(travelling.count, rows.columns));
-  const std::byte* end = write(travelling, scratch, begin);
-  if (static_cast<size_t>(end - begin) >= most) end = write_as_they_are(travelling, begin);
+  const Quantized quantized = quantize(bound, rows, chosen, count, scratch);
+  std::byte* const begin = scratch.out.of(room_for(count, rows.columns));
+  const std::byte* end = write(quantized, scratch, begin);
+  if (static_cast<size_t>(end - begin) >= most) end = write_as_they_are(quantized, begin);
   const auto bytes = static_cast<size_t>(end - begin);
   if (bytes <= out.size()) std::memcpy(out.data(), begin, bytes);
   return bytes;

@@ -8,11 +8,6 @@
 
 namespace bls::bounded {
 
-/// What quantizing finds out about a row: that all its codes are 0, that it has to be escaped, or
-/// else a hash of its codes.
-using RowKey = uint32_t;
-constexpr RowKey kZeroKey = 0, kEscapedKey = 1, kFirstHash = 2;
-
 /// What travels in place of a row.
 enum RowKind : int8_t {
   kEscapedRow = -2,  ///< its values as they are
@@ -21,18 +16,29 @@ enum RowKind : int8_t {
   kEarlierRow = 1,   ///< which new row it equals; plus the bits of that number, from 0 on
 };
 
-/// What `find_rows` makes of the codes of `count` rows of `row_bytes` each.
+/// Which rows travel, and what is found out about them.
 struct RowSearch {
-  std::byte* codes;  ///< in the end the new rows alone, behind each other
-  size_t row_bytes;
+  Matrix<const float> rows;
+  const uint32_t* chosen;  ///< the rows that travel, or null for all
   size_t count;
-  const RowKey* keys;
-  uint64_t* slots;  ///< a hash table, zeroed; null if equal rows are not looked for
+  Grid grid;
+  int8_t* kinds;      ///< of each row
+  uint32_t* earlier;  ///< which new row each kEarlierRow equals, in their order
+  uint32_t* slots;    ///< a hash table, zeroed; null if equal rows are not looked for
   size_t slot_mask;
-  int8_t* kinds;       ///< of each row
-  uint32_t* new_rows;  ///< number of the new row that each kEarlierRow equals, in their order
-  size_t new_count;    ///< found
+  size_t new_count;  ///< found
   size_t earlier_count;
+  size_t escaped_count;
+};
+
+/// Where rows that travelled come from.
+struct RowSources {
+  const int8_t* kinds;  ///< of each row
+  size_t count;
+  /// The number of its codes, where those of zero and escaped rows have 0 and new rows follow.
+  uint32_t* sources;
+  size_t new_count;  ///< found
+  size_t escaped_count;
 };
 
 /// How symbols are encoded: each one's code in the highest bits, and its length.
@@ -57,13 +63,16 @@ struct Streams {
 
 /// What takes the time of error-bounded rows, compiled for one instruction set.
 struct Kernels {
-  /// Codes of rows, behind each other, and their keys. Row i is row `chosen[i]` where some are
-  /// chosen. The codes of escaped rows have no meaning. `columns` are not 0.
-  void (*quantize8)(const Matrix<const float>& rows, const uint32_t* chosen, size_t count,
-                    const Grid& grid, int8_t* codes, RowKey* keys);
-  void (*quantize16)(const Matrix<const float>& rows, const uint32_t* chosen, size_t count,
-                     const Grid& grid, int16_t* codes, RowKey* keys);
-  void (*find_rows)(RowSearch& search);
+  /// Writes the codes of new rows, behind each other, and may write as many as there are rows in
+  /// all. There are columns.
+  void (*find_rows8)(RowSearch& search, int8_t* codes);
+  void (*find_rows16)(RowSearch& search, int16_t* codes);
+  /// Writes numbers of at most 32 bits without the highest bit that is set, which their kinds say.
+  /// Returns the end; writes up to eight bytes beyond.
+  std::byte* (*write_numbers)(const uint32_t* numbers, size_t count, std::byte* out);
+  /// Reads these. Returns the end, or null where there is no such kind or new row, the bytes end
+  /// within the numbers, or bits behind them are not 0.
+  const std::byte* (*read_sources)(const std::byte* in, const std::byte* end, RowSources& found);
   /// How often each symbol occurs, by its place.
   void (*count_symbols)(const int8_t* symbols, size_t count, uint32_t* counts);
   /// Returns the end of the stream; writes up to eight bytes beyond.

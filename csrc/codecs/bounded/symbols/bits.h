@@ -20,6 +20,11 @@ BLS_INLINE uint64_t load_bits(const std::byte* from) {
   return __builtin_bswap64(bits);
 }
 
+BLS_INLINE void store_bits(uint64_t bits, std::byte* to) {
+  bits = __builtin_bswap64(bits);
+  std::memcpy(to, &bits, sizeof bits);
+}
+
 /// Writes bits behind each other, the highest of each number and of each byte first.
 class BitWriter {
  public:
@@ -58,6 +63,13 @@ class BitReader {
  public:
   BLS_INLINE BitReader(const std::byte* from, const std::byte* end) : from_(from), end_(end) {}
 
+  /// Bytes from the next bit on.
+  BLS_INLINE size_t bytes_left() const {
+    const auto bytes = static_cast<size_t>(end_ - from_);
+    return used_ / 8 < bytes ? bytes - used_ / 8 : 0;
+  }
+  /// The next 57 bits or more, in the highest places, where eight bytes are left.
+  BLS_INLINE uint64_t peek_surely() const { return load_bits(from_ + used_ / 8) << (used_ % 8); }
   /// The next 32 bits, in the highest places of 64.
   BLS_INLINE uint64_t peek() const {
     const std::byte* const at = from_ + used_ / 8;

@@ -32,6 +32,32 @@ Codec codec_of(uint8_t number) {
 
 /// (codec, address, rows, columns, items from one row to the next)
 using TableTuple = std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t>;
+/// And behind these: (bound, address of the group of each row as uint32 or 0, groups)
+using BoundedTableTuple =
+    std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t, float, uintptr_t, size_t>;
+
+template <typename T>
+FrameTable<T> table(const TableTuple& tuple) {
+  const auto& [codec, address, rows, columns, stride] = tuple;
+  return {codec_of(codec), matrix<T>({address, rows, columns, stride})};
+}
+
+template <typename T>
+FrameTable<T> table(const BoundedTableTuple& tuple) {
+  const auto& [codec, address, rows, columns, stride, bound, of_row, groups] = tuple;
+  FrameTable<T> result{codec_of(codec), matrix<T>({address, rows, columns, stride}), bound};
+  if (of_row != 0) {
+    result.groups = {{reinterpret_cast<const uint32_t*>(of_row), rows}, groups};
+  }
+  return result;
+}
+
+template <typename T>
+std::vector<FrameTable<T>> tables(const std::vector<BoundedTableTuple>& tuples) {
+  std::vector<FrameTable<T>> result;
+  for (const auto& tuple : tuples) result.push_back(table<T>(tuple));
+  return result;
+}
 
 /// The tables of all frames, and which are whose.
 template <typename T>
@@ -43,9 +69,7 @@ class FrameList {
     tables_.reserve(count);  // spans point into it
     for (const auto& frame : frames) {
       const size_t first = tables_.size();
-      for (const auto& [codec, address, rows, columns, stride] : frame) {
-        tables_.push_back({codec_of(codec), matrix<T>({address, rows, columns, stride})});
-      }
+      for (const auto& tuple : frame) tables_.push_back(table<T>(tuple));
       spans_.emplace_back(tables_.data() + first, frame.size());
     }
   }
@@ -84,6 +108,18 @@ void bind_codecs(py::module_& module) {
     const FrameList<const float> list({tables});
     return usual_frame_bytes(list.frames()[0]);
   });
+  module.def("encode_frame",
+             [](const std::vector<BoundedTableTuple>& tuples, uintptr_t out, size_t room) {
+               const auto frame = tables<const float>(tuples);
+               const py::gil_scoped_release release;
+               return encode_frame(frame, {pointer(out), room});
+             });
+  module.def("decode_frame",
+             [](uintptr_t in, size_t bytes, const std::vector<BoundedTableTuple>& tuples) {
+               const auto frame = tables<float>(tuples);
+               const py::gil_scoped_release release;
+               decode_frame({pointer(in), bytes}, frame);
+             });
   module.def("post_frames",
              [](Channel& channel, const std::vector<std::vector<TableTuple>>& frames) {
                const FrameList<const float> list(frames);

@@ -1,6 +1,7 @@
 #include "codecs/codec.h"
 
 #include <cstring>
+#include <stdexcept>
 #include <string>
 
 #include "codecs/kernels/kernels.h"
@@ -19,6 +20,9 @@ int code_bits(Codec codec) {
       return 4;
     case Codec::kUint2:
       return 2;
+    case Codec::kErrorBounded:
+      throw std::invalid_argument(
+          "error-bounded rows need a bound, which only a frame's table has");
     default:
       return 0;
   }

@@ -16,9 +16,12 @@ enum class Codec : uint8_t {
   kUint8 = 3,     ///< by row, see rowwise.h
   kUint4 = 4,
   kUint2 = 5,
+  kErrorBounded = 6,  ///< see bounded/bounded.h; needs a bound, which the functions below lack
 };
 
-constexpr uint8_t kCodecs = 6;
+constexpr uint8_t kCodecs = 7;
+
+// These functions throw std::invalid_argument for kErrorBounded.
 
 /// What `encode` writes for rows that are finite, and not of a range beyond all reason. It never
 /// writes less.

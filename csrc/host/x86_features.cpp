@@ -7,10 +7,10 @@
 namespace bls {
 namespace {
 
-constexpr unsigned kOsxsave = 1u << 27, kFma = 1u << 12;      // leaf 1, ecx
-constexpr unsigned kAvx2 = 1u << 5;                           // leaf 7, ebx
-constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 3u << 30;  // F, DQ, BW, VL
-constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;                  // XCR0
+constexpr unsigned kOsxsave = 1u << 27, kFma = 1u << 12;  // leaf 1, ecx
+constexpr unsigned kAvx2 = 1u << 5 | 1u << 3 | 1u << 8;   // leaf 7, ebx: with BMI1 and BMI2
+constexpr unsigned kAvx512 = kAvx2 | 1u << 16 | 1u << 17 | 3u << 30;  // F, DQ, BW, VL
+constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;                          // XCR0
 
 uint64_t saved_registers() {
   uint32_t low, high;

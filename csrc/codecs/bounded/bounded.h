@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "codecs/matrix.h"
+
+namespace bls {
+
+/// Which rows of a table both ends know to be equal, from their ids for instance. One row of each
+/// group travels. Where nothing is known each row travels for itself.
+struct RowGroups {
+  std::span<const uint32_t> of_row{};  ///< numbered in the order in which groups first appear
+  size_t count = 0;
+
+  bool known() const { return !of_row.empty(); }
+  size_t travelling(size_t rows) const { return known() ? count : rows; }
+};
+
+/// Error-bounded rows (Dual-Level Adaptive Lossy Compression, section III-D): |x - x'| <= bound for
+/// every value, after docs/wire-format.md. Rows that hold NaN, an infinity or a value too large for
+/// the grid travel as they are, bit for bit. Equal rows travel once, and what is left of them as a
+/// prefix code.
+namespace bounded {
+
+/// Throws std::invalid_argument unless 2^-126 <= bound <= 2^110.
+void check_bound(float bound);
+
+/// The least that `encode` writes for so many rows that travel.
+constexpr size_t min_bytes(size_t rows, size_t columns) { return rows * columns == 0 ? 0 : 3; }
+
+/// The most that `encode` writes for so many rows that travel.
+constexpr size_t max_bytes(size_t rows, size_t columns) {
+  return rows * columns == 0 ? 0 : 1 + rows * columns * sizeof(float);
+}
+
+/// Returns how many bytes the rows take, encoded, and writes them to `out` if it has so many.
+///
+/// Throws std::invalid_argument for a bound or groups that are none. Rows of one group are not
+/// compared: the first one stands for all.
+size_t encode(float bound, const Matrix<const float>& rows, const RowGroups& groups,
+              std::span<std::byte> out);
+
+/// Reads what `encode` wrote for the same bound, shape and groups.
+///
+/// Throws ChannelError (kProtocol) if `in` cannot be that; some rows may be written then.
+void decode(float bound, std::span<const std::byte> in, const Matrix<float>& rows,
+            const RowGroups& groups);
+
+}  // namespace bounded
+}  // namespace bls

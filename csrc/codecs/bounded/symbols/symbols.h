@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codecs/bounded/symbols/prefix_code.h"
+
+/// Signed bytes by a prefix code that their counts choose (docs/wire-format.md): what the code is,
+/// then one stream of codes, or four of a quarter each, which a processor decodes at once.
+namespace bls::bounded {
+
+/// From so many symbols on there are four streams.
+constexpr size_t kFourStreams = 1024;
+
+/// How a code is described. Standard codes are the numbers from kStandard on.
+enum CodeKind : uint8_t {
+  kFixedWidth = 0,  ///< and the bits, up to 8; with 0 bits all symbols are the first one
+  kLengthsFollow = 9,
+  kStandard = 16,
+};
+
+/// The length by which the description of a code says that a symbol has none.
+constexpr int kAbsent = kLongestCode + 1;
+
+/// The most that `write_symbols` writes, with what it may write beyond.
+constexpr size_t room_for_symbols(size_t count) { return count * kLongestCode / 8 + 512; }
+
+/// Returns the end of what it wrote.
+std::byte* write_symbols(const int8_t* symbols, size_t count, std::byte* out);
+
+/// Returns the end of what it read. May write up to eight symbols more than `count`.
+///
+/// Throws ChannelError (kProtocol) if `in` does not begin with so many symbols.
+const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t* symbols,
+                              size_t count);
+
+}  // namespace bls::bounded

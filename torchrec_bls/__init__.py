@@ -20,6 +20,7 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
+    from torchrec_bls.codecs.error_bound import Decay, ErrorBound
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
@@ -40,6 +41,8 @@ __all__ = [
     "BoundedLagPipeline",
     "ChannelStats",
     "CodecConfig",
+    "Decay",
+    "ErrorBound",
     "VerbsConfig",
     "bounded_lag_channels",
     "bounded_lag_modules",
@@ -51,6 +54,8 @@ _FOR_TORCHREC = {
     "BLSEmbeddingCollectionSharder": "distributed.sharded_ec",
     "BoundedLagPipeline": "pipeline",
     "CodecConfig": "distributed.codec_config",
+    "Decay": "codecs.error_bound",
+    "ErrorBound": "codecs.error_bound",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
 }

@@ -30,32 +30,18 @@ Codec codec_of(uint8_t number) {
   return static_cast<Codec>(number);
 }
 
-/// (codec, address, rows, columns, items from one row to the next)
-using TableTuple = std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t>;
-/// And behind these: (bound, address of the group of each row as uint32 or 0, groups)
-using BoundedTableTuple =
+/// (codec, address, rows, columns, items from one row to the next, error bound or 0, address of the
+/// group of each row as uint32 or 0, groups)
+using TableTuple =
     std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t, float, uintptr_t, size_t>;
 
 template <typename T>
 FrameTable<T> table(const TableTuple& tuple) {
-  const auto& [codec, address, rows, columns, stride] = tuple;
-  return {codec_of(codec), matrix<T>({address, rows, columns, stride})};
-}
-
-template <typename T>
-FrameTable<T> table(const BoundedTableTuple& tuple) {
   const auto& [codec, address, rows, columns, stride, bound, of_row, groups] = tuple;
   FrameTable<T> result{codec_of(codec), matrix<T>({address, rows, columns, stride}), bound};
   if (of_row != 0) {
     result.groups = {{reinterpret_cast<const uint32_t*>(of_row), rows}, groups};
   }
-  return result;
-}
-
-template <typename T>
-std::vector<FrameTable<T>> tables(const std::vector<BoundedTableTuple>& tuples) {
-  std::vector<FrameTable<T>> result;
-  for (const auto& tuple : tuples) result.push_back(table<T>(tuple));
   return result;
 }
 
@@ -84,6 +70,7 @@ class FrameList {
 
 void bind_codecs(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
+  module.attr("ERROR_BOUNDED") = static_cast<int>(Codec::kErrorBounded);
   module.def("usual_encoded_bytes", [](uint8_t codec, size_t rows, size_t columns) {
     return usual_bytes(codec_of(codec), rows, columns);
   });
@@ -108,18 +95,16 @@ void bind_codecs(py::module_& module) {
     const FrameList<const float> list({tables});
     return usual_frame_bytes(list.frames()[0]);
   });
-  module.def("encode_frame",
-             [](const std::vector<BoundedTableTuple>& tuples, uintptr_t out, size_t room) {
-               const auto frame = tables<const float>(tuples);
-               const py::gil_scoped_release release;
-               return encode_frame(frame, {pointer(out), room});
-             });
-  module.def("decode_frame",
-             [](uintptr_t in, size_t bytes, const std::vector<BoundedTableTuple>& tuples) {
-               const auto frame = tables<float>(tuples);
-               const py::gil_scoped_release release;
-               decode_frame({pointer(in), bytes}, frame);
-             });
+  module.def("encode_frame", [](const std::vector<TableTuple>& tables, uintptr_t out, size_t room) {
+    const FrameList<const float> list({tables});
+    const py::gil_scoped_release release;
+    return encode_frame(list.frames()[0], {pointer(out), room});
+  });
+  module.def("decode_frame", [](uintptr_t in, size_t bytes, const std::vector<TableTuple>& tables) {
+    const FrameList<float> list({tables});
+    const py::gil_scoped_release release;
+    decode_frame({pointer(in), bytes}, list.frames()[0]);
+  });
   module.def("post_frames",
              [](Channel& channel, const std::vector<std::vector<TableTuple>>& frames) {
                const FrameList<const float> list(frames);

@@ -112,11 +112,20 @@ void check_bounds(std::span<const std::byte> in, std::span<const FrameTable<floa
 
 }  // namespace
 
-size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables) {
+size_t least_frame_bytes(std::span<const FrameTable<const float>> tables) {
   size_t bytes = head_bytes(tables);
   for (const auto& table : tables) {
     bytes += is_bounded(table) ? bounded::min_bytes(rows_of(table), table.rows.columns)
                                : usual_bytes(table.codec, table.rows.rows, table.rows.columns);
+  }
+  return bytes;
+}
+
+size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables) {
+  size_t bytes = head_bytes(tables);
+  for (const auto& table : tables) {
+    const size_t rows = table.rows.rows, columns = table.rows.columns;
+    bytes += is_bounded(table) ? rows * columns : usual_bytes(table.codec, rows, columns);
   }
   return bytes;
 }

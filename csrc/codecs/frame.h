@@ -27,7 +27,10 @@ struct FrameTable {
   RowGroups groups{};  ///< of error-bounded rows
 };
 
-/// The least that `encode_frame` writes, see `usual_bytes`.
+/// The least that `encode_frame` writes.
+size_t least_frame_bytes(std::span<const FrameTable<const float>> tables);
+/// What to keep room for: `usual_bytes`, and a byte for each error-bounded value. Rows of a model
+/// that is not trained yet take next to nothing, and tell nothing of what later ones will take.
 size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables);
 
 /// Returns how many bytes the frame takes, and writes it to `out` if it has so many.

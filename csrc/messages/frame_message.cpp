@@ -37,7 +37,7 @@ void post_frames(Channel& channel, Frames<const float> frames) {
   MessageBuilder builder = MessageBuilder::of_one_part(frames.size(), 1);
   for (size_t rank = 0; rank < frames.size(); ++rank) {
     Block& block = builder.block(rank, 0);
-    block.row_bytes = usual_frame_bytes(frames[rank]);
+    block.row_bytes = least_frame_bytes(frames[rank]);
     block.writer = &writers[rank];
   }
   channel.post(builder.messages());

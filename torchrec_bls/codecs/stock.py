@@ -31,12 +31,17 @@ class RowCodec:
             shards if they are cut by columns.
 
     Raises:
-        ValueError: `row_dim` is not positive.
+        ValueError: `row_dim` is not positive, or the codec's sizes depend on the values.
     """
 
     quantized_dtype = torch.uint8
 
     def __init__(self, codec: Codec, row_dim: int) -> None:
+        if not isinstance(codec, Codec):
+            raise ValueError(
+                f"the codec is {codec!r}, but TorchRec needs the size of a message before it is "
+                "encoded: choose a Codec, or the bounded-lag sharders for an ErrorBound"
+            )
         if row_dim < 1:
             raise ValueError(f"row_dim is {row_dim}, but must be positive")
         self._codec = codec

@@ -1,14 +1,20 @@
 """Which codec the rows of each table travel with: what users choose."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torchrec.modules.embedding_configs import DataType
 
+from torchrec_bls.codecs.error_bound import ErrorBound
 from torchrec_bls.codecs.rows import Codec
+from torchrec_bls.distributed.bounds_file import read_bounds
 
 _NON_FINITE = ("keep", "refuse")
+TableCodec = str | ErrorBound
 
 
 @dataclass(frozen=True)
@@ -16,7 +22,8 @@ class CodecConfig:
     """How the embeddings of tables travel, and the gradients of these.
 
     Codecs are "fp32" (as they are), "fp16", "bf16", "uint8", "uint4" and "uint2", see
-    `torchrec_bls.codecs.rows.Codec`; one for all tables, or one for each by its name.
+    `torchrec_bls.codecs.rows.Codec`, and of embeddings an `ErrorBound`; one for all tables, or one
+    for each by its name.
 
     Attributes:
         forward: of embeddings, at any bound.
@@ -26,30 +33,53 @@ class CodecConfig:
             has them and PoisonedError on the others.
     """
 
-    forward: str | Mapping[str, str] = "fp32"
+    forward: TableCodec | Mapping[str, TableCodec] = "fp32"
     backward: str | Mapping[str, str] = "fp32"
     non_finite: str = "keep"
 
     def __post_init__(self) -> None:
         """Raises ValueError for codecs and policies that do not exist."""
-        for direction, named in (("forward", self.forward), ("backward", self.backward)):
+        directions: tuple[tuple[str, Any], ...] = (
+            ("forward", self.forward),
+            ("backward", self.backward),
+        )
+        for direction, named in directions:
             if isinstance(named, Mapping):
                 for table in named:
                     _codec_of(named, table, direction)
             else:
-                _codec(named, f"the {direction} codec")
+                _codec(named, f"the {direction} codec", direction)
         if self.non_finite not in _NON_FINITE:
             raise ValueError(
                 f"non_finite is {self.non_finite!r}, but must be one of {', '.join(_NON_FINITE)}"
             )
 
-    def forward_of(self, table: str) -> Codec:
+    @classmethod
+    def from_file(cls, path: str | Path) -> CodecConfig:
+        """Returns what a file of bounds by table says, see docs/design/bounded-codec.md.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is no such file, or one of another version.
+        """
+        return cls(**read_bounds(Path(path)))
+
+    @property
+    def decays(self) -> bool:
+        """Whether what travels depends on the iteration of the training."""
+        named = self.forward
+        codecs = named.values() if isinstance(named, Mapping) else [named]
+        return any(isinstance(each, ErrorBound) and each.decay is not None for each in codecs)
+
+    def forward_of(self, table: str) -> Codec | ErrorBound:
         """Returns the codec of the table's embeddings. Raises ValueError if it has none."""
         return _codec_of(self.forward, table, "forward")
 
     def backward_of(self, table: str) -> Codec:
         """Returns the codec of its gradients. Raises ValueError if it has none."""
-        return _codec_of(self.backward, table, "backward")
+        codec = _codec_of(self.backward, table, "backward")
+        assert isinstance(codec, Codec)
+        return codec
 
     def check(self, tables: Iterable[Any]) -> None:
         """Raises ValueError for a table without a codec, or whose rows are not float32.
@@ -66,20 +96,30 @@ class CodecConfig:
                 )
 
 
-def _codec(name: str, what: str) -> Codec:
+def _codec(named: TableCodec, what: str, direction: str) -> Codec | ErrorBound:
+    if isinstance(named, ErrorBound):
+        if direction == "backward":
+            raise ValueError(
+                f"{what} is an ErrorBound, but gradients have no size that a bound could be a "
+                "share of: choose fp16, bf16 or uint8 for them"
+            )
+        return named
     try:
-        return Codec[name.upper()]
+        return Codec[named.upper()]
     except (AttributeError, KeyError):
         names = ", ".join(codec.name.lower() for codec in Codec)
-        raise ValueError(f"{what} is {name!r}, but must be one of {names}") from None
+        more = " or an ErrorBound" if direction == "forward" else ""
+        raise ValueError(f"{what} is {named!r}, but must be one of {names}{more}") from None
 
 
-def _codec_of(named: str | Mapping[str, str], table: str, direction: str) -> Codec:
+def _codec_of(
+    named: TableCodec | Mapping[str, Any], table: str, direction: str
+) -> Codec | ErrorBound:
     if not isinstance(named, Mapping):
-        return _codec(named, f"the {direction} codec")
+        return _codec(named, f"the {direction} codec", direction)
     if table not in named:
         raise ValueError(
             f"table '{table}' has no {direction} codec: name one for every table of the module, or "
             "one for all"
         )
-    return _codec(named[table], f"the {direction} codec of table '{table}'")
+    return _codec(named[table], f"the {direction} codec of table '{table}'", direction)

@@ -123,6 +123,7 @@ class ModuleState:
         routes: how batches go past TorchRec's input dist; None before the first batch, and where
             they can't.
         lookup_tables: rows of the lookups; None before they are first read.
+        iterations: of the training so far, which error bounds may depend on.
     """
 
     exchanges: ModuleExchanges
@@ -131,6 +132,7 @@ class ModuleState:
     note: IdsNote = NO_NOTE
     routes: list[Route] | None = None
     lookup_tables: list[LookupTables] | None = None
+    iterations: int = 0
 
     def forget_plan(self, agreement: Agreement) -> None:
         """Drops what follows from the plan so far; the next batch compares `agreement`."""

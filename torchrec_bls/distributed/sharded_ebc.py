@@ -39,6 +39,7 @@ from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
+from torchrec_bls.distributed.training_iterations import keep_in_checkpoints
 
 # Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
 _BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
@@ -110,6 +111,8 @@ class BLSEmbeddingBagCollection(
             module.is_weighted(),
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
+        if config.codecs is not None and config.codecs.decays:
+            keep_in_checkpoints(self)
         load_initial_weights(self, module)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
@@ -138,7 +141,7 @@ class BLSEmbeddingBagCollection(
             else:
                 plan = plan_codecs(codecs, self._embedding_shardings[index])
                 self._output_dists[index] = CodedPooledOutputDist(
-                    plan, codecs.non_finite, *arguments
+                    plan, codecs.non_finite, lambda: self._bls.iterations, *arguments
                 )
 
     def _plan_routes(self, keys: list[str]) -> list[Route] | None:

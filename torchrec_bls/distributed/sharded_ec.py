@@ -31,6 +31,7 @@ from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutput
 from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
+from torchrec_bls.distributed.training_iterations import keep_in_checkpoints
 
 _NO_DEDUP = (
     "ids can't be deduplicated (use_index_dedup): FBGEMM does that on GPUs alone, its "
@@ -56,6 +57,8 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             config, sharding_group(env), module_fqn, module.embedding_configs(), params, False
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
+        if config.codecs is not None and config.codecs.decays:
+            keep_in_checkpoints(self)
         if module.device.type == "meta":
             load_initial_weights(self, module)  # otherwise TorchRec has done so
 
@@ -76,7 +79,10 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                 SequenceOutputDist(*arguments)
                 if codecs is None
                 else CodedSequenceOutputDist(
-                    plan_codecs(codecs, sharding), codecs.non_finite, *arguments
+                    plan_codecs(codecs, sharding),
+                    codecs.non_finite,
+                    lambda: self._bls.iterations,
+                    *arguments,
                 )
             )
 

@@ -191,6 +191,8 @@ class BoundedLagModule(OwnInputDist):
         """Looks up and posts the embeddings; see TorchRec."""
         with self._all_or_none("lookup"):
             embeddings = self._look_up(ctx, input)
+        if torch.is_grad_enabled() and self.training:  # type: ignore[attr-defined]
+            self._bls.iterations += 1
         refusal = getattr(ctx, "bls_refusal", None)
         if refusal is None:
             return embeddings

@@ -46,10 +46,17 @@ def round_lookups(model: DistributedModelParallel, kind: models.Kind) -> None:
             for table in kernel.config.embedding_tables
             for _ in table.feature_names
         ]
-        lookup.register_forward_hook(rounding(kind, shards))
+        lookup.register_forward_hook(rounding_by(expected_of, kind, shards))
 
 
-def rounding(kind: models.Kind, shards: list[tuple[str, int]]) -> Callable[..., torch.Tensor]:
+def rounding_by(
+    arriving_of: Callable[[torch.Tensor, Any], torch.Tensor],
+    kind: models.Kind,
+    shards: list[tuple[Any, int]],
+) -> Callable[..., torch.Tensor]:
+    """Returns a hook for a lookup of features with so many columns each, and what to give
+    `arriving_of` behind their rows."""
+
     def rounded(_: Any, inputs: tuple[Any], rows: torch.Tensor) -> torch.Tensor:
         if not shards:
             return rows
@@ -57,9 +64,7 @@ def rounding(kind: models.Kind, shards: list[tuple[str, int]]) -> Callable[..., 
             parts = rows.view(-1, shards[0][1]).split(inputs[0].length_per_key())
         else:
             parts = rows.split([columns for _, columns in shards], dim=1)
-        arriving = [
-            expected_of(part, codec) for part, (codec, _) in zip(parts, shards, strict=True)
-        ]
+        arriving = [arriving_of(part, how) for part, (how, _) in zip(parts, shards, strict=True)]
         return torch.cat(arriving).view(-1) if kind.name == "ec" else torch.cat(arriving, dim=1)
 
     return rounded

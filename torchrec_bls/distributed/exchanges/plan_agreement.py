@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torchrec.distributed.types import ParameterSharding
 
+from torchrec_bls.codecs.error_bound import ErrorBound
+from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import RendezvousError
@@ -101,7 +103,11 @@ def terms_of(
         )
         if config.codecs is not None:
             terms[f"codecs of table {number}"] = (
-                f"{config.codecs.forward_of(table.name).name} for embeddings, "
-                f"{config.codecs.backward_of(table.name).name} for gradients"
+                f"{_named(config.codecs.forward_of(table.name))} for embeddings, "
+                f"{_named(config.codecs.backward_of(table.name))} for gradients"
             )
     return terms
+
+
+def _named(codec: Codec | ErrorBound) -> str:
+    return codec.name if isinstance(codec, Codec) else repr(codec)

@@ -16,10 +16,15 @@ from torchrec_bls.distributed.outputs.output_dist import OutputDist, Request, or
 from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.pooled_output_dist import PooledOutputDist
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
-from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, CodedFeature
+from torchrec_bls.distributed.outputs.table_codecs import (
+    CodecPlan,
+    CodedFeature,
+    EncodedFeature,
+    in_force,
+)
 
-# The tables of a frame: codec, address, rows, columns, and columns from one row to the next.
-Frame = list[tuple[int, int, int, int, int]]
+# The tables of a frame.
+Frame = list[_native.Table]
 
 _ITEM = torch.float32.itemsize
 
@@ -30,13 +35,37 @@ class _Encoding(OutputDist):
     Args:
         codecs: of its sharding.
         non_finite: see CodecConfig.
+        iteration: returns that of the training.
         of_output_dist: arguments of the output dist.
     """
 
-    def __init__(self, codecs: CodecPlan, non_finite: str, *of_output_dist: Any) -> None:
+    def __init__(
+        self, codecs: CodecPlan, non_finite: str, iteration: Callable[[], int], *of_output_dist: Any
+    ) -> None:
         super().__init__(*of_output_dist)
         self._codecs = codecs
         self._non_finite = non_finite
+        self._iteration = iteration
+        self._encoded_at = -1
+        self._of_embeddings: list[list[EncodedFeature]] | None = None
+        self._of_gradients = self._encoded(codecs.backward, 0)
+
+    def _codecs_of_embeddings(self) -> list[list[EncodedFeature]] | None:
+        """Returns those of this iteration, by rank."""
+        iteration = self._iteration() if self._codecs.decays else 0
+        if iteration != self._encoded_at:
+            self._of_embeddings = self._encoded(self._codecs.forward, iteration)
+            self._encoded_at = iteration
+        return self._of_embeddings
+
+    def _encoded(
+        self, planned: list[list[CodedFeature]] | None, iteration: int
+    ) -> list[list[EncodedFeature]] | None:
+        return None if planned is None else in_force(planned, iteration, self._addends())
+
+    def _addends(self) -> list[int]:
+        """Returns by rank of how many ranks rows are added up at their receivers."""
+        return [1] * len(self._codecs.forward or self._codecs.backward or [])
 
 
 class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
@@ -44,7 +73,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
 
     def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
-        codecs = self._codecs.forward
+        codecs = self._codecs_of_embeddings()
         if codecs is None:
             return super().post(request, rows)
         layout = request.layout
@@ -61,7 +90,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
 
     def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
-        codecs = self._codecs.backward
+        codecs = self._of_gradients
         if codecs is None:
             return super().post_gradient(request, gradient)
         layout = request.layout
@@ -81,30 +110,30 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         return _post(target, self._non_finite, by_rank, frames, collect)
 
     def _looked_up(
-        self, codecs: list[list[CodedFeature]], rows: torch.Tensor, layout: IdsLayout
+        self, codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
     ) -> list[Frame]:
         """Returns the part of each rank in [ids looked up, dim], by feature and rank."""
         frames: list[Frame] = [[] for _ in layout.order]
         address, counts = rows.data_ptr(), iter(layout.counts)
-        for codec, columns in codecs[self._rank]:
+        for codec, columns, bound in codecs[self._rank]:
             for rank in layout.order:
                 count = next(counts)
-                frames[rank].append((codec, address, count, columns, columns))
+                frames[rank].append((codec, address, count, columns, columns, bound, 0, 0))
                 address += count * columns * _ITEM
         return frames
 
 
 def _of_samples(
-    codecs: list[list[CodedFeature]], rows: torch.Tensor, layout: IdsLayout
+    codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
 ) -> list[Frame]:
     """Returns the part of each rank in [own ids, dim], by rank and feature."""
     frames: list[Frame] = []
     address, counts = rows.data_ptr(), iter(layout.counts_sent)
     for of_rank in codecs:
         frame: Frame = []
-        for codec, columns in of_rank:
+        for codec, columns, bound in of_rank:
             count = next(counts)
-            frame.append((codec, address, count, columns, columns))
+            frame.append((codec, address, count, columns, columns, bound, 0, 0))
             address += count * columns * _ITEM
         frames.append(frame)
     return frames
@@ -113,9 +142,12 @@ def _of_samples(
 class CodedPooledOutputDist(_Encoding, PooledOutputDist):
     """PooledOutputDist with codecs; partial sums are encoded each for itself."""
 
+    def _addends(self) -> list[int]:
+        return [self._groups[index].count for index in self._group_of_rank]
+
     def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
-        codecs = self._codecs.forward
+        codecs = self._codecs_of_embeddings()
         if codecs is None:
             return super().post(request, rows)
         layout = request.layout
@@ -128,7 +160,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         return _post(target, self._non_finite, rows, frames, collect)
 
     def _decode(
-        self, codecs: list[list[CodedFeature]], arrival: _native.Arrival, batch: int
+        self, codecs: list[list[EncodedFeature]], arrival: _native.Arrival, batch: int
     ) -> torch.Tensor:
         out = empty_output((batch, self._offsets[-1]), torch.float32)
         frames: list[Frame] = []
@@ -147,7 +179,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
 
     def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
-        codecs = self._codecs.backward
+        codecs = self._of_gradients
         if codecs is None:
             return super().post_gradient(request, gradient)
         layout = request.layout
@@ -168,7 +200,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         return _post(target, self._non_finite, gradient, frames, collect)
 
     def _looked_up(
-        self, codecs: list[list[CodedFeature]], rows: torch.Tensor, layout: IdsLayout
+        self, codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
     ) -> list[Frame]:
         """Returns the part of each rank in [samples of all ranks, columns of this rank]."""
         frames: list[Frame] = [[] for _ in layout.order]
@@ -180,10 +212,12 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         return frames
 
 
-def _side_by_side(features: Iterable[CodedFeature], address: int, rows: int, stride: int) -> Frame:
+def _side_by_side(
+    features: Iterable[EncodedFeature], address: int, rows: int, stride: int
+) -> Frame:
     frame: Frame = []
-    for codec, columns in features:
-        frame.append((codec, address, rows, columns, stride))
+    for codec, columns, bound in features:
+        frame.append((codec, address, rows, columns, stride, bound, 0, 0))
         address += columns * _ITEM
     return frame
 

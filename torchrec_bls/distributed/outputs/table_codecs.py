@@ -1,7 +1,10 @@
 """Which codec each looked-up feature of a rank travels with."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torchrec_bls import _native
+from torchrec_bls.codecs.error_bound import ErrorBound
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.distributed.codec_config import CodecConfig
 
@@ -9,8 +12,22 @@ from torchrec_bls.distributed.codec_config import CodecConfig
 class CodedFeature(NamedTuple):
     """A feature as it is looked up on one rank."""
 
-    codec: Codec
+    codec: Codec | ErrorBound
     columns: int
+
+
+class EncodedFeature(NamedTuple):
+    """How a feature travels in one iteration.
+
+    Attributes:
+        codec: its number in frames.
+        columns: of its rows.
+        bound: of the error; 0 where the codec has none.
+    """
+
+    codec: int
+    columns: int
+    bound: float
 
 
 class CodecPlan(NamedTuple):
@@ -19,10 +36,12 @@ class CodecPlan(NamedTuple):
     Attributes:
         forward: None if all of it travels as it is.
         backward: likewise.
+        decays: whether bounds depend on the iteration.
     """
 
     forward: list[list[CodedFeature]] | None
     backward: list[list[CodedFeature]] | None
+    decays: bool
 
 
 def plan_codecs(config: CodecConfig, sharding: Any) -> CodecPlan:
@@ -40,4 +59,27 @@ def plan_codecs(config: CodecConfig, sharding: Any) -> CodecPlan:
         coded = any(feature.codec != Codec.FP32 for of_rank in by_rank for feature in of_rank)
         return by_rank if coded else None
 
-    return CodecPlan(planned(config.forward_of), planned(config.backward_of))
+    return CodecPlan(planned(config.forward_of), planned(config.backward_of), config.decays)
+
+
+def in_force(
+    planned: list[list[CodedFeature]], iteration: int, addends: Sequence[int]
+) -> list[list[EncodedFeature]]:
+    """Returns how features travel in an iteration.
+
+    Args:
+        planned: of a CodecPlan.
+        iteration: of the training, counted from 0.
+        addends: by rank, how many ranks' rows are added to those of this one.
+    """
+
+    def encoded(feature: CodedFeature, addends: int) -> EncodedFeature:
+        codec, columns = feature
+        if isinstance(codec, ErrorBound):
+            return EncodedFeature(_native.ERROR_BOUNDED, columns, codec.at(iteration, addends))
+        return EncodedFeature(codec, columns, 0.0)
+
+    return [
+        [encoded(feature, added) for feature in of_rank]
+        for of_rank, added in zip(planned, addends, strict=True)
+    ]

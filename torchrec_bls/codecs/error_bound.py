@@ -1,0 +1,119 @@
+"""Bounds of the error of embeddings, and how they shrink while a model is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+#: That the quantizer can keep (csrc/codecs/bounded).
+LEAST_BOUND, MOST_BOUND = 2.0**-126, 2.0**110
+
+
+def _stepwise(decay: Decay, progress: float) -> float:
+    return math.floor(progress * decay.steps) / decay.steps
+
+
+def _linear(decay: Decay, progress: float) -> float:
+    return progress
+
+
+def _logarithmic(decay: Decay, progress: float) -> float:
+    return math.log1p(progress * decay.iterations) / math.log1p(decay.iterations)
+
+
+# The share of the way from `start` to 1 that is behind after a share of the iterations.
+_KINDS: dict[str, Callable[[Decay, float], float]] = {
+    "stepwise": _stepwise,
+    "linear": _linear,
+    "logarithmic": _logarithmic,
+}
+
+
+@dataclass(frozen=True)
+class Decay:
+    """How bounds shrink at the start of a training.
+
+    Iteration-wise adjustment of Dual-Level Adaptive Lossy Compression, section III-C. The paper
+    compounds its factors from one iteration to the next, by which bounds would vanish; here a
+    factor is that of its iteration.
+
+    Attributes:
+        start: factor of the bounds at the first iteration, above 1.
+        iterations: from which on the factor is 1.
+        steps: of equal length and height that a stepwise decay has.
+        kind: "stepwise", "linear", or "logarithmic": as the logarithm of the iteration, steep at
+            first.
+    """
+
+    start: float
+    iterations: int
+    steps: int = 4
+    kind: str = "stepwise"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that are no decay."""
+        if not (_is_number(self.start) and 1 < self.start < math.inf):
+            raise ValueError(
+                f"decay starts at {self.start!r} times the bound, but must start above 1 time"
+            )
+        for name, value in (("iterations", self.iterations), ("steps", self.steps)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"decay has {value!r} {name}, but needs a positive number")
+        if self.kind not in _KINDS:
+            raise ValueError(f"decay is {self.kind!r}, but must be one of {', '.join(_KINDS)}")
+
+    def factor(self, iteration: int) -> float:
+        """Returns what the bounds are multiplied by at `iteration`, counted from 0."""
+        if iteration >= self.iterations:
+            return 1.0
+        behind = _KINDS[self.kind](self, iteration / self.iterations)
+        return self.start + (1 - self.start) * behind
+
+
+@dataclass(frozen=True)
+class ErrorBound:
+    """The codec whose values differ by at most a bound from those that were sent.
+
+    Values are rounded to a grid, equal rows travel once, and what is left as a prefix code. Rows
+    with NaN, infinities or values too large for the grid travel bit for bit.
+
+    Attributes:
+        bound: absolute, of every value of a forward's embeddings; of a sum of partial sums, each
+            has a share of it.
+        decay: of the bound; None: it stays.
+    """
+
+    bound: float
+    decay: Decay | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a bound that cannot be kept."""
+        if not (_is_number(self.bound) and LEAST_BOUND <= self.bound <= MOST_BOUND):
+            raise ValueError(
+                f"the error bound is {self.bound!r}, but must be from {LEAST_BOUND:.3g} to "
+                f"{MOST_BOUND:.3g}: 0.01 suits embeddings of about 1, and fp32 has no error"
+            )
+        if self.decay is not None and self.at(0) > MOST_BOUND:
+            raise ValueError(
+                f"the error bound {self.bound!r} starts at {self.decay.start} times that, above "
+                f"{MOST_BOUND:.3g}: lower one of the two"
+            )
+
+    def at(self, iteration: int, addends: int = 1) -> float:
+        """Returns the bound that is in force, a float32 that is not above it.
+
+        Args:
+            iteration: of the training, counted from 0.
+            addends: values that are added up at the receiver, which share the bound.
+        """
+        factor = 1.0 if self.decay is None else self.decay.factor(iteration)
+        exact = self.bound * factor / addends
+        rounded = np.float32(exact)
+        return float(rounded if rounded <= exact else np.nextafter(rounded, np.float32(0)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -178,6 +178,9 @@ class BoundedLagChannel:
             a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: how RDMA devices are used; None: as the environment variables say.
 
+    Attributes:
+        own: what this rank's messages to itself show, by sequence number; kept until released.
+
     Raises:
         ValueError: an argument is out of range.
         RendezvousError: the ranks disagree, do not all come, memory is short, or there is no RDMA

@@ -1,5 +1,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <memory>
 #include <span>
@@ -19,9 +20,12 @@ namespace py = pybind11;
 namespace bls {
 namespace {
 
-/// Takes `own`, by sequence number, what this rank's messages to itself show: nothing of a post
-/// that fails.
-uint64_t post(Channel& channel, const py::sequence& parts, const py::dict& own) {
+/// What this rank's messages to itself show, by sequence number.
+using Own = py::typing::Dict<uint64_t, py::object>;
+using Tensors = py::typing::Iterable<py::object>;
+
+/// Adds to `own` what it posts to itself, unless that fails.
+uint64_t post(Channel& channel, const py::typing::Iterable<Tensors>& parts, const Own& own) {
   std::vector<py::tuple> tensors;  // by rank, so that nobody changes them meanwhile
   size_t count = 0;
   for (const py::handle message : parts) {
@@ -64,7 +68,7 @@ uint64_t post_blocks(Channel& channel, const std::vector<BlockTuple>& tuples) {
 }
 
 /// Nothing where it is released already.
-void release(Channel& channel, uint64_t sequence, const py::dict& own) {
+void release(Channel& channel, uint64_t sequence, const Own& own) {
   const uint64_t next = channel.released();
   if (sequence < next) return;
   if (sequence > next) {

@@ -111,8 +111,8 @@ class ErrorBound:
         """
         factor = 1.0 if self.decay is None else self.decay.factor(iteration)
         exact = self.bound * factor / addends
-        rounded = np.float32(exact)
-        return float(rounded if rounded <= exact else np.nextafter(rounded, np.float32(0)))
+        nearest = np.float32(exact)
+        return float(nearest if float(nearest) <= exact else np.nextafter(nearest, np.float32(0)))
 
 
 def _is_number(value: object) -> bool:

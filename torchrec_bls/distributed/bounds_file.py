@@ -54,7 +54,10 @@ def _codec(path: Path, name: str, table: object, decay: Decay | None) -> str | E
     if "codec" in known:
         codec: str = known["codec"]
         return codec
-    return _made(ErrorBound, {"bound": known["bound"], "decay": decay}, f"{path}: table '{name}'")
+    bound: ErrorBound = _made(
+        ErrorBound, {"bound": known["bound"], "decay": decay}, f"{path}: table '{name}'"
+    )
+    return bound
 
 
 def _made(kind: Any, arguments: object, where: str) -> Any:

@@ -26,7 +26,7 @@ def on_the_grid(rows: torch.Tensor, bound: float, bits: int = 8) -> torch.Tensor
     exact = 2 * bound * (1 - 2.0 ** -(23 - bits))
     mantissa, exponent = np.frexp(exact)
     step = np.float32(np.ldexp(np.floor(np.ldexp(mantissa, 24 - bits)), exponent - (24 - bits)))
-    steps = np.rint(rows.numpy() * (np.float32(1) / step))
+    steps = np.rint(rows.numpy() * (np.float32(1) / step)) + np.float32(0)  # no -0
     assert abs(steps).max(initial=0) < 2 ** (bits - 1), "the test's values need a wider grid"
     return torch.from_numpy(steps * step)
 

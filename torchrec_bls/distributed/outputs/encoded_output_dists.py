@@ -23,8 +23,9 @@ from torchrec_bls.distributed.outputs.table_codecs import (
     in_force,
 )
 
-# The tables of a frame.
-Frame = list[_native.Table]
+# The tables of a frame: codec, address, rows, columns, columns from one row to the next, bound, and
+# which rows are known to be equal.
+Frame = list[tuple[int, int, int, int, int, float, int, int]]
 
 _ITEM = torch.float32.itemsize
 

@@ -17,11 +17,15 @@ constexpr uint32_t kGroups[] = {0, 0, 1};
 
 /// The frame that docs/wire-format.md shows.
 Bytes golden_frame() {
-  const float first[] = {0, 0.3f, 1, -1.2f, 0, 0.1f, kInfinity, 1, 1, -1.2f};
+  const float first[] = {0, 0.3f, 1, -1.2f, 0,         0.1f, 0.2f, 0,  // new
+                         0, 0.1f, 0, 0,     0,         0,    0,    0,  // zero
+                         0, 0.4f, 1, -1.1f, 0,         0.2f, 0,    0,  // equal to the first one
+                         1, 1,    1, 1,     kInfinity, 1,    1,    1,  // escaped
+                         2, 0,    0, 0.5f,  0,         0,    0,    -1};
   const float second[] = {7, 7, -7};
   const float third[] = {1, 2};
   const FrameTable<const float> tables[] = {
-      {Codec::kErrorBounded, {first, 5, 2, 2}, 0.25f},
+      {Codec::kErrorBounded, {first, 5, 8, 8}, 0.25f},
       {Codec::kErrorBounded, {second, 3, 1, 1}, 0.01f, {kGroups, 2}},
       {Codec::kBfloat16, {third, 1, 2, 2}}};
   return frame_of(tables);
@@ -35,9 +39,9 @@ struct Plan {
 
 /// Decodes the golden frame by a plan; returns the text of the error, or "".
 std::string told(const Bytes& bytes, const Plan& plan = {}) {
-  std::vector<float> first(10), second(3), third(2);
+  std::vector<float> first(40), second(3), third(2);
   const FrameTable<float> tables[] = {
-      {Codec::kErrorBounded, {first.data(), 5, 2, 2}, plan.bound},
+      {Codec::kErrorBounded, {first.data(), 5, 8, 8}, plan.bound},
       {Codec::kErrorBounded, {second.data(), 3, 1, 1}, 0.01f, plan.groups},
       {plan.third, {third.data(), 1, 2, 2}}};
   try {
@@ -56,7 +60,10 @@ TEST_SUITE_BEGIN("bounded");
 
 TEST_CASE("golden bytes of a frame with bounds") {
   on_each_instruction_set([] {
-    CHECK(hex(golden_frame()) == "GOLDEN");
+    CHECK(hex(golden_frame()) ==
+          "cfb10200 925b8649 08000000 00000000 03000000 00000000 45d85566 06000000 2a000000 "
+          "06000000 08000000 02000000 04000000 00286b80 145dc0f4 a3000000 803f0000 803f0000 "
+          "803f0000 803f0000 807f0000 803f0000 803f0000 803f0200 0022fe5e 78a0803f 0040");
     CHECK(told(golden_frame()) == "");
   });
 }

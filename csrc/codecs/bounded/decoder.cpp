@@ -14,9 +14,6 @@
 namespace bls::bounded {
 namespace {
 
-// What is read a word at a time may have so many symbols behind it.
-constexpr size_t kBeyond = 16;
-
 struct DecoderScratch {
   Scratch<int8_t> kinds, codes;
   Scratch<int16_t> wide_codes;
@@ -98,14 +95,14 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
   if (low_bits == kAsTheyAre) return copy_rows(in, end, rows, groups);
   if (low_bits > kMostLowBits) refuse("are of an unknown form");
 
-  int8_t* const kinds = scratch.kinds.of(count + kBeyond);
+  int8_t* const kinds = scratch.kinds.of(count);
   in = read_symbols(in, end, kinds, count);
   RowSources found{kinds, count, scratch.sources.of(count), 0, 0};
   in = kernels().read_sources(in, end, found);
   if (in == nullptr) refuse("say something impossible of which rows are equal");
 
   const size_t values = found.new_count * columns;
-  int8_t* const codes = scratch.codes.of(columns + values + kBeyond);
+  int8_t* const codes = scratch.codes.of(columns + values);
   std::memset(codes, 0, columns);
   in = read_symbols(in, end, codes + columns, values);
   const uint32_t* const of_rows = for_rows(found.sources, groups, scratch.sources_of_rows);

@@ -29,15 +29,16 @@ struct EncoderScratch {
 
 const uint32_t* first_rows(const RowGroups& groups, size_t rows, Scratch<uint32_t>& scratch) {
   if (!groups.known()) return nullptr;
-  if (groups.of_row.size() != rows) throw std::invalid_argument("groups are of another table");
   uint32_t* const first = scratch.of(rows);
   size_t next = 0;
-  for (size_t row = 0; row < rows; ++row) {
-    if (groups.of_row[row] > next) break;
+  bool is_right = groups.of_row.size() == rows;
+  for (size_t row = 0; is_right && row < rows; ++row) {
+    const uint32_t group = groups.of_row[row];
     first[next] = static_cast<uint32_t>(row);
-    next += groups.of_row[row] == next;
+    is_right = group <= next;
+    next += group == next;
   }
-  if (next != groups.count || groups.of_row[rows - 1] >= next) {
+  if (!is_right || next != groups.count) {
     throw std::invalid_argument("groups of rows are not numbered as they first appear");
   }
   return first;
@@ -45,8 +46,8 @@ const uint32_t* first_rows(const RowGroups& groups, size_t rows, Scratch<uint32_
 
 /// The rows that travel, and the codes of the new ones: of eight bits, or of 16.
 struct Quantized {
-  RowSearch found;
-  const int8_t* codes;
+  RowSearch found{};
+  const int8_t* codes = nullptr;
   const int16_t* wide_codes = nullptr;
 
   const float* row(size_t index) const {
@@ -80,18 +81,12 @@ void quantize16(float bound, bool search, Quantized& rows, EncoderScratch& scrat
 /// Takes 16 bits where too many rows have values that eight have no code for.
 Quantized quantize(float bound, const Matrix<const float>& rows, const uint32_t* chosen,
                    size_t count, EncoderScratch& scratch) {
-  Quantized quantized{{rows,
-                       chosen,
-                       count,
-                       {},
-                       scratch.kinds.of(count),
-                       scratch.earlier.of(count),
-                       nullptr,
-                       0,
-                       0,
-                       0,
-                       0},
-                      nullptr};
+  Quantized quantized;
+  quantized.found.rows = rows;
+  quantized.found.chosen = chosen;
+  quantized.found.count = count;
+  quantized.found.kinds = scratch.kinds.of(count);
+  quantized.found.earlier = scratch.earlier.of(count);
   const bool search = chosen == nullptr && rows.columns >= kLeastColumnsSearched;
   quantize8(bound, search, quantized, scratch);
   const size_t escaped = quantized.found.escaped_count, most = count / kEscapedOfRows;

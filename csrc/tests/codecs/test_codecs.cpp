@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -12,27 +11,17 @@
 #include "codecs/frame.h"
 #include "codecs/rowwise.h"
 #include "errors.h"
-#include "host/instruction_set.h"
+#include "tests/support/encoded.h"
 
 using namespace bls;
+using namespace bls::testing;
 
 namespace {
 
-using Bytes = std::vector<std::byte>;
 using Floats = std::vector<float>;
 
 constexpr Codec kAll[] = {Codec::kFloat32, Codec::kFloat16, Codec::kBfloat16,
                           Codec::kUint8,   Codec::kUint4,   Codec::kUint2};
-
-/// Each instruction set in turn, and the best one when it is done.
-template <typename Body>
-void on_each_instruction_set(Body body) {
-  for (const std::string_view name : instruction_sets()) {
-    use_instruction_set(name);
-    CAPTURE(std::string(name));
-    body();
-  }
-}
 
 Floats random_rows(size_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -54,20 +43,7 @@ Bytes golden_frame() {
   const float second[] = {1, std::numeric_limits<float>::infinity(), 0.5};
   const FrameTable<const float> tables[] = {{Codec::kUint2, {first, 2, 4, 4}},
                                             {Codec::kUint8, {second, 3, 1, 1}}};
-  Bytes out(encode_frame(tables, {}));
-  CHECK(encode_frame(tables, out) == out.size());
-  return out;
-}
-
-std::string hex(const Bytes& bytes) {
-  std::string text;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(bytes[i]));
-    text += digits;
-    if (i % 4 == 3) text += ' ';
-  }
-  return text;
+  return frame_of(tables);
 }
 
 /// Decodes into the shapes of the golden frame; returns the text of the error, or "".
@@ -82,14 +58,6 @@ std::string decode_golden(const Bytes& bytes, Codec second_codec = Codec::kUint8
     return error.what();
   }
   return "";
-}
-
-/// As whoever changes a byte and knows the checksum.
-Bytes changed(Bytes bytes, size_t at, uint8_t value) {
-  bytes.at(at) = std::byte{value};
-  const uint32_t checksum = crc32c({bytes.data() + 8, bytes.size() - 8});
-  std::memcpy(bytes.data() + 4, &checksum, sizeof checksum);
-  return bytes;
 }
 
 }  // namespace

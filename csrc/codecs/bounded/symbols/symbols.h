@@ -28,7 +28,7 @@ constexpr size_t room_for_symbols(size_t count) { return count * kLongestCode / 
 /// Returns the end of what it wrote.
 std::byte* write_symbols(const int8_t* symbols, size_t count, std::byte* out);
 
-/// Returns the end of what it read. May write up to eight symbols more than `count`.
+/// Returns the end of what it read.
 ///
 /// Throws ChannelError (kProtocol) if `in` does not begin with so many symbols.
 const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t* symbols,

@@ -1,0 +1,105 @@
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "tests/support/encoded.h"
+
+using namespace bls;
+using namespace bls::testing;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr uint32_t kGroups[] = {0, 0, 1};
+
+/// The frame that docs/wire-format.md shows.
+Bytes golden_frame() {
+  const float first[] = {0, 0.3f, 1, -1.2f, 0,         0.1f, 0.2f, 0,  // new
+                         0, 0.1f, 0, 0,     0,         0,    0,    0,  // zero
+                         0, 0.4f, 1, -1.1f, 0,         0.2f, 0,    0,  // equal to the first one
+                         1, 1,    1, 1,     kInfinity, 1,    1,    1,  // escaped
+                         2, 0,    0, 0.5f,  0,         0,    0,    -1};
+  const float second[] = {7, 7, -7};
+  const float third[] = {1, 2};
+  const FrameTable<const float> tables[] = {
+      {Codec::kErrorBounded, {first, 5, 8, 8}, 0.25f},
+      {Codec::kErrorBounded, {second, 3, 1, 1}, 0.01f, {kGroups, 2}},
+      {Codec::kBfloat16, {third, 1, 2, 2}}};
+  return frame_of(tables);
+}
+
+struct Plan {
+  float bound = 0.25f;
+  RowGroups groups{kGroups, 2};
+  Codec third = Codec::kBfloat16;
+};
+
+/// Decodes the golden frame by a plan; returns the text of the error, or "".
+std::string told(const Bytes& bytes, const Plan& plan = {}) {
+  std::vector<float> first(40), second(3), third(2);
+  const FrameTable<float> tables[] = {
+      {Codec::kErrorBounded, {first.data(), 5, 8, 8}, plan.bound},
+      {Codec::kErrorBounded, {second.data(), 3, 1, 1}, 0.01f, plan.groups},
+      {plan.third, {third.data(), 1, 2, 2}}};
+  try {
+    decode_frame(bytes, tables);
+  } catch (const ChannelError& error) {
+    CHECK(error.kind() == ErrorKind::kProtocol);
+    return error.what();
+  }
+  CHECK(second[0] == second[1]);
+  return "";
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("bounded");
+
+TEST_CASE("golden bytes of a frame with bounds") {
+  on_each_instruction_set([] {
+    CHECK(hex(golden_frame()) ==
+          "cfb10200 925b8649 08000000 00000000 03000000 00000000 45d85566 06000000 2a000000 "
+          "06000000 08000000 02000000 04000000 00286b80 145dc0f4 a3000000 803f0000 803f0000 "
+          "803f0000 803f0000 807f0000 803f0000 803f0000 803f0200 0022fe5e 78a0803f 0040");
+    CHECK(told(golden_frame()) == "");
+  });
+}
+
+TEST_CASE("a frame with bounds is refused with any byte damaged, missing or too many") {
+  const Bytes golden = golden_frame();
+  for (size_t at = 0; at < golden.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      Bytes damaged = golden;
+      damaged[at] ^= static_cast<std::byte>(1 << bit);
+      CHECK(told(damaged) != "");
+    }
+    CHECK(told({golden.begin(), golden.begin() + static_cast<ptrdiff_t>(at)}) != "");
+  }
+  Bytes longer = golden;
+  longer.resize(golden.size() + 1);
+  CHECK(told(changed(longer, 3, 0)).find("behind its last table") != std::string::npos);
+}
+
+TEST_CASE("each field of a frame with bounds that contradicts the plan is named") {
+  const Bytes golden = golden_frame();
+  CHECK(told(changed(golden, 2, 1)).find("version 1, expected 2") != std::string::npos);
+  CHECK(told(changed(golden, 8, 9)).find("rows 9, expected 8") != std::string::npos);
+  CHECK(told(changed(golden, 24, 0)).find("other error bounds") != std::string::npos);
+  CHECK(told(changed(golden, 28, 3)).find("codec 3, expected 6") != std::string::npos);
+  CHECK(told(changed(golden, 32, 0)).find("no bytes") != std::string::npos);
+  CHECK(told(golden, {.bound = 0.125f}).find("other error bounds") != std::string::npos);
+  CHECK(told(golden, {.groups = {}}).find("rows 8, expected 9") != std::string::npos);
+  CHECK(told(golden, {.third = Codec::kFloat16}).find("codec 2, expected 1") != std::string::npos);
+}
+
+TEST_CASE("a frame without bounds stays of version 1") {
+  const float values[] = {1, 2};
+  const FrameTable<const float> tables[] = {{Codec::kFloat32, {values, 1, 2, 2}, 0.5f}};
+  CHECK(frame_of(tables)[2] == std::byte{1});
+  CHECK(usual_frame_bytes(tables) == frame_of(tables).size());
+}
+
+TEST_SUITE_END();

@@ -32,8 +32,7 @@ Codec codec_of(uint8_t number) {
 
 /// (codec, address, rows, columns, items from one row to the next, error bound or 0, address of the
 /// group of each row as uint32 or 0, groups)
-using TableTuple =
-    std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t, float, uintptr_t, size_t>;
+using TableTuple = std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t, float, uintptr_t, size_t>;
 
 template <typename T>
 FrameTable<T> table(const TableTuple& tuple) {

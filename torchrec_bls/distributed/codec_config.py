@@ -9,9 +9,9 @@ from typing import Any
 
 from torchrec.modules.embedding_configs import DataType
 
+from torchrec_bls.codecs.bounds_file import read_bounds
 from torchrec_bls.codecs.error_bound import ErrorBound
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.distributed.bounds_file import read_bounds
 
 _NON_FINITE = ("keep", "refuse")
 TableCodec = str | ErrorBound
@@ -80,6 +80,12 @@ class CodecConfig:
         codec = _codec_of(self.backward, table, "backward")
         assert isinstance(codec, Codec)
         return codec
+
+    def describe(self, table: str) -> str:
+        """Returns both in words. Raises ValueError if the table lacks one."""
+        forward = self.forward_of(table)
+        named = forward.name if isinstance(forward, Codec) else repr(forward)
+        return f"{named} for embeddings, {self.backward_of(table).name} for gradients"
 
     def check(self, tables: Iterable[Any]) -> None:
         """Raises ValueError for a table without a codec, or whose rows are not float32.

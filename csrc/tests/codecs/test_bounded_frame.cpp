@@ -99,7 +99,7 @@ TEST_CASE("a frame without bounds stays of version 1") {
   const float values[] = {1, 2};
   const FrameTable<const float> tables[] = {{Codec::kFloat32, {values, 1, 2, 2}, 0.5f}};
   CHECK(frame_of(tables)[2] == std::byte{1});
-  CHECK(usual_frame_bytes(tables) == frame_of(tables).size());
+  CHECK(least_frame_bytes(tables) == frame_of(tables).size());
 }
 
 TEST_SUITE_END();

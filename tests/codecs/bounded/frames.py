@@ -13,7 +13,7 @@ HEAD_BYTES = 28 + 8
 
 def _table(
     rows: Floats, bound: float, groups: Sequence[int] | None
-) -> "tuple[_native.BoundedTable, object]":
+) -> "tuple[_native.Table, object]":
     assert rows.size == 0 or rows.shape[1] < 2 or rows.strides[1] == rows.itemsize
     of_row = np.array([] if groups is None else groups, np.uint32)
     address = 0 if groups is None else of_row.ctypes.data

@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torchrec.distributed.types import ParameterSharding
 
-from torchrec_bls.codecs.error_bound import ErrorBound
-from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import RendezvousError
@@ -102,12 +100,5 @@ def terms_of(
             f"{planned.sharding_type} on ranks {planned.ranks} as {sizes}"
         )
         if config.codecs is not None:
-            terms[f"codecs of table {number}"] = (
-                f"{_named(config.codecs.forward_of(table.name))} for embeddings, "
-                f"{_named(config.codecs.backward_of(table.name))} for gradients"
-            )
+            terms[f"codecs of table {number}"] = config.codecs.describe(table.name)
     return terms
-
-
-def _named(codec: Codec | ErrorBound) -> str:
-    return codec.name if isinstance(codec, Codec) else repr(codec)

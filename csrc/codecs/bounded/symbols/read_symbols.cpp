@@ -64,10 +64,12 @@ void fill(DecodingTable& table, const CodeLengths& code) {
     codes[count++] = {static_cast<uint32_t>(length), symbol};
     table.lengths[symbol] = static_cast<uint8_t>(length);
   });
+  const uint32_t longest = codes[count - 1].length;  // and last
+  table.shift = 64 - static_cast<int>(longest);
   uint32_t* at = table.entries;
   for (size_t i = 0; i < count; ++i) {
     const Code first = codes[i];
-    const uint32_t left = kLongestCode - first.length;
+    const uint32_t left = longest - first.length;
     uint32_t* const end = at + (1u << left);
     // Those that fit come first, as codes are ordered by length.
     for (size_t j = 0; j < count && codes[j].length <= left; ++j) {

@@ -47,9 +47,9 @@ struct CodeTable {
   uint8_t lengths[256];
 };
 
-/// What the next bits begin with, as many as the longest code has: from the low byte on, the bits of
-/// all codes that are whole there (of one or two), how many these are, and their symbols. And the
-/// length of each symbol's code.
+/// What the next bits begin with, as many as the longest code has: from the low byte on, the bits
+/// of all codes that are whole there (of one or two), how many these are, and their symbols. And
+/// the length of each symbol's code.
 struct DecodingTable {
   int shift;  ///< from 64 bits to these
   uint32_t entries[1 << 11];

@@ -51,12 +51,18 @@ struct CodeTable {
   uint8_t lengths[256];
 };
 
-/// What the next bits begin with, as many as the longest code has: from the low byte on, the bits
-/// of all codes that are whole there (of one or two), how many these are, and their symbols. And
-/// the length of each symbol's code.
+/// What some bits begin with.
+struct DecodingEntry {
+  uint8_t bits;   ///< of all codes that are whole there
+  uint8_t count;  ///< of these codes: one or two
+  uint8_t symbols[2];
+};
+
+/// An entry for all that the next bits may be, as many as the longest code has; and the length of
+/// each symbol's code.
 struct DecodingTable {
   int shift;  ///< from 64 bits to these
-  uint32_t entries[1 << 11];
+  DecodingEntry entries[1 << 11];
   uint8_t lengths[256];
 };
 

@@ -62,10 +62,14 @@ void clear_slots(RowSearch& search, Scratch<uint32_t>& scratch) {
   std::fill_n(search.slots, slots, 0);
 }
 
+size_t room_for_codes(const RowSearch& search) {
+  return (search.count + kRowsTogether) * search.rows.columns;
+}
+
 void quantize8(float bound, bool search, Quantized& rows, EncoderScratch& scratch) {
   if (search) clear_slots(rows.found, scratch.slots);
   rows.found.grid = grid_of(bound, 8);
-  int8_t* const codes = scratch.codes.of(rows.found.count * rows.found.rows.columns);
+  int8_t* const codes = scratch.codes.of(room_for_codes(rows.found));
   kernels().find_rows8(rows.found, codes);
   rows.codes = codes;
 }
@@ -73,7 +77,7 @@ void quantize8(float bound, bool search, Quantized& rows, EncoderScratch& scratc
 void quantize16(float bound, bool search, Quantized& rows, EncoderScratch& scratch) {
   if (search) clear_slots(rows.found, scratch.slots);
   rows.found.grid = grid_of(bound, 16);
-  int16_t* const codes = scratch.wide_codes.of(rows.found.count * rows.found.rows.columns);
+  int16_t* const codes = scratch.wide_codes.of(room_for_codes(rows.found));
   kernels().find_rows16(rows.found, codes);
   rows.wide_codes = codes;
 }

@@ -16,6 +16,10 @@ enum RowKind : int8_t {
   kEarlierRow = 1,   ///< which new row it equals; plus the bits of that number, from 0 on
 };
 
+/// Rows whose codes and whose numbers are found in turn. A processor that does both for one row and
+/// then for the next waits for each result that the next step needs.
+constexpr size_t kRowsTogether = 32;
+
 /// Which rows travel, and what is found out about them.
 struct RowSearch {
   Matrix<const float> rows;
@@ -47,12 +51,18 @@ struct CodeTable {
   uint8_t lengths[256];
 };
 
-/// What the next bits begin with, as many as the longest code has: from the low byte on, the bits
-/// of all codes that are whole there (of one or two), how many these are, and their symbols. And
-/// the length of each symbol's code.
+/// What some bits begin with.
+struct DecodingEntry {
+  uint8_t bits;   ///< of all codes that are whole there
+  uint8_t count;  ///< of these codes: one or two
+  uint8_t symbols[2];
+};
+
+/// An entry for all that the next bits may be, as many as the longest code has; and the length of
+/// each symbol's code.
 struct DecodingTable {
   int shift;  ///< from 64 bits to these
-  uint32_t entries[1 << 11];
+  DecodingEntry entries[1 << 11];
   uint8_t lengths[256];
 };
 
@@ -64,8 +74,8 @@ struct Streams {
 
 /// What takes the time of error-bounded rows, compiled for one instruction set.
 struct Kernels {
-  /// Writes the codes of new rows, behind each other, and may write as many as there are rows in
-  /// all. There are columns.
+  /// Writes the codes of new rows behind each other. Room is needed for those of all rows and
+  /// kRowsTogether more. There are columns.
   void (*find_rows8)(RowSearch& search, int8_t* codes);
   void (*find_rows16)(RowSearch& search, int16_t* codes);
   /// Writes numbers of at most 32 bits without the highest bit that is set, which their kinds say.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -51,35 +52,33 @@ size_t read_size(const std::byte*& in, const std::byte* end) {
   refuse("have the size of a stream in more bytes than it needs");
 }
 
-/// For each sequence of bits the symbols that it begins with, one or two.
 void fill(DecodingTable& table, const CodeLengths& code) {
   struct Code {
-    uint32_t length;
-    uint32_t symbol;
+    uint8_t length;
+    uint8_t symbol;
   };
   Code codes[kSymbols];
   size_t count = 0;
   for_each_code(code, [&](int place, int length, uint32_t) {
     const auto symbol = static_cast<uint8_t>(place - place_of(0));
-    codes[count++] = {static_cast<uint32_t>(length), symbol};
+    codes[count++] = {static_cast<uint8_t>(length), symbol};
     table.lengths[symbol] = static_cast<uint8_t>(length);
   });
-  const uint32_t longest = codes[count - 1].length;  // and last
-  table.shift = 64 - static_cast<int>(longest);
-  uint32_t* at = table.entries;
+  const int longest = codes[count - 1].length;  // and last
+  table.shift = 64 - longest;
+  DecodingEntry* at = table.entries;
   for (size_t i = 0; i < count; ++i) {
     const Code first = codes[i];
-    const uint32_t left = longest - first.length;
-    uint32_t* const end = at + (1u << left);
+    const int left = longest - first.length;
+    DecodingEntry* const end = at + (1 << left);
     // Those that fit come first, as codes are ordered by length.
     for (size_t j = 0; j < count && codes[j].length <= left; ++j) {
       const Code second = codes[j];
-      const uint32_t entry =
-          first.length + second.length + (2u << 8) + (first.symbol << 16) + (second.symbol << 24);
-      for (uint32_t* const to = at + (1u << (left - second.length)); at < to;) *at++ = entry;
+      const auto bits = static_cast<uint8_t>(first.length + second.length);
+      const DecodingEntry entry{bits, 2, {first.symbol, second.symbol}};
+      at = std::fill_n(at, 1 << (left - second.length), entry);
     }
-    const uint32_t entry = first.length + (1u << 8) + (first.symbol << 16);
-    while (at < end) *at++ = entry;
+    at = std::fill_n(at, end - at, DecodingEntry{first.length, 1, {first.symbol, 0}});
   }
 }
 

@@ -240,6 +240,26 @@ def test_memory_may_be_reused_after_the_post() -> None:
     run(2, post_again_in_the_same_memory)
 
 
+def keep_an_arrival_for_long(rank: int) -> None:
+    with BoundedLagChannel(dist.group.WORLD, bound=0, slot_bytes=1024) as channel:
+        channel.post([[torch.tensor([0])]])
+        old = channel.wait()
+        old.release()
+        for value in range(1, 9):  # its slots are used again and again
+            channel.post([[torch.tensor([value])]])
+            arrival = channel.wait()
+            assert (old.sequence, arrival.sequence) == (0, value)
+            with pytest.raises(ValueError, match="messages of sequence 0 were released"):
+                old.tensor(0, 0, torch.int64)
+            old.release()
+            assert arrival.tensor(0, 0, torch.int64).item() == value
+            arrival.release()
+
+
+def test_an_arrival_stays_released() -> None:
+    run(1, keep_an_arrival_for_long)
+
+
 def two_channels_and_a_subgroup(rank: int) -> list[int]:
     halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     half = halves[rank % 2]

@@ -104,11 +104,8 @@ class Arrival:
     def __init__(self, channel: "BoundedLagChannel", native: _native.Arrival) -> None:
         self._channel = channel
         self.native = native
-
-    @property
-    def sequence(self) -> int:
-        """Number of the post that the messages belong to, counted from 0."""
-        return self.native.sequence
+        # That of now: the native object stands for a later arrival once its slots are used again.
+        self.sequence = native.sequence
 
     def parts(self, source: int) -> list[memoryview]:
         """Returns the parts that rank `source` sent, as uint8 views valid until `release`. Until

@@ -13,7 +13,7 @@ Sample = TypeVar("Sample")
 
 
 class Spread(dict[str, float]):
-    """Median of repeated measurements with quartiles, extremes and number, in the samples' unit.
+    """Median of repeated measurements with quartiles and extremes, in the samples' unit.
 
     It keeps the samples as well, `values_in_order`, which a record has in its gzipped part.
     """
@@ -22,7 +22,7 @@ class Spread(dict[str, float]):
         if not len(samples):
             raise ValueError("no samples to summarize")
         low, q1, median, q3, high = map(float, np.quantile(samples, [0, 0.25, 0.5, 0.75, 1]))
-        super().__init__(median=median, q1=q1, q3=q3, min=low, max=high, samples=len(samples))
+        super().__init__(median=median, q1=q1, q3=q3, min=low, max=high)
         self.values_in_order = [float(sample) for sample in samples]
 
     def __reduce__(self) -> tuple[type["Spread"], tuple[list[float]]]:

@@ -24,9 +24,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 Floats random_rows(size_t count, float deviation, unsigned seed) {
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, deviation);
+  std::normal_distribution<float> normal;
   Floats values(count);
-  for (float& value : values) value = normal(random);
+  for (float& value : values) value = deviation * normal(random);
   return values;
 }
 

@@ -107,10 +107,10 @@ TEST_CASE("symbols come back, however many and however spread") {
       for (const double spread : {0.0, 0.4, 3.0, 30.0, 1000.0}) {
         CAPTURE(count);
         CAPTURE(spread);
-        std::normal_distribution<double> normal(0, spread);
+        std::normal_distribution<double> normal;
         std::vector<int8_t> symbols(count);
         for (int8_t& symbol : symbols) {
-          symbol = static_cast<int8_t>(std::clamp(normal(random), -128.0, 127.0));
+          symbol = static_cast<int8_t>(std::clamp(spread * normal(random), -128.0, 127.0));
         }
         bls::testing::Bytes bytes(room_for_symbols(count));
         const std::byte* const end = write_symbols(symbols.data(), count, bytes.data());

@@ -1,6 +1,5 @@
 """Codecs of rows, on each instruction set, against numpy and against exact arithmetic."""
 
-from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -11,13 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.codecs import reference
+from tests.codecs.conftest import INSTRUCTION_SETS
 from tests.tiers import slow_but
-from torchrec_bls import _native
 from torchrec_bls.codecs.rows import Codec, decode, encode
 from torchrec_bls.errors import ProtocolError
 
 BITS = {Codec.UINT8: 8, Codec.UINT4: 4, Codec.UINT2: 2}
-INSTRUCTION_SETS = ["portable", "avx2", "avx512"]
 # All codecs without AVX-512 as well.
 KEPT = [
     ("portable", Codec.UINT4),
@@ -35,16 +33,6 @@ tiny = st.floats(-(2.0**-120), 2.0**-120, width=32)
 matrices = st.one_of(
     *(hnp.arrays(np.float32, shapes, elements=e) for e in (any_floats, usual, tiny, large))
 )
-
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    names = _native.instruction_sets()
-    if request.param not in names:
-        pytest.skip(f"this processor has no {request.param}")
-    _native.use_instruction_set(request.param)
-    yield request.param
-    _native.use_instruction_set(names[-1])
 
 
 def in_numpy(rows: torch.Tensor) -> reference.Floats:

@@ -1,7 +1,5 @@
 """Error-bounded rows, on each instruction set, against numpy and against exact arithmetic."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -11,10 +9,8 @@ from hypothesis.extra import numpy as hnp
 from tests.codecs.bounded import reference
 from tests.codecs.bounded.frames import HEAD_BYTES, decode_frame, encode_frame
 from tests.codecs.bounded.reference import Floats
-from torchrec_bls import _native
 from torchrec_bls.errors import ProtocolError
 
-INSTRUCTION_SETS = ["portable", "avx2", "avx512"]
 BOUND = 0.01
 
 shapes = hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=70)
@@ -31,16 +27,6 @@ matrices = st.one_of(
     )
 )
 bounds = st.floats(2.0**-126, 2.0**110, width=32)
-
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    names = _native.instruction_sets()
-    if request.param not in names:
-        pytest.skip(f"this processor has no {request.param}")
-    _native.use_instruction_set(request.param)
-    yield request.param
-    _native.use_instruction_set(names[-1])
 
 
 def lookups(rows: int, columns: int, deviation: float, distinct: int) -> Floats:

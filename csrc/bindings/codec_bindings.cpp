@@ -30,16 +30,19 @@ Codec codec_of(uint8_t number) {
   return static_cast<Codec>(number);
 }
 
-/// (codec, address, rows, columns, items from one row to the next, error bound or 0, address of the
-/// group of each row as uint32 or 0, groups)
-using TableTuple = std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t, float, uintptr_t, size_t>;
+/// (codec, address, rows, columns, items from one row to the next, error bound or 0, whether codes
+/// have a fixed width, address of the group of each row as uint32 or 0, groups)
+using TableTuple =
+    std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t, float, bool, uintptr_t, size_t>;
 
 template <typename T>
-FrameTable<T> table(const TableTuple& tuple) {
-  const auto& [codec, address, rows, columns, stride, bound, of_row, groups] = tuple;
+FrameTable<T> table(const TableTuple& tuple, bool summed) {
+  const auto& [codec, address, rows, columns, stride, bound, fixed_width, of_row, groups] = tuple;
   FrameTable<T> result{codec_of(codec), matrix<T>({address, rows, columns, stride}), bound};
+  result.fixed_width = fixed_width;
   if (of_row != 0) {
     result.groups = {{reinterpret_cast<const uint32_t*>(of_row), rows}, groups};
+    result.summed = summed;
   }
   return result;
 }
@@ -48,13 +51,14 @@ FrameTable<T> table(const TableTuple& tuple) {
 template <typename T>
 class FrameList {
  public:
-  explicit FrameList(const std::vector<std::vector<TableTuple>>& frames) {
+  /// `summed`: the rows of a group travel as their sum, in place of the first one.
+  explicit FrameList(const std::vector<std::vector<TableTuple>>& frames, bool summed = false) {
     size_t count = 0;
     for (const auto& frame : frames) count += frame.size();
     tables_.reserve(count);  // spans point into it
     for (const auto& frame : frames) {
       const size_t first = tables_.size();
-      for (const auto& tuple : frame) tables_.push_back(table<T>(tuple));
+      for (const auto& tuple : frame) tables_.push_back(table<T>(tuple, summed));
       spans_.emplace_back(tables_.data() + first, frame.size());
     }
   }
@@ -105,17 +109,17 @@ void bind_codecs(py::module_& module) {
     decode_frame({pointer(in), bytes}, list.frames()[0]);
   });
   module.def("post_frames",
-             [](Channel& channel, const std::vector<std::vector<TableTuple>>& frames) {
-               const FrameList<const float> list(frames);
+             [](Channel& channel, const std::vector<std::vector<TableTuple>>& frames, bool summed) {
+               const FrameList<const float> list(frames, summed);
                const py::gil_scoped_release release;
                post_frames(channel, list.frames());
              });
-  module.def("collect_frames",
-             [](const Arrival& arrival, const std::vector<std::vector<TableTuple>>& frames) {
-               const FrameList<float> list(frames);
-               const py::gil_scoped_release release;
-               collect_frames(arrival, list.frames());
-             });
+  module.def("collect_frames", [](const Arrival& arrival,
+                                  const std::vector<std::vector<TableTuple>>& frames, bool summed) {
+    const FrameList<float> list(frames, summed);
+    const py::gil_scoped_release release;
+    collect_frames(arrival, list.frames());
+  });
   module.def("instruction_sets", &instruction_sets);
   module.def("use_instruction_set", &use_instruction_set);
 }

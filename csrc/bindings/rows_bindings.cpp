@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "lookup/pooled_rows.h"
 #include "lookup/table_rows.h"
 #include "messages/ids/arrived_ids.h"
+#include "messages/ids/equal_bags.h"
 #include "messages/ids/ids_message.h"
 #include "messages/row_message.h"
 
@@ -79,6 +81,36 @@ struct Tables {
   size_t row_bytes = 0;  ///< of one row of each feature
 };
 
+/// (bags, ids, whether groups are wanted)
+using BagBlockTuple = std::tuple<size_t, size_t, bool>;
+
+/// Counts are those of the tensors, which the blocks have to fit into.
+EqualBags equal_bags(const Items& lengths, size_t bag_count, const Items& ids, size_t id_count,
+                     const std::vector<BagBlockTuple>& tuples) {
+  std::vector<BagBlock> blocks;
+  for (const auto& [bags, of_ids, wanted] : tuples) {
+    if (bags > bag_count || of_ids > id_count) {
+      throw std::invalid_argument("there are fewer bags or ids than blocks of them need");
+    }
+    bag_count -= bags;
+    id_count -= of_ids;
+    blocks.push_back({bags, of_ids, wanted});
+  }
+  const py::gil_scoped_release release;
+  return EqualBags({pointer(std::get<0>(lengths)), std::get<1>(lengths), pointer(std::get<0>(ids)),
+                    std::get<1>(ids), blocks});
+}
+
+/// (address of the group of each bag as uint32 or 0, groups)
+std::vector<std::pair<uintptr_t, size_t>> groups_of(const EqualBags& bags) {
+  std::vector<std::pair<uintptr_t, size_t>> groups;
+  for (size_t block = 0; block < bags.blocks(); ++block) {
+    const RowGroups& known = bags.of(block);
+    groups.emplace_back(reinterpret_cast<uintptr_t>(known.of_row.data()), known.count);
+  }
+  return groups;
+}
+
 Lookup lookup_of(std::span<const Table> tables, const Items& ids, size_t count) {
   return {tables, pointer(std::get<0>(ids)), std::get<1>(ids), count};
 }
@@ -130,6 +162,10 @@ void bind_rows(py::module_& module) {
              const py::gil_scoped_release release;
              ids.assemble(pointer(lengths), pointer(values), pointer(weights));
            });
+
+  py::class_<EqualBags>(module, "EqualBags")
+      .def(py::init(&equal_bags))
+      .def_property_readonly("groups", &groups_of);
 
   module.def("post_ids", [](Channel& channel, const Items& lengths, const Items& values,
                             const Items& weights, size_t features, size_t stride, size_t count,

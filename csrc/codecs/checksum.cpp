@@ -4,8 +4,8 @@
 
 namespace bls {
 
-uint32_t crc32c(std::span<const std::byte> bytes) {
-  return ~kernels().crc32c(~uint32_t{0}, bytes.data(), bytes.size());
+uint32_t crc32c(std::span<const std::byte> bytes, uint32_t before) {
+  return ~kernels().crc32c(~before, bytes.data(), bytes.size());
 }
 
 }  // namespace bls

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codecs/checksum.h"
+#include "codecs/scratch.h"
 #include "errors.h"
 
 namespace bls {
@@ -23,7 +24,7 @@ struct Header {
   uint32_t checksum = 0;  // of all that follows
   uint64_t rows = 0;      // of all tables
   uint32_t tables = 0;
-  uint32_t reserved = 0;
+  uint32_t groups = 0;  // checksum of which rows belong together, 0 if none are known to
 };
 static_assert(sizeof(Header) == kFrameHeaderBytes);
 constexpr size_t kChecked = offsetof(Header, rows);
@@ -48,7 +49,7 @@ bool has_bounds(std::span<const FrameTable<T>> tables) {
 /// Rows that travel.
 template <typename T>
 size_t rows_of(const FrameTable<T>& table) {
-  return is_bounded(table) ? table.groups.travelling(table.rows.rows) : table.rows.rows;
+  return table.groups.travelling(table.rows.rows);
 }
 
 template <typename T>
@@ -78,14 +79,54 @@ uint32_t checksum_of_bounds(std::span<const FrameTable<T>> tables) {
   return crc32c(std::as_bytes(std::span(bounds)));
 }
 
+/// The checksum of the groups of all tables that have any.
+template <typename T>
+uint32_t checksum_of_groups(std::span<const FrameTable<T>> tables) {
+  uint32_t checksum = 0;
+  for (const FrameTable<T>& table : tables) {
+    if (table.groups.known()) checksum = crc32c(std::as_bytes(table.groups.of_row), checksum);
+  }
+  return checksum;
+}
+
+/// Whether equal rows are left to the codec, which takes the first of each group where it lies.
+template <typename T>
+bool codec_groups(const FrameTable<T>& table) {
+  return is_bounded(table) && !table.summed;
+}
+
 size_t encode_table(const FrameTable<const float>& table, std::span<std::byte> out) {
-  if (!is_bounded(table)) return encode(table.codec, table.rows, out);
-  return bounded::encode(table.bound, table.rows, table.groups, out);
+  static thread_local Scratch<float> scratch;
+  Matrix<const float> rows = table.rows;
+  const RowGroups& groups = table.groups;
+  const auto bounded = [&](const RowGroups& known) {
+    return bounded::encode(table.bound, rows, known, table.fixed_width, out);
+  };
+  if (codec_groups(table)) return bounded(groups);
+  if (groups.known()) {
+    check_groups(groups, rows.rows);
+    float* const gathered = scratch.of(groups.count * rows.columns);
+    gather_groups(rows, groups, table.summed, gathered);
+    rows = {gathered, groups.count, rows.columns, rows.columns};
+  }
+  return is_bounded(table) ? bounded({}) : encode(table.codec, rows, out);
 }
 
 void decode_table(const FrameTable<float>& table, std::span<const std::byte> in) {
-  if (!is_bounded(table)) return decode(table.codec, in, table.rows);
-  bounded::decode(table.bound, in, table.rows, table.groups);
+  static thread_local Scratch<float> scratch;
+  const RowGroups& groups = table.groups;
+  if (codec_groups(table)) return bounded::decode(table.bound, in, table.rows, groups);
+  Matrix<float> rows = table.rows;
+  if (groups.known()) {
+    check_groups(groups, rows.rows);
+    rows = {scratch.of(groups.count * rows.columns), groups.count, rows.columns, rows.columns};
+  }
+  if (is_bounded(table)) {
+    bounded::decode(table.bound, in, rows, {});
+  } else {
+    decode(table.codec, in, rows);
+  }
+  if (groups.known()) spread_groups(rows.data, groups, table.summed, table.rows);
 }
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -115,8 +156,9 @@ void check_bounds(std::span<const std::byte> in, std::span<const FrameTable<floa
 size_t least_frame_bytes(std::span<const FrameTable<const float>> tables) {
   size_t bytes = head_bytes(tables);
   for (const auto& table : tables) {
-    bytes += is_bounded(table) ? bounded::min_bytes(rows_of(table), table.rows.columns)
-                               : usual_bytes(table.codec, table.rows.rows, table.rows.columns);
+    const size_t rows = rows_of(table), columns = table.rows.columns;
+    bytes += is_bounded(table) ? bounded::min_bytes(rows, columns)
+                               : usual_bytes(table.codec, rows, columns);
   }
   return bytes;
 }
@@ -155,6 +197,7 @@ size_t encode_frame(std::span<const FrameTable<const float>> tables, std::span<s
   }
   header.rows = rows_of(tables);
   header.tables = static_cast<uint32_t>(tables.size());
+  header.groups = checksum_of_groups(tables);
   std::memcpy(out.data(), &header, sizeof header);
   header.checksum = crc32c(out.first(end).subspan(kChecked));
   std::memcpy(out.data(), &header, sizeof header);
@@ -178,6 +221,11 @@ void decode_frame(std::span<const std::byte> in, std::span<const FrameTable<floa
   }
   expect<int>("flags", header.flags, 0);
   expect<uint64_t>("tables", header.tables, tables.size());
+  if (header.groups != checksum_of_groups(tables)) {
+    refuse(
+        "was made with other groups of equal rows: the ids that the rows were looked up for are "
+        "not those that were sent. Leave a batch as it is until its embeddings have arrived");
+  }
   expect<uint64_t>("rows", header.rows, rows_of(tables));
   if (has_bounds(tables)) check_bounds(in, tables);
   const size_t entries_at = header_bytes(tables);

@@ -6,12 +6,15 @@
 
 #include "codecs/bounded/bounded.h"
 #include "codecs/codec.h"
+#include "codecs/row_groups.h"
 
 namespace bls {
 
 /// A frame holds the encoded rows of several tables for one rank: a header with a checksum, eight
 /// bytes for each table, and what `encode` wrote for it (docs/wire-format.md). Which tables, codecs
 /// and shapes those are, both ends know; what the frame says of them is only compared.
+///
+/// Which rows are known to belong together the header says by a checksum.
 ///
 /// With an error-bounded table a frame is of version 2, whose header says by a checksum which
 /// bounds are in force; without one it is of version 1.
@@ -23,14 +26,17 @@ template <typename T>
 struct FrameTable {
   Codec codec = Codec::kFloat32;
   Matrix<T> rows{};
-  float bound = 0;     ///< of error-bounded rows
-  RowGroups groups{};  ///< of error-bounded rows
+  float bound = 0;  ///< of error-bounded rows
+  RowGroups groups{};
+  bool summed = false;       ///< whether the sum of a group's rows travels, not the first one
+  bool fixed_width = false;  ///< whether error-bounded rows are encoded so
 };
 
 /// The least that `encode_frame` writes.
 size_t least_frame_bytes(std::span<const FrameTable<const float>> tables);
-/// What to keep room for: `usual_bytes`, and a byte for each error-bounded value. Rows of a model
-/// that is not trained yet take next to nothing, and tell nothing of what later ones will take.
+/// What to keep room for: `usual_bytes` of all rows, equal or not, and a byte for each
+/// error-bounded value. Rows of a model that is not trained yet take next to nothing, and tell
+/// nothing of what later ones will take.
 size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables);
 
 /// Returns how many bytes the frame takes, and writes it to `out` if it has so many.

@@ -30,7 +30,8 @@ bool is_near(float value, float decoded, float bound) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
-  const bool encodes = input.take<uint8_t>() & 1, has_groups = input.take<uint8_t>() & 1;
+  const auto how = input.take<uint8_t>();
+  const bool encodes = how & 1, fixed_width = how & 2, has_groups = input.take<uint8_t>() & 1;
   const float bound = std::ldexp(1.0f, static_cast<int>(input.take_up_to(40)) - 20);
   const size_t rows = input.take_up_to(60), columns = input.take_up_to(70);
   size_t count = 0;
@@ -56,8 +57,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   const Matrix<const float> matrix{values.data(), rows, columns, columns};
-  bytes.resize(bounded::encode(bound, matrix, groups, {}));
-  require(bounded::encode(bound, matrix, groups, bytes) == bytes.size(), "another size");
+  bytes.resize(bounded::encode(bound, matrix, groups, fixed_width, {}));
+  require(bounded::encode(bound, matrix, groups, fixed_width, bytes) == bytes.size(),
+          "another size");
   bounded::decode(bound, bytes, {decoded.data(), rows, columns, columns}, groups);
   for (size_t i = 0; i < values.size(); ++i) {
     require(is_near(values[i], decoded[i], bound), "a value beyond the bound");

@@ -1,4 +1,11 @@
-"""The file that says by which bound each table's embeddings travel."""
+"""The file that says how each table's embeddings travel, and by which bound.
+
+It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backward": "fp32",
+"link": 1.25e8, "tables": {"t0": {"bound": 0.01}, "t1": {"codec": "fp16"}, "t2": {"bound": 0.03,
+"stages": "auto", "measured": {"unique": {"ratio": 2.5, "encode": 4e9, "decode": 6e9}}}}}. Without
+"decay" bounds stay. "stages" are those of `Stages`, or "auto": the best of "measured" for the link,
+in bytes per second. What else a table has is for people.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from torchrec_bls.codecs.error_bound import Decay, ErrorBound
+from torchrec_bls.codecs.stages import Measured, Stages, ranked
 
 VERSION = 1
+AUTO = "auto"
 _CURE = "see docs/design/bounded-codec.md for what it holds"
 
 
-def read_bounds(path: Path) -> dict[str, Any]:
-    """Returns `forward` and `backward` of a CodecConfig.
+def read_bounds(path: Path, link: float | None = None) -> dict[str, Any]:
+    """Returns `forward`, `backward` and `unique` of a CodecConfig.
 
-    The file is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backward":
-    "fp32", "tables": {"t0": {"bound": 0.01}, "t1": {"codec": "fp16"}}}. Without "decay" bounds
-    stay; what else it says of a table is for its readers.
+    Args:
+        path: of the file.
+        link: bytes per second from one rank to the others, by which the stages of all tables are
+            chosen whose stages were measured; None: as the file says.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is no such file, or one of another version.
     """
+    content = _content(path)
+    decay = content.get("decay")
+    if decay is not None:
+        decay = _made(Decay, decay, f"{path}: decay")
+    forward: dict[str, str | ErrorBound] = {}
+    unique: dict[str, bool] = {}
+    for name, table in content["tables"].items():
+        reader = _Table(f"{path}: table '{name}'", table)
+        stages = reader.stages(link, content.get("link"))
+        forward[name] = reader.codec(decay, stages)
+        unique[name] = stages is not None and stages.unique
+    return {"forward": forward, "backward": content.get("backward", "fp32"), "unique": unique}
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except ValueError as error:  # of UTF-8 and of JSON
@@ -37,27 +62,74 @@ def read_bounds(path: Path) -> dict[str, Any]:
     tables = content.get("tables")
     if not isinstance(tables, dict) or not tables:
         raise ValueError(f"{path} names no tables: {_CURE}")
-    decay = content.get("decay")
-    if decay is not None:
-        decay = _made(Decay, decay, f"{path}: decay")
-    forward = {name: _codec(path, name, table, decay) for name, table in tables.items()}
-    return {"forward": forward, "backward": content.get("backward", "fp32")}
+    return content
 
 
-def _codec(path: Path, name: str, table: object, decay: Decay | None) -> str | ErrorBound:
-    known = table if isinstance(table, dict) else {}
-    given = [known[key] for key in ("bound", "codec") if key in known]
-    if len(given) != 1:
-        raise ValueError(
-            f"{path}: table '{name}' has {len(given)} of bound and codec, but needs one of them"
+class _Table:
+    """What the file has of one table."""
+
+    def __init__(self, where: str, content: object) -> None:
+        self._where = where
+        self._content: dict[str, Any] = content if isinstance(content, dict) else {}
+
+    def stages(self, link: float | None, of_file: float | None) -> Stages | None:
+        """Returns the stages that are asked for, if any are."""
+        given = self._content.get("stages")
+        measured = self._measured()
+        if given == AUTO or (link is not None and measured):
+            if not measured:
+                raise ValueError(f'{self._where} has stages "auto", but no "measured": {_CURE}')
+            link = of_file if link is None else link
+            if link is None:
+                raise ValueError(
+                    f'{self._where} has stages "auto", but no link is known: give from_file one, '
+                    'in bytes per second, or the file a "link"'
+                )
+            return ranked(measured, link)[0]
+        return None if given is None else self._stages_named(given)
+
+    def codec(self, decay: Decay | None, stages: Stages | None) -> str | ErrorBound:
+        """Returns what rows travel with."""
+        given = [key for key in ("bound", "codec") if key in self._content]
+        if len(given) != 1:
+            raise ValueError(
+                f"{self._where} has {len(given)} of bound and codec, but needs one of them"
+            )
+        if given == ["codec"]:
+            if stages is not None and stages.bounded:
+                raise ValueError(
+                    f"{self._where} has a codec, and stages '{stages.value}', which need a bound"
+                )
+            codec: str = self._content["codec"]
+            return codec
+        bound: ErrorBound = _made(
+            ErrorBound,
+            {
+                "bound": self._content["bound"],
+                "decay": decay,
+                "fixed_width": stages is Stages.FIXED,
+            },
+            self._where,
         )
-    if "codec" in known:
-        codec: str = known["codec"]
-        return codec
-    bound: ErrorBound = _made(
-        ErrorBound, {"bound": known["bound"], "decay": decay}, f"{path}: table '{name}'"
-    )
-    return bound
+        return bound if stages is None or stages.bounded else "fp32"
+
+    def _measured(self) -> dict[Stages, Measured]:
+        measured = self._content.get("measured", {})
+        if not isinstance(measured, dict):
+            raise ValueError(f"{self._where}: measured is {measured!r}, but must be an object")
+        return {
+            self._stages_named(name): _made(Measured, numbers, f"{self._where}: measured '{name}'")
+            for name, numbers in measured.items()
+        }
+
+    def _stages_named(self, name: object) -> Stages:
+        try:
+            return Stages(name)
+        except ValueError:
+            names = ", ".join(repr(stages.value) for stages in Stages)
+            raise ValueError(
+                f"{self._where}: stages are {name!r}, but must be one of {names}, '{AUTO}'"
+            ) from None
 
 
 def _made(kind: Any, arguments: object, where: str) -> Any:

@@ -84,10 +84,13 @@ class ErrorBound:
         bound: absolute, of every value of a forward's embeddings; of a sum of partial sums, each
             has a share of it.
         decay: of the bound; None: it stays.
+        fixed_width: whether all codes take as many bits, which is faster than the shortest form and
+            larger. A choice of the sender: what arrives is the same.
     """
 
     bound: float
     decay: Decay | None = None
+    fixed_width: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bound that cannot be kept."""

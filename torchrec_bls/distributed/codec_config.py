@@ -31,11 +31,16 @@ class CodecConfig:
         non_finite: what becomes of rows that hold NaN or infinities: "keep" lets them travel as
             they are where codes have no place for them, "refuse" raises ValueError on the rank that
             has them and PoisonedError on the others.
+        unique: whether rows of equal ids, or of equal bags of ids, travel once for each pair of
+            ranks and forward, and their gradients as their sum; for all tables, or by name. Both
+            ends know from the ids, so that it takes no bytes. Tables whose ids have weights are
+            left out.
     """
 
     forward: TableCodec | Mapping[str, TableCodec] = "fp32"
     backward: str | Mapping[str, str] = "fp32"
     non_finite: str = "keep"
+    unique: bool | Mapping[str, bool] = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for codecs and policies that do not exist."""
@@ -49,20 +54,31 @@ class CodecConfig:
                     _codec_of(named, table, direction)
             else:
                 _codec(named, f"the {direction} codec", direction)
+        by_table = self.unique.values() if isinstance(self.unique, Mapping) else [self.unique]
+        if not all(isinstance(each, bool) for each in by_table):
+            raise ValueError(f"unique is {self.unique!r}, but must be True or False, or a mapping")
         if self.non_finite not in _NON_FINITE:
             raise ValueError(
                 f"non_finite is {self.non_finite!r}, but must be one of {', '.join(_NON_FINITE)}"
             )
 
     @classmethod
-    def from_file(cls, path: str | Path) -> CodecConfig:
-        """Returns what a file of bounds by table says, see docs/design/bounded-codec.md.
+    def from_file(cls, path: str | Path, link: float | None = None) -> CodecConfig:
+        """Returns what a file of bounds by table says, such as `torchrec-bls analyse-tables` writes
+        (docs/design/bounded-codec.md).
+
+        Args:
+            path: of the file.
+            link: bytes per second from one rank to the others. By it the fastest stages are chosen
+                of each table whose stages were measured (equation 2 of Dual-Level Adaptive Lossy
+                Compression); None: as the file says. `torchrec_bls.sharding.link_of` reads it from
+                a calibrated profile.
 
         Raises:
             FileNotFoundError: there is none.
             ValueError: it is no such file, or one of another version.
         """
-        return cls(**read_bounds(Path(path)))
+        return cls(**read_bounds(Path(path), link))
 
     @property
     def decays(self) -> bool:
@@ -70,6 +86,12 @@ class CodecConfig:
         named = self.forward
         codecs = named.values() if isinstance(named, Mapping) else [named]
         return any(isinstance(each, ErrorBound) and each.decay is not None for each in codecs)
+
+    @property
+    def finds_unique(self) -> bool:
+        """Whether equal rows of any table travel once."""
+        unique = self.unique
+        return any(unique.values()) if isinstance(unique, Mapping) else unique
 
     def forward_of(self, table: str) -> Codec | ErrorBound:
         """Returns the codec of the table's embeddings. Raises ValueError if it has none."""
@@ -81,11 +103,31 @@ class CodecConfig:
         assert isinstance(codec, Codec)
         return codec
 
+    def unique_of(self, table: str) -> bool:
+        """Returns whether equal rows travel once. Raises ValueError if nothing says so."""
+        if not isinstance(self.unique, Mapping):
+            return self.unique
+        if table not in self.unique:
+            raise ValueError(
+                f"unique says nothing of table '{table}': name every table of the module, or give "
+                "one answer for all"
+            )
+        return self.unique[table]
+
     def describe(self, table: str) -> str:
-        """Returns both in words. Raises ValueError if the table lacks one."""
+        """Returns all three in words. Raises ValueError if the table lacks one."""
         forward = self.forward_of(table)
         named = forward.name if isinstance(forward, Codec) else repr(forward)
-        return f"{named} for embeddings, {self.backward_of(table).name} for gradients"
+        rows = "equal rows once" if self.unique_of(table) else "all rows"
+        return f"{named} for embeddings, {self.backward_of(table).name} for gradients, {rows}"
+
+    def encode_any(self, tables: Iterable[Any]) -> bool:
+        """Returns whether rows or gradients of any of the tables do not travel as they are."""
+        return any(self._encodes(table.name) for table in tables)
+
+    def _encodes(self, table: str) -> bool:
+        codecs = {self.forward_of(table), self.backward_of(table)}
+        return codecs != {Codec.FP32} or self.unique_of(table)
 
     def check(self, tables: Iterable[Any]) -> None:
         """Raises ValueError for a table without a codec, or whose rows are not float32.
@@ -94,11 +136,10 @@ class CodecConfig:
             tables: EmbeddingConfig or EmbeddingBagConfig of each.
         """
         for table in tables:
-            codecs = {self.forward_of(table.name), self.backward_of(table.name)}
-            if codecs != {Codec.FP32} and table.data_type != DataType.FP32:
+            if self._encodes(table.name) and table.data_type != DataType.FP32:
                 raise ValueError(
                     f"table '{table.name}' is {table.data_type.name}, but only rows of FP32 can be "
-                    "encoded: give it the codec fp32"
+                    "encoded, or travel once: give it the codec fp32, and leave unique off"
                 )
 
 

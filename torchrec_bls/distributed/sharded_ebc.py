@@ -35,7 +35,6 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
 from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
-from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
@@ -117,7 +116,8 @@ class BLSEmbeddingBagCollection(
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)
-        self._swap_ids_dists(self._sharding_types, self._input_dists)
+        shardings = zip(self._sharding_types, self._embedding_shardings, strict=True)
+        self._swap_ids_dists(shardings, self._input_dists, pooled=True)
 
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
@@ -139,7 +139,7 @@ class BLSEmbeddingBagCollection(
             if codecs is None:
                 self._output_dists[index] = PooledOutputDist(*arguments)
             else:
-                plan = plan_codecs(codecs, self._embedding_shardings[index])
+                plan = self._codec_plan(self._embedding_shardings[index])
                 self._output_dists[index] = CodedPooledOutputDist(
                     plan, codecs.non_finite, lambda: self._bls.iterations, *arguments
                 )

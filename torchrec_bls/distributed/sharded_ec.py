@@ -28,7 +28,6 @@ from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
-from torchrec_bls.distributed.outputs.table_codecs import plan_codecs
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 from torchrec_bls.distributed.training_iterations import keep_in_checkpoints
@@ -64,7 +63,8 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)
-        self._swap_ids_dists(self._sharding_type_to_sharding, self._input_dists)
+        shardings = self._sharding_type_to_sharding.items()
+        self._swap_ids_dists(shardings, self._input_dists, pooled=False)
 
     def _create_output_dist(self) -> None:
         codecs = self._bls.exchanges.config.codecs
@@ -79,7 +79,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                 SequenceOutputDist(*arguments)
                 if codecs is None
                 else CodedSequenceOutputDist(
-                    plan_codecs(codecs, sharding),
+                    self._codec_plan(sharding),
                     codecs.non_finite,
                     lambda: self._bls.iterations,
                     *arguments,

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable
+from torchrec_bls.distributed.inputs.equal_rows import UniqueRows
 from torchrec_bls.distributed.inputs.foreign_input_dist import OwnInputDist
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.input_dist import BoundedLagIdsDist, IdsLayout
@@ -30,6 +32,7 @@ from torchrec_bls.distributed.inputs.refused_batches import (
 from torchrec_bls.distributed.module_state import NO_NOTE, ModuleExchanges, ModuleState
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, plan_codecs
 from torchrec_bls.errors import BLSError, named
 
 
@@ -49,6 +52,8 @@ class BoundedLagModule(OwnInputDist):
     ) -> None:
         if config.codecs is not None:
             config.codecs.check(tables)
+            if not config.codecs.encode_any(tables):
+                config = replace(config, codecs=None)
         name = module_fqn or type(self).__name__
         exchanges = ModuleExchanges(group, config, name, self.fail)
         self._bls = ModuleState(
@@ -79,10 +84,12 @@ class BoundedLagModule(OwnInputDist):
             return
         self._bls.exchanges.fail(reason, exchanged(self._sharding_types))
 
-    def _swap_ids_dists(self, sharding_types: Iterable[str], input_dists: list[nn.Module]) -> None:
+    def _swap_ids_dists(
+        self, shardings: Iterable[tuple[str, Any]], input_dists: list[nn.Module], pooled: bool
+    ) -> None:
         # The outer dist stays: TorchRec asks for its class and for what it keeps of bucketizing.
         exchanges = self._bls.exchanges
-        for index, sharding_type in enumerate(sharding_types):
+        for index, (sharding_type, sharding) in enumerate(shardings):
             if not exchanged([sharding_type]):
                 input_dists[index] = LocalIdsDist()
                 continue
@@ -96,7 +103,19 @@ class BoundedLagModule(OwnInputDist):
                 exchanges.slot_growth(sharding_type),
                 lambda: self._bls.note,
                 exchanges.config.codecs is not None,
+                self._unique_rows(sharding, pooled),
             )
+
+    def _codec_plan(self, sharding: Any) -> CodecPlan:
+        codecs = self._bls.exchanges.config.codecs
+        assert codecs is not None
+        return plan_codecs(codecs, sharding, self._bls.input_check.is_weighted)
+
+    def _unique_rows(self, sharding: Any, pooled: bool) -> UniqueRows | None:
+        if self._bls.exchanges.config.codecs is None:
+            return None
+        wanted = self._codec_plan(sharding).unique
+        return None if wanted is None else UniqueRows(pooled, wanted)
 
     def forward(self, *input: Any, **kwargs: Any) -> Any:
         """See TorchRec; torch.compile breaks its graph here."""
@@ -190,6 +209,7 @@ class BoundedLagModule(OwnInputDist):
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts the embeddings; see TorchRec."""
         with self._all_or_none("lookup"):
+            self._refuse_hooks()
             embeddings = self._look_up(ctx, input)
         if torch.is_grad_enabled() and self.training:  # type: ignore[attr-defined]
             self._bls.iterations += 1
@@ -288,6 +308,17 @@ class BoundedLagModule(OwnInputDist):
             and module.post_lookup_tracker_fn is None
             and module.post_odist_tracker_fn is None
         )
+
+    def _refuse_hooks(self) -> None:
+        codecs = self._bls.exchanges.config.codecs
+        if codecs is None or not codecs.finds_unique:
+            return
+        if any(tables.has_hooks() for tables in self._lookup_tables()):
+            raise ValueError(
+                f"{self._bls.exchanges.name} on rank {self._bls.exchanges.group.rank()}: a hook of "
+                "its lookups may give equal ids different rows, of which one would travel: remove "
+                "the hook, or leave CodecConfig's unique off"
+            )
 
     def _lookup_tables(self) -> list[LookupTables]:
         if self._bls.lookup_tables is None:

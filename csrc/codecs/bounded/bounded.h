@@ -5,18 +5,9 @@
 #include <span>
 
 #include "codecs/matrix.h"
+#include "codecs/row_groups.h"
 
 namespace bls {
-
-/// Which rows of a table both ends know to be equal, from their ids for instance. One row of each
-/// group travels. Where nothing is known each row travels for itself.
-struct RowGroups {
-  std::span<const uint32_t> of_row{};  ///< numbered in the order in which groups first appear
-  size_t count = 0;
-
-  bool known() const { return !of_row.empty(); }
-  size_t travelling(size_t rows) const { return known() ? count : rows; }
-};
 
 /// Error-bounded rows (Dual-Level Adaptive Lossy Compression, section III-D): |x - x'| <= bound for
 /// every value, after docs/wire-format.md. Rows that hold NaN, an infinity or a value too large for
@@ -38,9 +29,10 @@ constexpr size_t max_bytes(size_t rows, size_t columns) {
 /// Returns how many bytes the rows take, encoded, and writes them to `out` if it has so many.
 ///
 /// Throws std::invalid_argument for a bound or groups that are none. Rows of one group are not
-/// compared: the first one stands for all.
+/// compared: the first one stands for all. With `fixed_width` all codes of a table are as long: it
+/// takes less time and more bytes.
 size_t encode(float bound, const Matrix<const float>& rows, const RowGroups& groups,
-              std::span<std::byte> out);
+              bool fixed_width, std::span<std::byte> out);
 
 /// Reads what `encode` wrote for the same bound, shape and groups.
 ///

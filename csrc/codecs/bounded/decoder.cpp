@@ -1,15 +1,14 @@
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 #include "codecs/bounded/bounded.h"
 #include "codecs/bounded/form.h"
 #include "codecs/bounded/grid.h"
 #include "codecs/bounded/kernels/kernels.h"
 #include "codecs/bounded/refuse.h"
-#include "codecs/bounded/scratch.h"
 #include "codecs/bounded/symbols/bits.h"
 #include "codecs/bounded/symbols/symbols.h"
+#include "codecs/scratch.h"
 
 namespace bls::bounded {
 namespace {
@@ -41,13 +40,6 @@ const uint32_t* for_rows(const uint32_t* sources, const RowGroups& groups,
     of_rows[row] = sources[groups.of_row[row]];
   }
   return of_rows;
-}
-
-void check_groups(const RowGroups& groups, size_t rows) {
-  if (!groups.known()) return;
-  bool right = groups.of_row.size() == rows;
-  for (const uint32_t group : groups.of_row) right &= group < groups.count;
-  if (!right) throw std::invalid_argument("groups of rows are those of another table");
 }
 
 void copy_rows(const std::byte* in, const std::byte* end, const Matrix<float>& rows,

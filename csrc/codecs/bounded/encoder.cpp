@@ -1,16 +1,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
 #include "codecs/bounded/bounded.h"
 #include "codecs/bounded/form.h"
 #include "codecs/bounded/grid.h"
 #include "codecs/bounded/kernels/kernels.h"
-#include "codecs/bounded/scratch.h"
 #include "codecs/bounded/symbols/bits.h"
 #include "codecs/bounded/symbols/symbols.h"
+#include "codecs/scratch.h"
 
 namespace bls::bounded {
 namespace {
@@ -31,15 +29,9 @@ const uint32_t* first_rows(const RowGroups& groups, size_t rows, Scratch<uint32_
   if (!groups.known()) return nullptr;
   uint32_t* const first = scratch.of(rows);
   size_t next = 0;
-  bool is_right = groups.of_row.size() == rows;
-  for (size_t row = 0; is_right && row < rows; ++row) {
-    const uint32_t group = groups.of_row[row];
+  for (size_t row = 0; row < rows; ++row) {
     first[next] = static_cast<uint32_t>(row);
-    is_right = group <= next;
-    next += group == next;
-  }
-  if (!is_right || next != groups.count) {
-    throw std::invalid_argument("groups of rows are not numbered as they first appear");
+    next += groups.of_row[row] == next;
   }
   return first;
 }
@@ -131,7 +123,7 @@ std::byte* write_escaped(const Quantized& rows, std::byte* out) {
   return out;
 }
 
-std::byte* write(const Quantized& rows, EncoderScratch& scratch, std::byte* out) {
+std::byte* write(const Quantized& rows, bool fixed_width, EncoderScratch& scratch, std::byte* out) {
   const RowSearch& found = rows.found;
   const size_t values = found.new_count * found.rows.columns;
   const int8_t* symbols = rows.codes;
@@ -142,9 +134,9 @@ std::byte* write(const Quantized& rows, EncoderScratch& scratch, std::byte* out)
     symbols = high;
   }
   *out++ = static_cast<std::byte>(low_bits);
-  out = write_symbols(found.kinds, found.count, out);
+  out = write_symbols(found.kinds, found.count, fixed_width, out);
   out = kernels().write_numbers(found.earlier, found.earlier_count, out);
-  out = write_symbols(symbols, values, out);
+  out = write_symbols(symbols, values, fixed_width, out);
   if (low_bits > 0) out = write_low_bits(rows.wide_codes, values, low_bits, out);
   return write_escaped(rows, out);
 }
@@ -167,15 +159,16 @@ size_t room_for(size_t rows, size_t columns) {
 }  // namespace
 
 size_t encode(float bound, const Matrix<const float>& rows, const RowGroups& groups,
-              std::span<std::byte> out) {
+              bool fixed_width, std::span<std::byte> out) {
   static thread_local EncoderScratch scratch;
   check_bound(bound);
+  check_groups(groups, rows.rows);
   const uint32_t* const chosen = first_rows(groups, rows.rows, scratch.chosen);
   const size_t count = groups.travelling(rows.rows), most = max_bytes(count, rows.columns);
   if (most == 0) return 0;
   const Quantized quantized = quantize(bound, rows, chosen, count, scratch);
   std::byte* const begin = scratch.out.of(room_for(count, rows.columns));
-  const std::byte* end = write(quantized, scratch, begin);
+  const std::byte* end = write(quantized, fixed_width, scratch, begin);
   if (static_cast<size_t>(end - begin) >= most) end = write_as_they_are(quantized, begin);
   const auto bytes = static_cast<size_t>(end - begin);
   if (bytes <= out.size()) std::memcpy(out.data(), begin, bytes);

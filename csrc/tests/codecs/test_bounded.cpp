@@ -32,8 +32,8 @@ Floats random_rows(size_t count, float deviation, unsigned seed) {
 
 /// Encoded in memory of just the size that was announced.
 Bytes encoded(float bound, const Matrix<const float>& rows, const RowGroups& groups = {}) {
-  Bytes out(bounded::encode(bound, rows, groups, {}));
-  CHECK(bounded::encode(bound, rows, groups, out) == out.size());
+  Bytes out(bounded::encode(bound, rows, groups, false, {}));
+  CHECK(bounded::encode(bound, rows, groups, false, out) == out.size());
   CHECK(out.size() >= bounded::min_bytes(groups.travelling(rows.rows), rows.columns));
   CHECK(out.size() <= bounded::max_bytes(groups.travelling(rows.rows), rows.columns));
   return out;
@@ -182,7 +182,8 @@ TEST_CASE("rows may be columns of wider ones, and nothing is written beside them
       }
       for (size_t room = 0; room < bytes.size(); ++room) {
         Bytes memory(bytes.size(), std::byte{0xa5});
-        CHECK(bounded::encode(0.01f, rows, {}, std::span(memory).first(room)) == bytes.size());
+        CHECK(bounded::encode(0.01f, rows, {}, false, std::span(memory).first(room)) ==
+              bytes.size());
         CHECK(std::count(memory.begin(), memory.end(), std::byte{0xa5}) ==
               static_cast<ptrdiff_t>(memory.size()));
       }
@@ -273,12 +274,12 @@ TEST_CASE("what a caller gets wrong") {
   const Floats values(12);
   const Matrix<const float> rows{values.data(), 3, 4, 4};
   for (const float bound : {0.0f, -1.0f, kNan, kInfinity, 1e-40f, 0x1p111f}) {
-    CHECK_THROWS_AS(bounded::encode(bound, rows, {}, {}), std::invalid_argument);
+    CHECK_THROWS_AS(bounded::encode(bound, rows, {}, false, {}), std::invalid_argument);
     CHECK_THROWS_AS(decoded(bound, {}, 0, 0), std::invalid_argument);
   }
   const std::vector<std::vector<uint32_t>> wrong = {{0, 2, 1}, {1, 0, 0}, {0, 0}, {0, 0, 0}};
   for (const auto& of_row : wrong) {
-    CHECK_THROWS_AS(bounded::encode(0.1f, rows, {of_row, 2}, {}), std::invalid_argument);
+    CHECK_THROWS_AS(bounded::encode(0.1f, rows, {of_row, 2}, false, {}), std::invalid_argument);
   }
   Floats out(12);
   CHECK_THROWS_AS(bounded::decode(0.1f, {}, {out.data(), 3, 4, 4}, {wrong[0], 2}),

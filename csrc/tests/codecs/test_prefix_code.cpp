@@ -113,7 +113,7 @@ TEST_CASE("symbols come back, however many and however spread") {
           symbol = static_cast<int8_t>(std::clamp(spread * normal(random), -128.0, 127.0));
         }
         bls::testing::Bytes bytes(room_for_symbols(count));
-        const std::byte* const end = write_symbols(symbols.data(), count, bytes.data());
+        const std::byte* const end = write_symbols(symbols.data(), count, false, bytes.data());
         bytes.resize(static_cast<size_t>(end - bytes.data()));
         // Memory of just the size, so that sanitizers see what is read beyond.
         const bls::testing::Bytes exact(bytes);

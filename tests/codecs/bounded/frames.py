@@ -19,7 +19,8 @@ def _table(
     address = 0 if groups is None else of_row.ctypes.data
     count = 0 if groups is None else max(groups, default=-1) + 1
     stride = rows.strides[0] // rows.itemsize
-    return (ERROR_BOUNDED, rows.ctypes.data, *rows.shape, stride, bound, address, count), of_row
+    table = (ERROR_BOUNDED, rows.ctypes.data, *rows.shape, stride, bound, False, address, count)
+    return table, of_row
 
 
 def encode_frame(rows: Floats, bound: float, groups: Sequence[int] | None = None) -> bytes:

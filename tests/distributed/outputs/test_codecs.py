@@ -217,7 +217,7 @@ FIELDS = {
     "checksum": (5, "checksum differs"),
     "rows": (8, "checksum differs"),
     "tables": (16, "checksum differs"),
-    "reserved": (20, "checksum differs"),
+    "groups of equal rows": (20, "checksum differs"),
     "codec": (24, "checksum differs"),
     "bytes of a table": (28, "checksum differs"),
     "rows themselves": (60, "checksum differs"),
@@ -231,9 +231,9 @@ def forward_damaged(rank: int, at: int, said: str) -> None:
     if rank == 0:
         collect = _native.collect_frames
 
-        def collect_damaged(arrival: Any, frames: Any) -> None:
+        def collect_damaged(arrival: Any, frames: Any, summed: bool) -> None:
             arrival.view(2, 0)[at] ^= 0x10
-            collect(arrival, frames)
+            collect(arrival, frames, summed)
 
         _native.collect_frames = collect_damaged
         with pytest.raises(

@@ -42,6 +42,7 @@ class InputCheck:
             instead, as TorchRec does.
 
     Attributes:
+        is_weighted: whether ids have weights.
         keys: of all batches; None before the first.
         replaced_ids: ids that row 0 was looked up for.
     """
@@ -51,7 +52,7 @@ class InputCheck:
         self.replaced_ids = 0
         self._name = name
         self._rows_by_feature = _rows_by_feature(tables)
-        self._is_weighted = is_weighted
+        self.is_weighted = is_weighted
         self._bad_ids = bad_ids
         self._row_limits: list[int] = []
         self._dtypes: dict[str, torch.dtype] = {}
@@ -144,7 +145,7 @@ class InputCheck:
         features = KeyedJaggedTensor(
             keys=keys,
             values=torch.empty(0, dtype=torch.int64),
-            weights=torch.empty(0) if self._is_weighted else None,
+            weights=torch.empty(0) if self.is_weighted else None,
             lengths=torch.empty(0, dtype=torch.int32),
             stride=0,
         )

@@ -17,6 +17,7 @@ from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.exchanges.slot_growth import SlotBytes, SlotGrowth
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.equal_rows import EqualRows, UniqueRows
 from torchrec_bls.distributed.inputs.refused_batches import refused
 
 _INTEGERS = {4: torch.int32, 8: torch.int64}
@@ -36,6 +37,9 @@ class IdsLayout(NamedTuple):
         values_received: ids that each rank sent to this one.
         counts_sent: ids that this rank sent to each rank of each of its features, flattened; only
             where rows are encoded.
+        equal_sent: which rows that come for ids of this rank are equal, by rank and feature like
+            `counts_sent`; None where nobody asks.
+        equal_received: which rows are that this rank looks up, by feature and rank like `counts`.
         slot_bytes: of the exchanges, for this batch.
         all_ended: whether no rank has a batch any more.
         updates: of the weights that all ranks have ready.
@@ -49,6 +53,8 @@ class IdsLayout(NamedTuple):
     values_sent: list[int]
     values_received: list[int]
     counts_sent: list[int]
+    equal_sent: EqualRows | None
+    equal_received: EqualRows | None
     slot_bytes: SlotBytes
     all_ended: bool
     updates: int
@@ -62,8 +68,8 @@ def layout_of(sharding_context: Any) -> IdsLayout:
 
 
 class _Batch(NamedTuple):
-    """What this rank knows of a batch whose ids it has posted; `sent` and `counts_sent` are those
-    of IdsLayout."""
+    """What this rank knows of a batch whose ids it has posted; `sent`, `counts_sent` and, if it is
+    asked for, the one item of `equal` are those of IdsLayout."""
 
     number: int
     local_keys: list[str]
@@ -71,6 +77,7 @@ class _Batch(NamedTuple):
     slot_bytes: SlotBytes
     sent: list[int]
     counts_sent: list[int]
+    equal: list[EqualRows]
 
     def dtypes_of(
         self, arrived: _native.ArrivedIds
@@ -149,6 +156,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         growth: of the slots of the exchanges of its sharding type.
         note_of: returns what to tell along with the ids that are posted next.
         count_keys: whether the way back asks for `IdsLayout.counts_sent`.
+        unique: of which rows of the way back it asks whether they are equal, if of any.
     """
 
     def __init__(
@@ -160,6 +168,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         growth: SlotGrowth,
         note_of: Callable[[], IdsNote],
         count_keys: bool,
+        unique: UniqueRows | None,
     ) -> None:
         super().__init__(group, splits, stagger)
         rank, world_size = group.rank(), group.size()
@@ -173,6 +182,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         self._growth = growth
         self._note_of = note_of
         self._count_keys = count_keys
+        self._unique = unique
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Keeps the forward, which TorchRec's pipelines replace to fuse the exchanges of splits.
@@ -209,7 +219,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         keys = ids.keys()
         local_keys = [keys[i] for i in order[self._local]] if order else keys[self._local]
         tensors = [lengths, values] if weights is None else [lengths, values, weights]
-        own = _Batch(number, local_keys, [t.dtype for t in tensors], slot_bytes, [], [])
+        own = _Batch(number, local_keys, [t.dtype for t in tensors], slot_bytes, [], [], [])
         if self._count_keys:
             own.counts_sent.extend(_values_per_key(ids, order))
 
@@ -228,6 +238,11 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
                     (note.ended, note.refusal, note.updates, wanted),
                 )
             )
+            # The other ranks have their ids by now, and read them meanwhile. TorchRec's lookups
+            # use weights, with which bags of equal ids differ, of modules that are not weighted.
+            if self._unique is not None and weights is None:
+                counts = ids.length_per_key()
+                own.equal.append(self._unique.sent(lengths, values, stride, counts, order))
 
         def collect(arrival: _native.Arrival) -> tuple[KeyedJaggedTensor, IdsLayout]:
             return self._assemble(arrival, own)
@@ -259,6 +274,12 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             length_per_key=length_per_key,
             offset_per_key=[0, *accumulate(length_per_key)],
         )
+        equal_received = None
+        if self._unique is not None and weights is None:
+            strides = [arrived.strides[rank] for rank in self._order]
+            equal_received = self._unique.received(
+                self._rank, lengths, values, strides, arrived.counts
+            )
         layout = IdsLayout(
             number=own.number,
             order=self._order,
@@ -267,6 +288,8 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             values_sent=own.sent,
             values_received=arrived.values_per_source,
             counts_sent=own.counts_sent,
+            equal_sent=next(iter(own.equal), None),
+            equal_received=equal_received,
             slot_bytes=own.slot_bytes,
             all_ended=arrived.all_ended,
             updates=arrived.updates,

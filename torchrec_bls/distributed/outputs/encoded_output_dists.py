@@ -4,13 +4,15 @@ Rows are encoded straight into the slots of their receivers and decoded straight
 of this rank for itself are encoded, too: an embedding is the same wherever its table lies.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
+from torchrec_bls.distributed.inputs.equal_rows import UNKNOWN, EqualRows, Groups
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.outputs.output_dist import OutputDist, Request, order_of
 from torchrec_bls.distributed.outputs.output_memory import empty_output
@@ -23,9 +25,10 @@ from torchrec_bls.distributed.outputs.table_codecs import (
     in_force,
 )
 
-# The tables of a frame: codec, address, rows, columns, columns from one row to the next, bound, and
-# which rows are known to be equal.
-Frame = list[tuple[int, int, int, int, int, float, int, int]]
+# Of a frame: codec, address, rows, columns, columns from one row to the next, bound, whether codes
+# have a fixed width, and group of each row and groups, where it is known which rows are equal.
+Table = tuple[int, int, int, int, int, float, bool, int, int]
+Frame = list[Table]
 
 _ITEM = torch.float32.itemsize
 
@@ -82,12 +85,12 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = empty_output((sum(layout.values_sent), request.shape[1]), torch.float32)
-            _native.collect_frames(arrival, _of_samples(codecs, out, layout))
+            _native.collect_frames(arrival, _of_samples(codecs, out, layout), False)
             return out if order is None else out[order]
 
         frames = self._looked_up(codecs, rows, layout)
         target = _Target(self._exchange, layout.slot_bytes.embeddings, layout)
-        return _post(target, self._non_finite, rows, frames, collect)
+        return _post(target, self._non_finite, rows, frames, collect, summed=False)
 
     def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
@@ -103,12 +106,12 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = empty_output(request.shape, torch.float32)
-            _native.collect_frames(arrival, self._looked_up(codecs, out, layout))
+            _native.collect_frames(arrival, self._looked_up(codecs, out, layout), True)
             return out
 
         frames = _of_samples(codecs, by_rank, layout)
         target = _Target(self._gradients, layout.slot_bytes.gradients, layout)
-        return _post(target, self._non_finite, by_rank, frames, collect)
+        return _post(target, self._non_finite, by_rank, frames, collect, summed=True)
 
     def _looked_up(
         self, codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
@@ -116,11 +119,12 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         """Returns the part of each rank in [ids looked up, dim], by feature and rank."""
         frames: list[Frame] = [[] for _ in layout.order]
         address, counts = rows.data_ptr(), iter(layout.counts)
-        for codec, columns, bound in codecs[self._rank]:
+        groups = _groups_of(layout.equal_received)
+        for feature in codecs[self._rank]:
             for rank in layout.order:
                 count = next(counts)
-                frames[rank].append((codec, address, count, columns, columns, bound, 0, 0))
-                address += count * columns * _ITEM
+                frames[rank].append(_table(feature, address, count, feature.columns, groups))
+                address += count * feature.columns * _ITEM
         return frames
 
 
@@ -130,12 +134,13 @@ def _of_samples(
     """Returns the part of each rank in [own ids, dim], by rank and feature."""
     frames: list[Frame] = []
     address, counts = rows.data_ptr(), iter(layout.counts_sent)
+    groups = _groups_of(layout.equal_sent)
     for of_rank in codecs:
         frame: Frame = []
-        for codec, columns, bound in of_rank:
+        for feature in of_rank:
             count = next(counts)
-            frame.append((codec, address, count, columns, columns, bound, 0, 0))
-            address += count * columns * _ITEM
+            frame.append(_table(feature, address, count, feature.columns, groups))
+            address += count * feature.columns * _ITEM
         frames.append(frame)
     return frames
 
@@ -154,15 +159,17 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         layout = request.layout
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            return self._decode(codecs, arrival, layout.strides[self._rank])
+            return self._decode(codecs, arrival, layout)
 
         frames = self._looked_up(codecs, rows, layout)
         target = _Target(self._exchange, layout.slot_bytes.embeddings, layout)
-        return _post(target, self._non_finite, rows, frames, collect)
+        return _post(target, self._non_finite, rows, frames, collect, summed=False)
 
     def _decode(
-        self, codecs: list[list[EncodedFeature]], arrival: _native.Arrival, batch: int
+        self, codecs: list[list[EncodedFeature]], arrival: _native.Arrival, layout: IdsLayout
     ) -> torch.Tensor:
+        batch = layout.strides[self._rank]
+        groups = _groups_of(layout.equal_sent)
         out = empty_output((batch, self._offsets[-1]), torch.float32)
         frames: list[Frame] = []
         addends: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -172,8 +179,10 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
             if rank != group.first:
                 addends.append((columns, torch.empty(batch, group.width)))
                 columns = addends[-1][1]
-            frames.append(_side_by_side(codecs[rank], columns.data_ptr(), batch, columns.stride(0)))
-        _native.collect_frames(arrival, frames)
+            frames.append(
+                _side_by_side(codecs[rank], columns.data_ptr(), batch, columns.stride(0), groups)
+            )
+        _native.collect_frames(arrival, frames, False)
         for columns, addend in addends:  # in the order of ranks
             columns.add_(addend)
         return out
@@ -188,17 +197,18 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = empty_output(request.shape, torch.float32)
-            _native.collect_frames(arrival, self._looked_up(codecs, out, layout))
+            _native.collect_frames(arrival, self._looked_up(codecs, out, layout), True)
             return out
 
+        groups = _groups_of(layout.equal_sent)
         frames = [
             _side_by_side(
-                of_rank, gradient.data_ptr() + self._offsets[index] * _ITEM, batch, columns
+                of_rank, gradient.data_ptr() + self._offsets[index] * _ITEM, batch, columns, groups
             )
             for of_rank, index in zip(codecs, self._group_of_rank, strict=True)
         ]
         target = _Target(self._gradients, layout.slot_bytes.gradients, layout)
-        return _post(target, self._non_finite, gradient, frames, collect)
+        return _post(target, self._non_finite, gradient, frames, collect, summed=True)
 
     def _looked_up(
         self, codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
@@ -206,20 +216,39 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         """Returns the part of each rank in [samples of all ranks, columns of this rank]."""
         frames: list[Frame] = [[] for _ in layout.order]
         address, columns = rows.data_ptr(), rows.shape[1]
-        for rank in layout.order:
+        for place, rank in enumerate(layout.order):
             batch = layout.strides[rank]
-            frames[rank] = _side_by_side(codecs[self._rank], address, batch, columns)
+            # By feature and rank.
+            groups = _groups_of(layout.equal_received, place, len(layout.order))
+            frames[rank] = _side_by_side(codecs[self._rank], address, batch, columns, groups)
             address += batch * columns * _ITEM
         return frames
 
 
+def _groups_of(equal: EqualRows | None, first: int = 0, step: int = 1) -> Iterator[Groups]:
+    return repeat(UNKNOWN) if equal is None else iter(equal.groups[first::step])
+
+
+def _table(
+    feature: EncodedFeature, address: int, rows: int, stride: int, groups: Iterator[Groups]
+) -> Table:
+    """Returns the rows of a feature; takes the next of `groups`."""
+    codec, columns, bound, fixed_width = feature
+    return codec, address, rows, columns, stride, bound, fixed_width, *next(groups)
+
+
 def _side_by_side(
-    features: Iterable[EncodedFeature], address: int, rows: int, stride: int
+    features: Iterable[EncodedFeature],
+    address: int,
+    rows: int,
+    stride: int,
+    groups: Iterator[Groups],
 ) -> Frame:
+    """Returns features whose columns lie side by side, and takes as many of `groups`."""
     frame: Frame = []
-    for codec, columns, bound in features:
-        frame.append((codec, address, rows, columns, stride, bound, 0, 0))
-        address += columns * _ITEM
+    for feature in features:
+        frame.append(_table(feature, address, rows, stride, groups))
+        address += feature.columns * _ITEM
     return frame
 
 
@@ -237,8 +266,10 @@ def _post(
     rows: torch.Tensor,
     frames: list[Frame],
     collect: Callable[[_native.Arrival], torch.Tensor],
+    summed: bool,
 ) -> Pending[torch.Tensor]:
-    """Posts frames whose tables lie in `rows`."""
+    """Posts frames whose tables lie in `rows`. Of rows known to be equal the first one travels, or
+    their sum."""
     exchange, slot_bytes, layout = target
     if not exchange.has_slots(slot_bytes):
         largest = max(map(_native.usual_frame_bytes, frames))
@@ -248,7 +279,7 @@ def _post(
         if rows.dtype != torch.float32:
             raise ValueError(
                 f"{exchange.name} are {rows.dtype}, but codecs need torch.float32: leave "
-                "output_dtype as it is, or the codec fp32"
+                "output_dtype as it is, or the codec fp32 and unique off"
             )
         if non_finite == "refuse" and not rows.isfinite().all():
             bad = int((~rows.isfinite()).any(dim=1).sum())
@@ -256,6 +287,6 @@ def _post(
                 f"{exchange.name}: {bad} of {len(rows)} rows hold NaN or infinities, which "
                 'non_finite="refuse" does not let pass'
             )
-        _native.post_frames(channel, frames)
+        _native.post_frames(channel, frames, summed)
 
     return exchange.post(send, collect, [], layout.number)

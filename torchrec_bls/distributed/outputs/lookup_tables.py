@@ -92,10 +92,12 @@ class LookupTables:
         self._find_memory()
         return self._dtypes <= {torch.float32}
 
+    def has_hooks(self) -> bool:
+        """Whether somebody may change what is looked up."""
+        return any(module._forward_pre_hooks or module._forward_hooks for module in self._hooked)
+
     def _is_watched(self) -> bool:
-        return self._lookup.optim_state_tracker_fn is not None or any(
-            module._forward_pre_hooks or module._forward_hooks for module in self._hooked
-        )
+        return self._lookup.optim_state_tracker_fn is not None or self.has_hooks()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -23,11 +23,13 @@ class EncodedFeature(NamedTuple):
         codec: its number in frames.
         columns: of its rows.
         bound: of the error; 0 where the codec has none.
+        fixed_width: whether its codes are to be as long.
     """
 
     codec: int
     columns: int
     bound: float
+    fixed_width: bool
 
 
 class CodecPlan(NamedTuple):
@@ -37,19 +39,29 @@ class CodecPlan(NamedTuple):
         forward: None if all of it travels as it is.
         backward: likewise.
         decays: whether bounds depend on the iteration.
+        unique: whether equal rows of a feature travel once; None if none do.
     """
 
     forward: list[list[CodedFeature]] | None
     backward: list[list[CodedFeature]] | None
     decays: bool
+    unique: list[list[bool]] | None
 
 
-def plan_codecs(config: CodecConfig, sharding: Any) -> CodecPlan:
-    """Returns the codecs of one of TorchRec's shardings."""
+def plan_codecs(config: CodecConfig, sharding: Any, is_weighted: bool = False) -> CodecPlan:
+    """Returns the codecs of one of TorchRec's shardings.
+
+    Args:
+        config: of the sharder.
+        sharding: its tables and features.
+        is_weighted: whether ids have weights. Bags of equal ids have different rows then.
+    """
     tables = [
         [table for group in groups for table in group.embedding_tables for _ in table.feature_names]
         for groups in sharding._grouped_embedding_configs_per_rank
     ]
+    unique = [[config.unique_of(table.name) for table in of_rank] for of_rank in tables]
+    finds_unique = any(map(any, unique)) and not is_weighted
 
     def planned(codec_of: Any) -> list[list[CodedFeature]] | None:
         by_rank = [
@@ -57,9 +69,14 @@ def plan_codecs(config: CodecConfig, sharding: Any) -> CodecPlan:
             for of_rank in tables
         ]
         coded = any(feature.codec != Codec.FP32 for of_rank in by_rank for feature in of_rank)
-        return by_rank if coded else None
+        return by_rank if coded or finds_unique else None
 
-    return CodecPlan(planned(config.forward_of), planned(config.backward_of), config.decays)
+    return CodecPlan(
+        planned(config.forward_of),
+        planned(config.backward_of),
+        config.decays,
+        unique if finds_unique else None,
+    )
 
 
 def in_force(
@@ -76,8 +93,9 @@ def in_force(
     def encoded(feature: CodedFeature, addends: int) -> EncodedFeature:
         codec, columns = feature
         if isinstance(codec, ErrorBound):
-            return EncodedFeature(_native.ERROR_BOUNDED, columns, codec.at(iteration, addends))
-        return EncodedFeature(codec, columns, 0.0)
+            bound = codec.at(iteration, addends)
+            return EncodedFeature(_native.ERROR_BOUNDED, columns, bound, codec.fixed_width)
+        return EncodedFeature(codec, columns, 0.0, False)
 
     return [
         [encoded(feature, added) for feature in of_rank]

@@ -25,8 +25,8 @@ constexpr int kAbsent = kLongestCode + 1;
 /// The most that `write_symbols` writes, with what it may write beyond.
 constexpr size_t room_for_symbols(size_t count) { return count * kLongestCode / 8 + 512; }
 
-/// Returns the end of what it wrote.
-std::byte* write_symbols(const int8_t* symbols, size_t count, std::byte* out);
+/// Returns the end of what it wrote. The code is the shortest one, or of fixed width.
+std::byte* write_symbols(const int8_t* symbols, size_t count, bool fixed_width, std::byte* out);
 
 /// Returns the end of what it read.
 ///

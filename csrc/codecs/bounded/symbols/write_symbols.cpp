@@ -64,12 +64,12 @@ uint64_t description_bits(const CodeLengths& code) {
   return 24 + 8 * bytes_of_bits(bits);
 }
 
-Choice choose(const Histogram& histogram, size_t count) {
+Choice choose(const Histogram& histogram, size_t count, bool fixed_width) {
   const int width = std::bit_width(static_cast<unsigned>(histogram.last - histogram.first));
   const int base = std::min(histogram.first, kSymbols - (1 << width));
   Choice choice{fixed_width_code(base, width), kFixedWidth + width,
                 16 + count * static_cast<uint64_t>(width)};
-  if (width == 0) return choice;
+  if (width == 0 || fixed_width) return choice;
   const CodeLengths best = best_code(histogram.counts);
   choice.offer(best, kLengthsFollow, description_bits(best) + histogram.bits_by(best));
   if (count > kMostOfStandard) return choice;
@@ -119,9 +119,9 @@ std::byte* write_streams(const CodeTable& table, const int8_t* symbols, size_t c
 
 }  // namespace
 
-std::byte* write_symbols(const int8_t* symbols, size_t count, std::byte* out) {
+std::byte* write_symbols(const int8_t* symbols, size_t count, bool fixed_width, std::byte* out) {
   if (count == 0) return out;
-  const Choice choice = choose(Histogram(symbols, count), count);
+  const Choice choice = choose(Histogram(symbols, count), count, fixed_width);
   out = describe(choice, out);
   if (choice.kind == kFixedWidth) return out;  // of no bits
   CodeTable table;

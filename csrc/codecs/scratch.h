@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <memory>
 
-namespace bls::bounded {
+namespace bls {
 
 /// Memory that is used again: fresh pages would cost more than what is written to them.
 template <typename T>
@@ -23,4 +23,4 @@ class Scratch {
   size_t capacity_ = 0;
 };
 
-}  // namespace bls::bounded
+}  // namespace bls

@@ -1,0 +1,80 @@
+"""Which stages of compression a table's rows go through, by equation 2 of Dual-Level Adaptive Lossy
+Compression: the fewest seconds for a byte, with what encoding and decoding take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Stages(Enum):
+    """What happens to rows before they are sent. The values are their names in files."""
+
+    AS_THEY_ARE = "as they are"
+    UNIQUE = "unique"  # rows of equal ids travel once, and no value changes
+    FIXED = "unique, fixed width"  # rounded within the bound, all codes of as many bits
+    HUFFMAN = "unique, Huffman"  # rounded within the bound, frequent codes of fewer bits
+
+    @property
+    def bounded(self) -> bool:
+        """Whether values are rounded."""
+        return self in (Stages.FIXED, Stages.HUFFMAN)
+
+    @property
+    def unique(self) -> bool:
+        """Whether rows of equal ids travel once."""
+        return self is not Stages.AS_THEY_ARE
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What stages made of a table's rows.
+
+    Attributes:
+        ratio: bytes of the rows as float32 to bytes that travel.
+        encode: bytes of the rows as float32 that one thread encodes in a second.
+        decode: likewise.
+    """
+
+    ratio: float
+    encode: float
+    decode: float
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that are not positive."""
+        for name, value in (
+            ("ratio", self.ratio),
+            ("encode", self.encode),
+            ("decode", self.decode),
+        ):
+            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise ValueError(f"{name} is {value!r}, but must be a positive number")
+
+    def seconds_per_byte(self, link: float) -> float:
+        """Returns what a byte of float32 takes from one rank to another.
+
+        Equation 2 has the inverse of this, times the link's bytes per second, as the speed-up of
+        the exchange.
+
+        Args:
+            link: bytes per second.
+        """
+        return 1 / (self.ratio * link) + 1 / self.encode + 1 / self.decode
+
+
+def ranked(measured: Mapping[Stages, Measured], link: float) -> list[Stages]:
+    """Returns the stages that were measured, the fastest first; of equal ones the simplest.
+
+    Args:
+        measured: on rows of the table.
+        link: bytes per second from one rank to the others.
+
+    Raises:
+        ValueError: `link` is not a positive number.
+    """
+    if not (isinstance(link, (int, float)) and 0 < link < math.inf):
+        raise ValueError(f"the link has {link!r} bytes per second, but must have a positive number")
+    simplest_first = [stages for stages in Stages if stages in measured]
+    return sorted(simplest_first, key=lambda stages: measured[stages].seconds_per_byte(link))

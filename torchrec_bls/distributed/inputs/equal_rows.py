@@ -1,0 +1,101 @@
+"""Which rows of a way back are equal, as both of its ends know from the ids."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from torchrec_bls import _native
+
+#: Address of the group of each row as uint32, and groups; zeros where nothing is known.
+Groups = tuple[int, int]
+UNKNOWN: Groups = (0, 0)
+
+
+class EqualRows(NamedTuple):
+    """Groups of equal rows.
+
+    Attributes:
+        groups: of the rows of each key that this rank sends ids of, or of each feature and rank
+            whose ids it looks up.
+        memory: that groups lie in.
+    """
+
+    groups: list[Groups]
+    memory: _native.EqualBags
+
+
+class UniqueRows(NamedTuple):
+    """What is to be found out of the rows of a sharding.
+
+    Attributes:
+        pooled: whether bags have a row each, and not ids.
+        wanted: whether equal rows are to travel once, [rank][feature] in the order of the lookups.
+    """
+
+    pooled: bool
+    wanted: list[list[bool]]
+
+    def sent(
+        self,
+        lengths: torch.Tensor,
+        values: torch.Tensor,
+        stride: int,
+        counts: Sequence[int],
+        order: Sequence[int],
+    ) -> EqualRows:
+        """Returns what this rank knows of the rows that will come for its ids.
+
+        Args:
+            lengths: of the bags, by key; contiguous.
+            values: ids, likewise.
+            stride: bags of a key.
+            counts: ids of each key.
+            order: keys by destination rank, by index; empty means all.
+        """
+        wanted = [each for of_rank in self.wanted for each in of_rank]
+        keys = order or range(len(wanted))
+        wanted_keys = {key for key, each in zip(keys, wanted, strict=True) if each}
+        blocks = [(stride, count, key in wanted_keys) for key, count in enumerate(counts)]
+        memory = self._find(lengths, values, blocks)
+        by_key = memory.groups
+        return EqualRows(
+            [by_key[key] if each else UNKNOWN for key, each in zip(keys, wanted, strict=True)],
+            memory,
+        )
+
+    def received(
+        self,
+        rank: int,
+        lengths: torch.Tensor,
+        values: torch.Tensor,
+        strides: Sequence[int],
+        counts: Sequence[int],
+    ) -> EqualRows:
+        """Returns what this rank knows of the rows that it looks up.
+
+        Args:
+            rank: this one.
+            lengths: of the bags, by feature and rank; contiguous.
+            values: ids, likewise.
+            strides: bags of a feature, by rank.
+            counts: ids, by feature and rank.
+        """
+        wanted = [each for each in self.wanted[rank] for _ in strides]
+        bags = [*strides] * len(self.wanted[rank])
+        blocks = list(zip(bags, counts, wanted, strict=True))
+        memory = self._find(lengths, values, blocks)
+        return EqualRows(memory.groups, memory)
+
+    def _find(
+        self, lengths: torch.Tensor, ids: torch.Tensor, blocks: list[tuple[int, int, bool]]
+    ) -> _native.EqualBags:
+        if not self.pooled:
+            blocks = [(count, count, wanted) for _, count, wanted in blocks]
+        return _native.EqualBags(
+            (lengths.data_ptr() if self.pooled else 0, lengths.element_size()),
+            lengths.numel() if self.pooled else ids.numel(),
+            (ids.data_ptr(), ids.element_size()),
+            ids.numel(),
+            blocks,
+        )

@@ -64,10 +64,9 @@ test-all: test test-slow  ## Run every test
 test-cpp: build-tests  ## Run the C++ tests alone
 	$(call run-cpp-tests)
 
-build-tests: $(VENV)/.packages  ## Build the C++ tests
+build-tests: build  ## Build the C++ tests
 	@$(call need,C++ unit tests,doctest-dev,$(has_doctest))
-	$(call configure,build/native,-DBLS_BUILD_TESTS=ON)
-	$(BIN)/cmake --build build/native
+	$(call build-native,-DBLS_BUILD_TESTS=ON)
 
 # RelWithDebInfo, since whole programs are optimized in Release, which takes longer than the tests.
 test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what they do, not how fast
@@ -130,7 +129,7 @@ study-planner: build  ## Calibrate this machine, compare cost models and plans w
 # The wheel is installed, and run where the checkout's own package isn't found in its place.
 test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and torchrec: make test-trio [TRIO=2.14] [TRIO_TESTS=tests/contract]
 	rm -rf $(TRIO_ENV)/dist $(TRIO_ENV)/checkout
-	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(TRIO_ENV)/dist .
+	$(call build-package,wheel --wheel-dir $(TRIO_ENV)/dist .)
 	$(TRIO_ENV)/bin/python -m pip install --no-deps --force-reinstall $(TRIO_ENV)/dist/*.whl
 	mkdir $(TRIO_ENV)/checkout
 	cp -r tests examples benchmarks docs README.md pyproject.toml $(TRIO_ENV)/checkout
@@ -158,7 +157,7 @@ format: $(VENV)/.packages  ## Rewrite the sources in the project's style
 
 wheel: $(VENV)/.packages  ## Build a wheel into build/dist and check what it holds
 	rm -rf build/dist
-	$(WITH_VENV) $(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir build/dist .
+	$(call build-package,wheel --wheel-dir build/dist .)
 	@contents="$$($(BIN)/python -m zipfile --list build/dist/*.whl)"; \
 	for wanted in torchrec_bls/__init__.py torchrec_bls/_native. torchrec_bls/_trios.py \
 	    torchrec_bls/py.typed torchrec_bls/sharding/__init__.py \
@@ -172,10 +171,9 @@ wheels: $(VENV)/.wheels  ## Build wheels that travel into build/dist, and try th
 	@$(call need,headers of RDMA,libibverbs-dev,$(has_verbs))
 	$(WITH_VENV) $(BIN)/python -m tests.wheels $(PYTHONS)
 
-benchmarks-build: $(VENV)/.packages  ## Build the C++ side of the benchmarks
+benchmarks-build: build  ## Build the C++ side of the benchmarks
 	@$(call need,Open MPI,$(mpi_packages),$(has_mpi))
-	$(call configure,build/native,-DBLS_BUILD_BENCHMARKS=ON)
-	$(BIN)/cmake --build build/native
+	$(call build-native,-DBLS_BUILD_BENCHMARKS=ON)
 
 clean:  ## Remove everything that was built, .venv included
 	rm -rf $(VENV) build out .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -200,7 +198,7 @@ $(VENV)/.built: $(VENV)/.packages $(NATIVE_SOURCES)
 	@$(call need,C++ compiler,g++,command -v $(CXX_OR_DEFAULT))
 	@$(call need,headers of $(PYTHON),$(notdir $(PYTHON))-dev,$(has_python_headers))
 	@($(call need,headers of RDMA,libibverbs-dev,$(has_verbs))) || echo "It goes without, but only on one host"
-	$(WITH_VENV) $(BIN)/python -m pip install --no-build-isolation --no-deps -e .
+	$(call build-package,install -e .)
 	$(BIN)/python -c 'import torchrec_bls, torchrec_bls.sharding'
 	@touch $@
 
@@ -244,6 +242,17 @@ define install
 $(1)/python -m pip install 'pip>=25.1'
 $(1)/python -m pip install --group $(2) $$($(1)/python torchrec_bls/_trios.py $(3))
 $(1)/python -m pip install --no-deps $$($(1)/python torchrec_bls/_trios.py --torchrec $(3))
+endef
+
+# One build of the core serves the package, the C++ tests and the benchmarks.
+# $(call build-package,what pip does)
+build-package = $(WITH_VENV) $(BIN)/python -m pip $(firstword $(1)) --no-build-isolation --no-deps \
+  -C build-dir=build/native $(wordlist 2,$(words $(1)),$(1))
+
+# $(call build-native,options): builds more of it.
+define build-native
+$(WITH_VENV) $(BIN)/cmake $(1) build/native
+$(BIN)/cmake --build build/native
 endef
 
 # $(call configure,folder,options): configures the C++ sources without the Python module.

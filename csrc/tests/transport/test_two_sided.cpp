@@ -65,7 +65,7 @@ class NotingMessenger final : public Messenger {
  private:
   template <class... Numbers>
   void note(std::string text, Numbers... numbers) {
-    ((text += " " + std::to_string(numbers)), ...);
+    ((text.append(" ").append(std::to_string(numbers))), ...);
     notes_.push_back(text);
   }
 

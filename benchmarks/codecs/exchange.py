@@ -1,96 +1,179 @@
-"""The output dist of table-wise pooled embeddings, with and without codecs, on two networks."""
+"""The exchange of table-wise pooled embeddings with and without codecs, on three networks."""
 
+import argparse
 import ctypes
 import itertools
 import os
 import shutil
 import subprocess
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.codecs.page import exchange_section
+from benchmarks.codecs.trained import Lookups, random_lookups, trained_lookups
 from benchmarks.harness import record
 from benchmarks.harness.launch import gathered, on_ranks, slowest_ms
 from benchmarks.harness.statistics import in_turns
-from benchmarks.modules.models import TABLES, Case, Forward, ids_of, sharded
-from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig
+from benchmarks.modules.models import FEATURES, TABLES, Case, Forward, sharded
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig, ErrorBound
 from torchrec_bls.processes import run
 
-RANKS, BATCH = 4, 512  # samples of each rank
-DIMS = (64, 128)
-CODECS = ("fp32", "uint8", "uint4", "uint2")
-NETWORKS = {"shared memory": "shm", "1 Gbit/s": "c10d"}
-_ROWS = 100  # of a table; none is looked up in the time
-_LIMIT = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 100ms"
+RANKS, BATCH, DIM = 4, 512, 64  # samples of each rank
+BOUND = 0.01
+CODECS = {
+    "fp32": None,
+    "fp32, unique": CodecConfig(unique=True),
+    "uint8": CodecConfig(forward="uint8"),
+    "uint4": CodecConfig(forward="uint4"),
+    "uint4, unique": CodecConfig(forward="uint4", unique=True),
+    "uint2": CodecConfig(forward="uint2"),
+    "bounded": CodecConfig(forward=ErrorBound(BOUND)),
+    "bounded, unique, fixed": CodecConfig(forward=ErrorBound(BOUND, None, True), unique=True),
+    "bounded, unique": CodecConfig(forward=ErrorBound(BOUND), unique=True),
+}
+NETWORKS = {"shared memory": "shm", "1 Gbit/s": "c10d", "1 Gbit/s a rank": "c10d"}
+PARTS = ("output dist", "forward")
+_ROWS = 20_000  # of a table at most
+_RATE = "tbf rate 1gbit burst 256kb latency 100ms"
+_SHARED = f"ip link set lo up && tc qdisc add dev lo root {_RATE}"
+_HUB = "ip link set lo up && ip link add hub type bridge && ip link set hub up"
+# A rank's own end of a cable is in its own namespace.
+_PLUG = (
+    "nsenter --net=/proc/{hub}/ns/net sh -ec 'ip link add end{rank} type veth peer name rank{rank} "
+    "&& ip link set rank{rank} netns {pid} && ip link set end{rank} master hub up && "
+    f"tc qdisc add dev end{{rank}} root {_RATE}' && ip link set lo up && "
+    "ip addr add 10.0.0.{address}/24 dev rank{rank} && ip link set rank{rank} up && "
+    f"tc qdisc add dev rank{{rank}} root {_RATE}"
+)
 _CLONE_NEWNET = 0x40000000  # sched.h
-_DEADLINE_S = 600.0
+_DEADLINE_S = 1200.0
 
 
-def output_dist(rank: int, transport: str, dim: int, codec: str) -> tuple[Forward, int]:
-    """Returns the forward of a module's output dist, and the bytes that this rank sends in it."""
-    config = BLSConfig(transport=transport, deadline=120, codecs=CodecConfig(forward=codec))
-    sharder = BLSEmbeddingBagCollectionSharder(config)
-    case = Case("EBC", "table_wise", RANKS, BATCH, dim=dim, rows=_ROWS)
-    module = sharded(case, sharder, dist.group.WORLD, codec)
+def parts_of(
+    rank: int, transport: str, codec: str, lookups: Lookups
+) -> dict[str, tuple[Forward, int]]:
+    """Returns the calls that are timed, and the bytes that this rank sends in one."""
+    config = BLSConfig(transport=transport, deadline=120, codecs=CODECS[codec])
+    case = Case("EBC", "table_wise", RANKS, BATCH, dim=DIM, rows=_ROWS)
+    module = sharded(case, BLSEmbeddingBagCollectionSharder(config), dist.group.WORLD, codec)
+    for name, shards in module.state_dict().items():
+        table = int(name.split("table_")[1].split(".")[0])
+        for shard in shards.local_shards():
+            shard.tensor[lookups.ids[table]] = lookups.rows[table]
+    own = lookups.ids[:, rank * BATCH : (rank + 1) * BATCH].reshape(-1)
+    ids = KeyedJaggedTensor(FEATURES, own, lengths=torch.ones(TABLES * BATCH, dtype=torch.int32))
     context = module.create_context()
-    module.input_dist(context, ids_of(case, rank)).wait().wait()
-    columns = dim * len(range(rank, TABLES, RANKS))
-    rows = torch.randn(RANKS * BATCH, columns, generator=torch.Generator().manual_seed(rank))
+    [arrived] = module.input_dist(context, ids).wait().wait()
+    rows = module._lookups[0](arrived)
 
-    def forward() -> torch.Tensor:
+    def output_dist() -> torch.Tensor:
         return module._output_dists[0](rows, context.sharding_contexts[0]).wait()
 
-    forward()
-    [channel] = (each for name, each in module.channels().items() if "embeddings" in name)
-    return forward, channel.stats().bytes
+    def sent() -> int:
+        return sum(channel.stats().bytes for channel in module.channels().values())
+
+    parts = {}
+    for part, call in zip(PARTS, (output_dist, lambda: module(ids).wait()), strict=True):
+        call()  # makes the channel
+        before = sent()
+        call()
+        parts[part] = call, sent() - before
+    return parts
 
 
-def measure(rank: int, network: str, turns: int) -> list[dict[str, Any]]:
+def measure(rank: int, network: str, turns: int, path: Path, hub: int) -> list[dict[str, Any]]:
     """Measures all cells on one rank, in random order."""
-    kinds = list(itertools.product(DIMS, CODECS))
+    if hub:
+        _join(rank, network, hub, path)
+    lookups = Lookups.load(path)
     with torch.no_grad():
-        cells = {kind: output_dist(rank, NETWORKS[network], *kind) for kind in kinds}
-        timed = {kind: partial(slowest_ms, forward) for kind, (forward, _) in cells.items()}
-        ms = in_turns(timed, turns)
-    everyone = gathered({kind: sent for kind, (_, sent) in cells.items()})
+        cells = {
+            (part, codec): cell
+            for codec in CODECS
+            for part, cell in parts_of(rank, NETWORKS[network], codec, lookups).items()
+        }
+        timed = {name: partial(slowest_ms, call) for name, (call, _) in cells.items()}
+        ms = in_turns(timed, turns, network)
+    everyone = gathered({name: sent for name, (_, sent) in cells.items()})
     return [
         {
-            **{"network": network, "dim": dim, "codec": codec},
-            "bytes": sum(sent[dim, codec] for sent in everyone),
-            "ms": ms[dim, codec],
+            **{"network": network, "part": part, "codec": codec},
+            "bytes": sum(sent[part, codec] for sent in everyone),
+            "most_of_rank": max(sent[part, codec] for sent in everyone),
+            "ms": ms[part, codec],
         }
-        for dim, codec in kinds
+        for part, codec in itertools.product(PARTS, CODECS)
     ]
 
 
-def _on_network(_: int, network: str, turns: int) -> Any:
-    """Measures in children of this process. 1 Gbit/s is a network namespace of theirs alone, whose
-    loopback device passes no more, and which ends with them."""
-    if NETWORKS[network] == "c10d":
-        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "no network namespace can be made")
-        subprocess.run(_LIMIT, shell=True, check=True)
-    return on_ranks(RANKS, measure, network, turns)
+def _join(rank: int, network: str, hub: int, path: Path) -> None:
+    """Makes the group of ranks, each in a network namespace of its own where a rank has a link."""
+    interface = "lo"
+    if network == "1 Gbit/s a rank":
+        interface = f"rank{rank}"
+        _unshare()
+        where = {"hub": hub, "rank": rank, "pid": os.getpid(), "address": rank + 1}
+        subprocess.run(_PLUG.format(**where), shell=True, check=True)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    store = dist.FileStore(str(path.with_name(f"store of {hub}")), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
 
 
-def main() -> None:
+def _unshare() -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "no network namespace can be made")
+
+
+def _on_network(_: int, network: str, turns: int, path: Path) -> Any:
+    """Measures in children of this process. A network is made of namespaces of theirs alone, which
+    end with them."""
+    if network == "shared memory":
+        return on_ranks(RANKS, measure, network, turns, path, 0)
+    _unshare()
+    subprocess.run(_SHARED if network == "1 Gbit/s" else _HUB, shell=True, check=True)
+    arguments = (measure, network, turns, path, os.getpid())
+    return run(RANKS, *arguments, deadline_s=_DEADLINE_S)[0]
+
+
+def _options() -> argparse.Namespace:
     parser = record.parser(__doc__)
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--train-by", type=Path, metavar="GEN_DATA", help="train the tables by gen_data.py"
+    )
+    options = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("a network of 1 Gbit/s needs root: run as root")
     if shutil.which("tc") is None:
         parser.error("a network of 1 Gbit/s needs tc: apt install iproute2")
+    return options
+
+
+def main() -> None:
+    options = _options()
     before = record.environment()
-    settings = {"ranks": RANKS, "tables": TABLES, "batch_of_rank": BATCH, "turns": arguments.turns}
-    settings["limit"] = "tc tbf, 1 Gbit/s for all ranks together"
+    samples = (RANKS * BATCH, DIM, _ROWS)
+    if options.train_by is None:
+        lookups, rows = random_lookups(*samples), "normal, not trained"
+    else:
+        lookups, rows = trained_lookups(options.train_by, *samples), "of a trained DLRM"
+    settings = {"ranks": RANKS, "tables": TABLES, "batch_of_rank": BATCH, "dim": DIM}
+    settings |= {"rows": rows, "bound": BOUND, "turns": options.turns, "limit": f"tc {_RATE}"}
     results: list[dict[str, Any]] = []
-    for network in NETWORKS:
-        results += run(1, _on_network, network, arguments.turns, deadline_s=_DEADLINE_S)[0]
-    record.publish(arguments.json, "codec_exchange", before, settings, results, exchange_section)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "lookups.npz"
+        lookups.save(path)
+        for network in NETWORKS:
+            arguments = (_on_network, network, options.turns, path)
+            results += run(1, *arguments, deadline_s=_DEADLINE_S)[0]
+    record.publish(options.json, "codec_exchange", before, settings, results, exchange_section)
 
 
 if __name__ == "__main__":

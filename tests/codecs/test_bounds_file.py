@@ -17,6 +17,15 @@ GOOD: dict[str, Any] = {
 }
 
 
+# Of a fast link "unique" is the best, of a slow one Huffman's code.
+MEASURED: dict[str, Any] = {
+    "as they are": {"ratio": 1.0, "encode": 8e9, "decode": 8e9},
+    "unique": {"ratio": 2.0, "encode": 8e9, "decode": 8e9},
+    "unique, Huffman": {"ratio": 30.0, "encode": 1e9, "decode": 2e9},
+}
+FAST, SLOW = 1e10, 1e8
+
+
 def written(path: Path, **changes: Any) -> Path:
     content = {**GOOD, **changes}
     path.write_text(json.dumps({name: value for name, value in content.items() if value != "no"}))
@@ -35,6 +44,86 @@ def test_tables_have_the_bounds_and_codecs_of_the_file(tmp_path: Path) -> None:
     assert not plain.decays
     with pytest.raises(ValueError, match="table 'c' has no forward codec: name one for every"):
         config.forward_of("c")
+
+
+def test_tables_have_the_stages_of_the_file(tmp_path: Path) -> None:
+    names = {"a": "as they are", "u": "unique", "f": "unique, fixed width", "h": "unique, Huffman"}
+    tables: dict[str, Any] = {
+        name: {"bound": 0.03, "stages": stages} for name, stages in names.items()
+    }
+    tables["c"] = {"codec": "fp16", "stages": "unique"}
+    tables["none"] = {"bound": 0.03}
+    path = written(tmp_path / "bounds.json", tables=tables, decay=None)
+    config = CodecConfig.from_file(path)
+    assert {name: config.forward_of(name) for name in tables} == {
+        "a": Codec.FP32,
+        "u": Codec.FP32,
+        "f": ErrorBound(0.03, fixed_width=True),
+        "h": ErrorBound(0.03),
+        "c": Codec.FP16,
+        "none": ErrorBound(0.03),
+    }
+    assert [name for name in tables if config.unique_of(name)] == ["u", "f", "h", "c"]
+    # Nothing was measured by which others could be chosen.
+    assert CodecConfig.from_file(path, SLOW) == config
+
+
+def test_the_fastest_stages_are_chosen_for_the_link(tmp_path: Path) -> None:
+    tables = {
+        "auto": {"bound": 0.03, "stages": "auto", "measured": MEASURED},
+        "named": {"bound": 0.03, "stages": "as they are", "measured": MEASURED},
+        "unnamed": {"bound": 0.03, "measured": MEASURED},
+        "fp16": {"codec": "fp16"},
+    }
+
+    def chosen(link: float | None, of_file: float | str = "no") -> dict[str, Any]:
+        path = written(tmp_path / "bounds.json", tables=tables, link=of_file, decay=None)
+        config = CodecConfig.from_file(path, link)
+        return {name: (config.forward_of(name), config.unique_of(name)) for name in tables}
+
+    huffman, unique = (ErrorBound(0.03), True), (Codec.FP32, True)
+    others: dict[str, Any] = {"fp16": (Codec.FP16, False)}
+    assert chosen(SLOW) == {"auto": huffman, "named": huffman, "unnamed": huffman, **others}
+    assert chosen(FAST, SLOW) == {"auto": unique, "named": unique, "unnamed": unique, **others}
+    # The file's own link is for "auto" alone.
+    as_named: dict[str, Any] = {"named": (Codec.FP32, False), "unnamed": (ErrorBound(0.03), False)}
+    assert chosen(None, FAST) == {"auto": unique, **as_named, **others}
+    with pytest.raises(ValueError, match='has stages "auto", but no link is known: give from_file'):
+        chosen(None)
+    with pytest.raises(ValueError, match=r"the link has -1 bytes per second"):
+        chosen(-1)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            {"bound": 1, "stages": "zip"},
+            "stages are 'zip', but must be one of 'as they",
+        ),
+        ({"bound": 1, "stages": 7}, "stages are 7, but must be"),
+        ({"bound": 1, "stages": ["unique"]}, r"stages are \['unique'\], but must be"),
+        ({"bound": 1, "stages": "auto"}, 'has stages "auto", but no "measured"'),
+        ({"bound": 1, "stages": "auto", "measured": {}}, 'has stages "auto", but no "measured"'),
+        ({"bound": 1, "measured": 7}, "measured is 7, but must be an object"),
+        ({"bound": 1, "measured": {"zip": MEASURED["unique"]}}, "stages are 'zip', but must"),
+        ({"bound": 1, "measured": {"unique": 7}}, "measured 'unique' is 7, but must be an object"),
+        ({"bound": 1, "measured": {"unique": {}}}, "measured 'unique': .*missing"),
+        (
+            {"bound": 1, "measured": {"unique": {**MEASURED["unique"], "ratio": 0}}},
+            "measured 'unique': ratio is 0, but must be a positive number",
+        ),
+        (
+            {"codec": "fp16", "stages": "unique, Huffman"},
+            "has a codec, and stages 'unique, Huffman', which need a bound",
+        ),
+        ({"stages": "unique"}, "has 0 of bound and codec, but needs one of them"),
+    ],
+)
+def test_stages_that_cannot_be(table: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "bounds.json", tables={"a": table})
+    with pytest.raises(ValueError, match=f"bounds.json: table 'a'.*{said}"):
+        CodecConfig.from_file(path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""Which stages are the fastest, by equation 2."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrec_bls.codecs.stages import Measured, Stages, ranked
+
+POSITIVE = st.floats(1e-3, 1e12)
+MEASURED = st.builds(Measured, POSITIVE, POSITIVE, POSITIVE)
+
+
+def test_what_the_stages_do() -> None:
+    assert [stages.value for stages in Stages if stages.bounded] == [
+        "unique, fixed width",
+        "unique, Huffman",
+    ]
+    assert [stages.value for stages in Stages if not stages.unique] == ["as they are"]
+
+
+def test_seconds_of_a_byte_are_the_inverse_of_equation_2() -> None:
+    # LZ of the paper: 4 GB/s, ratio 11.19, 40.5 GB/s compressed, 205.4 decompressed.
+    measured = Measured(11.19, 40.5e9, 205.4e9)
+    speed_up = 1 / (1 / 11.19 + 4 * (1 / 40.5 + 1 / 205.4))
+    assert 1 / (4e9 * measured.seconds_per_byte(4e9)) == pytest.approx(speed_up)
+
+
+@given(st.dictionaries(st.sampled_from(Stages), MEASURED), POSITIVE)
+def test_the_fastest_come_first(measured: dict[Stages, Measured], link: float) -> None:
+    order = ranked(measured, link)
+    assert sorted(order, key=list(Stages).index) == sorted(measured, key=list(Stages).index)
+    seconds = [measured[stages].seconds_per_byte(link) for stages in order]
+    assert seconds == sorted(seconds)
+
+
+def test_of_equally_fast_stages_the_simplest_comes_first() -> None:
+    same = Measured(2, 1e9, 1e9)
+    assert ranked(dict.fromkeys(reversed(Stages), same), 1e9) == list(Stages)
+    assert ranked({}, 1e9) == []
+
+
+def test_a_slow_link_wants_ratio_and_a_fast_one_speed() -> None:
+    measured = {Stages.UNIQUE: Measured(2, 8e9, 8e9), Stages.HUFFMAN: Measured(30, 1e9, 2e9)}
+    assert ranked(measured, 1e8)[0] is Stages.HUFFMAN
+    assert ranked(measured, 1e10)[0] is Stages.UNIQUE
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.inf, math.nan, "1", None])
+def test_numbers_that_are_not_positive(bad: Any) -> None:
+    for name in ("ratio", "encode", "decode"):
+        numbers = {"ratio": 1.0, "encode": 1.0, "decode": 1.0, name: bad}
+        with pytest.raises(ValueError, match=f"^{name} is .*, but must be a positive number"):
+            Measured(**numbers)
+    with pytest.raises(ValueError, match=r"the link has .* bytes per second, but must have"):
+        ranked({}, bad)

@@ -9,6 +9,7 @@ from torchrec_bls._versions import check_packages
 # Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
 check_packages()
 
+from .costs.link import link_of
 from .costs.profile import Profile, load_profile
 from .costs.profiled import ProfiledCosts
 from .report.html import as_html
@@ -25,6 +26,7 @@ __all__ = [
     "as_html",
     "as_text",
     "calibrated_torchrec_planner",
+    "link_of",
     "load_profile",
 ]
 

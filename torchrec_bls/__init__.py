@@ -20,6 +20,7 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
+    from torchrec_bls.analysis.recording import record_lookups
     from torchrec_bls.codecs.error_bound import Decay, ErrorBound
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
@@ -46,6 +47,7 @@ __all__ = [
     "VerbsConfig",
     "bounded_lag_channels",
     "bounded_lag_modules",
+    "record_lookups",
 ]
 
 _FOR_TORCHREC = {
@@ -58,6 +60,7 @@ _FOR_TORCHREC = {
     "ErrorBound": "codecs.error_bound",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
+    "record_lookups": "analysis.recording",
 }
 
 process_group.register()

@@ -84,6 +84,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "_inverse_indices_permute_per_sharding",
         "_need_indices",
         "_sharding_type_to_sharding",
+        "_table_name_to_config",
     ),
     f"{_DISTRIBUTED}embedding_lookup:GroupedEmbeddingsLookup": (
         "_emb_modules",

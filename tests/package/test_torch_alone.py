@@ -46,8 +46,17 @@ LAZY = [
     "CodecConfig",
     "bounded_lag_channels",
     "bounded_lag_modules",
+    "record_lookups",
 ]
-PACKAGES = ["distributed", "pipeline", "pipeline_stages", "datasets", "sharding", "codecs.stock"]
+PACKAGES = [
+    "analysis.recording",
+    "codecs.stock",
+    "datasets",
+    "distributed",
+    "pipeline",
+    "pipeline_stages",
+    "sharding",
+]
 
 
 def start(

@@ -1,0 +1,221 @@
+"""The verdict on each table of some samples: its class, its bound, and the stages that pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from torchrec_bls.analysis.frames import rounded
+from torchrec_bls.analysis.patterns import (
+    distinct,
+    entropy,
+    homogenization,
+    looked_up,
+    zero_rows,
+)
+from torchrec_bls.analysis.samples import Floats, Lookup, SampledTable, Samples
+from torchrec_bls.analysis.stage_speeds import measure
+from torchrec_bls.analysis.table_classes import ClassBounds, TableClass, class_of
+from torchrec_bls.codecs.stages import Measured, Stages, ranked
+
+_FLOAT32 = "FP32"
+_MANY_ZEROS = 0.5
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """What a table's rows are like. Means are over the batches that have any.
+
+    Attributes:
+        rows: of a batch, the mean, as all below without those of bags that have no ids.
+        distinct_ids: of a batch, the mean.
+        distinct_rows: of a batch, the mean.
+        rounded_rows: those that still differ once rounded by the probe.
+        eta: the mean of equation 1: of the distinct rows of a batch, the share that rounding makes
+            equal to others.
+        entropy_bits: that a value of a distinct row needs at least, rounded by the table's bound,
+            if it is coded for itself; the mean.
+        zero_share: of all rows, those of nothing but zeros, rounded by the table's bound.
+    """
+
+    rows: float
+    distinct_ids: float
+    distinct_rows: float
+    rounded_rows: float
+    eta: float
+    entropy_bits: float
+    zero_share: float
+
+    @property
+    def homo_index(self) -> float:
+        """What Tables III and IV of the paper print: 1 - eta."""
+        return 1 - self.eta
+
+
+@dataclass(frozen=True)
+class TableAnalysis:
+    """What was found out of one table.
+
+    Attributes:
+        table: as it was recorded.
+        patterns: what its rows are like.
+        table_class: how large its bound is.
+        bound: of the error.
+        measured: what the stages make of its rows, on this machine.
+        ranked: these stages, the fastest first by equation 2.
+        speed_up: of the exchange over sending rows as they are at no cost, by equation 2.
+    """
+
+    table: SampledTable
+    patterns: Patterns
+    table_class: TableClass
+    bound: float
+    measured: dict[Stages, Measured]
+    ranked: list[Stages]
+    speed_up: dict[Stages, float]
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with the table's rows, if anything is."""
+        zeros = self.patterns.zero_share
+        if zeros <= _MANY_ZEROS:
+            return None
+        return (
+            f"table '{self.table.name}': {zeros:.0%} of the rows are zero at the bound "
+            f"{self.bound:g}: record a trained model, or take smaller bounds"
+        )
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A table whose rows stay float32.
+
+    Attributes:
+        table: as it was recorded.
+        reason: why.
+    """
+
+    table: SampledTable
+    reason: str
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What was found out of all tables.
+
+    Attributes:
+        link: bytes per second from one rank to the others.
+        link_source: where that number is from, for people.
+        bounds: of the classes.
+        batches: that were recorded.
+        tables: that can be compressed.
+        left_alone: the others.
+    """
+
+    link: float
+    link_source: str
+    bounds: ClassBounds
+    batches: int
+    tables: list[TableAnalysis]
+    left_alone: list[LeftAlone]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What people have to know before they use the bounds."""
+        of_tables = [each.warning for each in self.tables]
+        return [text for text in of_tables if text is not None] + [
+            f"table '{each.table.name}' stays float32: {each.reason}" for each in self.left_alone
+        ]
+
+
+def analyse(samples: Samples, link: float, link_source: str, bounds: ClassBounds) -> Analysis:
+    """Looks at each table of the samples, and measures what its stages take. That takes seconds.
+
+    Args:
+        samples: of a model.
+        link: bytes per second from one rank to the others.
+        link_source: where that is from.
+        bounds: of the classes.
+
+    Raises:
+        ValueError: a file of the samples is damaged, or the link is not positive.
+    """
+    found, left_alone = [], []
+    for table in tqdm(samples.tables, desc="analysing", unit="table", leave=False):
+        if table.data_type != _FLOAT32:
+            reason = f"its rows are {table.data_type}, and only {_FLOAT32} can be encoded"
+            left_alone.append(LeftAlone(table, reason))
+            continue
+        batches = [batch for batch in samples.of(table) if _rows_with_ids(table, batch).size]
+        if batches:
+            found.append(_analyse(table, batches, link, bounds))
+        else:
+            left_alone.append(LeftAlone(table, "the samples have no ids of it; record more"))
+    return Analysis(link, link_source, bounds, samples.batches, found, left_alone)
+
+
+def _analyse(
+    table: SampledTable, batches: Sequence[Sequence[Lookup]], link: float, bounds: ClassBounds
+) -> TableAnalysis:
+    probed = [_Batch(table, batch, bounds.probe) for batch in batches]
+    eta = _mean([batch.eta for batch in probed])
+    share = _mean([batch.distinct_share for batch in probed])
+    table_class = class_of(eta, share)
+    bound = bounds.of(table_class)
+    at_bound = [_Batch(table, batch, bound) for batch in batches]
+    measured = measure(table, batches, bound)
+    patterns = Patterns(
+        rows=_mean([batch.rows for batch in probed]),
+        distinct_ids=_mean([batch.distinct_ids for batch in probed]),
+        distinct_rows=_mean([batch.distinct_rows for batch in probed]),
+        rounded_rows=_mean([batch.rounded_rows for batch in probed]),
+        eta=eta,
+        entropy_bits=_mean([batch.entropy_bits for batch in at_bound]),
+        zero_share=sum(b.zeros for b in at_bound) / sum(b.rows for b in at_bound),
+    )
+    return TableAnalysis(
+        table=table,
+        patterns=patterns,
+        table_class=table_class,
+        bound=bound,
+        measured=measured,
+        ranked=ranked(measured, link),
+        speed_up={
+            stages: 1 / (link * each.seconds_per_byte(link)) for stages, each in measured.items()
+        },
+    )
+
+
+class _Batch:
+    """What one batch says of a table.
+
+    Args:
+        table: that it looks up.
+        lookups: of its features; some have ids.
+        bound: that rows are rounded by.
+    """
+
+    def __init__(self, table: SampledTable, lookups: Sequence[Lookup], bound: float) -> None:
+        before = _rows_with_ids(table, lookups)
+        after = rounded(before, bound)
+        different = distinct(after)
+        self.rows = len(before)
+        self.distinct_ids = len(np.unique(np.concatenate([lookup.ids for lookup in lookups])))
+        self.distinct_rows = len(distinct(before))
+        self.rounded_rows = len(different)
+        self.eta = homogenization(self.distinct_rows, self.rounded_rows)
+        self.distinct_share = self.distinct_rows / self.rows
+        self.entropy_bits = entropy(different)
+        self.zeros = zero_rows(after)
+
+
+def _rows_with_ids(table: SampledTable, lookups: Sequence[Lookup]) -> Floats:
+    """Returns (rows, dim) of all features, without those of bags that have no ids."""
+    return np.concatenate([lookup.rows[looked_up(lookup, table.pooled)] for lookup in lookups])
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)

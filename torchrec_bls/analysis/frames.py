@@ -1,0 +1,113 @@
+"""Rows that a batch looked up in a table, as a frame from one rank to another
+(docs/wire-format.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchrec_bls import _native
+from torchrec_bls.analysis.samples import Floats, Lookup
+from torchrec_bls.codecs.error_bound import ErrorBound
+from torchrec_bls.codecs.stages import Stages
+
+_FP32 = 0
+_EIGHT_BYTES = np.dtype(np.int64).itemsize
+
+
+class Frame:
+    """A frame of one table's rows, which can be encoded and decoded again and again.
+
+    Args:
+        lookups: of the table's features in one batch.
+        stages: what the rows go through.
+        bound: of the error, where the stages round.
+        pooled: whether bags have a row each.
+        weighted: whether ids have weights. Bags of equal ids may have different rows then, so that
+            none are looked for.
+
+    Attributes:
+        bytes: of the frame.
+        received: rows as they were decoded, of each feature.
+    """
+
+    def __init__(
+        self,
+        lookups: Sequence[Lookup],
+        stages: Stages,
+        bound: float,
+        *,
+        pooled: bool,
+        weighted: bool,
+    ) -> None:
+        self._rows = [np.ascontiguousarray(lookup.rows) for lookup in lookups]
+        self.received = [np.zeros_like(rows) for rows in self._rows]
+        self._ids = np.concatenate([lookup.ids for lookup in lookups])
+        lengths = np.concatenate([lookup.lengths for lookup in lookups])
+        # Without lengths, each id is a bag of its own.
+        self._lengths = lengths if pooled else None
+        self._blocks = [
+            (len(lookup.rows), len(lookup.ids), stages.unique and not weighted)
+            for lookup in lookups
+        ]
+        self._codec = (
+            (_native.ERROR_BOUNDED, ErrorBound(bound).at(0), stages is Stages.FIXED)
+            if stages.bounded
+            else (_FP32, 0.0, False)
+        )
+        self._heads = [_head(rows) for rows in self._rows]
+        self._heads_received = [_head(rows) for rows in self.received]
+        groups = self._find_groups()
+        self.bytes = _native.encode_frame(self._tables(self._heads, groups), 0, 0)
+        self._out = np.zeros(self.bytes, np.uint8)
+        self._address = self._out.ctypes.data
+
+    def encode(self) -> None:
+        """Finds equal rows by their ids, if the stages ask for it, and encodes."""
+        groups = self._find_groups()
+        _native.encode_frame(self._tables(self._heads, groups), self._address, self.bytes)
+
+    def decode(self) -> None:
+        """Does the same as the receiver, who has the ids as well."""
+        groups = self._find_groups()
+        tables = self._tables(self._heads_received, groups)
+        _native.decode_frame(self._address, self.bytes, tables)
+
+    def _find_groups(self) -> _native.EqualBags | None:
+        if not any(wanted for _, _, wanted in self._blocks):
+            return None
+        lengths = self._lengths
+        return _native.EqualBags(
+            (0 if lengths is None else lengths.ctypes.data, _EIGHT_BYTES),
+            len(self._ids) if lengths is None else len(lengths),
+            (self._ids.ctypes.data, _EIGHT_BYTES),
+            len(self._ids),
+            self._blocks,
+        )
+
+    def _tables(
+        self, heads: Sequence[tuple[int, int, int, int]], equal: _native.EqualBags | None
+    ) -> list[_native.Table]:
+        codec, bound, fixed_width = self._codec
+        groups = [(0, 0)] * len(heads) if equal is None else equal.groups
+        return [
+            (codec, *head, bound, fixed_width, *group)
+            for head, group in zip(heads, groups, strict=True)
+        ]
+
+
+def _head(rows: Floats) -> tuple[int, int, int, int]:
+    """Returns address, rows, columns, and items from one row to the next."""
+    count, columns = rows.shape
+    return rows.ctypes.data, count, columns, columns
+
+
+def rounded(rows: Floats, bound: float) -> Floats:
+    """Returns (rows, columns) as it arrives, rounded within `bound`."""
+    lookup = Lookup.nothing(rows.shape[1])._replace(rows=rows)
+    # As of weighted bags, which are not looked for: rows are rounded each for itself.
+    frame = Frame([lookup], Stages.HUFFMAN, bound, pooled=True, weighted=True)
+    frame.encode()
+    frame.decode()
+    return frame.received[0]

@@ -1,0 +1,1 @@
+"""What an analysis found, for people and machines."""

@@ -1,0 +1,89 @@
+"""What each of the stages makes of a table's rows, measured on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+
+from torchrec_bls.analysis.frames import Frame
+from torchrec_bls.analysis.samples import Lookup, SampledTable
+from torchrec_bls.codecs.stages import Measured, Stages
+
+TURNS = 9
+_LEAST_SECONDS = 1e-9  # of a clock that saw none
+
+
+def measure(
+    table: SampledTable, batches: Sequence[Sequence[Lookup]], bound: float
+) -> dict[Stages, Measured]:
+    """Returns ratio and speeds of all stages that the table may have.
+
+    Rows are encoded as a rank sends those of one batch to another, by one thread, in a frame of
+    their own, and decoded as they are received. To find equal rows is part of both. A time is the
+    median of several turns, in which the stages come one after the other.
+
+    Args:
+        table: that rows were looked up in. If its ids have weights, rows of equal ids may differ,
+            so that `Stages.UNIQUE` is left out.
+        batches: [batch][feature].
+        bound: of the error.
+
+    Raises:
+        ValueError: no batch has a row.
+    """
+    stages = [each for each in Stages if not (table.weighted and each is Stages.UNIQUE)]
+    total = {each: _Total() for each in stages}
+    raw = 0
+    for lookups in batches:
+        bytes_of_batch = sum(lookup.rows.nbytes for lookup in lookups)
+        if bytes_of_batch == 0:
+            continue
+        raw += bytes_of_batch
+        frames = {
+            each: Frame(lookups, each, bound, pooled=table.pooled, weighted=table.weighted)
+            for each in stages
+        }
+        for each, (encoding, decoding) in _times(frames).items():
+            total[each].add(frames[each].bytes, encoding, decoding)
+    if raw == 0:
+        raise ValueError(f"no batch looks anything up in table '{table.name}'")
+    return {each: total[each].measured(raw) for each in stages}
+
+
+class _Total:
+    """What the frames of all batches take: bytes and seconds."""
+
+    def __init__(self) -> None:
+        self._bytes, self._encoding, self._decoding = 0, 0.0, 0.0
+
+    def add(self, frame_bytes: int, encoding: float, decoding: float) -> None:
+        self._bytes += frame_bytes
+        self._encoding += encoding
+        self._decoding += decoding
+
+    def measured(self, raw: int) -> Measured:
+        return Measured(
+            ratio=raw / self._bytes,
+            encode=raw / max(self._encoding, _LEAST_SECONDS),
+            decode=raw / max(self._decoding, _LEAST_SECONDS),
+        )
+
+
+def _times(frames: dict[Stages, Frame]) -> dict[Stages, tuple[float, float]]:
+    """Returns the medians of the seconds that frames take to encode and to decode."""
+    encoding: dict[Stages, list[float]] = {each: [] for each in frames}
+    decoding: dict[Stages, list[float]] = {each: [] for each in frames}
+    for turn in range(TURNS + 1):
+        for each, frame in frames.items():
+            times = _seconds(frame.encode), _seconds(frame.decode)
+            if turn > 0:  # the first one warms up
+                encoding[each].append(times[0])
+                decoding[each].append(times[1])
+    return {each: (median(encoding[each]), median(decoding[each])) for each in frames}
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    start = perf_counter()
+    action()
+    return perf_counter() - start

@@ -1,0 +1,86 @@
+"""The sub-command `torchrec-bls analyse-tables`: bounds and stages of a model's tables."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_BYTES_PER_GBIT = 1e9 / 8
+
+
+def add_command(commands: Any) -> None:
+    """Adds the sub-command to a parser's."""
+    parser = commands.add_parser(
+        "analyse-tables",
+        help="choose error bounds and stages of compression for a model's embedding tables",
+        description="Looks at what a trained model looked up for some batches, as "
+        "torchrec_bls.record_lookups wrote it: how the rows of each table bear rounding, which "
+        "bound they get for that, and which stages of compression are the fastest for a link, "
+        "measured on this machine with nothing else running. Exit status 1: a file is not what it "
+        "should be or can't be written.",
+    )
+    add = parser.add_argument
+    add("--samples", type=Path, required=True, metavar="DIR", help="folder of record_lookups")
+    link = parser.add_mutually_exclusive_group(required=True)
+    link.add_argument(
+        "--profile", help="file of `torchrec-bls calibrate`, or a shipped one's name: its link"
+    )
+    link.add_argument("--gbit", type=float, help="gigabits that one rank sends in a second")
+    add("--ranks", type=int, help="world size, with --profile (default: the most it has)")
+    add(
+        "--bounds",
+        type=float,
+        nargs=3,
+        default=(0.01, 0.03, 0.05),
+        metavar=("SMALL", "MEDIUM", "LARGE"),
+        help="error bounds of the classes (default: 0.01 0.03 0.05)",
+    )
+    add("--probe", type=float, default=0.01, help="bound of eta (default: %(default)s)")
+    add("--out", type=Path, required=True, metavar="FILE", help="bounds.json for CodecConfig")
+    add("--json", type=Path, metavar="FILE", help="write the report for machines")
+    add("--html", type=Path, metavar="FILE", help="write the report as a page")
+    parser.set_defaults(command=_analyse)
+
+
+def _analyse(options: argparse.Namespace) -> int:
+    # Not before they are needed: the other commands start without them.
+    from torchrec_bls.analysis.analysis import analyse
+    from torchrec_bls.analysis.report.files import as_bounds, as_json
+    from torchrec_bls.analysis.report.html import as_html
+    from torchrec_bls.analysis.report.text import as_text
+    from torchrec_bls.analysis.samples import Samples
+    from torchrec_bls.analysis.table_classes import ClassBounds
+
+    try:
+        link, source = _link(options)
+        small, medium, large = options.bounds
+        bounds = ClassBounds(small, medium, large, options.probe)
+        analysis = analyse(Samples(options.samples), link, source, bounds)
+        print(as_text(analysis))
+        options.out.write_text(json.dumps(as_bounds(analysis), indent=2) + "\n")
+        if options.json is not None:
+            options.json.write_text(json.dumps(as_json(analysis), indent=2) + "\n")
+        if options.html is not None:
+            options.html.write_text(as_html(analysis))
+    except (ValueError, OSError) as error:
+        print(f"torchrec-bls analyse-tables: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _link(options: argparse.Namespace) -> tuple[float, str]:
+    """Returns bytes per second, and where they are from."""
+    if options.profile is None:
+        if options.ranks is not None:
+            raise ValueError("--ranks belongs to --profile: leave it out with --gbit")
+        link = options.gbit * _BYTES_PER_GBIT
+        if not 0 < link < float("inf"):
+            raise ValueError(f"--gbit is {options.gbit}, but must be a positive number")
+        return link, f"{options.gbit:g} Gbit/s"
+    from torchrec_bls.sharding.costs.link import link_of, most_ranks
+    from torchrec_bls.sharding.costs.profile import load_profile
+
+    profile = load_profile(options.profile)
+    ranks = most_ranks(profile) if options.ranks is None else options.ranks
+    return link_of(profile, ranks), f"profile {profile.name}, {ranks} ranks"

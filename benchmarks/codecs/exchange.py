@@ -11,9 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec_bls.sharding import link_of, load_profile
 
 from benchmarks.codecs.page import exchange_section
 from benchmarks.codecs.trained import Lookups, random_lookups, trained_lookups
@@ -22,6 +24,9 @@ from benchmarks.harness.launch import gathered, on_ranks, slowest_ms
 from benchmarks.harness.statistics import in_turns
 from benchmarks.modules.models import FEATURES, TABLES, Case, Forward, sharded
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig, ErrorBound
+from torchrec_bls.analysis.samples import Lookup, SampledTable
+from torchrec_bls.analysis.stage_speeds import measure as measure_stages
+from torchrec_bls.codecs.stages import Stages, ranked
 from torchrec_bls.processes import run
 
 RANKS, BATCH, DIM = 4, 512, 64  # samples of each rank
@@ -55,11 +60,31 @@ _CLONE_NEWNET = 0x40000000  # sched.h
 _DEADLINE_S = 1200.0
 
 
+def chosen(lookups: Lookups) -> dict[str, CodecConfig]:
+    """Returns for each network what equation 2 takes for each table, by what rank 0 looks up."""
+    of_host = link_of(load_profile("epyc-milan-2-cores"), RANKS)
+    links = dict(zip(NETWORKS, (of_host, 1.25e8 / RANKS, 1.25e8), strict=True))
+    forward: dict[str, dict[str, str | ErrorBound]] = {network: {} for network in NETWORKS}
+    unique: dict[str, dict[str, bool]] = {network: {} for network in NETWORKS}
+    lengths = np.ones(BATCH, np.int64)
+    for number, (ids, rows) in enumerate(zip(lookups.ids, lookups.rows, strict=True)):
+        name = f"table_{number}"
+        table = SampledTable(name, _ROWS, DIM, True, False, "FP32", (FEATURES[number],))
+        lookup = Lookup(ids[:BATCH].numpy(), lengths, rows[:BATCH].numpy())
+        measured = measure_stages(table, [[lookup]], BOUND)
+        for network, link in links.items():
+            stages = ranked(measured, link)[0]
+            bound = ErrorBound(BOUND, None, stages is Stages.FIXED)
+            forward[network][name] = bound if stages.bounded else "fp32"
+            unique[network][name] = stages.unique
+    return {each: CodecConfig(forward[each], unique=unique[each]) for each in NETWORKS}
+
+
 def parts_of(
-    rank: int, transport: str, codec: str, lookups: Lookups
+    rank: int, transport: str, codec: str, codecs: CodecConfig | None, lookups: Lookups
 ) -> dict[str, tuple[Forward, int]]:
     """Returns the calls that are timed, and the bytes that this rank sends in one."""
-    config = BLSConfig(transport=transport, deadline=120, codecs=CODECS[codec])
+    config = BLSConfig(transport=transport, deadline=120, codecs=codecs)
     case = Case("EBC", "table_wise", RANKS, BATCH, dim=DIM, rows=_ROWS)
     module = sharded(case, BLSEmbeddingBagCollectionSharder(config), dist.group.WORLD, codec)
     for name, shards in module.state_dict().items():
@@ -87,16 +112,19 @@ def parts_of(
     return parts
 
 
-def measure(rank: int, network: str, turns: int, path: Path, hub: int) -> list[dict[str, Any]]:
+def measure(
+    rank: int, network: str, turns: int, path: Path, auto: CodecConfig, hub: int
+) -> list[dict[str, Any]]:
     """Measures all cells on one rank, in random order."""
     if hub:
         _join(rank, network, hub, path)
     lookups = Lookups.load(path)
+    kinds = {**CODECS, "auto": auto}
     with torch.no_grad():
         cells = {
             (part, codec): cell
-            for codec in CODECS
-            for part, cell in parts_of(rank, NETWORKS[network], codec, lookups).items()
+            for codec, codecs in kinds.items()
+            for part, cell in parts_of(rank, NETWORKS[network], codec, codecs, lookups).items()
         }
         timed = {name: partial(slowest_ms, call) for name, (call, _) in cells.items()}
         ms = in_turns(timed, turns, network)
@@ -108,7 +136,7 @@ def measure(rank: int, network: str, turns: int, path: Path, hub: int) -> list[d
             "most_of_rank": max(sent[part, codec] for sent in everyone),
             "ms": ms[part, codec],
         }
-        for part, codec in itertools.product(PARTS, CODECS)
+        for part, codec in itertools.product(PARTS, kinds)
     ]
 
 
@@ -131,14 +159,14 @@ def _unshare() -> None:
         raise OSError(ctypes.get_errno(), "no network namespace can be made")
 
 
-def _on_network(_: int, network: str, turns: int, path: Path) -> Any:
+def _on_network(_: int, network: str, turns: int, path: Path, auto: CodecConfig) -> Any:
     """Measures in children of this process. A network is made of namespaces of theirs alone, which
     end with them."""
     if network == "shared memory":
-        return on_ranks(RANKS, measure, network, turns, path, 0)
+        return on_ranks(RANKS, measure, network, turns, path, auto, 0)
     _unshare()
     subprocess.run(_SHARED if network == "1 Gbit/s" else _HUB, shell=True, check=True)
-    arguments = (measure, network, turns, path, os.getpid())
+    arguments = (measure, network, turns, path, auto, os.getpid())
     return run(RANKS, *arguments, deadline_s=_DEADLINE_S)[0]
 
 
@@ -170,8 +198,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "lookups.npz"
         lookups.save(path)
-        for network in NETWORKS:
-            arguments = (_on_network, network, options.turns, path)
+        for network, auto in chosen(lookups).items():
+            arguments = (_on_network, network, options.turns, path, auto)
             results += run(1, *arguments, deadline_s=_DEADLINE_S)[0]
     record.publish(options.json, "codec_exchange", before, settings, results, exchange_section)
 

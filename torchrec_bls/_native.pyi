@@ -103,7 +103,9 @@ class TwoSidedInbox:
     def poisoned(self) -> bool: ...
 
 class TwoSidedTransport(Transport):
-    def __init__(self, messenger: object, inbox: TwoSidedInbox, outboxes: int) -> None: ...
+    def __init__(
+        self, messenger: object, inbox: TwoSidedInbox, outboxes: int, packs: bool
+    ) -> None: ...
 
 class ChannelStats:
     @property

@@ -1,8 +1,11 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/python_interruption.h"
@@ -26,7 +29,9 @@ class PythonMessenger final : public Messenger {
   PythonMessenger(const PythonMessenger&) = delete;
   PythonMessenger& operator=(const PythonMessenger&) = delete;
 
-  void exchange(uint32_t slot, uint64_t sequence) override { call("exchange", slot, sequence); }
+  void exchange(uint32_t slot, uint64_t sequence, std::span<const size_t> bytes) override {
+    call("exchange", slot, sequence, std::vector<size_t>(bytes.begin(), bytes.end()));
+  }
   std::byte* expose(int destination, uint32_t slot, size_t bytes) override {
     return call_for_memory("expose", destination, slot, bytes);
   }
@@ -112,12 +117,12 @@ void bind_two_sided(py::module_& module) {
   using TwoSidedHandle = Handle<TwoSidedTransport>;
   py::class_<TwoSidedHandle, TransportHandle>(module, "TwoSidedTransport")
       .def(py::init([](py::object messenger, const std::shared_ptr<TwoSidedInbox>& inbox,
-                       uintptr_t outboxes) {
+                       uintptr_t outboxes, bool packs) {
              return TwoSidedHandle(std::make_unique<TwoSidedTransport>(
                  std::make_unique<PythonMessenger>(std::move(messenger)), inbox,
-                 Slots{inbox->slots().shape, pointer(outboxes)}));
+                 Slots{inbox->slots().shape, pointer(outboxes)}, packs));
            }),
-           py::arg("messenger"), py::arg("inbox"), py::arg("outboxes"));
+           py::arg("messenger"), py::arg("inbox"), py::arg("outboxes"), py::arg("packs"));
 }
 
 }  // namespace bls

@@ -50,7 +50,7 @@ MeshMessenger::~MeshMessenger() {
   listener_.join();
 }
 
-void MeshMessenger::exchange(uint32_t slot, uint64_t sequence) {
+void MeshMessenger::exchange(uint32_t slot, uint64_t sequence, std::span<const size_t>) {
   const Lock lock(mesh_->mutex);
   own().started = sequence + 1;
   to_send_.push_back({slot, sequence, std::exchange(leaving_, {})});

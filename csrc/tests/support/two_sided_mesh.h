@@ -58,7 +58,7 @@ class MeshMessenger final : public Messenger {
   MeshMessenger(std::shared_ptr<TwoSidedMesh> mesh, int rank);
   ~MeshMessenger() override;
 
-  void exchange(uint32_t slot, uint64_t sequence) override;
+  void exchange(uint32_t slot, uint64_t sequence, std::span<const size_t> bytes) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes) override;
   void retract(int destination, uint32_t slot) override { exposed_.erase({destination, slot}); }
   const std::byte* pull(int source, uint32_t slot, size_t bytes) override;

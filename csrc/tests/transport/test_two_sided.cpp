@@ -41,8 +41,9 @@ class NotingMessenger final : public Messenger {
  public:
   explicit NotingMessenger(std::vector<std::string>& notes) : notes_(notes) {}
 
-  void exchange(uint32_t slot, uint64_t sequence) override {
+  void exchange(uint32_t slot, uint64_t sequence, std::span<const size_t> bytes) override {
     note("exchange", slot, static_cast<int>(sequence));
+    for (const size_t of_peer : bytes) notes_.back().append(" ").append(std::to_string(of_peer));
   }
   std::byte* expose(int destination, uint32_t, size_t bytes) override {
     note("expose", destination, static_cast<int>(bytes));
@@ -212,9 +213,33 @@ TEST_CASE("a round leaves with its last message, and the close says how many did
   Noted noted;
   noted.transport.deliver(1, noted.transport.outbox(1, 1), 64, 5);
   CHECK(noted.notes.empty());
-  noted.transport.deliver(2, noted.transport.outbox(2, 1), 64, 5);
+  noted.transport.deliver(2, noted.transport.outbox(2, 1), 40, 5);
   noted.transport.announce_close();
-  CHECK(noted.notes == Noted::Notes{"exchange 1 5", "close 6"});
+  CHECK(noted.notes == Noted::Notes{"exchange 1 5 0 64 40", "close 6"});
+}
+
+TEST_CASE("messages of a round stand one behind the other where they are packed") {
+  for (const int rank : {0, 1, 2}) {
+    RingShape shape = kShape;
+    shape.rank = rank;
+    Memory inbox_memory, outbox_memory;
+    std::vector<std::string> notes;
+    const auto inbox = std::make_shared<TwoSidedInbox>(Slots{shape, inbox_memory.bytes});
+    TwoSidedTransport transport(std::make_unique<NotingMessenger>(notes), inbox,
+                                Slots{shape, outbox_memory.bytes}, true);
+    std::string expected;
+    for (const int peer : {2, 1, 0}) {
+      if (peer == rank) continue;
+      const auto bytes = static_cast<size_t>(20 + peer);
+      std::byte* const slot = transport.outbox(peer, 1);
+      std::fill_n(slot, 64, static_cast<std::byte>('a' + peer));
+      transport.deliver(peer, slot, bytes, 5);
+      expected.insert(0,
+                      std::string(8, '\0') + std::string(bytes - 8, static_cast<char>('a' + peer)));
+    }
+    const auto* const packed = reinterpret_cast<const char*>(outbox_memory.bytes + 3 * 64);
+    CHECK(std::string(packed, expected.size()) == expected);
+  }
 }
 
 TEST_CASE("peers are asked once for each message that is missing") {

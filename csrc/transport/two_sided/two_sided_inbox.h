@@ -13,14 +13,16 @@
 
 namespace bls {
 
-/// The slots of a rank in one piece of memory: world_size of each round, the rounds in order.
+/// The slots of a rank in one piece of memory: world_size of each round, the rounds in order. A
+/// round has those of the peers in their order, and one behind them for the rank itself.
 struct Slots {
   RingShape shape;
   std::byte* memory;
 
   std::byte* slot(int peer, uint32_t round) const {
+    const int place = peer == shape.rank ? shape.world_size - 1 : peer - (peer > shape.rank);
     const auto world_size = static_cast<size_t>(shape.world_size);
-    return memory + (round * world_size + static_cast<size_t>(peer)) * shape.slot_bytes;
+    return memory + (round * world_size + static_cast<size_t>(place)) * shape.slot_bytes;
   }
   size_t bytes() const {
     return shape.slots * static_cast<size_t>(shape.world_size) * shape.slot_bytes;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "transport/transport.h"
 #include "transport/two_sided/two_sided_inbox.h"
@@ -14,8 +16,9 @@ class Messenger {
  public:
   virtual ~Messenger() = default;
 
-  /// Starts the exchange of all slots of a round: the outboxes here become the inboxes there.
-  virtual void exchange(uint32_t slot, uint64_t sequence) = 0;
+  /// Starts the exchange of all slots of a round: the outboxes here become the inboxes there, from
+  /// which `bytes[peer]` are to be read. Nothing is for this rank itself.
+  virtual void exchange(uint32_t slot, uint64_t sequence, std::span<const size_t> bytes) = 0;
   /// Memory for a message larger than a slot, which leaves with the next exchange of `slot`.
   virtual std::byte* expose(int destination, uint32_t slot, size_t bytes) = 0;
   virtual void retract(int destination, uint32_t slot) = 0;
@@ -38,9 +41,15 @@ class Messenger {
 /// sources arrive at once.
 class TwoSidedTransport final : public Transport {
  public:
+  /// With `packs` the messages of a round stand one behind the other, from the start of the first
+  /// peer's slot on, when the messenger is asked to exchange them.
   TwoSidedTransport(std::unique_ptr<Messenger> messenger, std::shared_ptr<TwoSidedInbox> inbox,
-                    const Slots& outboxes)
-      : messenger_(std::move(messenger)), inbox_(std::move(inbox)), outboxes_(outboxes) {}
+                    const Slots& outboxes, bool packs = false)
+      : messenger_(std::move(messenger)),
+        inbox_(std::move(inbox)),
+        outboxes_(outboxes),
+        packs_(packs),
+        bytes_(static_cast<size_t>(outboxes.shape.world_size)) {}
 
   size_t slot_bytes() const override { return outboxes_.shape.slot_bytes; }
   size_t ring_bytes() const override { return inbox_->slots().bytes(); }
@@ -76,8 +85,12 @@ class TwoSidedTransport final : public Transport {
  private:
   std::unique_ptr<Messenger> messenger_;
   std::shared_ptr<TwoSidedInbox> inbox_;
+  void pack(uint32_t slot) const;
+
   Slots outboxes_;
-  int delivered_ = 0;  // messages of the round to be exchanged next
+  const bool packs_;
+  int delivered_ = 0;          // messages of the round to be exchanged next
+  std::vector<size_t> bytes_;  // of these, by destination
   uint64_t posted_ = 0;
   std::atomic<bool> poison_spread_{false};
   uint64_t asked_for_ = 0;  // sequence number plus one

@@ -89,14 +89,18 @@ class TwoSidedMessenger:
         slot_bytes = -(-shape.slot_bytes // _LINE) * _LINE
         size = (shape.slots, shape.world_size, slot_bytes)
         try:
-            self._outboxes = torch.zeros(size, dtype=torch.uint8)
-            self._inboxes = torch.zeros(size, dtype=torch.uint8)
+            outboxes = torch.zeros(size, dtype=torch.uint8)
+            inboxes = torch.zeros(size, dtype=torch.uint8)
         except RuntimeError as error:
             raise RendezvousError(
                 f"no memory for slots: {error}. Use a smaller slot_bytes"
             ) from error
+        # Of each round, without the slot of this rank itself, which is the last one.
+        self._outboxes = outboxes[:, :-1].flatten(1)
+        self._inboxes = inboxes[:, :-1].flatten(1)
+        self._slot_sizes = [0 if rank == shape.rank else slot_bytes for rank in range(size[1])]
         self._inbox = _native.TwoSidedInbox(
-            shape.rank, shape.world_size, shape.slots, slot_bytes, self._inboxes.data_ptr()
+            shape.rank, shape.world_size, shape.slots, slot_bytes, inboxes.data_ptr()
         )
         self._options = dist.AllToAllOptions()
         self._options.timeout = _FOREVER
@@ -137,14 +141,21 @@ class TwoSidedMessenger:
 
     def transport(self) -> _native.TwoSidedTransport:
         """Returns the transport, for one channel."""
-        return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr())
+        packs = self._carrier is self._own
+        return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr(), packs)
 
-    def exchange(self, slot: int, sequence: int) -> None:
-        """Starts the all-to-all of a round of slots."""
+    def exchange(self, slot: int, sequence: int, sizes: list[int]) -> None:
+        """Starts the all-to-all of a round of slots, of which so many bytes are used by rank."""
         self._started = sequence + 1
+        if self._carrier is not self._own:
+            sizes = self._slot_sizes  # as much as is expected
         try:
             work = self._carrier.alltoall_base(
-                self._inboxes[slot], self._outboxes[slot], [], [], self._options
+                self._inboxes[slot],
+                self._outboxes[slot][: sum(sizes)],
+                self._slot_sizes,
+                sizes,
+                self._options,
             )
             for peer, message in self._to_send:
                 self._sending[peer, slot] = self._own.send([message], peer, _FIRST_SLOT + slot)

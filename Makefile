@@ -5,13 +5,17 @@ DATA ?=
 DEMO_ARGS ?=
 DEVICE ?=
 SHORT ?=
+FIRST ?= 0
 FUZZ_SECONDS ?= 600
+FUZZ_TARGET ?= bounded
+EXECUTIONS ?= 1000000
 PAPER_ARGS ?=
 SOAK_ARGS ?=
 ACTIONS ?= 100000
 # Processes that share the Python tests out; each test of ranks starts 2 to 8 more.
 TEST_JOBS ?= 2
 STUDY_ARGS ?=
+VALUES ?= 1000000000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +41,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
-  fuzz soak paper-bls study-quantized study-planner lint format wheel wheels \
+  fuzz fuzz-blindly guarantee soak paper-bls study-quantized study-planner lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -106,6 +110,18 @@ fuzz: $(VENV)/.packages  ## Search for bytes of a peer that do harm: make fuzz [
 	    -print_final_stats=1 -artifact_prefix="build/fuzz/$$target-" \
 	    "build/fuzz/corpus/$$target" "tests/corpus/$$target" || exit 1; \
 	done
+
+# Without libFuzzer, and therefore blind; the formats have a checksum that nothing blind gets past, which
+# both targets have none of or know.
+fuzz-blindly: $(VENV)/.packages  ## Change inputs at random: make fuzz-blindly [FUZZ_TARGET=bounded] [EXECUTIONS=1000000] [FIRST=0]
+	$(call configure,build/sanitize-address$(comma)undefined,-DBLS_BUILD_TESTS=ON -DBLS_SANITIZE=address$(comma)undefined)
+	$(BIN)/cmake --build build/sanitize-address$(comma)undefined --target fuzz_$(FUZZ_TARGET)
+	build/sanitize-address$(comma)undefined/csrc/fuzz/fuzz_$(FUZZ_TARGET) tests/corpus/$(FUZZ_TARGET) $(EXECUTIONS) $(FIRST)
+
+guarantee: $(VENV)/.packages  ## Look for values beyond their bound: make guarantee [VALUES=1000000000] [FIRST=0]
+	$(call configure,build/native,-DBLS_BUILD_TESTS=ON)
+	$(BIN)/cmake --build build/native --target bls_guarantee
+	build/native/csrc/tests/bls_guarantee $(VALUES) $(FIRST)
 
 soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python -m benchmarks.soak.soak --json out/soak.json $(SOAK_ARGS)

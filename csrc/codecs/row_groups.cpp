@@ -8,15 +8,14 @@ namespace bls {
 
 void check_groups(const RowGroups& groups, size_t rows) {
   if (!groups.known()) return;
-  uint32_t next = 0;
-  bool right = groups.of_row.size() == rows;
-  for (const uint32_t group : groups.of_row) {
-    right &= group <= next;
-    next += group == next;
-  }
-  if (!right || next != groups.count) {
-    throw std::invalid_argument("groups of rows are not those of the table, as they first appear");
-  }
+  GroupsInOrder in_order;
+  for (const uint32_t group : groups.of_row) in_order.take(group);
+  in_order.check(groups, rows);
+}
+
+void GroupsInOrder::check(const RowGroups& groups, size_t rows) const {
+  if (right_ && next_ == groups.count && groups.of_row.size() == rows) return;
+  throw std::invalid_argument("groups of rows are not those of the table, as they first appear");
 }
 
 void gather_groups(const Matrix<const float>& rows, const RowGroups& groups, bool summed,

@@ -23,6 +23,26 @@ struct RowGroups {
 /// they first appear.
 void check_groups(const RowGroups& groups, size_t rows);
 
+/// The same check for those who go through the groups of all rows anyway.
+class GroupsInOrder {
+ public:
+  /// Whether this is the first row of `group`.
+  bool take(uint32_t group) {
+    right_ &= group <= next_;
+    const bool is_first = group == next_;
+    next_ += is_first;
+    return is_first;
+  }
+  /// Groups that came so far.
+  uint32_t count() const { return next_; }
+  /// Throws as `check_groups` does, once all rows were taken.
+  void check(const RowGroups& groups, size_t rows) const;
+
+ private:
+  uint32_t next_ = 0;
+  bool right_ = true;
+};
+
 // The groups below are known and checked. What travels of them is [groups.count x columns].
 
 /// Writes the first row of each group, or the sum of its rows in their order.

@@ -10,6 +10,7 @@ namespace {
 constexpr unsigned kOsxsave = 1u << 27, kFma = 1u << 12;  // leaf 1, ecx
 constexpr unsigned kAvx2 = 1u << 5 | 1u << 3 | 1u << 8;   // leaf 7, ebx: with BMI1 and BMI2
 constexpr unsigned kAvx512 = kAvx2 | 1u << 16 | 1u << 17 | 3u << 30;  // F, DQ, BW, VL
+constexpr unsigned kLzcnt = 1u << 5;                                  // leaf 0x80000001, ecx
 constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;                          // XCR0
 
 uint64_t saved_registers() {
@@ -26,6 +27,7 @@ X86Features x86_features() {
   unsigned eax, ebx, ecx, edx;
   constexpr unsigned kWanted = kOsxsave | kFma;
   if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & kWanted) != kWanted) return {};
+  if (!__get_cpuid(0x80000001, &eax, &ebx, &ecx, &edx) || (ecx & kLzcnt) == 0) return {};
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return {};
   const uint64_t saved = saved_registers();
   return {(saved & kYmm) == kYmm && (ebx & kAvx2) == kAvx2,

@@ -31,14 +31,19 @@ const std::byte* join_low_bits(const std::byte* in, const std::byte* end, const 
   return in;
 }
 
-/// The sources of a table's rows from those of the groups' rows.
-const uint32_t* for_rows(const uint32_t* sources, const RowGroups& groups,
+/// The sources of a table's rows from those of the groups' rows; it also checks that these are
+/// right. There is a group.
+const uint32_t* for_rows(const uint32_t* sources, const RowGroups& groups, size_t rows,
                          Scratch<uint32_t>& scratch) {
   if (!groups.known()) return sources;
   uint32_t* const of_rows = scratch.of(groups.of_row.size());
+  GroupsInOrder in_order;
   for (size_t row = 0; row < groups.of_row.size(); ++row) {
-    of_rows[row] = sources[groups.of_row[row]];
+    const uint32_t group = groups.of_row[row];
+    in_order.take(group);
+    of_rows[row] = sources[group < groups.count ? group : 0];
   }
+  in_order.check(groups, rows);
   return of_rows;
 }
 
@@ -75,16 +80,19 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
             const RowGroups& groups) {
   static thread_local DecoderScratch scratch;
   check_bound(bound);
-  check_groups(groups, rows.rows);
   const std::byte *in = bytes.data(), *const end = in + bytes.size();
   const size_t count = groups.travelling(rows.rows), columns = rows.columns;
   if (count * columns == 0) {
+    check_groups(groups, rows.rows);
     if (!bytes.empty()) refuse("have bytes but no values");
     return;
   }
   if (bytes.empty()) refuse("have no bytes");
   const auto low_bits = static_cast<int>(*in++);
-  if (low_bits == kAsTheyAre) return copy_rows(in, end, rows, groups);
+  if (low_bits == kAsTheyAre) {
+    check_groups(groups, rows.rows);
+    return copy_rows(in, end, rows, groups);
+  }
   if (low_bits > kMostLowBits) refuse("are of an unknown form");
 
   int8_t* const kinds = scratch.kinds.of(count);
@@ -97,7 +105,8 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
   int8_t* const codes = scratch.codes.of(columns + values);
   std::memset(codes, 0, columns);
   in = read_symbols(in, end, codes + columns, values);
-  const uint32_t* const of_rows = for_rows(found.sources, groups, scratch.sources_of_rows);
+  const uint32_t* const of_rows =
+      for_rows(found.sources, groups, rows.rows, scratch.sources_of_rows);
   const int16_t* wide = nullptr;
   if (low_bits > 0) {
     int16_t* const joined = scratch.wide_codes.of(columns + values);

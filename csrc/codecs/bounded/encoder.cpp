@@ -25,14 +25,16 @@ struct EncoderScratch {
   Scratch<std::byte> out;
 };
 
+/// Of each group that is known; it also checks that these are right.
 const uint32_t* first_rows(const RowGroups& groups, size_t rows, Scratch<uint32_t>& scratch) {
   if (!groups.known()) return nullptr;
-  uint32_t* const first = scratch.of(rows);
-  size_t next = 0;
-  for (size_t row = 0; row < rows; ++row) {
-    first[next] = static_cast<uint32_t>(row);
-    next += groups.of_row[row] == next;
+  uint32_t* const first = scratch.of(groups.of_row.size());
+  GroupsInOrder in_order;
+  for (size_t row = 0; row < groups.of_row.size(); ++row) {
+    first[in_order.count()] = static_cast<uint32_t>(row);
+    in_order.take(groups.of_row[row]);
   }
+  in_order.check(groups, rows);
   return first;
 }
 
@@ -162,7 +164,6 @@ size_t encode(float bound, const Matrix<const float>& rows, const RowGroups& gro
               bool fixed_width, std::span<std::byte> out) {
   static thread_local EncoderScratch scratch;
   check_bound(bound);
-  check_groups(groups, rows.rows);
   const uint32_t* const chosen = first_rows(groups, rows.rows, scratch.chosen);
   const size_t count = groups.travelling(rows.rows), most = max_bytes(count, rows.columns);
   if (most == 0) return 0;

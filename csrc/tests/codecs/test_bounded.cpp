@@ -282,8 +282,14 @@ TEST_CASE("what a caller gets wrong") {
     CHECK_THROWS_AS(bounded::encode(0.1f, rows, {of_row, 2}, false, {}), std::invalid_argument);
   }
   Floats out(12);
-  CHECK_THROWS_AS(bounded::decode(0.1f, {}, {out.data(), 3, 4, 4}, {wrong[0], 2}),
-                  std::invalid_argument);
+  for (const auto& of_row : wrong) {
+    // Two zero rows, and rows of no columns.
+    for (const size_t columns : {4, 0}) {
+      const Bytes bytes = columns > 0 ? bytes_of({0, 0, 0xff}) : Bytes();
+      CHECK_THROWS_AS(bounded::decode(0.1f, bytes, {out.data(), 3, columns, columns}, {of_row, 2}),
+                      std::invalid_argument);
+    }
+  }
 }
 
 TEST_SUITE_END();

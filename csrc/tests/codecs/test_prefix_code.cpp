@@ -64,11 +64,12 @@ TEST_CASE("codes are as good as Huffman's where these are short enough") {
     Counts counts{};
     const int symbols = 2 + turn % 200;
     for (int i = 0; i < symbols; ++i) counts[static_cast<size_t>(i)] = 1 + random() % 40;
-    const CodeLengths code = best_code(counts);
-    CHECK(is_complete(code));
-    CHECK(*std::max_element(code.of.begin(), code.of.end()) <= kLongestCode);
-    CHECK(bits_by(code, counts) >= huffman_bits(counts));
-    if (symbols < 40) CHECK(bits_by(code, counts) == huffman_bits(counts));
+    for (const CodeLengths& code : {best_code(counts), good_code(counts)}) {
+      CHECK(is_complete(code));
+      CHECK(*std::max_element(code.of.begin(), code.of.end()) <= kLongestCode);
+      CHECK(bits_by(code, counts) >= huffman_bits(counts));
+      if (symbols < 40) CHECK(bits_by(code, counts) == huffman_bits(counts));
+    }
   }
 }
 
@@ -87,15 +88,36 @@ TEST_CASE("codes are the best of at most eleven bits where Huffman's are longer"
   }
 }
 
+TEST_CASE("a good code that had to be shortened is complete and hardly worse than the best one") {
+  std::mt19937 random(3);
+  for (int turn = 0; turn < 300; ++turn) {
+    Counts counts{};
+    // Weights fall by a factor of up to two from symbol to symbol, down to 1.
+    const double factor = 1.1 + 0.003 * turn;
+    double weight = 1e6;
+    for (int i = 0; i < 2 + turn % 254; ++i, weight = std::max(1.0, weight / factor)) {
+      counts[random() % kSymbols] = static_cast<uint32_t>(weight);
+    }
+    if (std::count(counts.begin(), counts.end(), 0u) > kSymbols - 2) continue;
+    const CodeLengths good = good_code(counts);
+    CHECK(is_complete(good));
+    CHECK(*std::max_element(good.of.begin(), good.of.end()) <= kLongestCode);
+    const uint64_t best = bits_by(best_code(counts), counts);
+    CHECK(bits_by(good, counts) >= best);
+    CHECK(bits_by(good, counts) <= best + best / 100);
+  }
+}
+
 TEST_CASE("standard codes are complete, even on both sides, and ever wider") {
   for (int number = 0; number < kStandardCodes; ++number) {
-    const CodeLengths& code = standard_code(number);
+    const CodeLengths& code = standard_code(number).lengths;
     CAPTURE(number);
     CHECK(is_complete(code));
     CHECK(code.first - place_of(0) == place_of(0) - code.last);
     if (number % (kStandardCodes / 2) > 0) {
-      CHECK(code.last >= standard_code(number - 1).last);
-      CHECK(code.of[128] >= standard_code(number - 1).of[128]);
+      const CodeLengths& narrower = standard_code(number - 1).lengths;
+      CHECK(code.last >= narrower.last);
+      CHECK(code.of[128] >= narrower.of[128]);
     }
   }
 }

@@ -53,6 +53,30 @@ def best_code(counts: dict[int, int]) -> Code:
     return dict(Counter(s for _, package in level[: 2 * len(symbols) - 2] for s in package))
 
 
+def good_code(counts: dict[int, int]) -> Code:
+    """Huffman's, of two queues of symbols and pairs, symbols first, with a few shortened."""
+    symbols = sorted(counts, key=lambda s: (counts[s], s))
+    queue = [(counts[symbol], [0]) for symbol in symbols]
+    pairs: list[tuple[int, list[int]]] = []
+    while len(queue) + len(pairs) > 1:
+        taken = [
+            (queue if queue and (not pairs or queue[0][0] <= pairs[0][0]) else pairs).pop(0)
+            for _ in range(2)
+        ]
+        depths = [depth + 1 for _, of_one in taken for depth in of_one]
+        pairs.append((taken[0][0] + taken[1][0], depths))
+    lengths = Counter(min(depth, LONGEST) for depth in pairs[0][1])
+    share = sum(number << LONGEST - length for length, number in lengths.items())
+    if share > 2**LONGEST + 16:
+        return best_code(counts)
+    for _ in range(share - 2**LONGEST):
+        shorter = max(length for length in range(LONGEST) if lengths[length])
+        lengths.update({shorter: -1, LONGEST: -1})
+        lengths[shorter + 1] += 2
+    longest_first = sorted(lengths.elements(), reverse=True)
+    return dict(zip(symbols, longest_first, strict=True))
+
+
 def codewords(code: Code) -> dict[int, str]:
     words, at = {}, Fraction(0)
     for symbol in sorted(code, key=lambda s: (code[s], s)):
@@ -106,8 +130,8 @@ def chosen_code(symbols: Sequence[int]) -> tuple[bytes, Code]:
         options.append((8 * len(description) + bits, description, code))
 
     if width > 0:
-        best = best_code(counts)
-        add(struct.pack("Bbb", LENGTHS_FOLLOW, first, last) + packed(lengths_text(best)), best)
+        own = good_code(counts)
+        add(struct.pack("Bbb", LENGTHS_FOLLOW, first, last) + packed(lengths_text(own)), own)
         for number in range(48 if len(symbols) <= 8192 else 0):
             if counts.keys() <= standard_code(number).keys():
                 add(bytes([STANDARD + number]), standard_code(number))

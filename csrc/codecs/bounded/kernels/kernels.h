@@ -51,15 +51,17 @@ struct CodeTable {
   uint8_t lengths[256];
 };
 
-/// What some bits begin with.
-struct DecodingEntry {
-  uint8_t bits;   ///< of all codes that are whole there
-  uint8_t count;  ///< of these codes: one or two
-  uint8_t symbols[2];
-};
+/// What some bits begin with: in the low six bits how many the codes have that are whole there, in
+/// two more the number of these codes, up to three, then a byte for the symbol of each. Those of
+/// the first code and of what follows it add up to that of both.
+using DecodingEntry = uint32_t;
 
-/// An entry for all that the next bits may be, as many as the longest code has; and the length of
-/// each symbol's code.
+constexpr DecodingEntry decoding_entry(int place, int bits, uint8_t symbol) {
+  return static_cast<uint32_t>(bits | 1 << 6) | uint32_t{symbol} << (8 + 8 * place);
+}
+
+/// An entry for all that the next bits may be, no fewer than the longest code has; and the length
+/// of each symbol's code.
 struct DecodingTable {
   int shift;  ///< from 64 bits to these
   DecodingEntry entries[1 << 11];

@@ -35,24 +35,112 @@ void fill(Level& level, const uint64_t* symbols, size_t most, const Level& below
   level.items = items;
 }
 
+/// Symbols that occur, the rarest first.
+struct Sorted {
+  std::array<uint64_t, kSymbols> by_weight;    // with the place in the low bits
+  std::array<uint64_t, kSymbols + 1> weights;  // and kNoItem behind them
+  size_t symbols = 0;
+
+  explicit Sorted(const Counts& counts) {
+    for (size_t place = 0; place < kSymbols; ++place) {
+      if (counts[place] > 0) by_weight[symbols++] = uint64_t{counts[place]} << 8 | place;
+    }
+    std::sort(by_weight.begin(), by_weight.begin() + static_cast<ptrdiff_t>(symbols));
+    for (size_t i = 0; i < symbols; ++i) weights[i] = by_weight[i] >> 8;
+    weights[symbols] = kNoItem;
+  }
+  int place(size_t i) const { return static_cast<int>(by_weight[i] & 0xff); }
+};
+
+/// How many symbols have a code of each length.
+using SymbolsOf = std::array<uint32_t, kSymbols>;
+
+/// Huffman's code from two queues, of symbols and of pairs: both come in the order of their
+/// weights.
+SymbolsOf huffman_lengths(const Sorted& sorted) {
+  const size_t pairs = sorted.symbols - 1;
+  std::array<uint64_t, kSymbols> weights;  // of pairs
+  std::fill_n(weights.begin(), pairs, kNoItem);
+  std::array<uint16_t, kSymbols> parents;
+  std::array<uint8_t, kSymbols> symbols_in;  // a pair has none, one or two
+  size_t symbol = 0, pair = 0;
+  for (size_t next = 0; next < pairs; ++next) {
+    uint64_t weight = 0;
+    uint32_t symbols = 0;
+    for (int i = 0; i < 2; ++i) {
+      const uint64_t of_symbol = sorted.weights[symbol], of_pair = weights[pair];
+      const bool takes_symbol = of_symbol <= of_pair;
+      weight += takes_symbol ? of_symbol : of_pair;
+      // Of a pair that is not taken another one becomes the parent later.
+      parents[pair] = static_cast<uint16_t>(next);
+      symbols += takes_symbol;
+      symbol += takes_symbol;
+      pair += !takes_symbol;
+    }
+    weights[next] = weight;
+    symbols_in[next] = static_cast<uint8_t>(symbols);
+  }
+  SymbolsOf symbols_of{};
+  std::array<uint8_t, kSymbols> depths;
+  depths[pairs - 1] = 0;
+  for (size_t i = pairs; i-- > 0;) {
+    if (i + 1 < pairs) depths[i] = static_cast<uint8_t>(depths[parents[i]] + 1);
+    symbols_of[depths[i] + 1u] += symbols_in[i];
+  }
+  return symbols_of;
+}
+
+// Of the longest code's share. Where more is missing other codes suffer.
+constexpr uint32_t kMostMissing = 16;
+
+/// Makes all lengths at most kLongestCode, and the code complete again; false where it would not be
+/// a good one.
+bool shorten(SymbolsOf& symbols_of) {
+  uint32_t used = 0;  // of all that a complete code has, in parts of the longest one
+  for (size_t length = kSymbols - 1; length > 0; --length) {
+    if (length > kLongestCode) {
+      symbols_of[kLongestCode] += symbols_of[length];
+      symbols_of[length] = 0;
+    } else {
+      used += symbols_of[length] << (kLongestCode - length);
+    }
+  }
+  if (used > (1u << kLongestCode) + kMostMissing) return false;
+  for (; used > 1u << kLongestCode; --used) {
+    size_t length = kLongestCode - 1;
+    while (symbols_of[length] == 0) --length;
+    // A longest code goes beside this one, for which both become a bit longer than it was.
+    symbols_of[length] -= 1;
+    symbols_of[length + 1] += 2;
+    symbols_of[kLongestCode] -= 1;
+  }
+  return true;
+}
+
 }  // namespace
 
-CodeLengths best_code(const Counts& counts) {
-  std::array<uint64_t, kSymbols + 1> by_weight;  // with the place in the low bits
-  size_t symbols = 0;
-  for (size_t place = 0; place < kSymbols; ++place) {
-    if (counts[place] > 0) by_weight[symbols++] = uint64_t{counts[place]} << 8 | place;
+CodeLengths good_code(const Counts& counts) {
+  const Sorted sorted(counts);
+  SymbolsOf symbols_of = huffman_lengths(sorted);
+  if (!shorten(symbols_of)) return best_code(counts);
+  CodeLengths code;
+  size_t symbol = 0;
+  for (int length = kLongestCode; length > 0; --length) {
+    for (uint32_t i = 0; i < symbols_of[static_cast<size_t>(length)]; ++i) {
+      code.set(sorted.place(symbol++), length);
+    }
   }
-  std::sort(by_weight.begin(), by_weight.begin() + static_cast<ptrdiff_t>(symbols));
-  std::array<uint64_t, kSymbols + 1> weights;
-  for (size_t i = 0; i < symbols; ++i) weights[i] = by_weight[i] >> 8;
-  weights[symbols] = kNoItem;
+  return code;
+}
 
+CodeLengths best_code(const Counts& counts) {
+  const Sorted sorted(counts);
+  const size_t symbols = sorted.symbols;
   static thread_local std::array<Level, kLongestCode> levels;
   const size_t all = 2 * symbols - 2;
   const Level nothing{};
   for (size_t i = 0; i < levels.size(); ++i) {
-    fill(levels[i], weights.data(), all, i == 0 ? nothing : levels[i - 1]);
+    fill(levels[i], sorted.weights.data(), all, i == 0 ? nothing : levels[i - 1]);
   }
   // The code of a symbol has a bit for each level that has it among what is taken.
   std::array<uint8_t, kSymbols> lengths{};
@@ -63,7 +151,7 @@ CodeLengths best_code(const Counts& counts) {
     taken = 2 * (taken - of_symbols);
   }
   CodeLengths code;
-  for (size_t i = 0; i < symbols; ++i) code.set(static_cast<int>(by_weight[i] & 0xff), lengths[i]);
+  for (size_t i = 0; i < symbols; ++i) code.set(sorted.place(i), lengths[i]);
   return code;
 }
 
@@ -75,8 +163,9 @@ CodeLengths fixed_width_code(int first, int bits) {
 
 bool is_complete(const CodeLengths& lengths) {
   uint32_t used = 0;
-  for (const uint8_t length : lengths.of) {
-    if (length > 0) used += 1u << kLongestCode >> length;
+  for (int place = lengths.first; place <= lengths.last; ++place) {
+    const int length = lengths.of[static_cast<size_t>(place)];
+    used += length > 0 ? 1u << (kLongestCode - length) : 0;
   }
   return used == 1u << kLongestCode;
 }

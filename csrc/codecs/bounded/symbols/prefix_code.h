@@ -35,6 +35,13 @@ struct CodeLengths {
 /// At least two symbols occur.
 CodeLengths best_code(const Counts& counts);
 
+/// A code for symbols that occur so often, no code longer than kLongestCode: Huffman's, if need be
+/// with a few codes shortened, which is hardly worse than the best one and found sooner; and the
+/// best one where many would be.
+///
+/// At least two symbols occur.
+CodeLengths good_code(const Counts& counts);
+
 /// All symbols from `first` on that `bits` can tell apart.
 CodeLengths fixed_width_code(int first, int bits);
 
@@ -44,12 +51,23 @@ bool is_complete(const CodeLengths& lengths);
 /// Calls `use(place, length, code)` for each code in its order, which is that of its bits.
 template <typename Use>
 void for_each_code(const CodeLengths& lengths, Use use) {
+  const auto length_at = [&](int place) { return lengths.of[static_cast<size_t>(place)]; };
+  std::array<uint16_t, kLongestCode + 2> begin{};  // where places of each length come
+  for (int place = lengths.first; place <= lengths.last; ++place) ++begin[length_at(place) + 1u];
+  begin[1] = 0;  // those without a code come nowhere
+  for (size_t length = 1; length <= kLongestCode; ++length) begin[length + 1] += begin[length];
+  const size_t count = begin[kLongestCode + 1];
+  std::array<uint8_t, kSymbols> places;
+  for (int place = lengths.first; place <= lengths.last; ++place) {
+    if (length_at(place) > 0) places[begin[length_at(place)]++] = static_cast<uint8_t>(place);
+  }
   uint32_t code = 0;
-  for (int length = 1; length <= kLongestCode; ++length) {
-    for (int place = lengths.first; place <= lengths.last; ++place) {
-      if (lengths.of[static_cast<size_t>(place)] == length) use(place, length, code++);
-    }
-    code <<= 1;
+  int before = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const int place = places[i], length = length_at(place);
+    code <<= length - before;
+    use(place, length, code++);
+    before = length;
   }
 }
 

@@ -5,6 +5,7 @@
 #include "codecs/bounded/kernels/kernels.h"
 #include "codecs/bounded/refuse.h"
 #include "codecs/bounded/symbols/bits.h"
+#include "codecs/bounded/symbols/fixed_width.h"
 #include "codecs/bounded/symbols/standard_codes.h"
 #include "codecs/bounded/symbols/symbols.h"
 
@@ -52,38 +53,97 @@ size_t read_size(const std::byte*& in, const std::byte* end) {
   refuse("have the size of a stream in more bytes than it needs");
 }
 
-void fill(DecodingTable& table, const CodeLengths& code) {
+/// For so many symbols it pays to make a larger table, which yields three of them at once.
+constexpr size_t kWorthThree = 2048;
+
+/// The codes of a table in their order, that of their bits and lengths.
+struct Codes {
   struct Code {
     uint8_t length;
     uint8_t symbol;
   };
-  Code codes[kSymbols];
+  Code of[kSymbols];
   size_t count = 0;
-  for_each_code(code, [&](int place, int length, uint32_t) {
-    const auto symbol = static_cast<uint8_t>(place - place_of(0));
-    codes[count++] = {static_cast<uint8_t>(length), symbol};
-    table.lengths[symbol] = static_cast<uint8_t>(length);
-  });
-  const int longest = codes[count - 1].length;  // and last
-  table.shift = 64 - longest;
-  DecodingEntry* at = table.entries;
-  for (size_t i = 0; i < count; ++i) {
-    const Code first = codes[i];
-    const int left = longest - first.length;
-    DecodingEntry* const end = at + (1 << left);
-    // Those that fit come first, as codes are ordered by length.
-    for (size_t j = 0; j < count && codes[j].length <= left; ++j) {
-      const Code second = codes[j];
-      const auto bits = static_cast<uint8_t>(first.length + second.length);
-      const DecodingEntry entry{bits, 2, {first.symbol, second.symbol}};
-      at = std::fill_n(at, 1 << (left - second.length), entry);
-    }
-    at = std::fill_n(at, end - at, DecodingEntry{first.length, 1, {first.symbol, 0}});
+
+  explicit Codes(const CodeLengths& code) {
+    for_each_code(code, [&](int place, int length, uint32_t) {
+      of[count++] = {static_cast<uint8_t>(length), static_cast<uint8_t>(place - place_of(0))};
+    });
   }
+  int longest() const { return of[count - 1].length; }
+};
+
+/// Third codes, for each number of bits that may be left for them: what is there where they fit,
+/// and 0 elsewhere.
+class Thirds {
+ public:
+  Thirds(const Codes& codes, int most_left) {
+    for (int left = 0; left <= most_left; ++left) {
+      DecodingEntry* at = entries_ + (1 << left) - 1;
+      DecodingEntry* const end = at + (1 << left);
+      for (size_t i = 0; i < codes.count && codes.of[i].length <= left; ++i) {
+        const auto& [length, symbol] = codes.of[i];
+        at = std::fill_n(at, 1 << (left - length), decoding_entry(2, length, symbol));
+      }
+      std::fill(at, end, 0);
+    }
+  }
+  const DecodingEntry* of(int left) const { return entries_ + (1 << left) - 1; }
+
+ private:
+  DecodingEntry entries_[1 << (kLongestCode - 1)];
+};
+
+/// Writes an entry for all that so many bits may be, which begin with a code of `length` bits. The
+/// symbol of that is still missing.
+DecodingEntry* fill_behind(int length, int bits, const Codes& codes, const Thirds* thirds,
+                           DecodingEntry* at) {
+  DecodingEntry* const end = at + (1 << (bits - length));
+  const DecodingEntry first = decoding_entry(0, length, 0);
+  // Those that fit come first, as codes are ordered by length.
+  for (size_t i = 0; i < codes.count && codes.of[i].length <= bits - length; ++i) {
+    const auto& [of_second, symbol] = codes.of[i];
+    const int left = bits - length - of_second;
+    const DecodingEntry both = first + decoding_entry(1, of_second, symbol);
+    if (thirds == nullptr) {
+      at = std::fill_n(at, 1 << left, both);
+    } else {
+      const DecodingEntry* const third = thirds->of(left);
+      for (int rest = 0; rest < 1 << left; ++rest) *at++ = both + third[rest];
+    }
+  }
+  std::fill(at, end, first);
+  return end;
 }
 
-const std::byte* read_streams(const CodeLengths& code, const std::byte* in, const std::byte* end,
-                              int8_t* symbols, size_t count) {
+void fill(DecodingTable& table, const Codes& codes, const Thirds* thirds, int bits) {
+  table.shift = 64 - bits;
+  DecodingEntry* at = table.entries;
+  for (size_t i = 0; i < codes.count;) {
+    const int length = codes.of[i].length;
+    const size_t entries = size_t{1} << (bits - length);
+    const DecodingEntry* const behind = at;
+    const size_t first = i;
+    at = fill_behind(length, bits, codes, thirds, at);
+    // The same may follow all codes of this length.
+    for (++i; i < codes.count && codes.of[i].length == length; ++i, at += entries) {
+      const uint32_t symbol = uint32_t{codes.of[i].symbol} << 8;
+      for (size_t j = 0; j < entries; ++j) at[j] = behind[j] | symbol;
+    }
+    const uint32_t symbol = uint32_t{codes.of[first].symbol} << 8;
+    for (size_t j = 0; j < entries; ++j) table.entries[behind - table.entries + j] |= symbol;
+  }
+  for (size_t i = 0; i < codes.count; ++i) table.lengths[codes.of[i].symbol] = codes.of[i].length;
+}
+
+void fill(DecodingTable& table, const CodeLengths& code, size_t symbols) {
+  const Codes codes(code);
+  if (symbols < kWorthThree) return fill(table, codes, nullptr, codes.longest());
+  const Thirds thirds(codes, kLongestCode - 2);
+  fill(table, codes, &thirds, kLongestCode);
+}
+
+Streams find_streams(const std::byte* in, const std::byte* end, size_t count) {
   Streams streams;
   streams.count = count < kFourStreams ? 1 : 4;
   size_t sizes[4];
@@ -94,11 +154,34 @@ const std::byte* read_streams(const CodeLengths& code, const std::byte* in, cons
     if (sizes[i] > static_cast<size_t>(end - in)) refuse("end within a stream of codes");
     in += sizes[i];
   }
+  return streams;
+}
+
+[[noreturn]] void refuse_stream() {
+  refuse("have a stream of codes that is too short or too long");
+}
+
+const std::byte* read_streams(const CodeLengths& code, const std::byte* in, const std::byte* end,
+                              int8_t* symbols, size_t count) {
+  const Streams streams = find_streams(in, end, count);
   DecodingTable table;
-  fill(table, code);
+  fill(table, code, count);
   const std::byte* const done = kernels().read_streams(table, streams, end, symbols, count);
-  if (done == nullptr) refuse("have a stream of codes that is too short or too long");
+  if (done == nullptr) refuse_stream();
   return done;
+}
+
+const std::byte* read_streams(FixedWidth code, const std::byte* in, const std::byte* end,
+                              int8_t* symbols, size_t count) {
+  const Streams streams = find_streams(in, end, count);
+  const size_t each = (count + streams.count - 1) / streams.count;
+  for (size_t i = 0;; ++i) {
+    const size_t first = i * each, size = std::min(each, count - first);
+    in = read_fixed_width(code, streams.begin[i], end, symbols + first, size);
+    const bool is_last = i + 1 == streams.count;
+    if (is_last ? in == nullptr : in != streams.begin[i + 1]) refuse_stream();
+    if (is_last) return in;
+  }
 }
 
 }  // namespace
@@ -109,7 +192,7 @@ const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t*
   const int kind = read_byte(in, end);
   if (kind >= kStandard) {
     if (kind >= kStandard + kStandardCodes) refuse("have a code of an unknown kind");
-    return read_streams(standard_code(kind - kStandard), in, end, symbols, count);
+    return read_streams(standard_code(kind - kStandard).lengths, in, end, symbols, count);
   }
   if (kind == kLengthsFollow) {
     const CodeLengths code = read_lengths(in, end);
@@ -124,7 +207,7 @@ const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t*
     std::memset(symbols, first - place_of(0), count);
     return in;
   }
-  return read_streams(fixed_width_code(first, width), in, end, symbols, count);
+  return read_streams(FixedWidth{width, first}, in, end, symbols, count);
 }
 
 }  // namespace bls::bounded

@@ -1,5 +1,6 @@
 #include "codecs/bounded/symbols/standard_codes.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace bls::bounded {
@@ -46,10 +47,13 @@ CodeLengths code_of(int number) {
 
 }  // namespace
 
-const CodeLengths& standard_code(int number) {
-  static const std::vector<CodeLengths> codes = [] {
-    std::vector<CodeLengths> all;
-    for (int each = 0; each < kStandardCodes; ++each) all.push_back(code_of(each));
+const StandardCode& standard_code(int number) {
+  static const std::vector<StandardCode> codes = [] {
+    std::vector<StandardCode> all(kStandardCodes);
+    for (size_t each = 0; each < all.size(); ++each) {
+      all[each].lengths = code_of(static_cast<int>(each));
+      std::copy_n(all[each].lengths.of.begin(), kSymbols, all[each].short_lengths.begin());
+    }
     return all;
   }();
   return codes[static_cast<size_t>(number)];

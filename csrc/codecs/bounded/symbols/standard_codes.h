@@ -8,6 +8,14 @@ namespace bls::bounded {
 /// distribution of Laplace, the second for that of Gauss, each in steps of the fourth root of 2.
 constexpr int kStandardCodes = 48;
 
-const CodeLengths& standard_code(int number);
+/// Lengths as short numbers, 0 where there is no code.
+using StandardLengths = std::array<int16_t, kSymbols>;
+
+struct StandardCode {
+  CodeLengths lengths;
+  StandardLengths short_lengths;
+};
+
+const StandardCode& standard_code(int number);
 
 }  // namespace bls::bounded

@@ -4,6 +4,7 @@
 
 #include "codecs/bounded/kernels/kernels.h"
 #include "codecs/bounded/symbols/bits.h"
+#include "codecs/bounded/symbols/fixed_width.h"
 #include "codecs/bounded/symbols/standard_codes.h"
 #include "codecs/bounded/symbols/symbols.h"
 
@@ -13,11 +14,26 @@ namespace {
 // Longer runs have room for a description of their own code, which is better.
 constexpr size_t kMostOfStandard = 8192;
 
-/// How often each symbol occurs, and which is the first and the last that does.
-struct Histogram {
-  Counts counts;
+/// The places of the first and the last symbol that occur.
+struct Range {
   int first = 0;
   int last = kSymbols - 1;
+
+  Range() = default;
+  Range(const int8_t* symbols, size_t count) {
+    int8_t least = 127, greatest = -128;
+    for (size_t i = 0; i < count; ++i) {
+      least = std::min(least, symbols[i]);
+      greatest = std::max(greatest, symbols[i]);
+    }
+    first = place_of(least);
+    last = place_of(greatest);
+  }
+};
+
+/// And how often each symbol occurs.
+struct Histogram : Range {
+  Counts counts;
 
   Histogram(const int8_t* symbols, size_t count) {
     kernels().count_symbols(symbols, count, counts.data());
@@ -31,6 +47,31 @@ struct Histogram {
     }
     return bits;
   }
+};
+
+/// The counts as short numbers, for which all processors multiply and add several at once.
+struct ShortCounts {
+  std::array<int16_t, kSymbols> counts;
+  size_t first, last;  // of places in blocks
+
+  explicit ShortCounts(const Histogram& histogram) {
+    first = static_cast<size_t>(histogram.first) / kBlock * kBlock;
+    last = static_cast<size_t>(histogram.last) / kBlock * kBlock + kBlock;
+    for (size_t place = first; place < last; ++place) {
+      counts[place] = static_cast<int16_t>(histogram.counts[place]);
+    }
+  }
+  uint64_t bits_by(const StandardLengths& lengths) const {
+    int32_t bits = 0;
+    for (size_t block = first; block < last; block += kBlock) {
+      for (size_t i = 0; i < kBlock; ++i) bits += counts[block + i] * lengths[block + i];
+    }
+    return static_cast<uint64_t>(bits);
+  }
+
+ private:
+  static constexpr size_t kBlock = 16;
+  static_assert(kMostOfStandard * kLongestCode <= INT32_MAX && kMostOfStandard <= INT16_MAX);
 };
 
 /// A code, and how it is described.
@@ -64,19 +105,24 @@ uint64_t description_bits(const CodeLengths& code) {
   return 24 + 8 * bytes_of_bits(bits);
 }
 
-Choice choose(const Histogram& histogram, size_t count, bool fixed_width) {
-  const int width = std::bit_width(static_cast<unsigned>(histogram.last - histogram.first));
-  const int base = std::min(histogram.first, kSymbols - (1 << width));
-  Choice choice{fixed_width_code(base, width), kFixedWidth + width,
-                16 + count * static_cast<uint64_t>(width)};
-  if (width == 0 || fixed_width) return choice;
-  const CodeLengths best = best_code(histogram.counts);
-  choice.offer(best, kLengthsFollow, description_bits(best) + histogram.bits_by(best));
+Choice plain_choice(const Range& range, size_t count) {
+  const int width = std::bit_width(static_cast<unsigned>(range.last - range.first));
+  const int base = std::min(range.first, kSymbols - (1 << width));
+  return {fixed_width_code(base, width), kFixedWidth + width,
+          16 + count * static_cast<uint64_t>(width)};
+}
+
+Choice choose(const Histogram& histogram, size_t count) {
+  Choice choice = plain_choice(histogram, count);
+  if (choice.kind == kFixedWidth) return choice;  // of no bits
+  const CodeLengths own = good_code(histogram.counts);
+  choice.offer(own, kLengthsFollow, description_bits(own) + histogram.bits_by(own));
   if (count > kMostOfStandard) return choice;
+  const ShortCounts counts(histogram);
   for (int number = 0; number < kStandardCodes; ++number) {
-    const CodeLengths& code = standard_code(number);
-    if (histogram.first < code.first || histogram.last > code.last) continue;
-    choice.offer(code, kStandard + number, 8 + histogram.bits_by(code));
+    const StandardCode& code = standard_code(number);
+    if (histogram.first < code.lengths.first || histogram.last > code.lengths.last) continue;
+    choice.offer(code.lengths, kStandard + number, 8 + counts.bits_by(code.short_lengths));
   }
   return choice;
 }
@@ -99,9 +145,10 @@ std::byte* write_size(size_t size, std::byte* out) {
   return out;
 }
 
-std::byte* write_streams(const CodeTable& table, const int8_t* symbols, size_t count,
-                         std::byte* out) {
-  if (count < kFourStreams) return kernels().write_stream(table, symbols, count, out);
+/// `write(symbols, count, out)` writes one stream and returns its end.
+template <typename Write>
+std::byte* write_streams(const int8_t* symbols, size_t count, std::byte* out, Write write) {
+  if (count < kFourStreams) return write(symbols, count, out);
   const size_t quarter = (count + 3) / 4;
   // The sizes stand before the streams, and have four bytes each for now.
   constexpr size_t kRoom = 3 * 5;
@@ -110,7 +157,7 @@ std::byte* write_streams(const CodeTable& table, const int8_t* symbols, size_t c
   for (size_t stream = 0; stream < 4; ++stream) {
     const size_t from = stream * quarter;
     std::byte* const begin = end;
-    end = kernels().write_stream(table, symbols + from, std::min(quarter, count - from), begin);
+    end = write(symbols + from, std::min(quarter, count - from), begin);
     if (stream < 3) out = write_size(static_cast<size_t>(end - begin), out);
   }
   std::memmove(out, streams, static_cast<size_t>(end - streams));
@@ -121,16 +168,25 @@ std::byte* write_streams(const CodeTable& table, const int8_t* symbols, size_t c
 
 std::byte* write_symbols(const int8_t* symbols, size_t count, bool fixed_width, std::byte* out) {
   if (count == 0) return out;
-  const Choice choice = choose(Histogram(symbols, count), count, fixed_width);
+  const Choice choice = fixed_width ? plain_choice(Range(symbols, count), count)
+                                    : choose(Histogram(symbols, count), count);
   out = describe(choice, out);
   if (choice.kind == kFixedWidth) return out;  // of no bits
+  if (choice.kind < kLengthsFollow) {
+    const FixedWidth code{choice.kind - kFixedWidth, choice.code.first};
+    return write_streams(symbols, count, out, [&](const int8_t* from, size_t size, std::byte* to) {
+      return write_fixed_width(code, from, size, to);
+    });
+  }
   CodeTable table;
   for_each_code(choice.code, [&](int place, int length, uint32_t code) {
     const auto symbol = static_cast<uint8_t>(place - place_of(0));
     table.codes[symbol] = uint64_t{code} << (64 - length);
     table.lengths[symbol] = static_cast<uint8_t>(length);
   });
-  return write_streams(table, symbols, count, out);
+  return write_streams(symbols, count, out, [&](const int8_t* from, size_t size, std::byte* to) {
+    return kernels().write_stream(table, from, size, to);
+  });
 }
 
 }  // namespace bls::bounded

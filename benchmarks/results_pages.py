@@ -20,6 +20,7 @@ from benchmarks.soak import soak
 PROGRAMS = {
     "alltoall": "exchange.alltoall",
     "backend": "modules.backend",
+    "bounded": "codecs.bounded",
     "codec_exchange": "codecs.exchange",
     "codecs": "codecs.rows",
     "delays": "delays.delays",
@@ -80,6 +81,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/backend.md", "results"): (modules.backend_section, "backend"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
+    ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded"),
     ("docs/results/planner.md", "results"): (planner.section, *_PLANS),
     ("docs/soak.md", "results"): (soak.section, "soak"),
     (_MODELS, "models"): (planner.models_section, "performance-models"),

@@ -53,3 +53,32 @@ def exchange_section(record: Record) -> str:
         page.table(header, rows),
         faster=faster,
     )
+
+
+def bounded_section(record: Record) -> str:
+    """Ratios and speeds by peer, and coders of symbols beside huff0."""
+    parts, faster = [], []
+    coders = []
+    for cell in record["results"]:
+        if "deviation" in cell:
+            huff0, ours = cell["peers"]
+            sizes = [f"{8 / huff0[1]:.2f}", f"{huff0[1] / ours[1]:.3f}"]
+            coders.append([*sizes, f"{ours[4]:.2f}", f"{ours[5]:.2f}"])
+            continue
+        what = f"{cell['tables']}, {cell['rows']} rows"
+        rows = [[n, f"{r:.2f}", *(f"{x:.2f}" for x in speeds)] for n, r, *speeds in cell["peers"]]
+        header = ["", "ratio", "encode GB/s", "decode GB/s", "encode, zstd -1 = 1", "decode"]
+        parts.append(f"{what}:\n\n{page.table(header, rows)}")
+        own = cell["peers"][0]
+        for name, *of_peer in cell["peers"][4:]:
+            better = [
+                word
+                for word, its, our in zip(
+                    ("ratio", "encode", "decode"), of_peer, own[1:], strict=False
+                )
+                if its > our
+            ]
+            faster += [f"{what}, {', '.join(better)}: {name}"] if better else []
+    header = ["bits a symbol", "size, huff0 = 1", "encode", "decode"]
+    parts.append(f"Symbols, how many times huff0's speed:\n\n{page.table(header, coders)}")
+    return page.section(record, *parts, faster=faster)

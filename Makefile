@@ -118,8 +118,7 @@ fuzz-blindly: $(VENV)/.packages  ## Change inputs at random: make fuzz-blindly [
 	$(BIN)/cmake --build build/sanitize-address$(comma)undefined --target fuzz_$(FUZZ_TARGET)
 	build/sanitize-address$(comma)undefined/csrc/fuzz/fuzz_$(FUZZ_TARGET) tests/corpus/$(FUZZ_TARGET) $(EXECUTIONS) $(FIRST)
 
-guarantee: $(VENV)/.packages  ## Look for values beyond their bound: make guarantee [VALUES=1000000000] [FIRST=0]
-	$(call configure,build/native,-DBLS_BUILD_TESTS=ON)
+guarantee: build-tests  ## Look for values beyond their bound: make guarantee [VALUES=1000000000] [FIRST=0]
 	$(BIN)/cmake --build build/native --target bls_guarantee
 	build/native/csrc/tests/bls_guarantee $(VALUES) $(FIRST)
 

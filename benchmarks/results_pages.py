@@ -20,7 +20,7 @@ from benchmarks.soak import soak
 PROGRAMS = {
     "alltoall": "exchange.alltoall",
     "backend": "modules.backend",
-    "bounded": "codecs.bounded",
+    "bounded_codec": "codecs.bounded",
     "codec_exchange": "codecs.exchange",
     "codecs": "codecs.rows",
     "delays": "delays.delays",
@@ -81,7 +81,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/backend.md", "results"): (modules.backend_section, "backend"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
-    ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded"),
+    ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded_codec"),
     ("docs/results/planner.md", "results"): (planner.section, *_PLANS),
     ("docs/soak.md", "results"): (soak.section, "soak"),
     (_MODELS, "models"): (planner.models_section, "performance-models"),

@@ -283,7 +283,9 @@ def main() -> None:
         for d in DEVIATIONS
     ]
     settings = {"bound": BOUND, "turns": arguments.turns, "symbols": SYMBOLS}
-    record.publish(arguments.json, "bounded", before, settings, results + coded, bounded_section)
+    record.publish(
+        arguments.json, "bounded_codec", before, settings, results + coded, bounded_section
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Records: a summary as JSON, one line a result, and the raw samples beside it, gzipped."""
+"""Records: a summary as JSON, one line a result, and the raw samples beside it, as xz."""
 
 import argparse
 import datetime
-import gzip
 import json
+import lzma
 import os
 import platform
 import shlex
@@ -126,21 +126,21 @@ def read(path: Path, command: str = "") -> Record:
 
 
 def raw_path(path: Path) -> Path:
-    """Where the samples of a record lie: of results/x.json in raw/x.json.gz, else beside it."""
+    """Where the samples of a record lie: of results/x.json in raw/x.json.xz, else beside it."""
     if path.parent.name == RESULTS.name:
-        return path.parent.parent / "raw" / f"{path.name}.gz"
-    return path.with_name(f"{path.stem}.raw.json.gz")
+        return path.parent.parent / "raw" / f"{path.name}.xz"
+    return path.with_name(f"{path.stem}.raw.json.xz")
 
 
 def write_raw(path: Path, tree: Any) -> None:
-    """Writes a gzipped JSON file whose bytes depend on `tree` alone."""
+    """Writes a packed JSON file whose bytes depend on `tree` alone."""
     text = json.dumps(_walk(tree, summarized=False), separators=(",", ":"))
-    _replace(path, gzip.compress(text.encode(), 9, mtime=0))
+    _replace(path, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def read_raw(path: Path) -> Any:
     """Reads what `write_raw` has written."""
-    return json.loads(gzip.decompress(path.read_bytes()))
+    return json.loads(lzma.decompress(path.read_bytes()))
 
 
 def _replace(path: Path, content: bytes) -> None:

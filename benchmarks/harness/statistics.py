@@ -15,7 +15,7 @@ Sample = TypeVar("Sample")
 class Spread(dict[str, float]):
     """Median of repeated measurements with quartiles and extremes, in the samples' unit.
 
-    It keeps the samples as well, `values_in_order`, which a record has in its gzipped part.
+    It keeps the samples as well, `values_in_order`, which a record has in its packed part.
     """
 
     def __init__(self, samples: Sequence[float]) -> None:

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _packed_path(results: Path) -> Path:
-    return record.raw_path(results / "calibration.json").with_suffix(".xz")
+    return record.raw_path(results / "calibration.json")
 
 
 def _pack(path: Path, head: Entry, entries: list[Entry]) -> None:

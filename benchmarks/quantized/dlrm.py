@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -11,7 +12,7 @@ from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec
 
 EMBEDDING_DIM = 16
-BOTTOM_MLP = (13, 512, 256, 64, EMBEDDING_DIM)
+BOTTOM_MLP = (13, 512, 256, 64)  # and the embeddings' dimension
 TOP_MLP = (512, 256, 1)
 LEARNING_RATE = 1.0
 
@@ -43,19 +44,21 @@ class DLRM(nn.Module):
     Weights are drawn as facebookresearch/dlrm draws them. The tables are one matrix.
     """
 
-    def __init__(self, rows_per_table: Sequence[int], *, seed: int) -> None:
+    def __init__(
+        self, rows_per_table: Sequence[int], *, seed: int, dim: int = EMBEDDING_DIM
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         tables = len(rows_per_table)
         rows = torch.tensor(rows_per_table)
         self.register_buffer("first_rows", rows.cumsum(0) - rows, persistent=False)
         limits = rows.double().rsqrt().float().repeat_interleave(rows)[:, None]
-        uniform = torch.rand(int(rows.sum()), EMBEDDING_DIM, generator=generator)
+        uniform = torch.rand(int(rows.sum()), dim, generator=generator)
         self.tables = nn.Parameter((2 * uniform - 1) * limits, requires_grad=False)
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
-        features = EMBEDDING_DIM + self.pairs.shape[1]
+        features = dim + self.pairs.shape[1]
         self.layers = nn.ModuleList()
-        for sizes in (BOTTOM_MLP, (features, *TOP_MLP)):
+        for sizes in ((*BOTTOM_MLP, dim), (features, *TOP_MLP)):
             for inputs, outputs in pairwise(sizes):
                 layer = nn.Linear(inputs, outputs)
                 nn.init.xavier_normal_(layer.weight, generator=generator)
@@ -69,12 +72,12 @@ class DLRM(nn.Module):
     def forward(self, dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Returns logits [batch] of dense [batch, 13] and embeddings [batch, tables, dim]."""
         bottom = dense
-        for layer in self.layers[: len(BOTTOM_MLP) - 1]:
+        for layer in self.layers[: len(BOTTOM_MLP)]:
             bottom = layer(bottom).relu()
         vectors = torch.cat([bottom[:, None], embeddings], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         top = torch.cat([bottom, products[:, self.pairs[0], self.pairs[1]]], dim=1)
-        for layer in self.layers[len(BOTTOM_MLP) - 1 : -1]:
+        for layer in self.layers[len(BOTTOM_MLP) : -1]:
             top = layer(top).relu()
         return self.layers[-1](top).squeeze(1)
 
@@ -94,31 +97,64 @@ def replace_weight_gradient(layer: nn.Linear, gradient_of: Callable[..., torch.T
     layer.register_forward_hook(after_forward)
 
 
+class RowwiseAdagrad:
+    """What TorchRec trains tables with for the most part: each row has a rate of its own."""
+
+    def __init__(self, tables: torch.Tensor, rate: float) -> None:
+        self._tables, self._rate = tables, rate
+        self._squares = torch.zeros(len(tables))
+
+    def __call__(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        own, of_each = rows.unique(return_inverse=True)
+        summed = torch.zeros(len(own), gradients.shape[1]).index_add_(0, of_each, gradients)
+        self._squares[own] += summed.square().mean(dim=1)
+        steps = self._rate / (self._squares[own].sqrt() + 1e-8)
+        self._tables[own] -= steps[:, None] * summed
+
+
 class Training:
-    """Plain SGD with the collectives of N nodes, whose local batches lie behind each other.
+    """SGD with the collectives of N nodes, whose local batches lie behind each other; `update`
+    trains rows of the tables by their gradients in its place.
 
     As in the paper, the all-reduce is quantized for weights whose rows the nodes can share out
     evenly, and each row of a weight, and of an embedding, has its own scale. Biases and the other
     weights are summed exactly.
     """
 
-    def __init__(self, model: DLRM, collectives: Collectives) -> None:
+    def __init__(
+        self,
+        model: DLRM,
+        collectives: Collectives,
+        rate: float = LEARNING_RATE,
+        update: Callable[[torch.Tensor, torch.Tensor], object] | None = None,
+    ) -> None:
         self.model = model
+        self._update = update or partial(model.tables.index_add_, 0, alpha=-rate)
         self._collectives = collectives
-        self._optimizer = torch.optim.SGD(model.layers.parameters(), LEARNING_RATE)
+        self._optimizer = torch.optim.SGD(model.layers.parameters(), rate)
         for layer in model.layers:
             if collectives.all_reduce is not None and layer.out_features % collectives.nodes == 0:
                 replace_weight_gradient(layer, _all_reduce(collectives, layer.weight.shape))
 
-    def step(self, dense: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> float:
-        """Trains on dense [batch, 13], ids [batch, tables] and labels [batch]; returns the loss."""
-        rows = _travel(self.model.look_up(ids), self._collectives.forward).requires_grad_()
+    def step(
+        self,
+        dense: torch.Tensor,
+        ids: torch.Tensor,
+        labels: torch.Tensor,
+        forward: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> float:
+        """Trains on dense [batch, 13], ids [batch, tables] and labels [batch]; returns the loss.
+
+        `forward` says what arrives of embeddings [batch, tables, dim], if not the collectives'.
+        """
+        forward = forward or partial(_travel, codec=self._collectives.forward)
+        rows = forward(self.model.look_up(ids)).requires_grad_()
         logits = self.model(dense, rows)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
         loss.backward()
         arrived = _travel(rows.grad, self._collectives.backward).flatten(0, 1)
         where = (ids + self.model.first_rows).flatten()
-        self.model.tables.index_add_(0, where, arrived, alpha=-LEARNING_RATE)
+        self._update(where, arrived)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.item()

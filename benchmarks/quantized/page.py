@@ -6,19 +6,18 @@ from itertools import groupby, product
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import torch
 
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
 from benchmarks.quantized.cells import BASELINE, CELLS, CONTROL, Cell, collectives
 from benchmarks.quantized.dlrm import Collectives
+from benchmarks.quantized.trainings import changes_by_source, description
 
 #: The paper accepts a fall of the accuracy by so many percent.
 CRITERION = 0.02
 #: How often gradients that do not change are summed.
 SUMS = 20
-_OF_TEST_SET = ("iterations", "test_rows", "click_rate", "bayes_accuracy", "bayes_loss")
 _CAPTIONS = {
     2: "Table 2: quantized all-to-all (forward, backward), full-precision all-reduce",
     3: "Table 3: quantized all-reduce, full-precision all-to-all",
@@ -31,54 +30,8 @@ _TABLES = {
 
 def summarize(raw: Record) -> Record:
     """The record of a study, also of one that has not ended: each source's baseline and changes."""
-    results = []
-    for source in raw["settings"]["sources"]:
-        trained = [each for each in raw["results"] if each["source"] == source["name"]]
-        bases = {each["seed"]: each for each in trained if each["cell"] == BASELINE.key}
-        if not bases:
-            continue
-        by_cell: dict[str, list[Record]] = {}
-        for each in trained:
-            if each["cell"] != BASELINE.key and each["seed"] in bases:
-                by_cell.setdefault(each["cell"], []).append(each)
-        one = next(iter(bases.values()))
-        baseline = {name: one[name] for name in _OF_TEST_SET if name in one}
-        baseline |= {name: [base[name] for base in bases.values()] for name in ("accuracy", "loss")}
-        changes = {cell: change(of_cell, bases) for cell, of_cell in by_cell.items()}
-        if CONTROL.key in by_cell:
-            changes["control on labels"] = change(by_cell[CONTROL.key], bases, "_on_labels")
-        results.append({"source": source["name"], "baseline": baseline, "changes": changes})
+    results = changes_by_source(raw, BASELINE.key, CONTROL.key)
     return {**raw, "results": results, "compensation": errors_by_row()}
-
-
-def change(results: list[Record], bases: dict[int, Record], suffix: str = "") -> Record:
-    """Changes of a cell against the baselines of the same seeds, in percent of these (equation 2).
-
-    `results` has the cell's, one a seed, and `bases` the baselines' by seed. The suffix "" counts
-    decisions by the probability that they are right, where that is known; "_on_labels" by labels.
-    """
-    of_bases = [bases[result["seed"]] for result in results]
-
-    def of(name: str, them: list[Record] = results) -> np.ndarray:
-        return np.array([each[name] for each in them], dtype=float)  # NaN for None
-
-    accuracy = of(f"accuracy{suffix}", of_bases)
-    changes = 100 * (of(f"difference{suffix}") / accuracy)
-    spread = float(np.std(changes, ddof=1)) if len(results) > 1 else 0.0
-    seed_error = spread / math.sqrt(len(results))
-    test_error = float(np.mean(100 * (of(f"test_error{suffix}") / accuracy)))
-    loss = float(np.mean(100 * (of("loss") / of("loss", of_bases) - 1)))
-    return {
-        "accuracy": float(np.mean(changes)),
-        "spread": spread,  # standard deviation over the seeds, 0 with one
-        "seed_error": seed_error,  # standard error of the mean because of the seeds
-        "test_error": test_error,  # and of the finite test set, which is the same for all seeds
-        "error": math.hypot(seed_error, test_error),
-        # None if one was not finite, the baseline's included.
-        "loss": loss if math.isfinite(loss) else None,
-        "flipped": float(np.mean(100 * of("flipped"))),  # of the decisions, percent
-        "seeds": len(results),
-    }
 
 
 @cache
@@ -115,19 +68,8 @@ def section(record: Record) -> str:
 
 
 def _source(result: Record, batch: int) -> str:
-    base, changes = result["baseline"], result["changes"]
-    text = (
-        f"{base['iterations']} iterations of {batch} samples, {base['test_rows']:,} samples to "
-        f"test on, {len(base['accuracy'])} seeds. In full precision: {_range(base['accuracy'])} "
-        f"right, loss {_range(base['loss'])}; deciding for no click is right for "
-        f"{max(base['click_rate'], 1 - base['click_rate']):.4f}"
-    )
-    if "bayes_loss" in base:
-        text += (
-            f", a model that knows the probabilities for {base['bayes_accuracy']:.4f} with loss "
-            f"{base['bayes_loss']:.4f}"
-        )
-    parts = [f"### {result['source']}", f"{text}."]
+    changes = result["changes"]
+    parts = [f"### {result['source']}", description(result, batch)]
     for caption, cells in _TABLES.items():
         if any(cell.key in changes for cell in cells):
             parts += [f"{caption}.", _table(changes, cells)]
@@ -221,9 +163,3 @@ def _texts(delta: Record | None) -> tuple[str, str]:
         return "-", "-"
     loss = "diverged" if delta["loss"] is None else f"{delta['loss']:+.2f}"
     return f"{delta['accuracy']:+.3f} ± {delta['spread']:.3f}", loss
-
-
-def _range(values: list[float | None]) -> str:
-    if None in values:
-        return "not finite for some seeds"
-    return f"{min(values):.4f} to {max(values):.4f}"

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import record
-from benchmarks.quantized import data, study
+from benchmarks.quantized import data, trainings
 from benchmarks.quantized.cells import BASELINE, CELLS, CONTROL, Cell
 from benchmarks.quantized.data import Source
-from benchmarks.quantized.page import change, plot, section, summarize
+from benchmarks.quantized.page import plot, section, summarize
 from benchmarks.quantized.study import train
+from benchmarks.quantized.trainings import change
 from tests.paths import DATA
 from torchrec_bls.datasets import capped_cardinalities
 
@@ -35,17 +36,23 @@ def opened(path: Path, **settings: int) -> record.Resumable:
     return record.Resumable(path, empty, summarize)
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What is trained, in threads instead of processes."""
-    keys: list[tuple[str, int]] = []
+Keys = list[tuple[str, int]]
+
+
+@pytest.fixture(autouse=True)
+def _threads_in_place_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainings, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+
+
+def trained(path: Path, tasks: list[trainings.Task]) -> Keys:
+    """Runs a study and returns what it had to train."""
+    keys: Keys = []
 
     def note(source: Source, cell: Cell, seed: int) -> dict[str, Any]:
         keys.append((cell.key, seed))
         return train(source, cell, seed)
 
-    monkeypatch.setattr(study, "train", note)
-    monkeypatch.setattr(study, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    trainings.run(opened(path), tasks, 1, note)
     return keys
 
 
@@ -57,28 +64,22 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_a_stopped_study_goes_on(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+def test_a_stopped_study_goes_on(tmp_path: Path) -> None:
     at_once, in_parts = tmp_path / "at-once.json", tmp_path / "in-parts.json"
-    study.run(opened(at_once), TASKS, 1)
-    assert sorted(trained) == sorted((cell.key, seed) for _, cell, seed in TASKS)
-    trained.clear()
-    study.run(opened(in_parts), TASKS[:3], 1)
-    done = list(trained)
-    study.run(opened(in_parts), TASKS, 1)
-    assert len(trained) == len(TASKS) and len(set(trained)) == len(TASKS) and len(done) == 3
+    keys = [(cell.key, seed) for _, cell, seed in TASKS]
+    assert trained(at_once, TASKS) == keys
+    assert trained(in_parts, TASKS[:3]) == keys[:3]
+    assert trained(in_parts, TASKS) == keys[3:]
     assert without_times(in_parts) == without_times(at_once)
-    study.run(opened(in_parts), TASKS, 1)
-    assert len(trained) == len(TASKS)
+    assert trained(in_parts, TASKS) == []
     with pytest.raises(record.RecordError, match="write to another file"):
         opened(in_parts, seeds=4)
 
 
 @pytest.mark.full
-def test_the_page_says_what_the_record_holds(
-    tmp_path: Path, trained: list[tuple[str, int]]
-) -> None:
+def test_the_page_says_what_the_record_holds(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    study.run(opened(path), TASKS, 1)
+    trained(path, TASKS)
     text = section(record.read(path))
     cell = next(cell for cell in some_cells() if cell.row == "uint2 ring")
     results = record.read_raw(record.raw_path(path))["results"]

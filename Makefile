@@ -41,7 +41,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
-  fuzz fuzz-blindly guarantee soak paper-bls study-quantized study-planner lint format wheel wheels \
+  fuzz fuzz-blindly guarantee soak paper-bls study-quantized study-bounded study-planner lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -130,6 +130,9 @@ paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make pape
 
 study-quantized: build  ## What quantized collectives cost in accuracy: make study-quantized [STUDY_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python -m benchmarks.quantized.study $(STUDY_ARGS)
+
+study-bounded: build  ## What error-bounded embeddings cost and save: make study-bounded [STUDY_ARGS="..."]
+	$(WITH_VENV) $(BIN)/python -m benchmarks.bounded.study $(STUDY_ARGS)
 
 study-planner: build  ## Calibrate this machine, compare cost models and plans with others
 	mkdir -p out/study

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.bounded import page as bounded
+from benchmarks.bounded import paper
 from benchmarks.codecs import page as codecs
 from benchmarks.delays import page as delays
 from benchmarks.exchange import page as exchange
@@ -21,6 +23,7 @@ PROGRAMS = {
     "alltoall": "exchange.alltoall",
     "backend": "modules.backend",
     "bounded_codec": "codecs.bounded",
+    "bounded": "bounded.study",
     "codec_exchange": "codecs.exchange",
     "codecs": "codecs.rows",
     "delays": "delays.delays",
@@ -88,6 +91,8 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     (_MODELS, "sharding"): (_details, *_PLANS),
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),
+    ("docs/reproduction/bounded.md", "errors"): (paper.errors,),
+    ("docs/reproduction/bounded.md", "results"): (bounded.section, "bounded"),
 }
 
 
@@ -114,6 +119,7 @@ def draw(docs: Path, records: dict[str, Any]) -> None:
     modules.plot(docs / "figures/embedding.png", records["embedding"])
     exchange.plot(docs / "figures/alltoall.png", records["alltoall"])
     quantized.plot(docs / "figures/quantized.png", records["quantized"])
+    bounded.plot(docs / "figures/bounded.png", records["bounded"])
     paper_bls.draw(docs / "reproduction", records["paper_bls"])
 
 

@@ -150,7 +150,7 @@ def settings(found: list[Source]) -> list[Record]:
 def run(
     study: record.Resumable, tasks: list[Task], workers: int, work: Callable[..., Record]
 ) -> None:
-    """Does `work` for the tasks that are not in the record yet."""
+    """Does `work` for the tasks that are not in the record yet, and writes its summary."""
     done = {(each["source"], each["cell"], each["seed"]) for each in study.raw["results"]}
     left = [task for task in tasks if (task[0].name, task[1].key, task[2]) not in done]
     # One BLAS thread a worker from the start: they share the cores among themselves.
@@ -164,6 +164,7 @@ def run(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    study.write()
 
 
 def _end_with_parent() -> None:

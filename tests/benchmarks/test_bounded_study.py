@@ -88,10 +88,8 @@ def test_groups_are_equal_ids() -> None:
 
 def test_sizes_of_other_compressors() -> None:
     codes = np.array([[1, 2], [3, 2], [1, 2], [1, 2], [3, 2]])
-    assert sizes.vector_lz(codes, window=1) == 5 + 4 * 2
-    assert sizes.vector_lz(codes, window=2) == 5 + 3 * 2
-    assert sizes.vector_lz(codes, window=3) == 5 + 2 * 2
-    assert sizes.vector_lz(100 * codes, window=3) == 5 + 2 * 2 * 2
+    assert sizes.vector_lz(codes, (1, 2, 3)) == [5 + new * 2 for new in (4, 3, 2)]
+    assert sizes.vector_lz(100 * codes, (3,)) == [5 + 2 * 2 * 2]
     # 5 twos of one bit, 3 ones and 2 threes of two: 15 bits.
     assert sizes.huffman(codes) == 2 + 2 * 3
     assert sizes.huffman(np.ones((8, 4), int)) == 4 + 2

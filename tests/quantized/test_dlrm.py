@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.quantized.dlrm import DLRM, LEARNING_RATE, Collectives, Training
+from benchmarks.quantized.dlrm import DLRM, LEARNING_RATE, Collectives, RowwiseAdagrad, Training
 from tests.codecs import reference
 from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec
@@ -79,6 +79,19 @@ def test_the_full_precision_ring_is_plain_training_but_for_the_order_of_sums() -
     )
     for batch in batches(4):
         assert ring.step(*batch) == pytest.approx(plain.step(*batch), rel=1e-5)
+
+
+def test_row_wise_adagrad_sums_the_gradients_of_a_row_first() -> None:
+    tables = torch.ones(4, 2)
+    update = RowwiseAdagrad(tables, 0.5)
+    gradients = torch.tensor([[1.0, 2.0], [3.0, 0.0], [2.0, -2.0]])
+    for _ in range(2):
+        update(torch.tensor([3, 1, 3]), gradients)
+    expected, summed = np.ones((4, 2)), {3: [3.0, 0.0], 1: [3.0, 0.0]}
+    for row, gradient in summed.items():
+        for steps in (1, 2):
+            expected[row] -= 0.5 * np.array(gradient) / np.sqrt(steps * 4.5)
+    np.testing.assert_allclose(tables.numpy(), expected, rtol=1e-6)
 
 
 def quantized(rows: np.ndarray, bits: int) -> np.ndarray:

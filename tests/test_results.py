@@ -231,7 +231,7 @@ def test_a_run_is_a_summary_and_its_samples(tmp_path: Path) -> None:
         record.publish(path, "some", {}, {"turns": 3}, results, str)
     spread = {"median": 2.0, "q1": 1.5, "q3": 2.5, "min": 1.0, "max": 3.0}
     assert record.read(path)["results"] == [{"ranks": 2, "ms": spread}]
-    raw = tmp_path / "raw" / "some.json.xz"
+    raw = tmp_path / "raw" / "some.json.bz2"
     assert record.raw_path(path) == raw
     assert record.read_raw(raw)["results"] == [{"ranks": 2, "ms": [3.0, 1.0, 2.0]}]
 

@@ -31,6 +31,7 @@ COLUMNS = {
     "with ids": "ours, ids",
     "fixed width": "fixed width, ids",
 }
+_SHOWN_OF_CHANGES = ("accuracy", "seed_error", "test_error", "loss", "seeds")
 Numbers = np.ndarray
 
 
@@ -44,7 +45,8 @@ def summarize(raw: Record) -> Record:
                 for each in raw["results"]
                 if (each["source"], each["cell"]) == (result["source"], cell)
             )
-            delta["ratio"] = fmean(ratios)
+            short = {name: delta[name] for name in _SHOWN_OF_CHANGES}
+            result["changes"][cell] = {**short, "ratio": fmean(ratios)}
     found = [each for each in raw["results"] if each["cell"] == LOOKUPS.key]
     return {**raw, "results": [*trained, *(_shortened(e, raw["settings"]["etas"]) for e in found)]}
 
@@ -54,13 +56,16 @@ def _shortened(found: Record, thresholds: list[float]) -> Record:
     batches = found["batches"]
     etas = {size: _etas(of_batch) for size, of_batch in batches.items()}
     classes = {size: paper.classes_by_eta(of, thresholds) for size, of in etas.items()}
-    short = {name: found[name] for name in ("source", "phases", "speeds", "chunks")}
+    first = found["source"] == "planted"
+    names = ("source", "phases", "speeds", "chunks") if first else ("source",)
+    short = {name: found[name] for name in names}
+    short.setdefault("phases", [{n: p[n] for n in ("ratio", "deviation")} for p in found["phases"]])
     short["classes"] = {"size": paper.classes_by_size(found["rows"]), **classes}
     many = {name: np.array(of) for name, of in batches["2048"].items()}
     short["worse predicted"] = int((many["entropy predicted"] > many["entropy"]).sum())
     short["kurtosis"] = np.quantile(many["kurtosis"] / (many["fp32"] / 4), [0, 0.5, 1]).tolist()
     shown = {"fp32", *COLUMNS, "patterns", "patterns quantized"}
-    kept = shown if found["source"] == "planted" else set()
+    kept = shown if first else set()
     short["batches"] = {
         size: {name: of if name in kept else [sum(of)] for name, of in of_batch.items()}
         for size, of_batch in batches.items()
@@ -100,7 +105,7 @@ def section(record: Record) -> str:
             parts += [f"### {each['source']}", about, _accuracy(each["changes"])]
     if found:
         parts += ["## Bytes", *_table_2(found), *_tables_3_and_4(found[0]), *_table_5(found)]
-        parts += [*_windows(found), *_rows(found), *_phases(found)]
+        parts += [*_windows(found, record["settings"]["dim"]), *_rows(found), *_phases(found)]
         parts += [*_speeds(found[0]), *_chunks(found[0])]
     return page.section(record, *parts)
 
@@ -180,7 +185,7 @@ def _by_batch(found: list[Record], cells: Callable[[Record], list[Any]]) -> Iter
             yield [f"{each['source']}, {size} rows", *cells(of_batch)]
 
 
-def _windows(found: list[Record]) -> list[str]:
+def _windows(found: list[Record], dim: int) -> list[str]:
     def gains(of_batch: Record) -> list[str]:
         sent = [sum(of_batch[f"window {window}"]) for window in paper.WINDOWS]
         return [f"{sent[0] / each:.2f}" for each in sent]
@@ -190,7 +195,16 @@ def _windows(found: list[Record]) -> list[str]:
     ]
     header = ["ratio of vector-LZ by window, over that of 32 rows", *paper.WINDOWS]
     table = page.table(header, [*_by_batch(found, gains), *printed])
-    return ["### Table VI: windows", table]
+    many = {name: np.array(of) for name, of in found[0]["batches"]["2048"].items()}
+    rows = many["fp32"] / 4 / dim
+    matched, bits = 1 - (many["window 255"] / rows - 1) / dim, 8 * many["Huffman"] / rows / dim
+    texts = (
+        f"{matched[table]:.1%} of table {table}'s rows, for which Huffman takes {bits[table]:.1f} "
+        "bits a value"
+        for table in SHOWN
+    )
+    text = f"Figure 13, 2,048 rows: a window of 255 rows has {'; '.join(texts)}."
+    return ["### Table VI: windows", table, text]
 
 
 def _rows(found: list[Record]) -> list[str]:
@@ -200,7 +214,14 @@ def _rows(found: list[Record]) -> list[str]:
         bits = (sum(of_batch[name]) / values for name in ("entropy", "entropy predicted"))
         return [*(f"{sum(of_batch[n]):,}" for n in names), *(f"{each:.2f}" for each in bits)]
 
-    header = ["", "different rows", "quantized", "predicted", "bits a value", "predicted"]
+    header = [
+        "all batches",
+        "different rows",
+        "quantized",
+        "predicted",
+        "bits a value",
+        "predicted",
+    ]
     texts = (
         "- {source}, 2,048 rows: prediction takes more bits in {worse predicted} of 26 tables; "
         "excess kurtosis {kurtosis[0]:.1f} to {kurtosis[2]:.1f}, median {kurtosis[1]:.1f} (-1.2 of "

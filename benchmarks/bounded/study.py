@@ -106,7 +106,7 @@ def compress(source: Source, seed: int) -> Record:
     first = [torch.from_numpy(ids[:size]) for size in BATCHES]
     for model in _models(source, seed, Forward(BASELINE, source, seed), lookups.PHASES):
         phases.append(lookups.phase(model.look_up(first[1])))
-    few, many = (model.look_up(of_size) for of_size in first)
+    speeds = [lookups.speeds(model.look_up(of_size), of_size.numpy()) for of_size in first]
     return {
         "source": source.name,
         "cell": LOOKUPS.key,
@@ -114,9 +114,9 @@ def compress(source: Source, seed: int) -> Record:
         "rows": list(load(source, seed).rows_per_table),
         "phases": phases,
         "batches": lookups.of_batches(model.look_up, ids),
-        "speeds": [*lookups.speeds(few, ids[:len(few)]), *lookups.speeds(many, ids[:len(many)])],
-        "chunks": lookups.chunks(many),
-    }  # fmt: skip
+        "speeds": [each for of_size in speeds for each in of_size],
+        "chunks": lookups.chunks(model.look_up(first[1])),
+    }
 
 
 def work(source: Source, cell: Cell, seed: int) -> Record:

@@ -1,9 +1,9 @@
-"""Records: a summary as JSON, one line a result, and the raw samples beside it, as xz."""
+"""Records: a summary as JSON, one line a result, and the raw samples beside it, as bzip2."""
 
 import argparse
+import bz2
 import datetime
 import json
-import lzma
 import os
 import platform
 import shlex
@@ -126,21 +126,21 @@ def read(path: Path, command: str = "") -> Record:
 
 
 def raw_path(path: Path) -> Path:
-    """Where the samples of a record lie: of results/x.json in raw/x.json.xz, else beside it."""
+    """Where the samples of a record lie: of results/x.json in raw/x.json.bz2, else beside it."""
     if path.parent.name == RESULTS.name:
-        return path.parent.parent / "raw" / f"{path.name}.xz"
-    return path.with_name(f"{path.stem}.raw.json.xz")
+        return path.parent.parent / "raw" / f"{path.name}.bz2"
+    return path.with_name(f"{path.stem}.raw.json.bz2")
 
 
 def write_raw(path: Path, tree: Any) -> None:
     """Writes a packed JSON file whose bytes depend on `tree` alone."""
     text = json.dumps(_walk(tree, summarized=False), separators=(",", ":"))
-    _replace(path, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    _replace(path, bz2.compress(text.encode()))
 
 
 def read_raw(path: Path) -> Any:
     """Reads what `write_raw` has written."""
-    return json.loads(lzma.decompress(path.read_bytes()))
+    return json.loads(bz2.decompress(path.read_bytes()))
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -6,8 +6,8 @@ sizes that double, and predict sizes that were drawn, even and uneven. Every fig
 the retest floor, the difference between two measurements of the same.
 """
 
+import bz2
 import json
-import lzma
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def _pack(path: Path, head: Entry, entries: list[Entry]) -> None:
     for entry in entries:
         for name, value in _shortened(entry).items():
             kinds[entry["kind"]][name].append(value)
-    with lzma.open(path, "wt", preset=9) as file:
+    with bz2.open(path, "wt") as file:
         json.dump({"head": head, "kinds": kinds}, file, separators=(",", ":"))
 
 
@@ -87,7 +87,7 @@ def _shortened(entry: Entry) -> Entry:
 
 def _unpacked(path: Path) -> tuple[Entry, list[Entry]]:
     """What a calibration was, and its measurements of each kind in order."""
-    with lzma.open(path, "rt") as file:
+    with bz2.open(path, "rt") as file:
         packed = json.load(file)
     return packed["head"], [
         dict(zip(columns, row, strict=True))

@@ -117,7 +117,11 @@ def test_the_page_of_a_small_study(tmp_path: Path) -> None:
     tasks = [(SOURCE, cell, seed) for seed in range(2) for cell in (BASELINE, *CELLS[4:9:4])]
     results = [study.work(*task) for task in [(SOURCE, LOOKUPS, 0), *tasks]]
     raw: dict[str, Any] = {"environment": record.environment(), "results": results}
-    raw["settings"] = {"etas": [0.01, 0.05], "sources": [{"name": "planted", "batch_size": 16}]}
+    raw["settings"] = {
+        "dim": 32,
+        "etas": [0.01, 0.05],
+        "sources": [{"name": "planted", "batch_size": 16}],
+    }
     path = tmp_path / "record.json"
     record.write_summary(path, summarize(raw))
     summary = record.read(path)

@@ -38,6 +38,7 @@ Numbers = np.ndarray
 def summarize(raw: Record) -> Record:
     """The record of a study, also of one that has not ended."""
     trained = changes_by_source(raw, BASELINE.key)
+    own_tests = {e["name"] for e in raw["settings"]["sources"] if e.get("own_tests")}
     for result in trained:
         for cell, delta in result["changes"].items():
             ratios = (
@@ -46,6 +47,8 @@ def summarize(raw: Record) -> Record:
                 if (each["source"], each["cell"]) == (result["source"], cell)
             )
             short = {name: delta[name] for name in _SHOWN_OF_CHANGES}
+            if result["source"] in own_tests:  # then the seeds' spread has the tests' errors
+                short["test_error"] = 0.0
             result["changes"][cell] = {**short, "ratio": fmean(ratios)}
     found = [each for each in raw["results"] if each["cell"] == LOOKUPS.key]
     return {**raw, "results": [*trained, *(_shortened(e, raw["settings"]["etas"]) for e in found)]}
@@ -78,8 +81,8 @@ def _etas(of_batch: Record) -> list[float]:
 
 
 def interval(delta: Record) -> tuple[float, float]:
-    """The 95 % interval of a change of accuracy, by Student's t over the seeds; the error of the
-    test set, which all seeds share, comes on top."""
+    """The 95 % interval of a change of accuracy, by Student's t over the seeds; the error of a test
+    set that all seeds share comes on top."""
     of_seeds = delta["seed_error"] * float(stats.t.ppf(0.975, max(1, delta["seeds"] - 1)))
     half = math.hypot(of_seeds, float(stats.norm.ppf(0.975)) * delta["test_error"])
     return delta["accuracy"] - half, delta["accuracy"] + half

@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", help="which ones, beside fp32")
     parser.add_argument("--sources", nargs="+", help="which ones to train now")
     options = parser.parse_args()
-    found = trainings.sources(options, ITERATIONS, BATCH_SIZE)
+    found = trainings.sources(options, ITERATIONS, BATCH_SIZE, own_tests=True)
     known = {cell.key: cell for cell in (LOOKUPS, *CELLS)}
     if unknown := set(options.cells or ()) - known.keys():
         parser.error(f"there are no cells {unknown}, but {', '.join(known)}")

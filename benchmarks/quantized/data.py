@@ -24,6 +24,7 @@ class Source:
     test_rows: int  # of the planted model; real rows have a share for tests
     table_rows: int  # of a table at most, for hashed and generated ids
     path: Path | None = None  # of the real rows
+    own_tests: bool = False  # whether each seed is tested on other samples of the planted model
 
     @property
     def train_rows(self) -> int:
@@ -50,4 +51,5 @@ def load(source: Source, seed: int) -> Split:
         return Split(*criteo_clicks(source.path, *rows, rows_per_table), rows_per_table)
     model = PlantedClicks(rows_per_table, seed=_MODEL_SEED)
     train = model.draw(source.train_rows, seed=seed)
-    return Split(train, model.draw(source.test_rows, seed=_TEST_SEED), rows_per_table)
+    test_seed = _TEST_SEED + seed * source.own_tests
+    return Split(train, model.draw(source.test_rows, seed=test_seed), rows_per_table)

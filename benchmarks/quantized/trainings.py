@@ -53,14 +53,16 @@ def parser(name: str, doc: str | None, quick: str, table_rows: int) -> argparse.
     return made
 
 
-def sources(options: argparse.Namespace, iterations: int, batch_size: int) -> list[Source]:
+def sources(
+    options: argparse.Namespace, iterations: int, batch_size: int, own_tests: bool = False
+) -> list[Source]:
     """The sets that are there. The one that was asked for has to be."""
     if options.criteo is not None and not options.criteo.exists():
         raise SystemExit(f"--criteo {options.criteo}: there is no such file")
     if options.quick:
         return [Source("planted", 2, SMALL_BATCH, 4096, 100)]
     iterations, rows = max(1, round(iterations * options.scale)), options.table_rows
-    found = [Source("planted", iterations, batch_size, TEST_ROWS, rows)]
+    found = [Source("planted", iterations, batch_size, TEST_ROWS, rows, None, own_tests)]
     real = {
         "ml-100k": (batch_size, options.data / "ml-100k"),
         "criteo-tiny": (SMALL_BATCH, options.data / "criteo-tiny" / "train.csv"),
@@ -144,7 +146,9 @@ def finite(value: float) -> float | None:
 
 def settings(found: list[Source]) -> list[Record]:
     """The sources as a record has them: where a set lies does not change what is found in it."""
-    return [{k: v for k, v in asdict(each).items() if k != "path"} for each in found]
+    return [
+        {k: v for k, v in asdict(each).items() if k != "path" and v is not False} for each in found
+    ]
 
 
 def run(

@@ -106,10 +106,11 @@ def test_intervals_and_what_they_exclude() -> None:
     delta = {"accuracy": -0.01, "seed_error": 0.1, "test_error": 0.0, "seeds": 5}
     low, high = interval(delta)
     assert (low, high) == pytest.approx((-0.2876, 0.2676), abs=1e-4)  # t of 4 degrees: 2.776
-    assert verdict(low, high) == "falls of more than 0.288 %"
-    assert verdict(-0.019, 0.005) == "**within 0.02 %**"
-    assert verdict(-0.3, -0.1).startswith("**falls**")
-    assert verdict(0.01, 0.03).endswith("and any")
+    assert verdict(low, high, 5) == "falls of more than 0.288 %"
+    assert verdict(-0.019, 0.005, 64) == "**within 0.02 %**"
+    assert verdict(-0.019, 0.005, 4) == "falls of more than 0.019 %"
+    assert verdict(-0.3, -0.1, 8).startswith("**falls**")
+    assert verdict(0.01, 0.03, 4) == "falls of more than 0.000 %"
 
 
 @pytest.mark.full

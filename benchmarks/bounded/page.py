@@ -287,16 +287,17 @@ def _chunks(first: Record) -> list[str]:
 
 
 def plot(path: Path, record: Record) -> None:
-    """Draws the first source's accuracy over ratios, and two tables' values by phase."""
+    """Draws the first source's changes of accuracy, and two tables' values by phase."""
     with page.figure(path, 12, 4.5, ncols=3, width_ratios=[2, 1, 1]) as (_, axes):
         axis = axes[0, 0]
-        trained = next(each for each in record["results"] if "changes" in each)
-        for name, delta in trained["changes"].items():
-            half = delta["accuracy"] - interval(delta)[0]
-            axis.errorbar(delta["ratio"], delta["accuracy"], half, fmt=".", capsize=2)
-            axis.annotate(name, (delta["ratio"], delta["accuracy"]), fontsize=6)
-        axis.axhspan(-CRITERION, CRITERION, alpha=0.2)
-        axis.set(xlabel="ratio in the training", ylabel="change of accuracy, %", xscale="log")
+        changes = next(each for each in record["results"] if "changes" in each)["changes"]
+        means = [delta["accuracy"] for delta in changes.values()]
+        halves = [delta["accuracy"] - interval(delta)[0] for delta in changes.values()]
+        axis.errorbar(means, range(len(means)), xerr=halves, fmt=".", capsize=2)
+        names = [f"{name} ({delta['ratio']:.1f})" for name, delta in changes.items()]
+        axis.set_yticks(range(len(means)), names, fontsize=7)
+        axis.axvspan(-CRITERION, CRITERION, alpha=0.2)
+        axis.set(xlabel="change of accuracy, %, and the ratio in the training")
         for each in [each for each in record["results"] if "phases" in each][:1]:
             for place, table in enumerate(SHOWN):
                 axis = axes[0, 1 + place]

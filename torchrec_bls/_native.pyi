@@ -252,6 +252,26 @@ def post_table_rows(
     order: Sequence[int],
     own: int,
 ) -> None: ...
+def sum_rows(
+    tables: Tables,
+    ids: Items,
+    count: int,
+    lengths: Items,
+    length_count: int,
+    weights: int,
+    batches: Sequence[int],
+    order: Sequence[int],
+    out: int,
+) -> None: ...
+def copy_table_rows(
+    tables: Tables,
+    ids: Items,
+    count: int,
+    row_bytes: int,
+    counts: Sequence[int],
+    order: Sequence[int],
+    out: int,
+) -> None: ...
 def post_pooled_rows(
     channel: Channel,
     tables: Tables,

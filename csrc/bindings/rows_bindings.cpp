@@ -208,6 +208,24 @@ void bind_rows(py::module_& module) {
         const py::gil_scoped_release release;
         post_pooled_rows(channel, rows, {pointer(own), own_stride});
       });
+  module.def(
+      "sum_rows", [](const Tables& tables, const Items& ids, size_t count, const Items& lengths,
+                     size_t length_count, uintptr_t weights, const std::vector<int64_t>& batches,
+                     const std::vector<int>& order, uintptr_t out) {
+        const auto& [address, length_bytes] = lengths;
+        const PooledRows rows{
+            lookup_of(tables.by_feature, ids, count), pointer(address), length_bytes, length_count,
+            reinterpret_cast<const float*>(weights),  batches,          order};
+        const py::gil_scoped_release release;
+        sum_rows(rows, pointer(out));
+      });
+  module.def("copy_table_rows", [](const Tables& tables, const Items& ids, size_t count,
+                                   size_t row_bytes, const std::vector<int64_t>& counts,
+                                   const std::vector<int>& order, uintptr_t out) {
+    const TableRows rows{lookup_of(tables.by_feature, ids, count), {row_bytes, counts, order}};
+    const py::gil_scoped_release release;
+    copy_table_rows(rows, pointer(out));
+  });
   module.def("collect_grouped_rows",
              [](const Arrival& arrival, uintptr_t out, size_t row_bytes,
                 const std::vector<int64_t>& counts, const std::vector<int>& order) {

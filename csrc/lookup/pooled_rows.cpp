@@ -61,13 +61,19 @@ void add_up(const std::byte* lengths, std::vector<size_t>& starts) {
   }
 }
 
-}  // namespace
+size_t samples_of(const PooledRows& rows) {
+  return static_cast<size_t>(std::accumulate(rows.batches.begin(), rows.batches.end(), int64_t{0}));
+}
 
-void post_pooled_rows(Channel& channel, const PooledRows& rows, const OwnSums& own) {
-  const size_t world = rows.order.size();
-  const size_t features = rows.tables.size();
-  const auto samples =
-      static_cast<size_t>(std::accumulate(rows.batches.begin(), rows.batches.end(), int64_t{0}));
+size_t row_bytes_of(const PooledRows& rows) {
+  size_t bytes = 0;
+  for (const Table& table : rows.tables) bytes += table.row_bytes;
+  return bytes;
+}
+
+/// Checks the lookup, and returns where the ids of each bag begin, [features x samples + 1].
+std::vector<size_t> starts_of(const PooledRows& rows) {
+  const size_t features = rows.tables.size(), samples = samples_of(rows);
   if (rows.length_count != features * samples) {
     throw std::invalid_argument(std::to_string(rows.length_count) + " lengths for " +
                                 std::to_string(features) + " features of " +
@@ -76,13 +82,24 @@ void post_pooled_rows(Channel& channel, const PooledRows& rows, const OwnSums& o
   const JaggedIds jagged{rows.lengths, rows.length_bytes, rows.ids,  rows.id_bytes, nullptr, 0,
                          features,     samples,           rows.count};
   check_lookup(rows, values_per_feature(jagged));
-
   std::vector<size_t> starts(features * samples + 1, 0);
   rows.length_bytes == 4 ? add_up<int32_t>(rows.lengths, starts)
                          : add_up<int64_t>(rows.lengths, starts);
-  size_t row_bytes = 0;
-  for (const Table& table : rows.tables) row_bytes += table.row_bytes;
+  return starts;
+}
 
+}  // namespace
+
+void sum_rows(const PooledRows& rows, std::byte* out) {
+  const std::vector<size_t> starts = starts_of(rows);
+  const size_t samples = samples_of(rows), row_bytes = row_bytes_of(rows);
+  Sums(rows, starts, samples, 0, samples, row_bytes).write_all(out, row_bytes);
+}
+
+void post_pooled_rows(Channel& channel, const PooledRows& rows, const OwnSums& own) {
+  const size_t world = rows.order.size();
+  const std::vector<size_t> starts = starts_of(rows);
+  const size_t samples = samples_of(rows), row_bytes = row_bytes_of(rows);
   const auto self = static_cast<size_t>(channel.config().rank);
   const Sums* own_sums = nullptr;
   std::vector<Sums> sums;

@@ -33,4 +33,8 @@ struct OwnSums {
 /// the lengths do not fit the ids or a table does not have an id; nothing is posted then.
 void post_pooled_rows(Channel& channel, const PooledRows& rows, const OwnSums& own = {});
 
+/// Writes the sums to `out`, samples one behind the other. Throws as above; nothing is written
+/// then.
+void sum_rows(const PooledRows& rows, std::byte* out);
+
 }  // namespace bls

@@ -103,6 +103,20 @@ void check(const TableRows& rows) {
 
 }  // namespace
 
+void copy_table_rows(const TableRows& rows, std::byte* out) {
+  check(rows);
+  const size_t world = rows.groups.order.size(), row_bytes = rows.groups.row_bytes;
+  const std::byte* ids = rows.ids;
+  for (size_t feature = 0; feature < rows.groups.features(); ++feature) {
+    const auto of_feature = rows.groups.counts.subspan(feature * world, world);
+    const auto count =
+        static_cast<size_t>(std::accumulate(of_feature.begin(), of_feature.end(), int64_t{0}));
+    GatheredRows(rows.tables[feature], ids, rows.id_bytes, count).write(out, count * row_bytes);
+    ids += count * rows.id_bytes;
+    out += count * row_bytes;
+  }
+}
+
 void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own) {
   check(rows);
   const size_t world = rows.groups.order.size();

@@ -21,4 +21,8 @@ struct TableRows : Lookup {
 /// or a table does not have one of them; nothing is posted then.
 void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own);
 
+/// Writes the rows of all ids to `out`, one behind the other. Throws as above; nothing is written
+/// then.
+void copy_table_rows(const TableRows& rows, std::byte* out);
+
 }  // namespace bls

@@ -302,9 +302,10 @@ class BoundedLagModule(OwnInputDist):
     def _may_skip_lookups(self) -> bool:
         """Whether nothing but the exchange asks for the results of the lookups."""
         module: Any = self  # TorchRec's attributes
+        codecs = self._bls.exchanges.config.codecs
         return (
             not torch.is_grad_enabled()
-            and self._bls.exchanges.config.codecs is None
+            and (codecs is None or codecs.non_finite == "keep")
             and module.post_lookup_tracker_fn is None
             and module.post_odist_tracker_fn is None
         )

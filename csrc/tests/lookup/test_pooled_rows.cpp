@@ -138,3 +138,15 @@ TEST_CASE("ids and lengths that do not fit are refused before anything is posted
   CHECK(refusal({1, 0, 1}, {9, 3}) == "3 lengths for 2 features of 2 samples");
   CHECK(ranks[0].posted() == 0);
 }
+
+TEST_CASE("all sums go to one place, samples one behind the other") {
+  const float first[] = {1, 2, 3, 4}, second[] = {10, 20, 30};
+  const Table tables[] = {{bytes(first), 2, 8}, {bytes(second), 3, 4}};
+  const int order[] = {1, 0};
+  const int64_t batches[] = {3, 1};
+  const int64_t lengths[] = {2, 2, 1, 0, 1, 1, 1, 2}, ids[] = {0, 1, 0, 1, 1, 2, 0, 2, 1, 1};
+  const PooledRows rows{{tables, bytes(ids), 8, 10}, bytes(lengths), 8, 8, nullptr, batches, order};
+  std::vector<float> out(12, -1);
+  sum_rows(rows, reinterpret_cast<std::byte*>(out.data()));
+  CHECK(out == std::vector<float>{4, 6, 30, 4, 6, 10, 3, 4, 30, 0, 0, 40});
+}

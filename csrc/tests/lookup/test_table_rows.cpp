@@ -158,3 +158,14 @@ TEST_CASE("groups that do not fit the ids are refused before anything is posted"
       "the lookup is of 3 ids, but 2 were given", std::invalid_argument);
   CHECK(ranks[0].posted() == 0);
 }
+
+TEST_CASE("the rows of all ids go to one place") {
+  const float first[] = {1, 2, 3}, second[] = {10, 20};
+  const Table tables[] = {{bytes(first), 3, 4}, {bytes(second), 2, 4}};
+  const int order[] = {0, 1};
+  const int64_t counts[] = {4, 0, 1, 3}, ids[] = {2, 2, 0, 2, 1, 0, 1, 1};
+  std::vector<float> out(8, -1);
+  copy_table_rows({{tables, bytes(ids), 8, 8}, {4, counts, order}},
+                  reinterpret_cast<std::byte*>(out.data()));
+  CHECK(out == std::vector<float>{3, 3, 1, 3, 20, 10, 20, 20});
+}

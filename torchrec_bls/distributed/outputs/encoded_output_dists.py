@@ -9,12 +9,19 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.inputs.equal_rows import UNKNOWN, EqualRows, Groups
-from torchrec_bls.distributed.inputs.input_dist import IdsLayout
-from torchrec_bls.distributed.outputs.output_dist import OutputDist, Request, order_of
+from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
+from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.distributed.outputs.output_dist import (
+    EmbeddingsAwaitable,
+    OutputDist,
+    Request,
+    order_of,
+)
 from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.pooled_output_dist import PooledOutputDist
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
@@ -80,11 +87,38 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         codecs = self._codecs_of_embeddings()
         if codecs is None:
             return super().post(request, rows)
-        layout = request.layout
-        order = order_of(request.sharding_ctx)
+        return self._post_rows(codecs, request.sharding_ctx, rows)
+
+    def look_up_and_post(
+        self, tables: LookupTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
+    ) -> EmbeddingsAwaitable:
+        """See SequenceOutputDist."""
+        codecs = self._codecs_of_embeddings()
+        if codecs is None:
+            return super().look_up_and_post(tables, dim, ids, sharding_ctx)
+        layout = layout_of(sharding_ctx)
+        values = ids.values()
+        rows = torch.empty(values.numel(), dim, dtype=tables.dtype)
+        _native.copy_table_rows(
+            tables.by_feature,
+            (values.data_ptr(), values.element_size()),
+            values.numel(),
+            dim * tables.dtype.itemsize,
+            layout.counts,
+            layout.order,
+            rows.data_ptr(),
+        )
+        return EmbeddingsAwaitable(self._post_rows(codecs, sharding_ctx, rows).wait)
+
+    def _post_rows(
+        self, codecs: list[list[EncodedFeature]], sharding_ctx: Any, rows: torch.Tensor
+    ) -> Pending[torch.Tensor]:
+        layout = layout_of(sharding_ctx)
+        order = order_of(sharding_ctx)
+        dim = rows.shape[1]
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = empty_output((sum(layout.values_sent), request.shape[1]), torch.float32)
+            out = empty_output((sum(layout.values_sent), dim), torch.float32)
             _native.collect_frames(arrival, _of_samples(codecs, out, layout), False)
             return out if order is None else out[order]
 
@@ -156,8 +190,36 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         codecs = self._codecs_of_embeddings()
         if codecs is None:
             return super().post(request, rows)
-        layout = request.layout
+        return self._post_rows(codecs, request.layout, rows)
 
+    def look_up_and_post(
+        self, tables: LookupTables, ids: KeyedJaggedTensor, sharding_ctx: Any
+    ) -> EmbeddingsAwaitable:
+        """See PooledOutputDist."""
+        codecs = self._codecs_of_embeddings()
+        if codecs is None:
+            return super().look_up_and_post(tables, ids, sharding_ctx)
+        layout = layout_of(sharding_ctx)
+        values, lengths, weights = ids.values(), ids.lengths(), ids.weights_or_none()
+        rows = torch.empty(sum(layout.strides), tables.by_feature.row_bytes // _ITEM)
+        _native.sum_rows(
+            tables.by_feature,
+            (values.data_ptr(), values.element_size()),
+            values.numel(),
+            (lengths.data_ptr(), lengths.element_size()),
+            lengths.numel(),
+            0 if weights is None else weights.data_ptr(),
+            [layout.strides[rank] for rank in layout.order],
+            layout.order,
+            rows.data_ptr(),
+        )
+        awaitable = EmbeddingsAwaitable(self._post_rows(codecs, layout, rows).wait)
+        awaitable.callbacks.extend(self._callbacks)
+        return awaitable
+
+    def _post_rows(
+        self, codecs: list[list[EncodedFeature]], layout: IdsLayout, rows: torch.Tensor
+    ) -> Pending[torch.Tensor]:
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._decode(codecs, arrival, layout)
 

@@ -113,13 +113,12 @@ def parts_of(
 
 
 def measure(
-    rank: int, network: str, turns: int, path: Path, auto: CodecConfig, hub: int
+    rank: int, network: str, turns: int, path: Path, kinds: dict[str, CodecConfig | None], hub: int
 ) -> list[dict[str, Any]]:
     """Measures all cells on one rank, in random order."""
     if hub:
         _join(rank, network, hub, path)
     lookups = Lookups.load(path)
-    kinds = {**CODECS, "auto": auto}
     with torch.no_grad():
         cells = {
             (part, codec): cell
@@ -159,19 +158,21 @@ def _unshare() -> None:
         raise OSError(ctypes.get_errno(), "no network namespace can be made")
 
 
-def _on_network(_: int, network: str, turns: int, path: Path, auto: CodecConfig) -> Any:
+def _on_network(
+    _: int, network: str, turns: int, path: Path, kinds: dict[str, CodecConfig | None]
+) -> Any:
     """Measures in children of this process. A network is made of namespaces of theirs alone, which
     end with them."""
     if network == "shared memory":
-        return on_ranks(RANKS, measure, network, turns, path, auto, 0)
+        return on_ranks(RANKS, measure, network, turns, path, kinds, 0)
     _unshare()
     subprocess.run(_SHARED if network == "1 Gbit/s" else _HUB, shell=True, check=True)
-    arguments = (measure, network, turns, path, auto, os.getpid())
+    arguments = (measure, network, turns, path, kinds, os.getpid())
     return run(RANKS, *arguments, deadline_s=_DEADLINE_S)[0]
 
 
 def _options() -> argparse.Namespace:
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, quick="float32 and the automatic choice, one call each")
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
     parser.add_argument(
         "--train-by", type=Path, metavar="GEN_DATA", help="train the tables by gen_data.py"
@@ -188,18 +189,19 @@ def main() -> None:
     options = _options()
     before = record.environment()
     samples = (RANKS * BATCH, DIM, _ROWS)
+    turns, fixed = (1, {"fp32": None}) if options.quick else (options.turns, CODECS)
     if options.train_by is None:
         lookups, rows = random_lookups(*samples), "normal, not trained"
     else:
         lookups, rows = trained_lookups(options.train_by, *samples), "of a trained DLRM"
     settings = {"ranks": RANKS, "tables": TABLES, "batch_of_rank": BATCH, "dim": DIM}
-    settings |= {"rows": rows, "bound": BOUND, "turns": options.turns, "limit": f"tc {_RATE}"}
+    settings |= {"rows": rows, "bound": BOUND, "turns": turns, "limit": f"tc {_RATE}"}
     results: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "lookups.npz"
         lookups.save(path)
         for network, auto in chosen(lookups).items():
-            arguments = (_on_network, network, options.turns, path, auto)
+            arguments = (_on_network, network, turns, path, {**fixed, "auto": auto})
             results += run(1, *arguments, deadline_s=_DEADLINE_S)[0]
     record.publish(options.json, "codec_exchange", before, settings, results, exchange_section)
 

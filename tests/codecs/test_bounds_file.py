@@ -90,8 +90,10 @@ def test_the_fastest_stages_are_chosen_for_the_link(tmp_path: Path) -> None:
     assert chosen(None, FAST) == {"auto": unique, **as_named, **others}
     with pytest.raises(ValueError, match='has stages "auto", but no link is known: give from_file'):
         chosen(None)
-    with pytest.raises(ValueError, match=r"the link has -1 bytes per second"):
-        chosen(-1)
+    for of_call, of_file, said in ((-1, "no", "-1"), (None, "fast", "'fast'")):
+        wrong = rf"bounds.json: table 'auto': the link has {said} bytes per second"
+        with pytest.raises(ValueError, match=wrong):
+            chosen(of_call, of_file)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,10 @@ class _Table:
                     f'{self._where} has stages "auto", but no link is known: give from_file one, '
                     'in bytes per second, or the file a "link"'
                 )
-            return ranked(measured, link)[0]
+            try:
+                return ranked(measured, link)[0]
+            except ValueError as error:
+                raise ValueError(f"{self._where}: {error}") from error
         return None if given is None else self._stages_named(given)
 
     def codec(self, decay: Decay | None, stages: Stages | None) -> str | ErrorBound:

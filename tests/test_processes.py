@@ -234,6 +234,12 @@ def noting(rank: int, folder: Path) -> Iterator[int]:
     time.sleep(3600)
 
 
+# Python calls such functions within a fork, and drops what is raised in them.
+INTERRUPTED_FORK = """
+import os, signal
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+"""
+
 CALLER = """
 import signal
 import sys
@@ -245,6 +251,23 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run(2, note_and_hang, Path(sys.argv[1]), deadline_s=600, start_method=sys.argv[2])
 """
+
+
+def test_an_interrupt_amid_a_fork_is_not_lost(tmp_path: Path) -> None:
+    script = tmp_path / "caller.py"
+    script.write_text(INTERRUPTED_FORK + CALLER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    caller = subprocess.run(
+        [sys.executable, script, tmp_path, "fork"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert caller.returncode != 0
+    assert "KeyboardInterrupt" in caller.stderr
+    assert "Exception ignored" not in caller.stderr
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError
 #: What ranks may take to end after the first one has failed.
 GRACE_S = 2.0
 
+_ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
 # For a rank that is about to be killed to write its stacks, on a busy machine too.
 _STACKS_S = 1.0
 
@@ -203,7 +205,8 @@ class _Ranks:
                     kwargs={"streams": self._streams},
                 )
                 self._processes.append(process)
-                process.start()
+                with _signals_kept_waiting():
+                    process.start()
                 sending.close()  # so that the death of the process ends the pipe
             yield
         finally:
@@ -285,6 +288,17 @@ class _Ranks:
         return ended
 
 
+@contextmanager
+def _signals_kept_waiting() -> Iterator[None]:
+    """Keeps what signals' handlers raise out of a fork: Python drops what is raised in the functions
+    that it calls around one, and a process whose start was interrupted would be nobody's."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @dataclass(frozen=True)
 class _Item:
     """What rank 0 streams."""
@@ -328,6 +342,7 @@ def _rank_main(
     *,
     streams: bool,
 ) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     _end_with_the_caller()

@@ -1,0 +1,1 @@
+"""Simulates steps of a job: tasks of its ranks, on the cores of its hosts."""

@@ -1,0 +1,261 @@
+"""What each rank does in a step, and the task graph of many steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .task_graph import After, GraphBuilder, Machine, TaskGraph, Tasks
+
+PerRank = npt.ArrayLike
+"""Microseconds of all ranks: a number, (ranks,), or (ranks, steps)."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Work of the main thread.
+
+    Attributes:
+        name: of the stage.
+        work: on a core.
+        pause: on no core, after it.
+        lag: steps by which the batch that is worked on is older than the step.
+    """
+
+    name: str
+    work: PerRank
+    pause: PerRank = 0.0
+    lag: int = 0
+
+
+@dataclass(frozen=True)
+class Post:
+    """One-sided puts of the main thread to all ranks, which do not wait for anybody.
+
+    Attributes:
+        exchange: name of the channel.
+        work: of writing the messages.
+        latency: microseconds until they can be seen.
+        slots: for each pair of ranks; message n is written when its receiver has released n -
+            slots.
+            None: the 2 (bound + 1) of the channels, of which none is ever waited for
+            (docs/design/channel.md).
+        lag: steps by which the batch is older than the step.
+    """
+
+    exchange: str
+    work: PerRank
+    latency: float = 0.0
+    slots: int | None = None
+    lag: int = 0
+
+
+@dataclass(frozen=True)
+class Collect:
+    """The main thread waits for the messages of all ranks, reads and releases them.
+
+    Attributes:
+        exchange: of the Post.
+        work: of reading.
+        lag: steps by which the batch is older than the step.
+    """
+
+    exchange: str
+    work: PerRank
+    lag: int = 0
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The main thread hands a collective to the communication thread of its rank.
+
+    All ranks' communication threads begin it together, since nobody can go on without the others.
+
+    Attributes:
+        collective: its name.
+        work: of the main thread.
+        worker: of the communication thread.
+        latency: microseconds on no core, after all have come.
+    """
+
+    collective: str
+    work: PerRank
+    worker: PerRank
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The main thread waits for a collective of the same step.
+
+    Attributes:
+        collective: of the Begin.
+        work: afterwards.
+    """
+
+    collective: str
+    work: PerRank = 0.0
+
+
+Stage = Compute | Post | Collect | Begin | Finish
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where ranks run.
+
+    Attributes:
+        count: of ranks.
+        cores: of each pool.
+        pool: (count,), of each rank. A pool is a host, or the cores that ranks are pinned to.
+        spin_us: see Machine.
+        wake_us: see Machine.
+    """
+
+    count: int
+    cores: tuple[int, ...]
+    pool: tuple[int, ...]
+    spin_us: float = 0.0
+    wake_us: float = 0.0
+
+    @classmethod
+    def on_hosts(
+        cls, count: int, per_host: int, cores: int, spin_us: float = 0.0, wake_us: float = 0.0
+    ) -> Ranks:
+        """Returns ranks that fill hosts of so many `cores`, one host after the other."""
+        hosts = -(-count // per_host)
+        pool = tuple(rank // per_host for rank in range(count))
+        return cls(count, (cores,) * hosts, pool, spin_us, wake_us)
+
+    def machine(self, communication_threads: bool) -> Machine:
+        """Returns the machine of their main threads, and of their communication threads behind."""
+        pool = np.array(self.pool * (2 if communication_threads else 1), np.intp)
+        return Machine(self.cores, pool, self.spin_us, self.wake_us)
+
+
+def graph_of(
+    program: Sequence[Stage], ranks: Ranks, batches: int, delays: npt.ArrayLike = 0.0
+) -> TaskGraph:
+    """Returns the tasks of `batches` batches on every rank.
+
+    Stages with a lag begin so many steps later than those without, and go on after the last batch
+    until all batches are through.
+
+    Args:
+        program: of a step.
+        ranks: where they run.
+        batches: of each rank.
+        delays: microseconds for which a rank's main thread is held up at the beginning of a step, a
+            number or (ranks, batches).
+
+    Raises:
+        ValueError: a stage waits for what no stage before it begins.
+    """
+    return _Graph(program, ranks, batches, delays).build()
+
+
+class _Graph:
+    def __init__(
+        self, program: Sequence[Stage], ranks: Ranks, batches: int, delays: npt.ArrayLike
+    ) -> None:
+        self._program, self._batches = program, batches
+        self._main = np.arange(ranks.count)
+        talks = any(isinstance(stage, Begin) for stage in program)
+        self._worker = ranks.count + self._main
+        self._builder = GraphBuilder(ranks.machine(talks))
+        self._delays = np.broadcast_to(np.asarray(delays, float), (ranks.count, batches))
+        # By exchange and batch: when all messages have come, and when they were released.
+        self._arrived: dict[str, dict[int, Tasks]] = defaultdict(dict)
+        self._released: dict[str, dict[int, Tasks]] = defaultdict(dict)
+        self._step = 0
+
+    def build(self) -> TaskGraph:
+        longest = max(getattr(stage, "lag", 0) for stage in self._program)
+        for step in range(self._batches + longest):
+            self._step = step
+            if step < self._batches and self._delays.any():
+                self._builder.add("delay", self._main, pause=self._delays[:, step], step=step)
+            for stage in self._program:
+                batch = step - getattr(stage, "lag", 0)
+                if 0 <= batch < self._batches:
+                    self._add(stage, batch)
+        return self._builder.build()
+
+    def _add(self, stage: Stage, batch: int) -> None:
+        match stage:
+            case Compute(name, work, pause):
+                self._on_main(name, work, batch, pause=pause)
+            case Post():
+                self._post(stage, batch)
+            case Collect(exchange, work):
+                arrived = self._arrived_of(exchange, batch)
+                done = self._on_main(f"collect {exchange}", work, batch, [After(arrived)])
+                self._released[exchange][batch] = done
+            case Begin():
+                self._begin(stage, batch)
+            case Finish(collective, work):
+                done = self._arrived_of(collective, batch)
+                self._on_main(f"finish {collective}", work, batch, [After(done)])
+
+    def _post(self, stage: Post, batch: int) -> None:
+        after = []
+        if stage.slots is not None and batch >= stage.slots:
+            released = self._released[stage.exchange].get(batch - stage.slots)
+            if released is None:
+                raise ValueError(
+                    f"exchange '{stage.exchange}' has {stage.slots} slots, but message "
+                    f"{batch - stage.slots} is read after message {batch} is posted: it needs more"
+                )
+            after = [After(self._builder.join("slots", [After(released)], step=self._step))]
+        posted = self._on_main(f"post {stage.exchange}", stage.work, batch, after)
+        arrived = self._builder.join(
+            f"{stage.exchange} arrived", [After(posted, stage.latency)], step=self._step
+        )
+        self._arrived[stage.exchange][batch] = arrived
+
+    def _begin(self, stage: Begin, batch: int) -> None:
+        issued = self._on_main(f"begin {stage.collective}", stage.work, batch)
+        together = self._builder.join("all begin", [After(issued)], step=self._step)
+        done = self._builder.add(
+            stage.collective,
+            self._worker,
+            self._of(stage.worker, batch),
+            after=[After(together)],
+            step=self._step,
+        )
+        self._arrived[stage.collective][batch] = self._builder.join(
+            f"{stage.collective} done", [After(done, stage.latency)], step=self._step
+        )
+
+    def _arrived_of(self, name: str, batch: int) -> Tasks:
+        arrived = self._arrived[name].get(batch)
+        if arrived is None:
+            raise ValueError(
+                f"'{name}' of batch {batch} is waited for in step {self._step}, but begun later"
+            )
+        return arrived
+
+    def _on_main(
+        self,
+        name: str,
+        work: PerRank,
+        batch: int,
+        after: Sequence[After] = (),
+        pause: PerRank = 0.0,
+    ) -> Tasks:
+        return self._builder.add(
+            name,
+            self._main,
+            self._of(work, batch),
+            pause=self._of(pause, batch),
+            after=after,
+            step=self._step,
+        )
+
+    def _of(self, each: PerRank, batch: int) -> npt.NDArray[np.float64]:
+        durations = np.asarray(each, float)
+        return durations[:, batch] if durations.ndim == 2 else durations

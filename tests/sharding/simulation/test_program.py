@@ -1,0 +1,179 @@
+"""Steps of whole jobs: cases by hand, the ideal recurrence, and what must hold of any job."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec_bls.sharding.simulation.program import (
+    Begin,
+    Collect,
+    Compute,
+    Finish,
+    Post,
+    Ranks,
+    Stage,
+    graph_of,
+)
+from torchrec_bls.sharding.simulation.timeline import Timeline, simulate
+
+from torchrec_bls.observe import ideal_finish_times
+
+_DURATIONS = st.integers(0, 80).map(lambda eighths: eighths / 8)
+
+
+def _times(ranks: int, steps: int) -> Any:
+    column = st.lists(_DURATIONS, min_size=steps, max_size=steps)
+    return st.lists(column, min_size=ranks, max_size=ranks).map(np.array)
+
+
+def _alone(ranks: int) -> Ranks:
+    return Ranks.on_hosts(ranks, per_host=ranks, cores=2 * ranks)
+
+
+def _one_exchange(before: Any, after: Any, bound: int) -> list[Stage]:
+    return [
+        Compute("before", before),
+        Post("rows", 0.0),
+        Collect("rows", 0.0, lag=bound),
+        Compute("after", after, lag=bound),
+    ]
+
+
+def _ends_of_batches(timeline: Timeline, name: str, ranks: int) -> np.ndarray:
+    """Returns (ranks, batches), when a stage was done with each."""
+    return timeline.end[timeline.graph.called(name)].reshape(-1, ranks).T
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.integers(1, 4), st.integers(1, 8), st.integers(0, 4))
+def test_free_exchanges_are_the_ideal_recurrence(
+    data: Any, ranks: int, steps: int, bound: int
+) -> None:
+    before, after = data.draw(_times(ranks, steps)), data.draw(_times(ranks, steps))
+    timeline = simulate(graph_of(_one_exchange(before, after, bound), _alone(ranks), steps))
+    # There, step t has what follows the exchange of step t - k; and waits for nobody before step k.
+    shifted = np.concatenate([np.zeros((ranks, bound)), after], axis=1)
+    padded = np.concatenate([before, np.zeros((ranks, bound))], axis=1)
+    ideal = ideal_finish_times(padded, bound, shifted)[:, bound:]
+    np.testing.assert_allclose(_ends_of_batches(timeline, "after", ranks), ideal, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.integers(1, 4), st.integers(1, 8))
+def test_without_lag_the_slowest_rank_of_each_step_counts(
+    data: Any, ranks: int, steps: int
+) -> None:
+    work = data.draw(_times(ranks, steps))
+    timeline = simulate(graph_of(_one_exchange(work, 0.0, 0), _alone(ranks), steps))
+    assert timeline.end.max() == pytest.approx(work.max(axis=0).sum())
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.integers(1, 4), st.integers(1, 8))
+def test_more_lag_is_never_slower_with_a_core_each(data: Any, ranks: int, steps: int) -> None:
+    before, after = data.draw(_times(ranks, steps)), data.draw(_times(ranks, steps))
+    ends = [
+        simulate(graph_of(_one_exchange(before, after, bound), _alone(ranks), steps)).end.max()
+        for bound in range(5)
+    ]
+    assert all(later <= earlier + 1e-9 for earlier, later in pairwise(ends))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.integers(2, 4), st.integers(1, 10), st.integers(0, 3))
+def test_twice_as_many_slots_as_may_be_under_way_are_never_waited_for(
+    data: Any, ranks: int, steps: int, bound: int
+) -> None:
+    before, after = data.draw(_times(ranks, steps)), data.draw(_times(ranks, steps))
+    program = _one_exchange(before, after, bound)
+    unlimited = simulate(graph_of(program, _alone(ranks), steps))
+    program[1] = Post("rows", 0.0, slots=2 * (bound + 1))
+    limited = simulate(graph_of(program, _alone(ranks), steps))
+    assert limited.end.max() == unlimited.end.max()
+
+
+def test_fewer_slots_are_waited_for() -> None:
+    # Rank 0 has nothing to do, and rank 1 reads late: with two slots for a lag of 1, message 2 of
+    # rank 0 waits until rank 1 has read its message 0.
+    after = np.array([[0.0] * 4, [10.0] * 4])
+    program = _one_exchange(0.0, after, bound=1)
+    program[1] = Post("rows", 0.0, slots=2)
+    timeline = simulate(graph_of(program, _alone(2), 4))
+    posts = timeline.start[timeline.graph.called("post rows")].reshape(-1, 2)
+    released = _ends_of_batches(timeline, "collect rows", 2).max(axis=0)
+    assert (posts[2:, 0] >= released[:2]).all()
+
+
+def test_too_few_slots_are_refused() -> None:
+    program = _one_exchange(0.0, 0.0, bound=2)
+    program[1] = Post("rows", 0.0, slots=2)
+    with pytest.raises(ValueError, match=r"'rows' has 2 slots, but message 0 is read after"):
+        graph_of(program, _alone(2), 4)
+
+
+@pytest.mark.parametrize("waits", [Collect("rows", 0.0), Finish("rows")])
+def test_what_nobody_begins_is_not_waited_for(waits: Stage) -> None:
+    with pytest.raises(ValueError, match="'rows' of batch 0 is waited for in step 0"):
+        graph_of([waits], _alone(2), 4)
+
+
+def test_a_collective_begins_when_all_are_there_and_overlaps_with_what_follows() -> None:
+    program = [
+        Compute("before", [1.0, 5.0]),
+        Begin("sum", 1.0, worker=10.0, latency=2.0),
+        Compute("meanwhile", 7.0),
+        Finish("sum", 1.0),
+    ]
+    # Begun at 2 and 6: from 6 to 16 on both, seen at 18; meanwhile until 9 and 13.
+    timeline = simulate(graph_of(program, _alone(2), 1))
+    assert timeline.end[timeline.graph.called("finish sum")].tolist() == [19.0, 19.0]
+
+
+def test_collectives_take_cores_from_what_runs_meanwhile() -> None:
+    program = [Begin("sum", 0.0, worker=10.0), Compute("meanwhile", 10.0), Finish("sum")]
+    two_on_two = Ranks.on_hosts(2, per_host=2, cores=2)
+    timeline = simulate(graph_of(program, two_on_two, 1))
+    assert timeline.end.max() == pytest.approx(20.0)
+
+
+def test_pinned_ranks_do_not_share() -> None:
+    pinned = Ranks(2, cores=(1, 1), pool=(0, 1))
+    timeline = simulate(graph_of([Compute("work", [10.0, 4.0])], pinned, 1))
+    assert timeline.end.tolist() == [10.0, 4.0]
+    together = Ranks.on_hosts(2, per_host=2, cores=1)
+    assert simulate(graph_of([Compute("work", [10.0, 4.0])], together, 1)).end.max() == 14.0
+
+
+@pytest.mark.parametrize(
+    ("text", "by_bound"),
+    [
+        ("uniform", [13.0, 10.6, 10.4, 10.3, 10.3, 10.2]),
+        ("straggler", [15.0] * 6),
+        ("none", [5.0] * 6),
+    ],
+)
+def test_what_lag_is_worth(text: str, by_bound: list[float]) -> None:
+    """4 ranks that compute 5 ms a step; lag pays where delays move from rank to rank, and not where
+    one rank is slow throughout."""
+    steps = 300
+    random = np.random.default_rng(1)
+    delays = {
+        "uniform": random.uniform(0, 10_000, (4, steps)),
+        "straggler": np.repeat([[0.0], [0.0], [10_000.0], [0.0]], steps, axis=1),
+        "none": np.zeros((4, steps)),
+    }[text]
+    found = []
+    for bound in (0, 1, 2, 4, 8, 16):
+        program = [
+            Post("rows", 0.0),
+            Collect("rows", 0.0, bound),
+            Compute("dense", 5000.0, 0.0, bound),
+        ]
+        timeline = simulate(graph_of(program, _alone(4), steps, delays))
+        found.append(timeline.end.max() / steps / 1000)
+    assert found == pytest.approx(by_bound, rel=0.03)

@@ -290,8 +290,8 @@ class _Ranks:
 
 @contextmanager
 def _signals_kept_waiting() -> Iterator[None]:
-    """Keeps what signals' handlers raise out of a fork: Python drops what is raised in the functions
-    that it calls around one, and a process whose start was interrupted would be nobody's."""
+    """Keeps what signals' handlers raise out of a fork: Python drops what the functions raise that
+    it calls around one, and a process whose start was interrupted would be nobody's."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
     try:
         yield

@@ -67,13 +67,14 @@ def chosen(lookups: Lookups) -> dict[str, CodecConfig]:
     forward: dict[str, dict[str, str | ErrorBound]] = {network: {} for network in NETWORKS}
     unique: dict[str, dict[str, bool]] = {network: {} for network in NETWORKS}
     lengths = np.ones(BATCH, np.int64)
+    ranks_per_core = max(1.0, RANKS / len(os.sched_getaffinity(0)))
     for number, (ids, rows) in enumerate(zip(lookups.ids, lookups.rows, strict=True)):
         name = f"table_{number}"
         table = SampledTable(name, _ROWS, DIM, True, False, "FP32", (FEATURES[number],))
         lookup = Lookup(ids[:BATCH].numpy(), lengths, rows[:BATCH].numpy())
         measured = measure_stages(table, [[lookup]], BOUND)
         for network, link in links.items():
-            stages = ranked(measured, link)[0]
+            stages = ranked(measured, link, ranks_per_core)[0]
             bound = ErrorBound(BOUND, None, stages is Stages.FIXED)
             forward[network][name] = bound if stages.bounded else "fp32"
             unique[network][name] = stages.unique

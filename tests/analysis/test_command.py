@@ -97,8 +97,12 @@ def test_the_link_is_the_profiles(
     others = [] if ranks is None else ["--ranks", str(ranks)]
     assert analyse(samples, "--profile", "epyc-milan-2-cores", *others) == 0
     wanted = link_of(load_profile("epyc-milan-2-cores"), ranks or 4)
-    assert json.loads((samples.parent / "bounds.json").read_text())["link"] == wanted
-    assert f"shared host, {ranks or 4} ranks)" in " ".join(capsys.readouterr().out.split())
+    bounds = json.loads((samples.parent / "bounds.json").read_text())
+    assert bounds["link"] == wanted
+    assert bounds["ranks_per_core"] == (ranks or 4) / 2
+    assert f"shared host, {'2 ranks' if ranks else '4 ranks, 2 on a core'})" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def measured_by_hand(*_: Any) -> dict[Stages, Measured]:
@@ -109,7 +113,7 @@ def test_the_figures_of_the_text(
     samples: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "measure", measured_by_hand)
-    assert analyse(samples, "--gbit", "8", "--bounds", "0.02", "0.1", "0.2", "--probe", "0.1") == 0
+    assert analyse(samples, "--gbit", "1", "--bounds", "0.02", "0.1", "0.2", "--probe", "0.1") == 0
     lines = capsys.readouterr().out.splitlines()
     (at,) = (number for number, line in enumerate(lines) if line.startswith("ids "))
     assert lines[at].split()[:10] == [
@@ -126,8 +130,8 @@ def test_the_figures_of_the_text(
     ]
     assert lines[at].split()[-2:] == ["large", "0.2"]
     assert " ".join(" ".join(lines[at + 1 : at + 3]).split()) == (
-        "unique, Huffman: 0.59 times as fast (ratio 5.0, 1.00 GB/s encoded, 2.00 decoded); "
-        "runner-up unique, fixed width, 0.57"
+        "unique, Huffman: 2.58 times as fast (ratio 5.0, 1.00 GB/s encoded, 2.00 decoded); "
+        "runner-up unique, fixed width, 2.29"
     )
 
 
@@ -135,6 +139,7 @@ def test_the_figures_of_the_text(
     ("options", "said"),
     [
         (["--gbit", "0"], "--gbit is 0.0, but must be a positive number"),
+        (["--gbit", "1", "--ranks-per-core", "0.5"], "--ranks-per-core is 0.5, but must be"),
         (["--gbit", "nan"], "--gbit is nan, but must be"),
         (["--gbit", "1", "--ranks", "2"], "--ranks belongs to --profile: leave it out with --gbit"),
         (["--gbit", "1", "--bounds", "3", "2", "1"], "the bounds are 3, 2 and 1, but must ascend"),

@@ -23,7 +23,7 @@ MEASURED: dict[str, Any] = {
     "unique": {"ratio": 2.0, "encode": 8e9, "decode": 8e9},
     "unique, Huffman": {"ratio": 30.0, "encode": 1e9, "decode": 2e9},
 }
-FAST, SLOW = 1e10, 1e8
+FAST, SLOW = 1e9, 1e8
 
 
 def written(path: Path, **changes: Any) -> Path:
@@ -88,6 +88,12 @@ def test_the_fastest_stages_are_chosen_for_the_link(tmp_path: Path) -> None:
     # The file's own link is for "auto" alone.
     as_named: dict[str, Any] = {"named": (Codec.FP32, False), "unnamed": (ErrorBound(0.03), False)}
     assert chosen(None, FAST) == {"auto": unique, **as_named, **others}
+    # Eight ranks on a core encode so slowly that nothing but float32 pays.
+    path = written(tmp_path / "bounds.json", tables=tables, ranks_per_core=8, decay=None)
+    assert not any(CodecConfig.from_file(path, FAST).unique_of(name) for name in ("auto", "named"))
+    assert CodecConfig.from_file(path, FAST, ranks_per_core=1).unique_of("auto")
+    with pytest.raises(ValueError, match=r"'auto': ranks_per_core is 0.5, but must be"):
+        CodecConfig.from_file(path, FAST, 0.5)
     with pytest.raises(ValueError, match='has stages "auto", but no link is known: give from_file'):
         chosen(None)
     for of_call, of_file, said in ((-1, "no", "-1"), (None, "fast", "'fast'")):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrec_bls.codecs.stages import Measured, Stages, ranked
+from torchrec_bls.codecs.stages import Measured, Stages, ranked, speed_up
 
 POSITIVE = st.floats(1e-3, 1e12)
 MEASURED = st.builds(Measured, POSITIVE, POSITIVE, POSITIVE)
@@ -32,12 +32,12 @@ def test_seconds_of_a_byte_are_the_inverse_of_equation_2() -> None:
 def test_the_fastest_come_first(measured: dict[Stages, Measured], link: float) -> None:
     order = ranked(measured, link)
     assert sorted(order, key=list(Stages).index) == sorted(measured, key=list(Stages).index)
-    seconds = [measured[stages].seconds_per_byte(link) for stages in order]
-    assert seconds == sorted(seconds)
+    speeds = [speed_up(stages, measured[stages], link) for stages in order]
+    assert speeds == sorted(speeds, reverse=True)
 
 
 def test_of_equally_fast_stages_the_simplest_comes_first() -> None:
-    same = Measured(2, 1e9, 1e9)
+    same = Measured(1.0, 1e30, 1e30)  # as fast as no codec at all
     assert ranked(dict.fromkeys(reversed(Stages), same), 1e9) == list(Stages)
     assert ranked({}, 1e9) == []
 
@@ -56,3 +56,25 @@ def test_numbers_that_are_not_positive(bad: Any) -> None:
             Measured(**numbers)
     with pytest.raises(ValueError, match=r"the link has .* bytes per second, but must have"):
         ranked({}, bad)
+
+
+@pytest.mark.parametrize("bad", [0.5, 0, math.inf, math.nan, "1", None])
+def test_ranks_per_core_below_one(bad: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^ranks_per_core is .*, but must be a number of at least 1"
+    ):
+        ranked({}, 1e9, bad)
+
+
+def test_ranks_that_share_a_core_encode_more_slowly() -> None:
+    measured = Measured(4, 8e9, 8e9)
+    # 1/4 + 1/8 + 1/8 of the link's time for a byte, and 1/4 + 2 (1/8 + 1/8).
+    assert speed_up(Stages.UNIQUE, measured, 1e9) == pytest.approx(2)
+    assert speed_up(Stages.UNIQUE, measured, 1e9, 2) == pytest.approx(4 / 3)
+    assert ranked({Stages.AS_THEY_ARE: Measured(1, 9e9, 9e9), Stages.UNIQUE: measured}, 1e9, 4)[
+        0
+    ] is (Stages.AS_THEY_ARE)
+
+
+def test_rows_as_they_are_pass_no_codec() -> None:
+    assert speed_up(Stages.AS_THEY_ARE, Measured(0.99, 1e9, 1e9), 1e9, 8) == 1.0

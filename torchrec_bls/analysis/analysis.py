@@ -19,7 +19,7 @@ from torchrec_bls.analysis.patterns import (
 from torchrec_bls.analysis.samples import Floats, Lookup, SampledTable, Samples
 from torchrec_bls.analysis.stage_speeds import measure
 from torchrec_bls.analysis.table_classes import ClassBounds, TableClass, class_of
-from torchrec_bls.codecs.stages import Measured, Stages, ranked
+from torchrec_bls.codecs.stages import Measured, Stages, ranked, speed_up
 
 _FLOAT32 = "FP32"
 _MANY_ZEROS = 0.5
@@ -109,6 +109,7 @@ class Analysis:
     Attributes:
         link: bytes per second from one rank to the others.
         link_source: where that number is from, for people.
+        ranks_per_core: how many ranks share a core.
         bounds: of the classes.
         batches: that were recorded.
         tables: that can be compressed.
@@ -117,6 +118,7 @@ class Analysis:
 
     link: float
     link_source: str
+    ranks_per_core: float
     bounds: ClassBounds
     batches: int
     tables: list[TableAnalysis]
@@ -131,7 +133,13 @@ class Analysis:
         ]
 
 
-def analyse(samples: Samples, link: float, link_source: str, bounds: ClassBounds) -> Analysis:
+def analyse(
+    samples: Samples,
+    link: float,
+    link_source: str,
+    bounds: ClassBounds,
+    ranks_per_core: float = 1.0,
+) -> Analysis:
     """Looks at each table of the samples, and measures what its stages take. That takes seconds.
 
     Args:
@@ -139,6 +147,7 @@ def analyse(samples: Samples, link: float, link_source: str, bounds: ClassBounds
         link: bytes per second from one rank to the others.
         link_source: where that is from.
         bounds: of the classes.
+        ranks_per_core: how many ranks share a core, at least 1.
 
     Raises:
         ValueError: a file of the samples is damaged, or the link is not positive.
@@ -151,14 +160,17 @@ def analyse(samples: Samples, link: float, link_source: str, bounds: ClassBounds
             continue
         batches = [batch for batch in samples.of(table) if _rows_with_ids(table, batch).size]
         if batches:
-            found.append(_analyse(table, batches, link, bounds))
+            found.append(_analyse(table, batches, (link, ranks_per_core), bounds))
         else:
             left_alone.append(LeftAlone(table, "the samples have no ids of it; record more"))
-    return Analysis(link, link_source, bounds, samples.batches, found, left_alone)
+    return Analysis(link, link_source, ranks_per_core, bounds, samples.batches, found, left_alone)
 
 
 def _analyse(
-    table: SampledTable, batches: Sequence[Sequence[Lookup]], link: float, bounds: ClassBounds
+    table: SampledTable,
+    batches: Sequence[Sequence[Lookup]],
+    link: tuple[float, float],
+    bounds: ClassBounds,
 ) -> TableAnalysis:
     probed = [_Batch(table, batch, bounds.probe) for batch in batches]
     eta = _mean([batch.eta for batch in probed])
@@ -182,10 +194,8 @@ def _analyse(
         table_class=table_class,
         bound=bound,
         measured=measured,
-        ranked=ranked(measured, link),
-        speed_up={
-            stages: 1 / (link * each.seconds_per_byte(link)) for stages, each in measured.items()
-        },
+        ranked=ranked(measured, *link),
+        speed_up={stages: speed_up(stages, each, *link) for stages, each in measured.items()},
     )
 
 

@@ -29,6 +29,11 @@ def add_command(commands: Any) -> None:
     link.add_argument("--gbit", type=float, help="gigabits that one rank sends in a second")
     add("--ranks", type=int, help="world size, with --profile (default: the most it has)")
     add(
+        "--ranks-per-core",
+        type=float,
+        help="ranks that share a core (default: 1, with --profile as many as did there)",
+    )
+    add(
         "--bounds",
         type=float,
         nargs=3,
@@ -53,10 +58,10 @@ def _analyse(options: argparse.Namespace) -> int:
     from torchrec_bls.analysis.table_classes import ClassBounds
 
     try:
-        link, source = _link(options)
+        link, source, ranks_per_core = _link(options)
         small, medium, large = options.bounds
         bounds = ClassBounds(small, medium, large, options.probe)
-        analysis = analyse(Samples(options.samples), link, source, bounds)
+        analysis = analyse(Samples(options.samples), link, source, bounds, ranks_per_core)
         print(as_text(analysis))
         options.out.write_text(json.dumps(as_bounds(analysis), indent=2) + "\n")
         if options.json is not None:
@@ -69,18 +74,27 @@ def _analyse(options: argparse.Namespace) -> int:
     return 0
 
 
-def _link(options: argparse.Namespace) -> tuple[float, str]:
-    """Returns bytes per second, and where they are from."""
+def _link(options: argparse.Namespace) -> tuple[float, str, float]:
+    """Returns bytes per second, where they are from, and the ranks that share a core."""
+    given = options.ranks_per_core
+    if given is not None and not 1 <= given < float("inf"):
+        raise ValueError(f"--ranks-per-core is {given}, but must be a number of at least 1")
     if options.profile is None:
         if options.ranks is not None:
             raise ValueError("--ranks belongs to --profile: leave it out with --gbit")
         link = options.gbit * _BYTES_PER_GBIT
         if not 0 < link < float("inf"):
             raise ValueError(f"--gbit is {options.gbit}, but must be a positive number")
-        return link, f"{options.gbit:g} Gbit/s"
+        return link, f"{options.gbit:g} Gbit/s{_shared(given or 1.0)}", given or 1.0
     from torchrec_bls.sharding.costs.link import link_of, most_ranks
     from torchrec_bls.sharding.costs.profile import load_profile
 
     profile = load_profile(options.profile)
     ranks = most_ranks(profile) if options.ranks is None else options.ranks
-    return link_of(profile, ranks), f"profile {profile.name}, {ranks} ranks"
+    sharing = max(1.0, ranks / profile.machine.cores) if given is None else given
+    source = f"profile {profile.name}, {ranks} ranks{_shared(sharing)}"
+    return link_of(profile, ranks), source, sharing
+
+
+def _shared(ranks_per_core: float) -> str:
+    return f", {ranks_per_core:g} on a core" if ranks_per_core > 1 else ""

@@ -1,10 +1,11 @@
 """The file that says how each table's embeddings travel, and by which bound.
 
 It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backward": "fp32",
-"link": 1.25e8, "tables": {"t0": {"bound": 0.01}, "t1": {"codec": "fp16"}, "t2": {"bound": 0.03,
-"stages": "auto", "measured": {"unique": {"ratio": 2.5, "encode": 4e9, "decode": 6e9}}}}}. Without
-"decay" bounds stay. "stages" are those of `Stages`, or "auto": the best of "measured" for the link,
-in bytes per second. What else a table has is for people.
+"link": 1.25e8, "ranks_per_core": 2, "tables": {"t0": {"bound": 0.01}, "t1": {"codec": "fp16"},
+"t2": {"bound": 0.03, "stages": "auto", "measured": {"unique": {"ratio": 2.5, "encode": 4e9,
+"decode": 6e9}}}}}. Without "decay" bounds stay. "stages" are those of `Stages`, or "auto": the best
+of "measured" for the link, in bytes per second, with so many ranks on a core, 1 unless it is said.
+What else a table has is for people.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ AUTO = "auto"
 _CURE = "see docs/design/bounded-codec.md for what it holds"
 
 
-def read_bounds(path: Path, link: float | None = None) -> dict[str, Any]:
+def read_bounds(
+    path: Path, link: float | None = None, ranks_per_core: float | None = None
+) -> dict[str, Any]:
     """Returns `forward`, `backward` and `unique` of a CodecConfig.
 
     Args:
         path: of the file.
         link: bytes per second from one rank to the others, by which the stages of all tables are
             chosen whose stages were measured; None: as the file says.
+        ranks_per_core: for the same choice; None: as the file says.
 
     Raises:
         FileNotFoundError: there is none.
@@ -39,9 +43,10 @@ def read_bounds(path: Path, link: float | None = None) -> dict[str, Any]:
         decay = _made(Decay, decay, f"{path}: decay")
     forward: dict[str, str | ErrorBound] = {}
     unique: dict[str, bool] = {}
+    sharing = content.get("ranks_per_core", 1.0) if ranks_per_core is None else ranks_per_core
     for name, table in content["tables"].items():
         reader = _Table(f"{path}: table '{name}'", table)
-        stages = reader.stages(link, content.get("link"))
+        stages = reader.stages(link, content.get("link"), sharing)
         forward[name] = reader.codec(decay, stages)
         unique[name] = stages is not None and stages.unique
     return {"forward": forward, "backward": content.get("backward", "fp32"), "unique": unique}
@@ -72,7 +77,9 @@ class _Table:
         self._where = where
         self._content: dict[str, Any] = content if isinstance(content, dict) else {}
 
-    def stages(self, link: float | None, of_file: float | None) -> Stages | None:
+    def stages(
+        self, link: float | None, of_file: float | None, ranks_per_core: float
+    ) -> Stages | None:
         """Returns the stages that are asked for, if any are."""
         given = self._content.get("stages")
         measured = self._measured()
@@ -86,7 +93,7 @@ class _Table:
                     'in bytes per second, or the file a "link"'
                 )
             try:
-                return ranked(measured, link)[0]
+                return ranked(measured, link, ranks_per_core)[0]
             except ValueError as error:
                 raise ValueError(f"{self._where}: {error}") from error
         return None if given is None else self._stages_named(given)

@@ -52,29 +52,56 @@ class Measured:
             if not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ValueError(f"{name} is {value!r}, but must be a positive number")
 
-    def seconds_per_byte(self, link: float) -> float:
+    def seconds_per_byte(self, link: float, ranks_per_core: float = 1.0) -> float:
         """Returns what a byte of float32 takes from one rank to another.
 
         Equation 2 has the inverse of this, times the link's bytes per second, as the speed-up of
-        the exchange.
+        the exchange. Its ranks have a processor each; ranks that share a core encode more slowly.
 
         Args:
             link: bytes per second.
+            ranks_per_core: how many share a core, at least 1.
         """
-        return 1 / (self.ratio * link) + 1 / self.encode + 1 / self.decode
+        return 1 / (self.ratio * link) + ranks_per_core * (1 / self.encode + 1 / self.decode)
 
 
-def ranked(measured: Mapping[Stages, Measured], link: float) -> list[Stages]:
+def speed_up(stages: Stages, measured: Measured, link: float, ranks_per_core: float = 1.0) -> float:
+    """Returns how many times as fast as float32 rows travel, by equation 2.
+
+    Rows as they are have no codec to pass: they go from the tables into messages.
+
+    Args:
+        stages: that the rows go through.
+        measured: of these stages.
+        link: see Measured.seconds_per_byte.
+        ranks_per_core: likewise.
+    """
+    if stages is Stages.AS_THEY_ARE:
+        return 1.0
+    return 1 / (link * measured.seconds_per_byte(link, ranks_per_core))
+
+
+def ranked(
+    measured: Mapping[Stages, Measured], link: float, ranks_per_core: float = 1.0
+) -> list[Stages]:
     """Returns the stages that were measured, the fastest first; of equal ones the simplest.
 
     Args:
         measured: on rows of the table.
         link: bytes per second from one rank to the others.
+        ranks_per_core: how many ranks share a core, at least 1.
 
     Raises:
-        ValueError: `link` is not a positive number.
+        ValueError: `link` is not a positive number, or `ranks_per_core` below 1.
     """
     if not (isinstance(link, (int, float)) and 0 < link < math.inf):
         raise ValueError(f"the link has {link!r} bytes per second, but must have a positive number")
+    if not (isinstance(ranks_per_core, (int, float)) and 1 <= ranks_per_core < math.inf):
+        raise ValueError(
+            f"ranks_per_core is {ranks_per_core!r}, but must be a number of at least 1"
+        )
     simplest_first = [stages for stages in Stages if stages in measured]
-    return sorted(simplest_first, key=lambda stages: measured[stages].seconds_per_byte(link))
+    return sorted(
+        simplest_first,
+        key=lambda stages: -speed_up(stages, measured[stages], link, ranks_per_core),
+    )

@@ -63,7 +63,9 @@ class CodecConfig:
             )
 
     @classmethod
-    def from_file(cls, path: str | Path, link: float | None = None) -> CodecConfig:
+    def from_file(
+        cls, path: str | Path, link: float | None = None, ranks_per_core: float | None = None
+    ) -> CodecConfig:
         """Returns what a file of bounds by table says, such as `torchrec-bls analyse-tables` writes
         (docs/design/bounded-codec.md).
 
@@ -73,12 +75,14 @@ class CodecConfig:
                 of each table whose stages were measured (equation 2 of Dual-Level Adaptive Lossy
                 Compression); None: as the file says. `torchrec_bls.sharding.link_of` reads it from
                 a calibrated profile.
+            ranks_per_core: how many ranks share a core, at least 1, for the same choice; None: as
+                the file says.
 
         Raises:
             FileNotFoundError: there is none.
             ValueError: it is no such file, or one of another version.
         """
-        return cls(**read_bounds(Path(path), link))
+        return cls(**read_bounds(Path(path), link, ranks_per_core))
 
     @property
     def decays(self) -> bool:

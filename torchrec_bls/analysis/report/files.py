@@ -31,6 +31,7 @@ def as_bounds(analysis: Analysis) -> dict[str, Any]:
         "backward": "fp32",
         "link": analysis.link,
         "link_source": analysis.link_source,
+        "ranks_per_core": analysis.ranks_per_core,
         "tables": tables,
     }
 
@@ -40,6 +41,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
     return {
         "link": analysis.link,
         "link_source": analysis.link_source,
+        "ranks_per_core": analysis.ranks_per_core,
         "bounds": asdict(analysis.bounds),
         "batches": analysis.batches,
         "tables": [

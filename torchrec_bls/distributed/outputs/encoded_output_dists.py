@@ -98,7 +98,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
             return super().look_up_and_post(tables, dim, ids, sharding_ctx)
         layout = layout_of(sharding_ctx)
         values = ids.values()
-        rows = torch.empty(values.numel(), dim, dtype=tables.dtype)
+        rows = empty_output((values.numel(), dim), tables.dtype)
         _native.copy_table_rows(
             tables.by_feature,
             (values.data_ptr(), values.element_size()),
@@ -201,7 +201,8 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
             return super().look_up_and_post(tables, ids, sharding_ctx)
         layout = layout_of(sharding_ctx)
         values, lengths, weights = ids.values(), ids.lengths(), ids.weights_or_none()
-        rows = torch.empty(sum(layout.strides), tables.by_feature.row_bytes // _ITEM)
+        shape = (sum(layout.strides), tables.by_feature.row_bytes // _ITEM)
+        rows = empty_output(shape, torch.float32)
         _native.sum_rows(
             tables.by_feature,
             (values.data_ptr(), values.element_size()),

@@ -120,12 +120,12 @@ def test_half_the_rows_may_be_zero(tmp_path: Path) -> None:
 def test_stages_are_ranked_for_the_link(tmp_path: Path) -> None:
     recorded = [(table(), [[lookup(random_weights(), one_id_each(range(20)))]])]
     (fast,) = analysed(tmp_path / "fast", recorded, link=1.5e9).tables
-    (slow,) = analysed(tmp_path / "slow", recorded, link=1e8).tables
+    (slow,) = analysed(tmp_path / "slow", recorded, link=5e7).tables
     assert fast.ranked[:2] == [Stages.UNIQUE, Stages.FIXED]
     assert slow.ranked[:2] == [Stages.HUFFMAN, Stages.FIXED]
     # Equation 2: 1 / (1 / CR + B * (1 / Tc + 1 / Td)).
     assert fast.speed_up[Stages.UNIQUE] == pytest.approx(1 / (1 / 2 + 1.5 * (1 / 8 + 1 / 8)))
-    assert slow.speed_up[Stages.HUFFMAN] == pytest.approx(1 / (1 / 10 + 0.1 * (1 + 1 / 2)))
+    assert slow.speed_up[Stages.HUFFMAN] == pytest.approx(1 / (1 / 10 + 0.05 * (1 + 1 / 2)))
 
 
 def test_tables_that_cannot_be_compressed_are_left_alone(tmp_path: Path) -> None:

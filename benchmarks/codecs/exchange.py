@@ -63,7 +63,9 @@ _DEADLINE_S = 1200.0
 def chosen(lookups: Lookups) -> dict[str, CodecConfig]:
     """Returns for each network what equation 2 takes for each table, by what rank 0 looks up."""
     of_host = link_of(load_profile("epyc-milan-2-cores"), RANKS)
-    links = dict(zip(NETWORKS, (of_host, 1.25e8 / RANKS, 1.25e8), strict=True))
+    # Of a rank's rows as many as it has itself stay there.
+    of_rank = 1.25e8 * RANKS / (RANKS - 1)
+    links = dict(zip(NETWORKS, (of_host, of_rank / RANKS, of_rank), strict=True))
     forward: dict[str, dict[str, str | ErrorBound]] = {network: {} for network in NETWORKS}
     unique: dict[str, dict[str, bool]] = {network: {} for network in NETWORKS}
     lengths = np.ones(BATCH, np.int64)

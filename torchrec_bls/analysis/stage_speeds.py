@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 
+import numpy as np
+
 from torchrec_bls.analysis.frames import Frame
 from torchrec_bls.analysis.samples import Lookup, SampledTable
 from torchrec_bls.codecs.stages import Measured, Stages
 
 TURNS = 9
+# More than the caches of one core hold: in a step there is other work between two uses of memory.
+_BETWEEN = np.zeros(1 << 20)
 _LEAST_SECONDS = 1e-9  # of a clock that saw none
 
 
@@ -20,8 +24,9 @@ def measure(
     """Returns ratio and speeds of all stages that the table may have.
 
     Rows are encoded as a rank sends those of one batch to another, by one thread, in a frame of
-    their own, and decoded as they are received. To find equal rows is part of both. A time is the
-    median of several turns, in which the stages come one after the other.
+    their own, and decoded as they are received, from memory that is in no cache of a core's own. To
+    find equal rows is part of both. A time is the median of several turns, in which the stages come
+    one after the other.
 
     Args:
         table: that rows were looked up in. If its ids have weights, rows of equal ids may differ,
@@ -84,6 +89,7 @@ def _times(frames: dict[Stages, Frame]) -> dict[Stages, tuple[float, float]]:
 
 
 def _seconds(action: Callable[[], None]) -> float:
+    _BETWEEN.sum()
     start = perf_counter()
     action()
     return perf_counter() - start

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+# What times faster two measurements of the same may be.
+_NEARLY = 1.05
+
 
 class Stages(Enum):
     """What happens to rows before they are sent. The values are their names in files."""
@@ -84,7 +87,10 @@ def speed_up(stages: Stages, measured: Measured, link: float, ranks_per_core: fl
 def ranked(
     measured: Mapping[Stages, Measured], link: float, ranks_per_core: float = 1.0
 ) -> list[Stages]:
-    """Returns the stages that were measured, the fastest first; of equal ones the simplest.
+    """Returns the stages that were measured, the fastest first.
+
+    The first one is the simplest of those that are nearly as fast as the fastest: measurements
+    differ by more, and what is simpler has less to go wrong.
 
     Args:
         measured: on rows of the table.
@@ -100,8 +106,12 @@ def ranked(
         raise ValueError(
             f"ranks_per_core is {ranks_per_core!r}, but must be a number of at least 1"
         )
-    simplest_first = [stages for stages in Stages if stages in measured]
-    return sorted(
-        simplest_first,
-        key=lambda stages: -speed_up(stages, measured[stages], link, ranks_per_core),
-    )
+    times = {
+        stages: speed_up(stages, measured[stages], link, ranks_per_core)
+        for stages in Stages  # from the simplest on
+        if stages in measured
+    }
+    enough = max(times.values(), default=0.0) / _NEARLY
+    simplest = [stages for stages in times if times[stages] >= enough][:1]
+    others = [stages for stages in times if stages not in simplest]
+    return simplest + sorted(others, key=lambda stages: -times[stages])

@@ -16,6 +16,7 @@ from .report.html import as_html
 from .report.text import as_text
 from .reuse.statistics import ReuseStatistics
 from .torchrec.estimator import calibrated_torchrec_planner
+from .torchrec.plan import load_plan, save_plan
 from .torchrec.planner import BLSShardingPlanner
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "as_text",
     "calibrated_torchrec_planner",
     "link_of",
+    "load_plan",
     "load_profile",
+    "save_plan",
 ]
 
 # TorchRec's seams for planners, which it has from 1.9 on.

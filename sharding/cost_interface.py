@@ -87,7 +87,11 @@ class CostModel(Protocol):
         """One rank's backward and optimizer step of all its shards in one fused op."""
 
     def all_to_all(
-        self, sent_bytes: Sequence[float], received_bytes: Sequence[float], backend: str
+        self,
+        sent_bytes: Sequence[float],
+        received_bytes: Sequence[float],
+        backend: str,
+        ranks_per_core: float = 1.0,
     ) -> Estimate:
         """One all-to-all among `len(sent_bytes)` ranks.
 
@@ -95,6 +99,7 @@ class CostModel(Protocol):
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
             received_bytes: (world_size,), each rank's total over all sources, itself included.
             backend: "gloo" or "bls".
+            ranks_per_core: how many share a core, at least 1: they pay for each other's bytes.
         """
 
     def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:

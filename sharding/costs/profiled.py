@@ -75,14 +75,19 @@ class ProfiledCosts:
         return self._profile.lookups[pooled, "backward"].op_us
 
     def all_to_all(
-        self, sent_bytes: Sequence[float], received_bytes: Sequence[float], backend: str
+        self,
+        sent_bytes: Sequence[float],
+        received_bytes: Sequence[float],
+        backend: str,
+        ranks_per_core: float | None = None,
     ) -> Estimate:
-        """One all-to-all.
+        """One all-to-all, as it was measured where as many ranks shared a core.
 
         Args:
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
             received_bytes: (world_size,), each rank's total over all sources, itself included.
             backend: "gloo" or "bls".
+            ranks_per_core: how many share a core; None: as many as did among so many ranks.
 
         Raises:
             ValueError: the two have different lengths, or a number that can't be.
@@ -96,7 +101,7 @@ class ProfiledCosts:
         if len(sent_bytes) < 2:
             return _NOTHING
         even = min(totals) == max(totals)
-        model = self._nearest("all_to_all", backend, len(sent_bytes))
+        model = self._nearest("all_to_all", backend, len(sent_bytes), ranks_per_core)
         size = message_bytes(sent_bytes, received_bytes, model.imbalance)
         return _scaled(model, len(sent_bytes), model.estimate(size, even=even))
 
@@ -146,7 +151,9 @@ class ProfiledCosts:
                 f"profile {self._profile.name} has no {kind} lookup {direction}: calibrate again"
             )
 
-    def _nearest(self, operation: str, backend: str, world_size: int) -> CollectiveModel:
+    def _nearest(
+        self, operation: str, backend: str, world_size: int, ranks_per_core: float | None = None
+    ) -> CollectiveModel:
         known = {
             size: model
             for (kind, name, size), model in self._profile.collectives.items()
@@ -157,8 +164,13 @@ class ProfiledCosts:
                 f"profile {self._profile.name} has no {operation} on backend {backend!r}:"
                 " calibrate again"
             )
-        nearest = min(known, key=lambda size: (abs(math.log2(size / world_size)), -size))
-        return known[nearest]
+
+        def distance(size: int) -> tuple[float, float, int]:
+            sharing = max(1.0, size / self._profile.machine.cores)
+            wanted = sharing if ranks_per_core is None else ranks_per_core
+            return abs(math.log2(sharing / wanted)), abs(math.log2(size / world_size)), -size
+
+        return known[min(known, key=distance)]
 
 
 def _scaled(model: CollectiveModel, world_size: int, estimate: Estimate) -> Estimate:

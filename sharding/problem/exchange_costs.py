@@ -67,7 +67,7 @@ def _costs_at(model: CostModel, job: Job, bytes_per_rank: float) -> ExchangeCost
     even = [at] * job.ranks
 
     def time(sent: Sequence[float], received: Sequence[float]) -> float:
-        return model.all_to_all(sent, received, job.backend).microseconds
+        return model.all_to_all(sent, received, job.backend, job.ranks_per_core).microseconds
 
     once, twice = time(even, even), time([2 * at] * job.ranks, [2 * at] * job.ranks)
     rise = min(max(twice - once, 0.0), once)

@@ -71,6 +71,12 @@ class Job:
         return 2 if self.training else 1
 
     @property
+    def exchanges_of_ids(self) -> int:
+        """How many all-to-alls take ids to their rows: over gloo TorchRec's splits, lengths and
+        values, one after the other; in bounded-lag channels one."""
+        return 3 if self.backend == "gloo" else 1
+
+    @property
     def samples(self) -> int:
         """Samples of a step on all ranks."""
         return self.ranks * self.batch

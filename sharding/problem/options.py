@@ -247,7 +247,7 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         option_op=ops,
         op_pair=pairs[first_of_op],
         memory=np.array([shard.held_bytes for shard in traffic]),
-        charge=ids.constant + job.ways_of_rows * rows.constant,
+        charge=job.exchanges_of_ids * ids.constant + job.ways_of_rows * rows.constant,
         fixed_bytes=sum(
             result_bytes(table, workload.reuse_of(table), job) for table in workload.tables
         ),

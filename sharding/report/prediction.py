@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost_interface import CostModel, Estimate, LookupWork
+from ..cost_interface import CostModel, Estimate
 from ..problem.exchange_costs import ExchangeCosts, exchange_costs
 from ..problem.job import Job
-from ..problem.shard_traffic import ShardTraffic, result_bytes, shard_traffic, slots_bytes
+from ..problem.plan_groups import PlanGroup, groups_of
+from ..problem.shard_traffic import result_bytes
 from ..problem.tables import PlacedTable, Workload
 
 ZERO = Estimate(0.0, 0.0, 0.0)
@@ -104,17 +105,9 @@ def rate(plan: Iterable[PlacedTable], workload: Workload, job: Job, model: CostM
     """Returns what `plan` is predicted to take: what the search minimises (options.Problem).
 
     The tables of a module that are sharded in the same way share exchanges, and those with weights
-    of one precision a lookup. Shards of a table split by rows count as its largest one.
+    of one precision a lookup.
     """
-    groups: dict[tuple[str, str], _Group] = {}
-    for placed in plan:
-        table = placed.table
-        group = groups.setdefault((table.module, placed.sharding_type), _Group(job))
-        rows = max(shard.rows for shard in placed.shards)
-        for shard in placed.shards:
-            traffic = shard_traffic(table, workload.reuse_of(table), job, rows, shard.columns)
-            group.add(shard.rank, traffic)
-    each = list(groups.values())
+    each = groups_of(plan, workload, job)
     exchanges = _Exchanges(each, workload, job, model)
     results = sum(result_bytes(table, workload.reuse_of(table), job) for table in workload.tables)
     slots = sum(group.slots() for group in each)
@@ -163,34 +156,11 @@ def _lagging_phases(ranks: Sequence[RankRating], job: Job) -> dict[str, Estimate
     return max(alone, together, key=lambda phases: total(phases.values()).microseconds)
 
 
-class _Group:
-    """The tables that share exchanges: bytes and works by rank."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        # By rank, then by bytes of a weight: each is an op.
-        self.works: list[dict[int, list[LookupWork]]] = [{} for _ in range(job.ranks)]
-        self.ids = np.zeros(job.ranks)  # for each rank, from each rank
-        self.rows = np.zeros(job.ranks)  # by each rank, for each rank
-        self.held = np.zeros(job.ranks)
-
-    def add(self, rank: int, traffic: ShardTraffic) -> None:
-        work = traffic.lookup
-        self.works[rank].setdefault(work.weight_bytes, []).append(work)
-        self.ids[rank] += traffic.ids_per_rank
-        self.rows[rank] += traffic.rows_per_rank
-        self.held[rank] += traffic.held_bytes
-
-    def slots(self) -> int:
-        ids, rows = float(self.ids.max()), float(self.rows.max())
-        return slots_bytes(self.job, ids) + self.job.ways_of_rows * slots_bytes(self.job, rows)
-
-
 class _Exchanges:
     """The all-to-alls of all groups, of which those of a phase start together."""
 
     def __init__(
-        self, groups: Sequence[_Group], workload: Workload, job: Job, model: CostModel
+        self, groups: Sequence[PlanGroup], workload: Workload, job: Job, model: CostModel
     ) -> None:
         self._job, self._model, self._number = job, model, len(groups)
         self._ids_costs, self._rows_costs = exchange_costs(workload, job, model)
@@ -209,15 +179,20 @@ class _Exchanges:
     def _times(
         self, ids: NDArray[np.float64], rows: NDArray[np.float64]
     ) -> tuple[Estimate, Estimate]:
-        one_way = self._time(rows, self._rows_costs)
-        return self._time(ids, self._ids_costs), total([one_way] * self._job.ways_of_rows)
+        one_way = self._time(rows, self._rows_costs, 1)
+        of_ids = self._time(ids, self._ids_costs, self._job.exchanges_of_ids)
+        return of_ids, total([one_way] * self._job.ways_of_rows)
 
-    def _time(self, bytes_of_ranks: NDArray[np.float64], costs: ExchangeCosts) -> Estimate:
-        time = costs.microseconds(bytes_of_ranks, self._number)
+    def _time(
+        self, bytes_of_ranks: NDArray[np.float64], costs: ExchangeCosts, all_to_alls: int
+    ) -> Estimate:
+        """Returns the time of so many all-to-alls for each group, which share the bytes."""
+        time = costs.microseconds(bytes_of_ranks, all_to_alls * self._number)
         # How sure that is, the model says of one of them.
         each = bytes_of_ranks / self._number
+        job = self._job
         one = self._model.all_to_all(
-            np.full_like(each, each.mean()).tolist(), each.tolist(), self._job.backend
+            np.full_like(each, each.mean()).tolist(), each.tolist(), job.backend, job.ranks_per_core
         )
         scale = time / one.microseconds if one.microseconds > 0 else 1.0
         return Estimate(time, one.low * scale, one.high * scale)

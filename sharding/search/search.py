@@ -32,7 +32,8 @@ _PRICES = (0.0, 0.3, 3.0, 1e6)
 _NEAR = 1.002
 # First plans that are improved; of larger problems fewer.
 _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
-# Sets of options that are searched, the most promising first; without a plan the largest other one.
+# Sets of options that are searched, the most promising first, beside those of one way each; without
+# a plan the largest other one.
 _SETS = 4
 # Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
 _ATTEMPTS = 5
@@ -163,12 +164,15 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
         )
     if not promising:
         raise explain(problem, capacity, reserved)
-    promising.sort(key=lambda options: (options.expected, options.number))
+    promising = _without_equivalents(problem, promising)
     starts: list[tuple[float, Placement, _Options]] = []
     nearest: list[tuple[Placement, list[int]]] = []
-    others = sorted(promising[_SETS:], key=lambda options: -int(options.allowed.sum()))
-    for number, options in enumerate([*promising[:_SETS], *others[:1]]):
-        if number == _SETS and starts:
+    # One way for all tables is what people try by hand: no plan is to be worse.
+    first = [*promising[:_SETS], *(each for each in promising[_SETS:] if each.number == 1)]
+    others = [options for options in promising[_SETS:] if options.number > 1]
+    others.sort(key=lambda options: -int(options.allowed.sum()))
+    for number, options in enumerate([*first, *others[:1]]):
+        if number == len(first) and starts:
             break
         found, left = _starts(problem, options.allowed, capacity, options.bound)
         starts.extend((start.cost, start, options) for start in found)
@@ -176,15 +180,45 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     if not starts:
         placement, left_over = min(nearest, key=lambda attempt: len(attempt[1]))
         raise explain_packing(placement, left_over, len(nearest), reserved)
-    starts.sort(key=lambda entry: entry[0])
-    many = _STARTS if len(problem.options) < _LARGE else _STARTS_OF_LARGE
-    improved = [
-        (improve(start, options.allowed, options.expected * _NEAR), options)
-        for _, start, options in starts[:many]
-    ]
-    best, options = min(improved, key=lambda entry: entry[0].cost)
-    polish(best, options.allowed)
+    best = None
+    for start, options in _worth_improving(starts, len(problem.options) >= _LARGE):
+        plan = improve(start, options.allowed, options.expected * _NEAR)
+        polish(plan, options.allowed)
+        if best is None or plan.cost < best.cost:
+            best = plan
+    assert best is not None, "there is a start"
     return best, lowest
+
+
+def _worth_improving(
+    starts: list[tuple[float, Placement, _Options]], large: bool
+) -> list[tuple[Placement, _Options]]:
+    """Returns the best of all first plans, and unless the problem is large those of each way."""
+    ordered = [entry[1:] for entry in sorted(starts, key=lambda entry: entry[0])]
+    if large:
+        return ordered[:_STARTS_OF_LARGE]
+    chosen = ordered[:_STARTS]
+    ways = {id(options): options for _, options in ordered if options.number == 1}
+    for way in ways.values():
+        of_way = [entry for entry in ordered if entry[1] is way][:_STARTS]
+        chosen += [entry for entry in of_way if not any(entry is each for each in chosen)]
+    return chosen
+
+
+def _without_equivalents(problem: Problem, found: list[_Options]) -> list[_Options]:
+    """Returns the sets, the most promising first, and one of those that make up the same plans:
+    column-wise shards that are whole tables are table-wise ones."""
+    shapes: dict[tuple[int, int, int, int], int] = {}
+    shape = np.array(
+        [
+            shapes.setdefault((o.table, o.rows, o.columns, o.spread), len(shapes))
+            for o in problem.options
+        ]
+    )
+    merged: dict[bytes, _Options] = {}
+    for options in sorted(found, key=lambda options: (options.expected, options.number)):
+        merged.setdefault(np.unique(shape[options.allowed]).tobytes(), options)
+    return list(merged.values())
 
 
 def _sets_of_ways(problem: Problem) -> Iterator[tuple[int, NDArray[np.bool_]]]:

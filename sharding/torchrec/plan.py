@@ -1,6 +1,7 @@
 """Plans of this package as TorchRec's, and the other way round."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.distributed.sharding_plan import placement
@@ -12,7 +13,15 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
-from ..problem.tables import COLUMN_WISE, SHARDING_TYPES, PlacedShard, PlacedTable, Workload
+from ..problem import plan_file
+from ..problem.tables import (
+    COLUMN_WISE,
+    SHARDING_TYPES,
+    PlacedShard,
+    PlacedTable,
+    Table,
+    Workload,
+)
 from .tables import KERNEL
 
 # By columns within each host, which for the predicted time is column-wise.
@@ -76,3 +85,59 @@ def from_sharding_plan(plan: ShardingPlan, workload: Workload) -> tuple[PlacedTa
         )
         placed.append(PlacedTable(table, COLUMN_WISE if kind == _AS_COLUMN_WISE else kind, shards))
     return tuple(placed)
+
+
+def save_plan(plan: ShardingPlan, path: str | Path, *, world_size: int) -> None:
+    """Writes TorchRec's plan as JSON, to be read by `load_plan` and the commands of torchrec-bls.
+
+    Args:
+        plan: of anybody.
+        path: of the file.
+        world_size: that the plan is for, which it does not say itself.
+
+    Raises:
+        ValueError: it shards a table in a way that our planner does not know.
+        OSError: the file can't be written.
+    """
+    tables = [
+        Table(name, *_extent(parameter), module=module)
+        for module, parameters in plan.plan.items()
+        for name, parameter in dict(parameters).items()
+    ]
+    plan_file.save_plan(Path(path), from_sharding_plan(plan, Workload(tables)), world_size)
+
+
+def _extent(parameter: ParameterSharding) -> tuple[int, int]:
+    """Returns rows and columns of a table, from its shards."""
+    shards = [] if parameter.sharding_spec is None else parameter.sharding_spec.shards
+    ends = [
+        [offset + size for offset, size in zip(s.shard_offsets, s.shard_sizes, strict=True)]
+        for s in shards
+    ]
+    # A table without shards is refused by its type, by name.
+    return (max(rows for rows, _ in ends), max(dim for _, dim in ends)) if ends else (1, 1)
+
+
+def load_plan(
+    path: str | Path,
+    topology: Topology,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+) -> ShardingPlan:
+    """Returns the plan of a file, for DistributedModelParallel.
+
+    Args:
+        path: of `save_plan`, or of `torchrec-bls plan --save`.
+        topology: of the ranks.
+        constraints: see `to_sharding_plan`.
+
+    Raises:
+        PlanFileError: it is no such file, or the plan is for another number of ranks.
+        OSError: it can't be read.
+    """
+    saved = plan_file.read_plan(Path(path))
+    if saved.ranks != topology.world_size:
+        raise plan_file.PlanFileError(
+            f"{path} is a plan for {saved.ranks} ranks, and the topology has "
+            f"{topology.world_size}: plan again"
+        )
+    return to_sharding_plan(saved.tables, topology, constraints)

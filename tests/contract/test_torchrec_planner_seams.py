@@ -88,7 +88,7 @@ def own_planner() -> BLSShardingPlanner:
     return BLSShardingPlanner(
         Topology(world_size=2, local_world_size=2, compute_device="cpu", ddr_cap=16 << 30),
         BATCH,
-        HeuristicalStorageReservation(0.15),
+        storage_reservation=HeuristicalStorageReservation(0.15),
         costs=AdditiveTestCosts(),
     )
 

@@ -37,7 +37,11 @@ class AdditiveTestCosts:
         return self._estimate(self.op_us + self.marginal_backward(works).sum())
 
     def all_to_all(
-        self, sent_bytes: Sequence[float], received_bytes: Sequence[float], backend: str
+        self,
+        sent_bytes: Sequence[float],
+        received_bytes: Sequence[float],
+        backend: str,
+        ranks_per_core: float = 1.0,
     ) -> Estimate:
         return self._estimate(30 + message_bytes(sent_bytes, received_bytes, self.imbalance) / 1000)
 

@@ -34,6 +34,7 @@ def add_command(commands: Any) -> None:
     add("--bound", type=int, default=0, help="iterations that ranks may be apart")
     add("--inference", action="store_true", help="no backward; implied by a bound")
     add("--measured", type=Path, metavar="FILE", help='measured microseconds: {"step": 1234}, JSON')
+    add("--save", type=Path, metavar="FILE", help="write the plan, for sharding.load_plan")
     add("--json", type=Path, metavar="FILE", help="write the report for machines")
     add("--html", type=Path, metavar="FILE", help="write the report as a page")
     add("--png", type=Path, metavar="FILE", help="write a figure (needs the extra 'plot')")
@@ -47,6 +48,7 @@ def _plan(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.problem.job import Job
     from torchrec_bls.sharding.problem.model_file import read_model
     from torchrec_bls.sharding.problem.options import make_problem
+    from torchrec_bls.sharding.problem.plan_file import save_plan
     from torchrec_bls.sharding.report.figure import save_figure
     from torchrec_bls.sharding.report.html import as_html
     from torchrec_bls.sharding.report.plan_report import make_report
@@ -67,10 +69,13 @@ def _plan(options: argparse.Namespace) -> int:
             training=not options.inference and options.bound == 0,
         )
         costs = ProfiledCosts(load_profile(options.profile))
-        report = make_report(workload, search(make_problem(workload, job, costs)), costs)
+        found = search(make_problem(workload, job, costs))
+        report = make_report(workload, found, costs)
         if options.measured is not None:
             report = report.with_measurement(json.loads(options.measured.read_text()))
         print(as_text(report))
+        if options.save is not None:
+            save_plan(options.save, found.plan, job.ranks)
         if options.json is not None:
             options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
         if options.html is not None:

@@ -3,7 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 from torchrec_bls.sharding.cost_interface import AdditiveCosts, Estimate, LookupWork
-from torchrec_bls.sharding.costs.profile import ProfileError
+from torchrec_bls.sharding.costs.collective_model import message_bytes
+from torchrec_bls.sharding.costs.profile import ProfileError, load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
 from tests.sharding.synthetic import random_works, small_profile
@@ -66,6 +67,21 @@ def test_more_ranks_than_were_calibrated() -> None:
     assert np.log(more.high / more.microseconds) == pytest.approx(0.1 * 4)
     between = COSTS.all_to_all([0.0] * 3, [0.0] * 3, "gloo")
     assert measured.microseconds * 0.5 < between.microseconds < measured.microseconds
+
+
+def test_collectives_are_those_of_as_many_ranks_on_a_core() -> None:
+    """The profile has 2 and 4 ranks on 2 cores: with a core each, and two on each core."""
+    profile = load_profile("epyc-milan-2-cores")
+    costs, among = ProfiledCosts(profile), {}
+    for size in (2, 4):
+        among[size] = profile.collectives["all_to_all", "bls", size]
+    one_has_all = [0.0] * 15 + [1e6]
+    for ranks_per_core, size in ((1.0, 2), (2.0, 4), (4.0, 4), (1.3, 2)):
+        time = costs.all_to_all(one_has_all, one_has_all, "bls", ranks_per_core).microseconds
+        model = among[size]
+        bytes_alike = message_bytes(one_has_all, one_has_all, model.imbalance)
+        start = (15 / (size - 1) - 1) * model.curve.start_us
+        assert time == pytest.approx(model.estimate(bytes_alike).microseconds + start)
 
 
 def test_what_collectives_refuse() -> None:

@@ -56,6 +56,13 @@ def test_table_wise() -> None:
     assert rate(plan, WORKLOAD, job(backend="gloo"), COSTS).ranks[1].slot_bytes == 0
 
 
+def test_ids_go_three_times_over_gloo() -> None:
+    plan = [PlacedTable(TABLE, TABLE_WISE, (PlacedShard(1, 1000, 64),))]
+    phases = rate(plan, WORKLOAD, job(backend="gloo"), COSTS).phases
+    assert phases["ids"].microseconds == pytest.approx(3 * 30 + 2 * IDS / 1000)
+    assert phases["embeddings"].microseconds == pytest.approx(2 * (30 + 2 * ROWS / 1000))
+
+
 def test_column_wise_sends_ids_twice_and_embeddings_in_halves() -> None:
     shards = (PlacedShard(0, 1000, 32), PlacedShard(1, 1000, 32, 0, 32))
     rating = rate([PlacedTable(TABLE, COLUMN_WISE, shards)], WORKLOAD, job(), COSTS)

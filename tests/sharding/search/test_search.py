@@ -1,6 +1,7 @@
 """Plans against the best one of all, and against what no plan may do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations, product
 
 import numpy as np
@@ -107,6 +108,19 @@ def test_search_and_bound_are_of_what_ratings_predict(
     # Small tables on one core are best all on one rank: the search does not look for that.
     near = 1.03 if job.ranks_per_core == 1 else 1.1
     assert best * (1 - 1e-9) <= found.objective <= near * best
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("seed", slow_but([0], range(3)))
+def test_no_one_way_for_all_tables_is_better(seed: int, pooled: bool) -> None:
+    """Two collections: the widths of unpooled ones multiply the sets of options."""
+    drawn = random_workload(seed, 16, modules=2)
+    tables = [replace(table, pooled=pooled) for table in drawn.tables]
+    found = search(make_problem(Workload(tables, drawn.reuse), roomy(8), COSTS))
+    for way in (TABLE_WISE, COLUMN_WISE, ROW_WISE):
+        alone = Workload([replace(table, sharding_types=(way,)) for table in tables], drawn.reuse)
+        of_way = search(make_problem(alone, roomy(8), COSTS))
+        assert found.objective <= of_way.objective * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("imbalance", [0.0, 0.3, 1.0])

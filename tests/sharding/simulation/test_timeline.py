@@ -4,6 +4,7 @@ import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torchrec_bls.sharding.simulation.recurrence import run_alone
 from torchrec_bls.sharding.simulation.shared_cores import run_shared
 from torchrec_bls.sharding.simulation.task_graph import (
@@ -52,6 +53,20 @@ def test_nobody_uses_more_than_there_is(graph: TaskGraph) -> None:
             for last in done[of_pool]:
                 inside = of_pool & (start >= first) & (done <= last)
                 assert graph.work[inside].sum() <= cores * (last - first) + 1e-6 or last < first
+
+
+@settings(deadline=None, max_examples=100)
+@given(graphs(shared=True), st.integers(1, 3))
+def test_cores_that_are_needed_are_used(graph: TaskGraph, cores: int) -> None:
+    """Graham's bound: at any time all cores are busy, or the longest way gets shorter."""
+    pool = np.zeros_like(graph.machine.pool)
+    machines = {count: Machine((count,), pool) for count in (cores, len(pool))}
+    ends = {
+        count: run_shared(TaskGraph(**{**vars(graph), "machine": machine}))[1].max()
+        for count, machine in machines.items()
+    }
+    longest = ends[len(pool)]
+    assert ends[cores] <= graph.work.sum() / cores + longest + 1e-6
 
 
 @settings(deadline=None, max_examples=100)

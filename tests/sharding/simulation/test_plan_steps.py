@@ -1,0 +1,95 @@
+"""Steps from plans: without contention and host costs they are what the rating says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from torchrec_bls.sharding.problem.job import Job
+from torchrec_bls.sharding.problem.options import make_problem
+from torchrec_bls.sharding.report.prediction import rate
+from torchrec_bls.sharding.search.search import search
+from torchrec_bls.sharding.simulation.plan_steps import HostCosts, program_of
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
+from torchrec_bls.sharding.simulation.timeline import simulate
+
+from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
+
+_RANKS, _BATCHES = 4, 6
+# All bytes of the largest rank count, as where each has a core.
+COSTS = AdditiveTestCosts(imbalance=1.0)
+
+
+def _step_us(job: Job, cores: int = 2 * _RANKS, host: HostCosts | None = None) -> float:
+    """Returns a step in the middle of many of a plan of ours."""
+    workload = random_workload(3, 6, modules=2)
+    plan = search(make_problem(workload, job, COSTS)).plan
+    program = program_of(plan, workload, job, COSTS, host)
+    timeline = simulate(graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, cores), _BATCHES))
+    loads = timeline.start[timeline.graph.called("load")].reshape(_BATCHES, _RANKS).max(axis=1)
+    return float(np.diff(loads)[-1])
+
+
+def _rated_us(job: Job) -> float:
+    workload = random_workload(3, 6, modules=2)
+    plan = search(make_problem(workload, job, COSTS)).plan
+    return rate(plan, workload, job, COSTS).step.microseconds
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_one_group_is_as_rated(training: bool) -> None:
+    """With one group of exchanges nothing overlaps, and each phase is that of its slowest rank."""
+    workload = random_workload(3, 6, types=("table_wise",))
+    job = roomy(_RANKS, training=training)
+    plan = search(make_problem(workload, job, COSTS)).plan
+    program = program_of(plan, workload, job, COSTS)
+    timeline = simulate(graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, 2 * _RANKS), _BATCHES))
+    rated = rate(plan, workload, job, COSTS)
+    # Puts and reading wait for the slowest rank each, and so are never below the rating's one wait.
+    phases = timeline.end.max() / _BATCHES
+    assert phases == pytest.approx(rated.step.microseconds, rel=0.1)
+
+
+@pytest.mark.parametrize("backend", ["bls", "gloo"])
+def test_host_costs_come_on_top(backend: str) -> None:
+    job = roomy(_RANKS, backend=backend)
+    without = _step_us(job)
+    dense = HostCosts(step=100.0, dense_forward=20.0, dense_backward=3.0)
+    assert _step_us(job, host=dense) == pytest.approx(without + 123.0)
+
+
+@pytest.mark.parametrize("backend", ["bls", "gloo"])
+def test_half_the_cores_take_longer(backend: str) -> None:
+    job = roomy(_RANKS, backend=backend)
+    assert 1.3 * _step_us(job) < _step_us(job, cores=_RANKS // 2)
+
+
+def test_three_exchanges_of_ids_over_gloo() -> None:
+    job = roomy(_RANKS)
+    gloo = replace(job, backend="gloo")
+    # The rating knows that, too.
+    assert _step_us(gloo) / _step_us(job) == pytest.approx(
+        _rated_us(gloo) / _rated_us(job), rel=0.2
+    )
+
+
+def test_lag_hides_delays_of_inference() -> None:
+    delays = np.random.default_rng(1).uniform(0, 3000, (_RANKS, 60))
+    ends = []
+    for bound in (0, 1, 4):
+        job = roomy(_RANKS, training=False, bound=bound)
+        workload = random_workload(3, 6, modules=2)
+        plan = search(make_problem(workload, job, COSTS)).plan
+        program = program_of(plan, workload, job, COSTS, HostCosts(dense_forward=300.0))
+        graph = graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, _RANKS), 60, delays)
+        ends.append(simulate(graph).end.max())
+    assert ends[0] > 1.1 * ends[1] > 1.1 * ends[2]
+
+
+def test_a_rank_alone_exchanges_nothing() -> None:
+    workload = random_workload(3, 2)
+    job = roomy(1)
+    plan = search(make_problem(workload, job, COSTS)).plan
+    names = [type(stage).__name__ for stage in program_of(plan, workload, job, COSTS)]
+    assert set(names) == {"Compute"}

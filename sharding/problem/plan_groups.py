@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cost_interface import LookupWork
 from .job import Job
-from .shard_traffic import ShardTraffic, shard_traffic, slots_bytes
+from .shard_traffic import ShardTraffic, result_bytes, shard_traffic, slots_bytes
 from .tables import PlacedTable, Workload
 
 
@@ -66,3 +66,12 @@ def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list
             traffic = shard_traffic(table, workload.reuse_of(table), job, rows, shard.columns)
             group.add(shard.rank, traffic)
     return list(groups.values())
+
+
+def memory_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list[float]:
+    """Returns the bytes that each rank holds: shards, what is in flight, slots and results."""
+    groups = groups_of(plan, workload, job)
+    of_all = sum(result_bytes(table, workload.reuse_of(table), job) for table in workload.tables)
+    of_all += sum(group.slots() for group in groups)
+    held: list[float] = np.sum([group.held for group in groups], axis=0).tolist()
+    return [of_all + of_rank for of_rank in held]

@@ -31,6 +31,15 @@ def choose_options(
     return np.array([low + key[low:high].argmin() for low, high in zip(first, ends, strict=True)])
 
 
+def at_best(problem: Problem, chosen: NDArray[np.intp]) -> float:
+    """Returns the microseconds of a plan of the chosen options whose ranks are as even as can be,
+    constants of ops and charges apart."""
+    shards, costs = problem.option_shards[chosen], problem.costs[chosen]
+    even = shards @ costs / problem.job.ranks
+    shared = shards @ problem.shared[chosen] / problem.job.ranks
+    return float(problem.time(np.maximum(even, costs.max(axis=0)), shared).sum())
+
+
 def place(
     problem: Problem,
     chosen: NDArray[np.intp],

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..problem.options import Problem
 from ..problem.tables import COLUMN_WISE, PlacedTable
-from .greedy import choose_options, place
+from .greedy import at_best, choose_options, place
 from .infeasible import (
     InfeasiblePlanError,
     explain,
@@ -32,6 +32,8 @@ _PRICES = (0.0, 0.3, 3.0, 1e6)
 _NEAR = 1.002
 # First plans that are improved; of larger problems fewer.
 _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
+# First plans of a set of a large problem: to place a thousand tables takes a tenth of a second.
+_PLACED_OF_LARGE = 2
 # Sets of options that are searched, the most promising first, beside those of one way each; without
 # a plan the largest other one.
 _SETS = 4
@@ -167,6 +169,8 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     promising = _without_equivalents(problem, promising)
     starts: list[tuple[float, Placement, _Options]] = []
     nearest: list[tuple[Placement, list[int]]] = []
+    large = len(problem.options) >= _LARGE
+    most = _PLACED_OF_LARGE if large else len(_SHARES)
     # One way for all tables is what people try by hand: no plan is to be worse.
     first = [*promising[:_SETS], *(each for each in promising[_SETS:] if each.number == 1)]
     others = [options for options in promising[_SETS:] if options.number > 1]
@@ -174,14 +178,14 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     for number, options in enumerate([*first, *others[:1]]):
         if number == len(first) and starts:
             break
-        found, left = _starts(problem, options.allowed, capacity, options.bound)
+        found, left = _starts(problem, options, capacity, most)
         starts.extend((start.cost, start, options) for start in found)
         nearest.extend(left)
     if not starts:
         placement, left_over = min(nearest, key=lambda attempt: len(attempt[1]))
         raise explain_packing(placement, left_over, len(nearest), reserved)
     best = None
-    for start, options in _worth_improving(starts, len(problem.options) >= _LARGE):
+    for start, options in _worth_improving(starts, large):
         plan = improve(start, options.allowed, options.expected * _NEAR)
         polish(plan, options.allowed)
         if best is None or plan.cost < best.cost:
@@ -274,23 +278,28 @@ def _bounded(
 
 
 def _starts(
-    problem: Problem,
-    allowed: NDArray[np.bool_],
-    capacity: NDArray[np.float64],
-    bound: float,
+    problem: Problem, options: _Options, capacity: NDArray[np.float64], most: int
 ) -> tuple[list[Placement], list[tuple[Placement, list[int]]]]:
-    """Returns first plans of the allowed options, and those with options left over for memory."""
+    """Returns up to `most` first plans of a set, and those with options left over for memory."""
     starts: list[Placement] = []
     unfinished: list[tuple[Placement, list[int]]] = []
     for price in _PRICES:
-        per_byte = price * bound / max(float(capacity.mean()), 1.0)
-        for share in _SHARES:
-            chosen = choose_options(problem, allowed, share * bound, per_byte)
+        per_byte = price * options.bound / max(float(capacity.mean()), 1.0)
+        choices = {
+            chosen.tobytes(): chosen
+            for share in _SHARES
+            for chosen in [
+                choose_options(problem, options.allowed, share * options.bound, per_byte)
+            ]
+        }
+        for chosen in sorted(choices.values(), key=lambda chosen: at_best(problem, chosen)):
             placement, left = place(problem, chosen, capacity, per_byte)
             if left:
                 unfinished.append((placement, chosen[left].tolist()))
             else:
                 starts.append(placement)
+                if len(starts) == most:
+                    break
         if starts:
             break
     return starts, unfinished

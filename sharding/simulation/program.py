@@ -136,6 +136,11 @@ class Ranks:
         pool = np.array(self.pool * (2 if communication_threads else 1), np.intp)
         return Machine(self.cores, pool, self.spin_us, self.wake_us)
 
+    def threads_of(self, graph: TaskGraph) -> list[tuple[int, str]]:
+        """Returns rank and name of each thread of `graph_of`."""
+        names = ("main", "communication")[: len(graph.machine.pool) // self.count]
+        return [(rank, name) for name in names for rank in range(self.count)]
+
 
 def graph_of(
     program: Sequence[Stage], ranks: Ranks, batches: int, delays: npt.ArrayLike = 0.0

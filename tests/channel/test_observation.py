@@ -46,7 +46,10 @@ def profile_an_exchange(rank: int) -> list[str]:
 
 def test_profiler_ranges_name_channel_action_and_lag() -> None:
     for names in run(2, profile_an_exchange):
-        assert names == ["bls::ebc ids post lag=1 bound=2", "bls::ebc ids wait lag=1 bound=2"]
+        assert names == [
+            "bls::ebc ids post seq=1 lag=1 bound=2",
+            "bls::ebc ids wait seq=0 lag=1 bound=2",
+        ]
 
 
 def exchange_large_messages(rank: int, slot_bytes: int) -> tuple[list[str], ChannelStats]:

@@ -306,8 +306,12 @@ class BoundedLagChannel:
         if not _profiler_runs():
             return _NO_RANGE
         # Iterations that this rank is ahead of the one it completes next.
-        lag = max(0, self.native.posted - self.native.completed - (action == "wait"))
-        return record_function(f"bls::{self.name} {action} lag={lag} bound={self.bound}")
+        posted, completed = self.native.posted, self.native.completed
+        lag = max(0, posted - completed - (action == "wait"))
+        sequence = posted if action == "post" else completed
+        return record_function(
+            f"bls::{self.name} {action} seq={sequence} lag={lag} bound={self.bound}"
+        )
 
     def warn_if_pulled(self) -> None:
         """Warns, once per channel, that messages do not fit the slots."""

@@ -1,0 +1,166 @@
+"""Which bound of lag is worth its memory and latency: the same job simulated with several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tqdm import tqdm
+
+from ..cost_interface import CostModel
+from ..problem.job import Job
+from ..problem.plan_groups import memory_of
+from ..problem.tables import PlacedTable, Workload
+from .delays import Delays
+from .plan_steps import HostCosts, program_of
+from .program import Ranks, graph_of
+from .task_graph import Floats
+from .timeline import Timeline, simulate
+
+# Of all batches, those at the beginning that are not counted: the ranks begin together.
+_WARM_UP = 0.1
+_LEAST_COUNTED = 8
+# A larger bound has to be this much faster.
+_WORTH = 1.03
+
+
+@dataclass(frozen=True)
+class BoundOutcome:
+    """A job with one bound.
+
+    Attributes:
+        bound: iterations that ranks may be apart.
+        step_us: from one batch to the next, all ranks together, the mean.
+        step_percentiles_us: the 50th, 95th and 99th percentile of it.
+        latency_us: of a batch on its rank, from its beginning to its end, the median.
+        memory_bytes: of the fullest rank: shards, what is in flight, slots, results.
+        timeline: the simulation.
+    """
+
+    bound: int
+    step_us: float
+    step_percentiles_us: tuple[float, float, float]
+    latency_us: float
+    memory_bytes: float
+    timeline: Timeline
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is simulated beside the plan.
+
+    Attributes:
+        ranks: where they run.
+        delays: by which they are held up.
+        batches: of each rank.
+        seed: of the delays, which are the same for every bound.
+        host: costs beside lookups and exchanges.
+    """
+
+    ranks: Ranks
+    delays: Delays
+    batches: int = 200
+    seed: int = 0
+    host: HostCosts | None = None
+
+
+def simulate_bounds(
+    plan: Sequence[PlacedTable],
+    workload: Workload,
+    job: Job,
+    model: CostModel,
+    bounds: Iterable[int],
+    simulation: Simulation,
+) -> list[BoundOutcome]:
+    """Returns what each bound makes of a job.
+
+    Args:
+        plan: where the tables are.
+        workload: the tables.
+        job: what the plan is for, but for its bound.
+        model: of lookups and exchanges.
+        bounds: to simulate.
+        simulation: what else there is.
+
+    Raises:
+        ValueError: a bound that a job can't have, since one above 0 trains on rows out of date; or
+            too few batches for it.
+    """
+    delays = simulation.delays.sample(job.ranks, simulation.batches, simulation.seed)
+    outcomes = []
+    for bound in tqdm(list(bounds), desc="simulating", unit="bound", leave=False):
+        bounded = replace(job, bound=bound)
+        program = program_of(plan, workload, bounded, model, simulation.host)
+        graph = graph_of(program, simulation.ranks, simulation.batches, delays)
+        timeline = simulate(graph)
+        starts = _of_batches(timeline, timeline.start, "load", job.ranks) - delays
+        ends = _of_batches(timeline, timeline.end, "dense forward", job.ranks)
+        if job.training:
+            ends = _of_batches(timeline, timeline.end, "lookup backward", job.ranks)
+        steps = np.diff(ends.max(axis=0)[_counted(simulation.batches, bound)])
+        outcomes.append(
+            BoundOutcome(
+                bound=bound,
+                step_us=float(steps.mean()),
+                step_percentiles_us=tuple(np.percentile(steps, [50, 95, 99]).tolist()),
+                latency_us=float(np.median(ends - starts)),
+                memory_bytes=max(memory_of(plan, workload, bounded)),
+                timeline=timeline,
+            )
+        )
+    return outcomes
+
+
+def _counted(batches: int, bound: int) -> slice:
+    """Returns the batches whose steps count: not the last ones, which end when none begins."""
+    first, last = int(_WARM_UP * batches), batches - 2 * bound
+    if last - first < _LEAST_COUNTED:
+        least = int((_LEAST_COUNTED + 2 * bound) / (1 - _WARM_UP)) + 1
+        raise ValueError(
+            f"{batches} batches are too few to tell a step at bound {bound} from: take {least}"
+        )
+    return slice(first, last)
+
+
+def _of_batches(timeline: Timeline, times: Floats, name: str, ranks: int) -> Floats:
+    """Returns (ranks, batches), of the last task of the name that a rank has for each batch."""
+    graph = timeline.graph
+    tasks = graph.called(name)
+    of_rank = [tasks[graph.thread[tasks] == rank] for rank in range(ranks)]
+    batches = len(np.unique(graph.step[of_rank[0]]))
+    return np.stack([times[own].reshape(batches, -1)[:, -1] for own in of_rank])
+
+
+def choose_bound(
+    outcomes: Sequence[BoundOutcome],
+    *,
+    max_memory_bytes: float | None = None,
+    max_latency_us: float | None = None,
+) -> BoundOutcome:
+    """Returns the smallest bound that is nearly as fast as the fastest one within the limits.
+
+    Args:
+        outcomes: of `simulate_bounds`.
+        max_memory_bytes: of each rank.
+        max_latency_us: of a batch.
+
+    Raises:
+        ValueError: none is within the limits; the text says what the nearest one needs.
+    """
+    within = [
+        each
+        for each in outcomes
+        if (max_memory_bytes is None or each.memory_bytes <= max_memory_bytes)
+        and (max_latency_us is None or each.latency_us <= max_latency_us)
+    ]
+    if not within:
+        least = min(outcomes, key=lambda each: each.bound)
+        raise ValueError(
+            f"no bound is within the limits: bound {least.bound} needs "
+            f"{least.memory_bytes / 2**30:.3g} GiB on the fullest rank and "
+            f"{least.latency_us / 1000:.3g} ms a batch"
+        )
+    fastest = min(each.step_us for each in within)
+    near = [each for each in within if each.step_us <= _WORTH * fastest]
+    return min(near, key=lambda each: each.bound)

@@ -1,0 +1,90 @@
+"""Why a simulation ended when it did."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .task_graph import NO_TASK, NO_THREAD, Tasks
+from .timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a task on the critical path took, microseconds, from when it could have begun.
+
+    Attributes:
+        work: on a core of its own.
+        sharing: longer than that, for others that ran.
+        pause: on no core.
+        arrival: latency of what it waited for, and waking up.
+    """
+
+    work: float = 0.0
+    sharing: float = 0.0
+    pause: float = 0.0
+    arrival: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.work + self.sharing + self.pause + self.arrival
+
+    def __add__(self, other: Cause) -> Cause:
+        """Adds each part."""
+        return Cause(
+            self.work + other.work,
+            self.sharing + other.sharing,
+            self.pause + other.pause,
+            self.arrival + other.arrival,
+        )
+
+
+def critical_path(timeline: Timeline) -> Tasks:
+    """Returns the tasks, first to last, of which each began when the one before it let it."""
+    path = [int(timeline.end.argmax())]
+    while (before := what_let_it_begin(timeline, path[-1])) != NO_TASK:
+        path.append(before)
+    return np.array(path[::-1], np.intp)
+
+
+def what_let_it_begin(timeline: Timeline, task: int) -> int:
+    """Returns the task whose end a task waited for last; NO_TASK if for none."""
+    graph = timeline.graph
+    before = int(graph.before[task])
+    edges = slice(graph.first_edge[task], graph.first_edge[task + 1])
+    sources = graph.source[edges]
+    if not len(sources):
+        return before
+    arrivals = timeline.end[sources] + graph.latency[edges]
+    last = int(arrivals.argmax())
+    if before != NO_TASK and timeline.end[before] >= arrivals[last]:
+        return before
+    return int(sources[last])
+
+
+def causes(timeline: Timeline) -> Mapping[tuple[int, str], Cause]:
+    """Returns what the critical path consists of, by thread and task's name, the largest first.
+
+    The causes add up to the end of the simulation.
+    """
+    graph = timeline.graph
+    found: defaultdict[tuple[int, str], Cause] = defaultdict(Cause)
+    until = 0.0
+    arrival = 0.0
+    for task in critical_path(timeline).tolist():
+        start, end = float(timeline.start[task]), float(timeline.end[task])
+        work, pause = float(graph.work[task]), float(graph.pause[task])
+        arrival += start - until
+        until = end
+        thread = int(graph.thread[task])
+        if thread == NO_THREAD:
+            continue  # what comes after it waited for it
+        name = graph.names[graph.name[task]]
+        sharing = max(0.0, end - start - work - pause)
+        found[thread, name] += Cause(work, sharing, pause, arrival)
+        arrival = 0.0
+    return dict(sorted(found.items(), key=lambda item: -item[1].total))

@@ -1,0 +1,110 @@
+"""Timelines as Chrome's trace events, which ui.perfetto.dev shows: a process a rank, a track a
+thread, arrows from whom a rank waited for, and how far each rank is ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .critical_path import what_let_it_begin
+from .task_graph import NO_TASK, NO_THREAD
+from .timeline import Timeline
+
+Event = dict[str, Any]
+
+
+def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> dict[str, Any]:
+    """Returns the content of a trace file. Times are microseconds from the simulation's beginning.
+
+    Args:
+        timeline: that is shown.
+        threads: rank and name of each thread.
+
+    Raises:
+        ValueError: the timeline has another number of threads.
+    """
+    count = len(timeline.graph.machine.pool)
+    if len(threads) != count:
+        raise ValueError(f"{len(threads)} names were given for {count} threads")
+    events = [
+        *_names(threads),
+        *_slices(timeline, threads),
+        *_waits(timeline, threads),
+        *_ahead(timeline, threads),
+    ]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _names(threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
+    for rank in sorted({rank for rank, _ in threads}):
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+    for number, (rank, name) in enumerate(threads):
+        where = {"pid": rank, "tid": number}
+        yield {"ph": "M", "name": "thread_name", **where, "args": {"name": name}}
+
+
+def _slices(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
+    graph = timeline.graph
+    for task in np.flatnonzero(timeline.end > timeline.start).tolist():
+        thread = int(graph.thread[task])
+        start, end = float(timeline.start[task]), float(timeline.end[task])
+        yield {
+            "ph": "X",
+            "name": graph.names[graph.name[task]],
+            "pid": threads[thread][0],
+            "tid": thread,
+            "ts": start,
+            "dur": end - start,
+            "args": {"step": int(graph.step[task]), "work_us": float(graph.work[task])},
+        }
+
+
+def _waits(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
+    """Yields a slice for each wait, and an arrow from the task that ended it."""
+    graph = timeline.graph
+    before = graph.before
+    free = np.where(before == NO_TASK, 0.0, timeline.end[before])
+    waits = (graph.thread != NO_THREAD) & (timeline.start > free)
+    for number, task in enumerate(np.flatnonzero(waits).tolist()):
+        cause = what_let_it_begin(timeline, task)
+        while cause != NO_TASK and graph.thread[cause] == NO_THREAD:
+            cause = what_let_it_begin(timeline, cause)
+        thread, start = int(graph.thread[task]), float(timeline.start[task])
+        here = {"pid": threads[thread][0], "tid": thread}
+        if cause == NO_TASK:
+            continue
+        other = int(graph.thread[cause])
+        name = f"waits for rank {threads[other][0]}"
+        since = float(free[task])
+        yield {"ph": "X", "name": name, **here, "ts": since, "dur": start - since, "cat": "wait"}
+        arrow = {"name": graph.names[graph.name[cause]], "cat": "wait", "id": number}
+        there = {"pid": threads[other][0], "tid": other}
+        # An arrow begins and ends within a slice.
+        ended = float(np.nextafter(timeline.end[cause], 0.0))
+        yield {"ph": "s", **arrow, **there, "ts": ended}
+        yield {"ph": "f", "bp": "e", **arrow, **here, "ts": start}
+
+
+def _ahead(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
+    """Yields how many steps each rank is ahead of the last one, whenever that changes."""
+    graph = timeline.graph
+    ranks = sorted({rank for rank, _ in threads})
+    rank_of = np.array([rank for rank, _ in threads])
+    on_thread = np.flatnonzero(graph.thread != NO_THREAD)
+    step = dict.fromkeys(ranks, 0)
+    shown = dict.fromkeys(ranks, -1)
+    for task in on_thread[np.argsort(timeline.start[on_thread], kind="stable")].tolist():
+        rank = int(rank_of[graph.thread[task]])
+        if graph.step[task] <= step[rank] and min(shown.values()) >= 0:
+            continue
+        step[rank] = max(step[rank], int(graph.step[task]))
+        last = min(step.values())
+        for each in ranks:
+            ahead = step[each] - last
+            if ahead != shown[each]:
+                shown[each] = ahead
+                time = float(timeline.start[task])
+                counter = {"ph": "C", "name": "steps ahead", "pid": each, "ts": time}
+                yield {**counter, "args": {"steps": ahead}}

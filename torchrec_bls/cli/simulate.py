@@ -1,0 +1,133 @@
+"""The sub-command `torchrec-bls simulate`: steps of a job that does not run, by bound."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_GIB = 1 << 30
+_US_PER_MS = 1000.0
+
+
+def add_command(commands: Any) -> None:
+    """Adds the sub-command to a parser's."""
+    parser = commands.add_parser(
+        "simulate",
+        help="simulate the steps of a job, and choose the bound of its lag",
+        description="Simulates the steps of a model whose tables a JSON file describes, as `plan` "
+        "reads it, on ranks that share cores and are held up now and then, with one bound of lag "
+        "after the other. Exit status 1: no bound is within the limits, or a file is not what it "
+        "should be or can't be written.",
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="FILE", help="the tables, JSON")
+    add(
+        "--profile", required=True, help="file of `torchrec-bls calibrate`, or a shipped one's name"
+    )
+    add("--ranks", type=int, required=True, help="world size")
+    add("--ranks-per-host", type=int, help="ranks that share a host (default: all)")
+    add("--cores-per-host", type=int, help="cores they share (default: one each)")
+    add("--batch", type=int, default=512, help="samples per rank and step (default: %(default)s)")
+    add("--backend", default="bls", choices=("bls", "gloo"), help="(default: %(default)s)")
+    add("--plan", type=Path, metavar="FILE", help="of `plan --save` (default: plan anew)")
+    add("--training", action="store_true", help="with a backward; only at bound 0")
+    add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")
+    add("--delays", default="none", help="that hold ranks up, e.g. uniform:0-10ms; see the guide")
+    add("--dense-ms", type=float, default=0.0, help="the model's other layers (default: 0)")
+    add("--batches", type=int, default=200, help="of each rank (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the delays (default: %(default)s)")
+    add("--choose", choices=("bound",), help="say which to take")
+    add("--max-memory-gib", type=float, metavar="G", help="of each rank, for --choose")
+    add("--max-latency-ms", type=float, metavar="L", help="of a batch, for --choose")
+    add("--json", type=Path, metavar="FILE", help="write the figures for machines")
+    add("--perfetto", type=Path, metavar="FILE", help="write a trace of the last bound")
+    parser.set_defaults(command=_simulate)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    # Not before they are needed: the other commands start without them.
+    from torchrec_bls.sharding.costs.profile import load_profile
+    from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+    from torchrec_bls.sharding.problem.model_file import read_model
+    from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
+    from torchrec_bls.sharding.simulation.bounds import Simulation, choose_bound, simulate_bounds
+    from torchrec_bls.sharding.simulation.delays import read_delays
+    from torchrec_bls.sharding.simulation.perfetto import trace_events
+    from torchrec_bls.sharding.simulation.plan_steps import HostCosts
+    from torchrec_bls.sharding.simulation.program import Ranks
+    from torchrec_bls.sharding.simulation.report import as_json, as_text
+
+    try:
+        costs = ProfiledCosts(load_profile(options.profile))
+        workload = read_model(options.model)
+        job = _job(options)
+        per_host = job.host_ranks
+        host = HostCosts(dense_forward=options.dense_ms * _US_PER_MS)
+        simulation = Simulation(
+            Ranks.on_hosts(job.ranks, per_host, options.cores_per_host or per_host),
+            read_delays(options.delays),
+            options.batches,
+            options.seed,
+            host,
+        )
+        plan = _plan(options, workload, job, costs)
+        outcomes = simulate_bounds(plan, workload, job, costs, _bounds(options.bound), simulation)
+        chosen = None
+        if options.choose:
+            memory, latency = options.max_memory_gib, options.max_latency_ms
+            chosen = choose_bound(
+                outcomes,
+                max_memory_bytes=None if memory is None else memory * _GIB,
+                max_latency_us=None if latency is None else latency * _US_PER_MS,
+            )
+        print(as_text(outcomes, chosen, job, simulation))
+        if options.json is not None:
+            report = as_json(outcomes, chosen, job, simulation)
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        if options.perfetto is not None:
+            timeline = outcomes[-1].timeline
+            trace = trace_events(timeline, simulation.ranks.threads_of(timeline.graph))
+            options.perfetto.write_text(json.dumps(trace))
+    except (ValueError, OSError, InfeasiblePlanError) as error:
+        print(f"torchrec-bls simulate: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _job(options: argparse.Namespace) -> Any:
+    from torchrec_bls.sharding.problem.job import Job
+
+    # What fits is not asked here: a plan is given, or one for ranks with all the memory they need.
+    return Job(
+        ranks=options.ranks,
+        batch=options.batch,
+        memory_bytes=[1 << 60] * max(options.ranks, 0),
+        ranks_per_host=options.ranks_per_host,
+        cores_per_host=options.cores_per_host,
+        backend=options.backend,
+        training=options.training,
+    )
+
+
+def _plan(options: argparse.Namespace, workload: Any, job: Any, costs: Any) -> Any:
+    from torchrec_bls.sharding.problem.options import make_problem
+    from torchrec_bls.sharding.problem.plan_file import PlanFileError, read_plan
+    from torchrec_bls.sharding.search.search import search
+
+    if options.plan is None:
+        return search(make_problem(workload, job, costs)).plan
+    saved = read_plan(options.plan)
+    if saved.ranks != job.ranks:
+        raise PlanFileError(
+            f"{options.plan} is a plan for {saved.ranks} ranks, and --ranks is {job.ranks}"
+        )
+    return saved.of(workload.tables, str(options.plan))
+
+
+def _bounds(text: str) -> list[int]:
+    try:
+        bounds = [int(each) for each in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--bound is '{text}', but must be numbers with commas") from error
+    return bounds

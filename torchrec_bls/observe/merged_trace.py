@@ -1,0 +1,47 @@
+"""The traces of all ranks as one, by one clock, for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchrec_bls.observe.traces import JoinedTraces, RankTrace
+
+# Processes of a rank in the merged trace are numbered from so many times the rank on.
+_PROCESSES = 100
+
+
+def merged_trace(joined: JoinedTraces) -> dict[str, Any]:
+    """Returns one trace; times are microseconds from the first event on, by rank 0's clock."""
+    begins = [
+        trace.base_us + float(event["ts"]) - offset
+        for trace, offset in zip(joined.traces, joined.offsets, strict=True)
+        for event in trace.events
+        if isinstance(event.get("ts"), (int, float)) and event.get("ph") == "X"
+    ]
+    begin = min(begins)
+    events = [
+        event
+        for trace, offset in zip(joined.traces, joined.offsets, strict=True)
+        for event in _events(trace, trace.base_us - float(offset) - begin)
+    ]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _events(trace: RankTrace, later_us: float) -> Iterator[dict[str, Any]]:
+    numbers: dict[Any, int] = {}
+    for event in trace.events:
+        process = event.get("pid")
+        if process not in numbers:
+            numbers[process] = _PROCESSES * trace.rank + len(numbers)
+            name = f"rank {trace.rank}" + (f", {process}" if len(numbers) > 1 else "")
+            named = {"ph": "M", "name": "process_name", "pid": numbers[process]}
+            yield {**named, "args": {"name": name}}
+        if event.get("ph") == "M" and event.get("name") == "process_name":
+            continue
+        changed = {**event, "pid": numbers[process]}
+        if isinstance(event.get("ts"), (int, float)):
+            changed["ts"] = event["ts"] + later_us
+        if "id" in event:  # of an arrow, which joins events of this rank alone
+            changed["id"] = f"{trace.rank}: {event['id']}"
+        yield changed

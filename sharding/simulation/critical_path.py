@@ -83,8 +83,9 @@ def causes(timeline: Timeline) -> Mapping[tuple[int, str], Cause]:
         thread = int(graph.thread[task])
         if thread == NO_THREAD:
             continue  # what comes after it waited for it
-        name = graph.names[graph.name[task]]
+        key = thread, graph.names[graph.name[task]]
         sharing = max(0.0, end - start - work - pause)
-        found[thread, name] += Cause(work, sharing, pause, arrival)
+        found[key] += Cause(work, sharing, pause, arrival)
         arrival = 0.0
+    found[key] += Cause(arrival=arrival)  # of what came last
     return dict(sorted(found.items(), key=lambda item: -item[1].total))

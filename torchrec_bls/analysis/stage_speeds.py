@@ -14,7 +14,8 @@ from torchrec_bls.codecs.stages import Measured, Stages
 
 TURNS = 9
 # More than the caches of one core hold: in a step there is other work between two uses of memory.
-_BETWEEN = np.zeros(1 << 20)
+# Not zeros, which may all be one page.
+_BETWEEN = np.ones(1 << 20)
 _LEAST_SECONDS = 1e-9  # of a clock that saw none
 
 

@@ -64,7 +64,15 @@ def program_of(
         job: what the plan is for.
         model: of lookups and exchanges.
         host: of what is beside them; nothing by default.
+
+    Raises:
+        ValueError: a bound above 0 over gloo, whose ranks wait for each other.
     """
+    if job.bound > 0 and job.backend != "bls":
+        raise ValueError(
+            f"bound is {job.bound} over {job.backend}, but only bounded-lag channels have one: "
+            "simulate bound 0, or the backend bls"
+        )
     return list(_Step(plan, workload, job, model, host or HostCosts()).stages())
 
 

@@ -170,6 +170,7 @@ GOOD = {"ph": "X", "name": "bls::a post seq=0 lag=0 bound=0", "pid": 1, "tid": 1
         ('{"traceEvents": 7}', "has no list of traceEvents"),
         ('{"traceEvents": [7]}', "has no list of traceEvents"),
         ('{"traceEvents": []}', "has no posts or waits of bounded-lag channels"),
+        ('{"traceEvents": [], "baseTimeNanoseconds": "x"}', "has baseTimeNanoseconds 'x'"),
         (json.dumps({"traceEvents": [{**GOOD, "dur": "long"}]}), "has a range without times"),
         (json.dumps({"traceEvents": [{**GOOD, "ts": None}]}), "has a range without times"),
     ],
@@ -207,13 +208,28 @@ def without(traces: list[dict[str, Any]], rank: int, text: str) -> list[dict[str
             lambda traces: without(traces, 3, "ids post seq=17 "),
             "rank 3 has no post of channel 'ebc.table_wise.ids' with sequence number 17",
         ),
-        (lambda traces: without(without(traces, 1, "seq=1"), 1, "seq=0"), "has a gap|no two steps"),
+        (
+            lambda traces: without(traces, 1, "seq="),
+            "has no posts or waits of bounded-lag channels",
+        ),
+        (
+            lambda traces: [without([trace], 0, "embeddings post")[0] for trace in traces],
+            "channel 'ebc.table_wise.embeddings' lacks posts or waits: record whole steps",
+        ),
     ],
 )
 def test_traces_that_do_not_join(tmp_path: Path, change: Any, message: str) -> None:
     times, _ = run_job(*durations(11))
     paths = written(tmp_path, change(traces_of(times, np.zeros(RANKS))))
     with pytest.raises(TraceError, match=message):
+        join([read_trace(path, rank) for rank, path in enumerate(paths)])
+
+
+def test_ranks_that_recorded_different_steps(tmp_path: Path) -> None:
+    times, _ = run_job(*durations(12))
+    later = traces_of(times, np.zeros(RANKS), first=1000)
+    paths = written(tmp_path, [*traces_of(times, np.zeros(RANKS))[:3], later[3]])
+    with pytest.raises(TraceError, match=r"no two steps .*0: '0 to 119'.*3: '1000 to 1119'"):
         join([read_trace(path, rank) for rank, path in enumerate(paths)])
 
 

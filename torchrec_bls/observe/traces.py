@@ -73,7 +73,10 @@ def read_trace(path: Path, rank: int) -> RankTrace:
     calls: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     bounds: dict[str, int] = {}
     # Times are from this moment on where it is said, which differs by rank.
-    base = float(content.get("baseTimeNanoseconds", 0)) / 1000
+    base = content.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, (int, float)):
+        raise TraceError(f"{path} has baseTimeNanoseconds {base!r}, which is no number: {_HOW}")
+    base /= 1000
     for event in events:
         found = _RANGE.fullmatch(str(event.get("name")))
         if event.get("ph") != "X" or found is None:
@@ -140,12 +143,12 @@ def join(traces: Sequence[RankTrace]) -> JoinedTraces:
     times = np.array(
         [[[trace.calls[call][each] for each in sequences] for trace in by_rank] for call in calls]
     )
-    sent = [times[i, :, :, 1] for i, (_, action) in enumerate(calls) if action == "post"]
-    received = [times[i, :, :, 1] for i, (_, action) in enumerate(calls) if action == "wait"]
-    if len(sent) != len(received):
-        raise TraceError("a channel has posts and no waits: record whole steps")
     channels = [channel for channel, action in calls if action == "post"]
     waits = [channel for channel, action in calls if action == "wait"]
+    if unmatched := sorted(set(channels) ^ set(waits)):
+        raise TraceError(f"channel '{unmatched[0]}' lacks posts or waits: record whole steps")
+    sent = [times[i, :, :, 1] for i, (_, action) in enumerate(calls) if action == "post"]
+    received = [times[i, :, :, 1] for i, (_, action) in enumerate(calls) if action == "wait"]
     in_order = [received[waits.index(channel)] for channel in channels]
     offsets = clock_offsets(np.concatenate(sent, axis=1), np.concatenate(in_order, axis=1))
     aligned = times - offsets[None, :, None, None]

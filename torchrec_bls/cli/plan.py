@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.cli.job_options import add_job_options
+
 _GIB = 1 << 30
 
 
@@ -21,16 +23,8 @@ def add_command(commands: Any) -> None:
         "status 1: no plan fits, or a file is not what it should be or can't be written.",
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FILE", help="the tables, JSON")
-    add(
-        "--profile", required=True, help="file of `torchrec-bls calibrate`, or a shipped one's name"
-    )
-    add("--ranks", type=int, required=True, help="world size")
-    add("--ranks-per-host", type=int, help="ranks that share a host (default: all)")
-    add("--cores-per-host", type=int, help="cores they share (default: one each)")
-    add("--batch", type=int, default=512, help="samples per rank and step (default: %(default)s)")
+    add_job_options(parser)
     add("--memory-gib", type=float, default=16.0, help="of each rank (default: %(default)s)")
-    add("--backend", default="bls", choices=("bls", "gloo"), help="(default: %(default)s)")
     add("--bound", type=int, default=0, help="iterations that ranks may be apart")
     add("--inference", action="store_true", help="no backward; implied by a bound")
     add("--measured", type=Path, metavar="FILE", help='measured microseconds: {"step": 1234}, JSON')

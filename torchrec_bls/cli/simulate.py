@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.cli.job_options import add_job_options
+
 _GIB = 1 << 30
 _US_PER_MS = 1000.0
 
@@ -21,15 +23,7 @@ def add_command(commands: Any) -> None:
         "should be or can't be written.",
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FILE", help="the tables, JSON")
-    add(
-        "--profile", required=True, help="file of `torchrec-bls calibrate`, or a shipped one's name"
-    )
-    add("--ranks", type=int, required=True, help="world size")
-    add("--ranks-per-host", type=int, help="ranks that share a host (default: all)")
-    add("--cores-per-host", type=int, help="cores they share (default: one each)")
-    add("--batch", type=int, default=512, help="samples per rank and step (default: %(default)s)")
-    add("--backend", default="bls", choices=("bls", "gloo"), help="(default: %(default)s)")
+    add_job_options(parser)
     add("--plan", type=Path, metavar="FILE", help="of `plan --save` (default: plan anew)")
     add("--training", action="store_true", help="with a backward; only at bound 0")
     add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")

@@ -176,7 +176,7 @@ class Rendezvous:
         connection, so that nothing could be told meanwhile.
 
         Raises:
-            RendezvousError: a rank has failed since it came to an earlier phase.
+            RendezvousError: a rank has failed before all came.
             RuntimeError: not all are there at `end`, or this rank has told that it does not come.
         """
         pause = _SHORTEST_PAUSE
@@ -184,6 +184,11 @@ class Rendezvous:
         for key in keys:
             while not self._store.check([key]):
                 if self._store.check([failure_key]):
+                    # A rank may have come since the first question and failed in the next phase.
+                    # That failure is the next phase's: what this rank sees does not depend on
+                    # which of two comes first.
+                    if self._store.check([key]):
+                        break
                     raise self._told_failure(self._store.get(failure_key))
                 if self._left or time.monotonic() >= end:
                     raise RuntimeError(f"{key} is missing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -17,12 +17,19 @@ from ..costs.fitting.collectives import choose_curve, fit_imbalance, held_out_un
 from ..costs.fitting.intervals import interval_log
 from ..costs.fitting.lookups import LEAST_OPS, fit_lookup, samples_of
 from ..costs.fitting.repeats import LOOKUP_TIMES, undisturbed_us
+from ..costs.host_costs import HostModel
 from ..costs.lookup.model import LookupModel
 from ..costs.machine import Machine
 from ..costs.profile import MemoryCurve, Profile, ProfileError
+from ..costs.profiled import ProfiledCosts
+from ..simulation.fit_host import MeasuredPlan, host_model
+from .step_models import StepModel, plans_by_hand
 
 Floats = npt.NDArray[np.float64]
 Entries = Sequence[dict[str, Any]]
+
+# Host costs are held out by model.
+_LEAST_STEP_MODELS = 2
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def fit_profile(
     memory = [entry for entry in entries if entry["kind"] == "memory"]
     if not memory:
         raise ProfileError("the calibration stopped before it had read any memory: run it again")
-    return Profile(
+    profile = Profile(
         name=name,
         measured_at=measured_at,
         machine=machine,
@@ -80,6 +87,35 @@ def fit_profile(
         ),
         retest_percent=retest_percent(entries),
     )
+    return replace(profile, hosts=_host_models(entries, profile))
+
+
+def _host_models(entries: Entries, profile: Profile) -> dict[tuple[str, bool, int], HostModel]:
+    """Fits what steps take beside lookups and exchanges, which `profile` knows."""
+    together: defaultdict[tuple[str, bool, int], list[MeasuredPlan]] = defaultdict(list)
+    for entry in entries:
+        if entry["kind"] != "steps":
+            continue
+        model = StepModel.from_json(entry["model"])
+        if any(
+            (collection.pooled, "forward") not in profile.lookups
+            for collection in model.collections
+        ):
+            continue  # a calibration of seconds has no unpooled lookups
+        backend, training, ranks = entry["backend"], entry["training"], entry["world_size"]
+        job = model.job(ranks, profile.machine.cores, backend, training=training)
+        workload = model.workload(ranks)
+        plans = plans_by_hand(workload, job)
+        together[backend, training, ranks].extend(
+            MeasuredPlan(model.name, plans[name], workload, job, us)
+            for name, us in entry["us"].items()
+        )
+    costs = ProfiledCosts(profile)
+    return {
+        key: host_model(measured, costs)
+        for key, measured in together.items()
+        if len({each.model for each in measured}) >= _LEAST_STEP_MODELS
+    }
 
 
 def lookups_of(entries: Entries, kind: str = "lookup") -> dict[int, dict[str, Any]]:

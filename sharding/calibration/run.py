@@ -19,9 +19,10 @@ from .fit import fit_profile
 from .memory import measure_memory
 from .messages import messages
 from .records import Records
+from .step_models import ModelRanges, StepTask, draw_step_model, plans_by_hand
 
 #: Shares of the time; the rest is for starting processes.
-_LOOKUPS, _RETESTS, _COLLECTIVES = 0.52, 0.10, 0.27
+_LOOKUPS, _RETESTS, _COLLECTIVES = 0.42, 0.08, 0.22
 _LEAST_LOOKUPS, _MOST_LOOKUPS = 24, 2000
 
 #: So many configurations are timed in turn, so often. The machine's slow moments last tenths of a
@@ -33,6 +34,12 @@ _RETEST_EVERY = 7
 LOOKUP_VISITS = 3
 _COLLECTIVE_VISITS = (0, 2)
 _BACKENDS = ("gloo", "bls")
+
+#: Models of each backend, with a backward and without, whose steps are measured, for each minute of
+#: the calibration: each takes a second or two.
+_STEP_MODELS_PER_MINUTE = 0.9
+_LEAST_STEP_MODELS, _MOST_STEP_MODELS = 3, 16
+_STEP_TURNS = 15
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,8 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
     machine = this_machine()
     records = Records(measurements_of(out), _as_lists(asdict(settings)), machine)
     total = 60 * settings.minutes
-    done = sum(records.seconds(kind) for kind in ("memory", "lookup", "retest", "collectives"))
+    kinds = ("memory", "lookup", "retest", "collectives", "steps")
+    done = sum(records.seconds(kind) for kind in kinds)
     with tqdm(
         total=total,
         initial=min(done, total),
@@ -102,6 +110,7 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
             if visit in _COLLECTIVE_VISITS:
                 _collectives(records, settings, visit, bar)
             _retests(records, settings, visit, bar)
+        _steps(records, settings, machine.cores, bar)
     profile = fit_profile(
         records.entries,
         name=name,
@@ -233,6 +242,42 @@ def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> 
             }
             _add(records, "collectives", time.monotonic() - start, entry, bar)
             start = time.monotonic()
+
+
+def _steps(records: Records, settings: Settings, cores: int, bar: Any) -> None:
+    # TorchRec is imported only by those who measure.
+    from .steps import measure_steps
+
+    bar.set_description("steps")
+    wanted = round(_STEP_MODELS_PER_MINUTE * settings.minutes)
+    models = max(_LEAST_STEP_MODELS, min(wanted, _MOST_STEP_MODELS))
+    done = {(entry["world_size"], entry["index"]) for entry in records.of("steps")}
+    for world_size in settings.world_sizes:
+        kinds = list(product(range(models), _BACKENDS, (True, False)))
+        todo = {
+            index: _step_task((world_size, cores), settings.seed, index, *kind[1:])
+            for index, kind in enumerate(kinds)
+            if (world_size, index) not in done
+        }
+        start = time.monotonic()
+        pinned = world_size <= cores
+        measured = measure_steps(world_size, list(todo.values()), pinned=pinned) if todo else ()
+        for (index, task), us in zip(todo.items(), measured, strict=True):
+            entry = {"world_size": world_size, "index": index, "model": task.model.as_json()}
+            entry |= {"backend": task.backend, "training": task.training, "us": us}
+            _add(records, "steps", time.monotonic() - start, entry, bar)
+            start = time.monotonic()
+
+
+def _step_task(
+    ranks_and_cores: tuple[int, int], seed: int, index: int, backend: str, training: bool
+) -> StepTask:
+    """Returns the steps of a drawn model under plans made by hand."""
+    model = draw_step_model(f"model {index}", (seed, index), ModelRanges())
+    ranks, cores = ranks_and_cores
+    job = model.job(ranks, cores, backend, training=training)
+    plans = plans_by_hand(model.workload(ranks), job)
+    return StepTask(model, backend, training, plans, _STEP_TURNS)
 
 
 def _add(records: Records, kind: str, seconds: float, entry: dict[str, Any], bar: Any) -> None:

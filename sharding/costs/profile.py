@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .collective_model import CollectiveModel
+from .host_costs import HostModel
 from .lookup.model import LookupModel
 from .machine import Machine
 
 FORMAT = "torchrec-bls profile"
-VERSION = 1
+VERSION = 2
+# Those of version 1 lack host costs.
+_READ = (1, 2)
 KINDS = ("cpu",)
 
 
@@ -56,6 +59,8 @@ class Profile:
         memory: one thread's memory.
         retest_percent: name to the geometric mean of the absolute differences between two
             measurements of the same, which no model can beat: "lookup_forward" ...
+        hosts: (backend, training, world size) to what steps take beside lookups and exchanges;
+            empty if no steps were measured.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Profile:
     collectives: dict[tuple[str, str, int], CollectiveModel]
     memory: MemoryCurve
     retest_percent: dict[str, float]
+    hosts: dict[tuple[str, bool, int], HostModel] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Writes the JSON file, lists of numbers on one line."""
@@ -94,6 +100,7 @@ class Profile:
             },
             "collectives": [model.as_json() for model in self.collectives.values()],
             "lookups": lookups,
+            "hosts": [model.as_json() for model in self.hosts.values()],
         }
 
 
@@ -137,10 +144,10 @@ def profile_from_json(record: Any, source: str, *, kind: str = "cpu") -> Profile
     """Reads what `Profile.as_json` wrote; arguments and errors as `load_profile`."""
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ProfileError(f"{source} is not a {FORMAT}: make one with `torchrec-bls calibrate`")
-    if record.get("version") != VERSION:
+    if record.get("version") not in _READ:
         raise ProfileError(
             f"profile {source} has version {record.get('version')!r} and this package reads"
-            f" {VERSION}: calibrate again"
+            f" {' and '.join(map(str, _READ))}: calibrate again"
         )
     try:
         profile = _parse(record)
@@ -183,6 +190,10 @@ def _parse(record: dict[str, Any]) -> Profile:
         if key in collectives:
             raise ValueError(f"two models of {key}")
         collectives[key] = collective
+    models = [HostModel.from_json(entry) for entry in record.get("hosts", [])]
+    hosts = {(model.backend, model.training, model.world_size): model for model in models}
+    if len(hosts) < len(models):
+        raise ValueError("two host costs of one backend, kind and number of ranks")
     memory = MemoryCurve(*(_ascending_or_positive(record["memory"], name) for name in _MEMORY))
     retest = {str(name): float(value) for name, value in record["retest_percent"].items()}
     return Profile(
@@ -195,6 +206,7 @@ def _parse(record: dict[str, Any]) -> Profile:
         collectives=collectives,
         memory=memory,
         retest_percent=retest,
+        hosts=hosts,
     )
 
 

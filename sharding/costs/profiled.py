@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ..cost_interface import Estimate, LookupWork, Ops
 from .collective_model import CollectiveModel, message_bytes
+from .host_costs import HostModel
 from .lookup.features import as_columns
 from .profile import Profile, ProfileError
 
@@ -119,6 +120,24 @@ class ProfiledCosts:
         model = self._nearest("all_reduce", backend, world_size)
         return _scaled(model, world_size, model.estimate(bytes))
 
+    def host(
+        self, backend: str, training: bool, world_size: int, ranks_per_core: float
+    ) -> HostModel | None:
+        """What a step takes beside lookups and exchanges; None if the profile does not know.
+
+        Args:
+            backend: of the exchanges, "gloo" or "bls".
+            training: whether there is a backward.
+            world_size: ranks.
+            ranks_per_core: how many share a core, at least 1.
+        """
+        known = {
+            size: model
+            for (name, trained, size), model in self._profile.hosts.items()
+            if name == backend and trained == training
+        }
+        return known[self._closest(known, world_size, ranks_per_core)] if known else None
+
     def _lookup(self, works: Sequence[LookupWork], direction: str) -> Estimate:
         ops: defaultdict[tuple[bool, int, int], list[LookupWork]] = defaultdict(list)
         for work in works:
@@ -164,13 +183,17 @@ class ProfiledCosts:
                 f"profile {self._profile.name} has no {operation} on backend {backend!r}:"
                 " calibrate again"
             )
+        return known[self._closest(known, world_size, ranks_per_core)]
+
+    def _closest(self, sizes: Iterable[int], world_size: int, ranks_per_core: float | None) -> int:
+        """Returns the world size that shared cores most alike, of these the nearest one."""
 
         def distance(size: int) -> tuple[float, float, int]:
             sharing = max(1.0, size / self._profile.machine.cores)
             wanted = sharing if ranks_per_core is None else ranks_per_core
             return abs(math.log2(sharing / wanted)), abs(math.log2(size / world_size)), -size
 
-        return known[min(known, key=distance)]
+        return min(sizes, key=distance)
 
 
 def _scaled(model: CollectiveModel, world_size: int, estimate: Estimate) -> Estimate:

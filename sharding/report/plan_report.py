@@ -15,6 +15,7 @@ from ..problem.options import Option, Problem
 from ..problem.tables import Workload
 from ..search.placement import Placement
 from ..search.search import Found
+from ..simulation.choose_plan import PlanChoice
 from .prediction import Rating, rate
 
 FORMAT = 1
@@ -61,6 +62,7 @@ class PlanReport:
         lower_bound_us: no plan's objective is below it.
         decisions: one a table.
         measured_us: measured microseconds by name: "step" or a phase; empty without a measurement.
+        choice: by which the plan was taken, if steps were simulated.
     """
 
     job: Job
@@ -69,6 +71,23 @@ class PlanReport:
     lower_bound_us: float
     decisions: Sequence[Decision]
     measured_us: Mapping[str, float]
+    choice: PlanChoice | None = None
+
+    @property
+    def simulated(self) -> str:
+        """What was simulated, in words; nothing if nothing was."""
+        if self.choice is None:
+            return ""
+        step, number = self.choice.steps[self.choice.chosen], len(self.choice.steps)
+        text = (
+            f"{step.microseconds:,.0f} us ({step.low:,.0f} to {step.high:,.0f}), all of it but the "
+            f"dense layers; {number} {'plan was' if number == 1 else 'plans were'} simulated"
+        )
+        if self.choice.chosen:
+            text += f", and the one with the least predicted step takes {self.choice.gain:.2f} x it"
+        elif self.choice.abstained:
+            text += ", and none is faster than this one beyond doubt"
+        return text
 
     @property
     def gap(self) -> float:
@@ -124,6 +143,8 @@ class PlanReport:
             "phases_us": {name: _times(time) for name, time in self.rating.phases.items()},
             "objective_us": self.objective_us,
             "lower_bound_us": self.lower_bound_us,
+            "simulated_us": [_times(step) for step in self.choice.steps] if self.choice else [],
+            "chosen_of_simulated": self.choice.chosen if self.choice else None,
             "ranks": [
                 {
                     "compute_us": _times(rank.compute),
@@ -146,8 +167,17 @@ def _times(estimate: Estimate) -> dict[str, float]:
     return {"predicted": estimate.microseconds, "low": estimate.low, "high": estimate.high}
 
 
-def make_report(workload: Workload, found: Found, model: CostModel) -> PlanReport:
-    """Returns the report of a plan that was found."""
+def make_report(
+    workload: Workload, found: Found, model: CostModel, choice: PlanChoice | None = None
+) -> PlanReport:
+    """Returns the report of a plan that was found.
+
+    Args:
+        workload: the tables.
+        found: of the search.
+        model: that it was found with.
+        choice: by which it was taken, if steps were simulated.
+    """
     problem = found.placement.problem
     return PlanReport(
         job=problem.job,
@@ -156,6 +186,7 @@ def make_report(workload: Workload, found: Found, model: CostModel) -> PlanRepor
         lower_bound_us=found.lower_bound,
         decisions=_decisions(found.placement),
         measured_us={},
+        choice=choice,
     )
 
 

@@ -27,6 +27,7 @@ def as_text(report: PlanReport) -> str:
     lines += [
         f"Lower bound      {report.lower_bound_us:,.0f} us: at most {report.gap:.1%} better is "
         f"possible in this model{report.aside}",
+        *([f"Simulated step   {report.simulated}"] if report.simulated else []),
         "",
         *_ranks(report),
         "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -50,12 +50,14 @@ class Found:
         objective: microseconds (options.Problem), the step of the plan's rating.
         lower_bound: microseconds; no plan's objective is below it.
         placement: the plan as the search has it.
+        others: plans that the search improved as well, the best first.
     """
 
     plan: tuple[PlacedTable, ...]
     objective: float
     lower_bound: float
     placement: Placement
+    others: tuple[Found, ...] = ()
 
 
 def search(problem: Problem) -> Found:
@@ -64,24 +66,29 @@ def search(problem: Problem) -> Found:
     Raises:
         InfeasiblePlanError: none was found that fits into the memory.
     """
-    placement, bound = _search_with_room_for_slots(problem)
-    _check_host_memory(problem, slots_of(placement))
-    plan = tuple(
-        problem.options[option].placed(table, ranks.tolist())
-        for table, option, ranks in zip(
-            problem.tables, placement.option, placement.ranks, strict=True
+    placements, bound = _search_with_room_for_slots(problem)
+    _check_host_memory(problem, slots_of(placements[0]))
+    found: dict[tuple[PlacedTable, ...], Found] = {}
+    for placement in placements:
+        plan = tuple(
+            problem.options[option].placed(table, ranks.tolist())
+            for table, option, ranks in zip(
+                problem.tables, placement.option, placement.ranks, strict=True
+            )
         )
-    )
-    return Found(plan, placement.cost, bound, placement)
+        found.setdefault(plan, Found(plan, placement.cost, bound, placement))
+    best, *others = found.values()
+    return replace(best, others=tuple(others))
 
 
-def _search_with_room_for_slots(problem: Problem) -> tuple[Placement, float]:
-    """Returns the best plan found that has room for its own slots, and the lower bound."""
+def _search_with_room_for_slots(problem: Problem) -> tuple[list[Placement], float]:
+    """Returns the best plan found that has room for its own slots, with the others that were
+    improved and have, and the lower bound."""
     slots = enough = least_slots(problem)
     too_many = bound = short_by = np.inf
     for _ in range(_ATTEMPTS):
         try:
-            placement, its_bound = _search_beside(problem, slots)
+            plans, its_bound = _search_beside(problem, slots)
         except InfeasiblePlanError:
             if np.isinf(bound):
                 # No plan has fewer slots.
@@ -90,9 +97,9 @@ def _search_with_room_for_slots(problem: Problem) -> tuple[Placement, float]:
         else:
             # The first attempt's holds for all plans, the others' for those with as many slots.
             bound = min(bound, its_bound)
-            used = slots_of(placement)
-            if np.all(placement.memory <= memory_for_shards(problem, used)):
-                return placement, bound
+            placement, used = plans[0], slots_of(plans[0])
+            if _has_room_for_slots(problem, placement):
+                return [plan for plan in plans if _has_room_for_slots(problem, plan)], bound
             room = float((memory_for_shards(problem, 0.0) - placement.memory).min())
             if used - room < short_by:
                 short_by, nearest = used - room, (used, room)
@@ -105,6 +112,10 @@ def _search_with_room_for_slots(problem: Problem) -> tuple[Placement, float]:
         "Use a smaller batch or bound, or more memory",
         proven=False,
     )
+
+
+def _has_room_for_slots(problem: Problem, plan: Placement) -> bool:
+    return bool(np.all(plan.memory <= memory_for_shards(problem, slots_of(plan))))
 
 
 def _check_host_memory(problem: Problem, used: float) -> None:
@@ -141,8 +152,8 @@ class _Options:
     allowed: NDArray[np.bool_]
 
 
-def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
-    """Returns the best plan found that leaves room for `slots`, and the lower bound."""
+def _search_beside(problem: Problem, slots: float) -> tuple[list[Placement], float]:
+    """Returns plans that leave room for `slots`, the best first, and the lower bound."""
     capacity = memory_for_shards(problem, slots)
     reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
     if capacity.min() < 0:
@@ -184,14 +195,12 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     if not starts:
         placement, left_over = min(nearest, key=lambda attempt: len(attempt[1]))
         raise explain_packing(placement, left_over, len(nearest), reserved)
-    best = None
+    plans = []
     for start, options in _worth_improving(starts, large):
         plan = improve(start, options.allowed, options.expected * _NEAR)
         polish(plan, options.allowed)
-        if best is None or plan.cost < best.cost:
-            best = plan
-    assert best is not None, "there is a start"
-    return best, lowest
+        plans.append(plan)
+    return sorted(plans, key=lambda plan: plan.cost), lowest
 
 
 def _worth_improving(

@@ -9,11 +9,12 @@ import numpy as np
 from tqdm import tqdm
 
 from ..cost_interface import CostModel
+from ..costs.host_costs import HostCosts
 from ..problem.job import Job
 from ..problem.plan_groups import memory_of
 from ..problem.tables import PlacedTable, Workload
 from .delays import Delays
-from .plan_steps import HostCosts, program_of
+from .plan_steps import DenseLayers, program_of
 from .program import Ranks, graph_of
 from .task_graph import Floats
 from .timeline import Timeline, simulate
@@ -56,6 +57,7 @@ class Simulation:
         batches: of each rank.
         seed: of the delays, which are the same for every bound.
         host: costs beside lookups and exchanges.
+        dense: the model's other layers.
     """
 
     ranks: Ranks
@@ -63,6 +65,7 @@ class Simulation:
     batches: int = 200
     seed: int = 0
     host: HostCosts | None = None
+    dense: DenseLayers | None = None
 
 
 def simulate_bounds(
@@ -91,7 +94,7 @@ def simulate_bounds(
     outcomes = []
     for bound in tqdm(list(bounds), desc="simulating", unit="bound", leave=False):
         bounded = replace(job, bound=bound)
-        program = program_of(plan, workload, bounded, model, simulation.host)
+        program = program_of(plan, workload, bounded, model, simulation.host, simulation.dense)
         graph = graph_of(program, simulation.ranks, simulation.batches, delays)
         timeline = simulate(graph)
         starts = _of_batches(timeline, timeline.start, "load", job.ranks) - delays

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cost_interface import CostModel
+from ..costs.host_costs import HostCosts
 from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
@@ -23,26 +24,16 @@ _PUTS = 0.5
 
 
 @dataclass(frozen=True)
-class HostCosts:
-    """Microseconds of a rank's main thread beside lookups and exchanges.
+class DenseLayers:
+    """The model's layers beside its tables, microseconds of a rank's main thread.
 
     Attributes:
-        step: whatever the model: loading, Python around it, the optimizer's step.
-        group: of each set of exchanges of a module.
-        feature: of each feature.
-        id_byte: of each byte of ids that a rank looks up.
-        result_byte: of each byte of embeddings of the own samples.
-        dense_forward: of the model's other layers.
-        dense_backward: likewise.
+        forward: of a step.
+        backward: of a step of training.
     """
 
-    step: float = 0.0
-    group: float = 0.0
-    feature: float = 0.0
-    id_byte: float = 0.0
-    result_byte: float = 0.0
-    dense_forward: float = 0.0
-    dense_backward: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
 
 
 def program_of(
@@ -51,6 +42,7 @@ def program_of(
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
+    dense: DenseLayers | None = None,
 ) -> list[Stage]:
     """Returns a step of training or inference, as `job` says; at a bound above 0 the stages of
     BoundedLagPipeline, with their lags.
@@ -64,6 +56,7 @@ def program_of(
         job: what the plan is for.
         model: of lookups and exchanges.
         host: of what is beside them; nothing by default.
+        dense: the other layers; none by default.
 
     Raises:
         ValueError: a bound above 0 over gloo, whose ranks wait for each other.
@@ -73,7 +66,8 @@ def program_of(
             f"bound is {job.bound} over {job.backend}, but only bounded-lag channels have one: "
             "simulate bound 0, or the backend bls"
         )
-    return list(_Step(plan, workload, job, model, host or HostCosts()).stages())
+    host, dense = host or HostCosts(), dense or DenseLayers()
+    return list(_Step(plan, workload, job, model, host, dense).stages())
 
 
 class _Step:
@@ -84,45 +78,70 @@ class _Step:
         job: Job,
         model: CostModel,
         host: HostCosts,
+        dense: DenseLayers,
     ) -> None:
-        self._job, self._model, self._host = job, model, host
+        self._job, self._model, self._host, self._dense = job, model, host, dense
         self._groups = groups_of(plan, workload, job)
-        self._result_bytes = sum(
-            result_bytes(table, workload.reuse_of(table), replace(job, bound=0, training=False))
-            for table in workload.tables
-        )
+        self._pooled = {table.module: table.pooled for table in workload.tables}
+        # Of each kind, of one batch.
+        once = replace(job, bound=0, training=False)
+        self._result_bytes = {True: 0.0, False: 0.0}
+        for table in workload.tables:
+            size = result_bytes(table, workload.reuse_of(table), once)
+            self._result_bytes[table.pooled] += size
 
     def stages(self) -> Iterator[Stage]:
         bound, training = self._job.bound, self._job.training
-        yield Compute("load", self._host.step)
-        for number, group in enumerate(self._groups):
-            yield Compute("inputs", self._inputs(group))
-            yield from self._begin(f"ids {number}", group.ids, 0)
-        for number, group in enumerate(self._groups):
-            yield from self._finish(f"ids {number}", group.ids, bound)
-            yield Compute("lookup", self._lookups(group, "lookup_forward"), lag=bound)
-            yield from self._begin(f"embeddings {number}", group.rows, bound)
-        for number, group in enumerate(self._groups):
+        shards = sum(
+            np.array([sum(map(len, ops.values())) for ops in group.works]) for group in self._groups
+        )
+        yield Compute("load", self._host.step + self._host.shard * shards)
+        for groups in self._called_together():
+            for number, group in groups:
+                yield Compute("inputs", self._inputs(group))
+                yield from self._begin(f"ids {number}", group.ids, 0)
+            for number, group in groups:
+                yield from self._finish(f"ids {number}", group.ids, bound)
+                yield Compute("lookup", self._lookups(group, "lookup_forward"), lag=bound)
+                yield from self._begin(f"embeddings {number}", group.rows, bound)
+        numbered = list(enumerate(self._groups))
+        for number, group in numbered:
             yield from self._finish(f"embeddings {number}", group.rows, 2 * bound)
-        yield Compute("outputs", self._host.result_byte * self._result_bytes, lag=2 * bound)
-        yield Compute("dense forward", self._host.dense_forward, lag=2 * bound)
+        yield Compute("outputs", self._outputs(), lag=2 * bound)
+        yield Compute("dense forward", self._dense.forward, lag=2 * bound)
         if not training:
             return
-        yield Compute("dense backward", self._host.dense_backward)
-        for number, group in reversed(list(enumerate(self._groups))):
+        yield Compute("dense backward", self._dense.backward)
+        for number, group in reversed(numbered):
             yield from self._begin(f"gradients {number}", group.rows, 0)
+        for number, group in reversed(numbered):
             yield from self._finish(f"gradients {number}", group.rows, 0)
             yield Compute("lookup backward", self._lookups(group, "lookup_backward"))
 
+    def _called_together(self) -> list[list[tuple[int, PlanGroup]]]:
+        """Returns the groups of each module, which is called alone, with their numbers; or all of
+        them, where the pipeline calls all modules stage by stage."""
+        numbered = list(enumerate(self._groups))
+        if self._job.bound > 0:
+            return [numbered]
+        modules = dict.fromkeys(group.module for group in self._groups)
+        return [[each for each in numbered if each[1].module == module] for module in modules]
+
     def _inputs(self, group: PlanGroup) -> Floats:
         host = self._host
+        pooled = self._pooled[group.module]
+        of_feature = host.feature if pooled else host.feature_unpooled
         ids: Floats = group.ids * self._job.ranks
-        return host.group + host.feature * group.features + host.id_byte * ids
+        return host.group + of_feature * group.features + host.id_byte * ids
+
+    def _outputs(self) -> float:
+        pooled, unpooled = self._result_bytes[True], self._result_bytes[False]
+        return self._host.result_byte * pooled + self._host.result_byte_unpooled * unpooled
 
     def _lookups(self, group: PlanGroup, direction: str) -> Floats:
         lookup = getattr(self._model, direction)
         times = [sum(lookup(works).microseconds for works in ops.values()) for ops in group.works]
-        return np.array(times, np.float64)
+        return np.array(times, np.float64) * self._host.lookup
 
     def _begin(self, name: str, bytes_per_rank: Floats, lag: int) -> Iterator[Stage]:
         if self._job.ranks == 1:
@@ -151,7 +170,7 @@ class _Step:
         ranks = self._job.ranks
         time = partial(self._time_of_even, ranks)
         each, back = np.unique(bytes_per_rank * ranks, return_inverse=True)
-        return np.array([time(size) for size in each.tolist()])[back]
+        return np.array([time(size) for size in each.tolist()])[back] * self._host.exchange
 
     def _time_of_even(self, ranks: int, size: float) -> float:
         even: Sequence[float] = [size] * ranks

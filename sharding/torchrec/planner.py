@@ -23,7 +23,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from torchrec.distributed.utils import get_device_type
 
 from ..cost_interface import AdditiveCosts, TableReuse
-from ..costs.profile import check_kind, load_profile, shipped_profiles
+from ..costs.profile import ProfileError, check_kind, load_profile, shipped_profiles
 from ..costs.profiled import ProfiledCosts
 from ..problem.job import Job
 from ..problem.options import NoOptionError, make_problem
@@ -31,6 +31,7 @@ from ..problem.tables import Workload
 from ..report.plan_report import PlanReport, make_report
 from ..search.infeasible import InfeasiblePlanError
 from ..search.search import Found, search
+from ..simulation.choose_plan import PlanChoice, choose_plan
 from .plan import to_sharding_plan
 from .tables import optimizers_of, workload_of
 
@@ -60,9 +61,13 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
         cores_per_host: if the ranks of a host have to share so many; None: each has its own.
+        simulate: whether whole steps of the best plans found are simulated, and the fastest one is
+            taken if it is faster beyond doubt (docs/design/simulation.md). It takes a profile with
+            host costs; the model's dense layers, which are alike for all plans, are left out.
 
     Raises:
-        ProfileError: the costs are of another kind of machine than the topology.
+        ProfileError: the costs are of another kind of machine than the topology, or have no host
+            costs to simulate with.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         bound: int = 0,
         training: bool | None = None,
         cores_per_host: int | None = None,
+        simulate: bool = False,
     ) -> None:
         self._topology = topology or Topology(
             local_world_size=get_local_size(),
@@ -95,7 +101,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._bound = bound
         self._training = bound == 0 if training is None else training
         self._cores_per_host = cores_per_host
-        self._last: tuple[Workload, Found] | None = None
+        self._simulate = simulate
+        self._last: tuple[Workload, Found, PlanChoice | None] | None = None
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """Returns the plan for `module`.
@@ -103,6 +110,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         Raises:
             PlannerError: constraints contradict each other, or nothing fits into the memory; the
                 text names what binds and by how much.
+            ProfileError: steps are to be simulated, and the costs have no host costs for that.
             ValueError: there is nothing to plan.
         """
         device = self._topology.compute_device
@@ -117,7 +125,10 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
         except NoOptionError as error:
             raise PlannerError(str(error), PlannerErrorType.STRICT_CONSTRAINTS) from error
-        self._last = workload, found
+        choice = self._choose([found, *found.others], workload, job) if self._simulate else None
+        if choice is not None:
+            found = [found, *found.others][choice.chosen]
+        self._last = workload, found, choice
         return to_sharding_plan(found.plan, self._topology, self._constraints)
 
     def collective_plan(
@@ -165,7 +176,21 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         """
         if self._last is None:
             raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
-        return make_report(*self._last, self._costs)
+        workload, found, choice = self._last
+        return make_report(workload, found, self._costs, choice)
+
+    def _choose(self, found: Sequence[Found], workload: Workload, job: Job) -> PlanChoice:
+        host = None
+        if isinstance(self._costs, ProfiledCosts):
+            ranks_per_core = job.ranks_per_core
+            host = self._costs.host(job.backend, job.training, job.ranks, ranks_per_core)
+        if host is None:
+            kind = "training" if job.training else "inference"
+            raise ProfileError(
+                f"simulate=True needs a profile with host costs of {kind} over {job.backend}: "
+                "calibrate again with `torchrec-bls calibrate`, or leave simulate out"
+            )
+        return choose_plan([each.plan for each in found], workload, job, self._costs, host)
 
     def _compare_optimizers(self, optimizers: Set[str]) -> None:
         """Warns if the backward of the costs is not with the tables' optimizer."""

@@ -188,7 +188,7 @@ class _ReportingPlanner(BLSShardingPlanner):
         CalibratedShardEstimator, for the whole the report is to be asked.
         """
         assert self._last is not None
-        workload, found = self._last
+        workload, found, _ = self._last
         job = found.placement.problem.job
         on_cpu = self._topology.compute_device == "cpu"
         estimator = CalibratedShardEstimator(

@@ -8,6 +8,7 @@ import numpy as np
 from torchrec_bls.sharding.cost_interface import LookupWork
 from torchrec_bls.sharding.costs.collective_model import AlphaBeta, CollectiveModel
 from torchrec_bls.sharding.costs.fitting.lookups import LookupSamples
+from torchrec_bls.sharding.costs.host_costs import HostCosts, HostModel
 from torchrec_bls.sharding.costs.lookup.features import (
     TERMS,
     TREE_COLUMNS,
@@ -132,4 +133,17 @@ def small_profile() -> Profile:
             np.asarray([1e4, 1e6]), np.asarray([9e3, 8e3]), np.asarray([0.01, 0.05])
         ),
         retest_percent={"lookup_forward": 2.0},
+        hosts={
+            ("bls", training, world_size): HostModel(
+                "bls",
+                training,
+                world_size,
+                HostCosts(step=100.0 * world_size, feature=10.0),
+                (-0.1, 0.2),
+                0.05,
+                4.0,
+            )
+            for training in (True, False)
+            for world_size in (2, 4)
+        },
     )

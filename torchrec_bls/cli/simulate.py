@@ -48,7 +48,7 @@ def _simulate(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.simulation.bounds import Simulation, choose_bound, simulate_bounds
     from torchrec_bls.sharding.simulation.delays import read_delays
     from torchrec_bls.sharding.simulation.perfetto import trace_events
-    from torchrec_bls.sharding.simulation.plan_steps import HostCosts
+    from torchrec_bls.sharding.simulation.plan_steps import DenseLayers
     from torchrec_bls.sharding.simulation.program import Ranks
     from torchrec_bls.sharding.simulation.report import as_json, as_text
 
@@ -57,13 +57,12 @@ def _simulate(options: argparse.Namespace) -> int:
         workload = read_model(options.model)
         job = _job(options)
         per_host = job.host_ranks
-        host = HostCosts(dense_forward=options.dense_ms * _US_PER_MS)
         simulation = Simulation(
             Ranks.on_hosts(job.ranks, per_host, options.cores_per_host or per_host),
             read_delays(options.delays),
             options.batches,
             options.seed,
-            host,
+            dense=DenseLayers(forward=options.dense_ms * _US_PER_MS),
         )
         plan = _plan(options, workload, job, costs)
         outcomes = simulate_bounds(plan, workload, job, costs, _bounds(options.bound), simulation)

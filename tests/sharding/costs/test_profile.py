@@ -6,6 +6,7 @@ import pytest
 from torchrec_bls.sharding.costs.profile import (
     ProfileError,
     load_profile,
+    profile_from_json,
     shipped_profiles,
 )
 
@@ -30,14 +31,28 @@ def test_a_saved_profile_comes_back(tmp_path: Path) -> None:
     assert load_profile(tmp_path / "profile.json").as_json() == profile.as_json()
 
 
+def test_profiles_of_version_1_have_no_host_costs() -> None:
+    record = changed(["version"], 1)
+    del record["hosts"]
+    assert profile_from_json(record, "old").hosts == {}
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         (["format"], "something", "make one with"),
-        (["version"], 2, "version 2 and this package reads 1: calibrate again"),
+        (["version"], 3, "version 3 and this package reads 1 and 2: calibrate again"),
         (["version"], KeyError, "version None"),
         (["machine", "kind"], "cuda", "kind 'cuda', and the plan is for 'cpu'"),
         (["machine", "colour"], "red", "damaged"),
+        (["hosts", 0, "costs", "step"], -1, "step = -1.0, but must not be negative"),
+        (["hosts", 0, "costs", "colour"], 1, "damaged"),
+        (["hosts", 0, "costs", "feature"], float("nan"), "feature = nan"),
+        (["hosts", 0, "interval_log"], [0.1, 0.2], "have the interval"),
+        (["hosts", 0, "between_plans_log"], -0.1, "tell plans apart by -0.1"),
+        (["hosts", 0, "world_size"], 1, "host costs of 1 ranks"),
+        (["hosts", 0, "world_size"], 4, "two host costs of one backend"),
+        (["hosts", 0, "backend"], KeyError, "lacks 'backend'"),
         (["lookups", "pooled"], KeyError, "lacks 'pooled'"),
         (["lookups", "pooled", "forward", "op_us"], -1.0, "negative"),
         (["lookups", "pooled", "forward", "op_us"], "soon", "damaged"),

@@ -15,7 +15,7 @@ from torchrec_bls.sharding.simulation.bounds import (
     simulate_bounds,
 )
 from torchrec_bls.sharding.simulation.delays import read_delays
-from torchrec_bls.sharding.simulation.plan_steps import HostCosts
+from torchrec_bls.sharding.simulation.plan_steps import DenseLayers
 from torchrec_bls.sharding.simulation.program import Ranks
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
@@ -26,9 +26,11 @@ JOB = roomy(4, training=False)
 PLAN = search(make_problem(WORKLOAD, JOB, COSTS)).plan
 
 
-def simulated(delays: str, bounds: list[int], host: HostCosts | None = None) -> list[BoundOutcome]:
+def simulated(
+    delays: str, bounds: list[int], dense: DenseLayers | None = None
+) -> list[BoundOutcome]:
     ranks = Ranks.on_hosts(4, 4, 4)
-    simulation = Simulation(ranks, read_delays(delays), 100, host=host)
+    simulation = Simulation(ranks, read_delays(delays), 100, dense=dense)
     return simulate_bounds(PLAN, WORKLOAD, JOB, COSTS, bounds, simulation)
 
 
@@ -45,9 +47,9 @@ def test_delays_that_move_are_worth_a_bound_and_a_straggler_is_not() -> None:
 
 
 def test_without_lag_the_step_is_the_slowest_ranks_delay_and_work() -> None:
-    host = HostCosts(dense_forward=500.0)
-    (without,) = simulated("none", [0], host)
-    (constant,) = simulated("constant:5ms", [0], host)
+    dense = DenseLayers(forward=500.0)
+    (without,) = simulated("none", [0], dense)
+    (constant,) = simulated("constant:5ms", [0], dense)
     assert constant.step_us == pytest.approx(without.step_us + 5000)
     assert constant.latency_us == pytest.approx(without.latency_us + 5000)
     p50, p95, p99 = constant.step_percentiles_us

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torchrec_bls.sharding.costs.host_costs import HostCosts
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import make_problem
 from torchrec_bls.sharding.report.prediction import rate
 from torchrec_bls.sharding.search.search import search
-from torchrec_bls.sharding.simulation.plan_steps import HostCosts, program_of
+from torchrec_bls.sharding.simulation.plan_steps import DenseLayers, program_of
 from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 from torchrec_bls.sharding.simulation.timeline import simulate
 
@@ -21,11 +22,16 @@ _RANKS, _BATCHES = 4, 6
 COSTS = AdditiveTestCosts(imbalance=1.0)
 
 
-def _step_us(job: Job, cores: int = 2 * _RANKS, host: HostCosts | None = None) -> float:
+def _step_us(
+    job: Job,
+    cores: int = 2 * _RANKS,
+    host: HostCosts | None = None,
+    dense: DenseLayers | None = None,
+) -> float:
     """Returns a step in the middle of many of a plan of ours."""
     workload = random_workload(3, 6, modules=2)
     plan = search(make_problem(workload, job, COSTS)).plan
-    program = program_of(plan, workload, job, COSTS, host)
+    program = program_of(plan, workload, job, COSTS, host, dense)
     timeline = simulate(graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, cores), _BATCHES))
     loads = timeline.start[timeline.graph.called("load")].reshape(_BATCHES, _RANKS).max(axis=1)
     return float(np.diff(loads)[-1])
@@ -55,8 +61,23 @@ def test_one_group_is_as_rated(training: bool) -> None:
 def test_host_costs_come_on_top(backend: str) -> None:
     job = roomy(_RANKS, backend=backend)
     without = _step_us(job)
-    dense = HostCosts(step=100.0, dense_forward=20.0, dense_backward=3.0)
-    assert _step_us(job, host=dense) == pytest.approx(without + 123.0)
+    host, dense = HostCosts(step=100.0), DenseLayers(forward=20.0, backward=3.0)
+    assert _step_us(job, host=host, dense=dense) == pytest.approx(without + 123.0)
+
+
+@pytest.mark.parametrize("backend", ["bls", "gloo"])
+def test_a_step_is_as_many_times_longer_as_all_of_its_parts(backend: str) -> None:
+    job = roomy(_RANKS, backend=backend)
+    costs = {"lookup": 1.0, "exchange": 1.0, "step": 100.0, "group": 30.0, "feature": 5.0}
+    costs |= {"shard": 7.0, "id_byte": 0.01, "result_byte": 0.02}
+    twice = {name: 2 * each for name, each in costs.items()}
+    once = _step_us(job, host=HostCosts(**costs))
+    assert _step_us(job, host=HostCosts(**twice)) == pytest.approx(2 * once)
+    for name in costs:
+        assert _step_us(job, host=HostCosts(**{**costs, name: twice[name]})) > once
+    # All tables are pooled.
+    others = HostCosts(**costs, feature_unpooled=5.0, result_byte_unpooled=0.02)
+    assert _step_us(job, host=others) == once
 
 
 @pytest.mark.parametrize("backend", ["bls", "gloo"])
@@ -81,7 +102,7 @@ def test_lag_hides_delays_of_inference() -> None:
         job = roomy(_RANKS, training=False, bound=bound)
         workload = random_workload(3, 6, modules=2)
         plan = search(make_problem(workload, job, COSTS)).plan
-        program = program_of(plan, workload, job, COSTS, HostCosts(dense_forward=300.0))
+        program = program_of(plan, workload, job, COSTS, dense=DenseLayers(forward=300.0))
         graph = graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, _RANKS), 60, delays)
         ends.append(simulate(graph).end.max())
     assert ends[0] > 1.1 * ends[1] > 1.1 * ends[2]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,9 +23,12 @@ from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec_bls.sharding.costs.host_costs import HostCosts
 from torchrec_bls.sharding.costs.profile import ProfileError
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.tables import UniformReuse
+from torchrec_bls.sharding.report.html import as_html
+from torchrec_bls.sharding.report.text import as_text
 from torchrec_bls.sharding.reuse.statistics import ReuseStatistics
 from torchrec_bls.sharding.torchrec.estimator import calibrated_torchrec_planner
 from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
@@ -425,3 +429,39 @@ def test_data_parallel_in_torchrecs_planner() -> None:
     assert dict(plan.plan[""])["t0"].sharding_type == "data_parallel"
     with pytest.raises(ValueError, match="data_parallel, which can't be rated"):
         read_back(plan, bags([100]))
+
+
+def test_simulated_steps_decide_among_the_best_plans() -> None:
+    """Shards that cost a hundred times a step each make the plan with the fewest win."""
+    profile = small_profile()
+    key = ("bls", True, 2)
+    host = replace(profile.hosts[key], costs=HostCosts(shard=1e6), between_plans_log=0.0)
+    dear = ProfiledCosts(replace(profile, hosts={key: host}))
+    tables = {"module": bags([4000, 90, 50, 3000], 64), "sharders": SHARDERS}
+    by_rating = planner(costs=dear)
+    plan = by_rating.plan(**tables)
+    simulated = planner(costs=dear, simulate=True)
+    chosen = simulated.plan(**tables)
+    report = simulated.report()
+    assert report.choice is not None
+    assert len(report.choice.steps) > 1
+    assert _most_shards(chosen) == 2
+    assert _most_shards(plan) >= _most_shards(chosen)
+    fastest = min(step.microseconds for step in report.choice.steps)
+    assert report.choice.steps[report.choice.chosen].microseconds == fastest
+    assert "plans were simulated" in as_text(report).replace("\n      ", " ")
+    assert "plans were simulated" in as_html(report)
+    assert report.as_json()["chosen_of_simulated"] == report.choice.chosen
+    assert by_rating.report().choice is None
+
+
+def _most_shards(plan: ShardingPlan) -> int:
+    ranks = [rank for _, table in dict(plan.plan[""]).items() for rank in table.ranks]
+    return int(np.bincount(ranks).max())
+
+
+@pytest.mark.parametrize("costs", [ProfiledCosts(small_profile()), AdditiveTestCosts()])
+def test_steps_are_simulated_with_host_costs_alone(costs: object) -> None:
+    over_gloo = planner(costs=costs, simulate=True, backend="gloo")
+    with pytest.raises(ProfileError, match="host costs of training over gloo: calibrate again"):
+        over_gloo.plan(bags([40, 50]), SHARDERS)

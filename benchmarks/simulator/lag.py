@@ -1,0 +1,152 @@
+"""Steps by the bound, simulated and measured: sleeping ranks that are held up, and real exchanges.
+
+Suite C of the study. Ranks sleep for the time of a dense part, so that 8 of them need no 8 cores;
+what they exchange over the bounded-lag channel is real. Every run is a stretch of steps; the runs
+of all bounds take turns.
+"""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torchrec_bls.sharding.costs.profile import load_profile
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+from torchrec_bls.sharding.simulation.delays import read_delays
+from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
+from torchrec_bls.sharding.simulation.timeline import simulate
+
+from benchmarks.delays.exchanges import PAIR_KIB, Channel, timed
+from benchmarks.harness import record
+from benchmarks.harness.launch import gathered, on_ranks
+from benchmarks.harness.statistics import Spread, taking_turns
+
+CORES = 2
+BOUNDS = (0, 1, 2, 4, 8, 16)
+DELAYS = (
+    "none",
+    "constant:5ms",
+    "uniform:0-2ms",
+    "uniform:0-10ms",
+    "uniform:0-30ms",
+    "exponential:2ms",
+    "exponential:5ms",
+    "lognormal:2ms,0.8",
+    "lognormal:1ms,1.5",
+    "spikes:5%,50ms",
+    "spikes:1%,100ms",
+    "bursts:2%,20%,20ms",
+)
+_DENSE_S = 0.005
+_SEED = 7
+_US = 1e6
+
+
+def main() -> None:
+    parser = record.parser(__doc__, quick="two delays, few steps")
+    parser.set_defaults(json=Path("out/simulator_lag.json"))
+    parser.add_argument("--profile", default="epyc-milan-2-cores", help="file or name")
+    options = parser.parse_args()
+    settings: dict[str, Any] = {"ranks": (4, 8), "steps": 120, "rounds": 3, "delays": DELAYS}
+    if options.quick:
+        settings |= {"ranks": (4,), "steps": 30, "rounds": 1, "delays": DELAYS[3:5]}
+    settings["profile"] = options.profile
+    before = record.environment()
+    results: list[dict[str, Any]] = []
+    for ranks in settings["ranks"]:
+        results += on_ranks(ranks, _measure, settings)
+    record.publish(options.json, "simulator_lag", before, settings, results, section)
+
+
+def _measure(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    ranks, steps = dist.get_world_size(), settings["steps"]
+    costs = ProfiledCosts(load_profile(settings["profile"]))
+    late = max(gathered(_oversleep_s()))
+    words = np.full((steps, ranks, ranks), 128 * PAIR_KIB)
+    words[:, range(ranks), range(ranks)] = 0
+    channels = {bound: Channel(words, bound) for bound in BOUNDS}
+    results = []
+    for text in settings["delays"]:
+        delays = read_delays(text).sample(ranks, steps, _SEED)
+        own = (delays[rank] / _US).tolist()
+        runs = {k: partial(timed, each.run, own, _DENSE_S) for k, each in channels.items()}
+        taken = taking_turns(runs, settings["rounds"], f"{text}, {ranks} ranks")
+        for bound, of_bound in taken.items():
+            measured = Spread([ms for ms, _ in of_bound])
+            predicted = simulated_ms(delays, bound, late, costs)
+            entry = {"ranks": ranks, "delays": text, "bound": bound}
+            results.append({**entry, "measured_ms": measured, "simulated_ms": predicted})
+    for each in channels.values():
+        each.close()
+    return results
+
+
+def simulated_ms(delays: Any, bound: int, late_s: float, costs: ProfiledCosts) -> float:
+    """Milliseconds of a step of the same runs. A sleep lasts `late_s` longer than it is asked to,
+    and nobody moves a rank's own block."""
+    ranks, steps = delays.shape
+    each = [1024.0 * PAIR_KIB * (ranks - 1)] * ranks
+    exchange = costs.all_to_all(each, each, "bls", 1.0).microseconds
+    late = late_s * _US
+    held_up = np.where(delays > 0, delays + late, 0.0)
+    program = [
+        Post("messages", exchange / 2),
+        Collect("messages", exchange / 2, lag=bound),
+        Compute("dense", 0.0, _DENSE_S * _US + late, lag=bound),
+    ]
+    graph = graph_of(program, Ranks.on_hosts(ranks, ranks, CORES), steps, held_up)
+    return float(simulate(graph).end.max()) / steps / 1e3
+
+
+def _oversleep_s(sleeps: int = 50, asked: float = 0.002) -> float:
+    start = time.perf_counter()
+    for _ in range(sleeps):
+        time.sleep(asked)
+    return (time.perf_counter() - start) / sleeps - asked
+
+
+def of_settings(
+    results: list[dict[str, Any]],
+) -> Iterator[tuple[str, dict[int, tuple[float, float]]]]:
+    """Yields each setting with measured and simulated ms by bound."""
+    names = dict.fromkeys((each["ranks"], each["delays"]) for each in results)
+    for ranks, delays in names:
+        cells = [each for each in results if (each["ranks"], each["delays"]) == (ranks, delays)]
+        yield (
+            f"{ranks} ranks, {delays}",
+            {
+                each["bound"]: (each["measured_ms"]["median"], each["simulated_ms"])
+                for each in cells
+            },
+        )
+
+
+def section(run: dict[str, Any]) -> str:
+    """A row for each setting, and how good the bounds are that simulations choose."""
+    from benchmarks.harness import page
+
+    rows, errors, regrets = [], [], []
+    for name, by_bound in of_settings(run["results"]):
+        measured = {bound: ms for bound, (ms, _) in by_bound.items()}
+        least = min(ms for _, ms in by_bound.values())
+        # The smallest that is nearly as fast as the fastest, as `choose_bound` takes it.
+        chosen = min(k for k, (_, ms) in by_bound.items() if ms <= 1.03 * least)
+        regrets.append(measured[chosen] / min(measured.values()) - 1)
+        errors += [np.log(predicted / ms) for ms, predicted in by_bound.values()]
+        cells = [f"{ms:.2f} ({100 * (p / ms - 1):+.0f} %)" for ms, p in by_bound.values()]
+        rows.append([name, *cells, chosen, f"{100 * regrets[-1]:.1f}"])
+    gmae = 100 * np.expm1(np.exp(np.mean(np.log(np.maximum(np.abs(errors), 1e-4)))))
+    near = sum(regret <= 0.03 for regret in regrets)
+    header = ["ranks, delays", *(f"k = {k}, ms" for k in BOUNDS), "chosen", "regret, %"]
+    summary = (
+        f"GMAE {gmae:.1f} %; the chosen bound is within 3 % of the best in {near} of {len(rows)} "
+        f"settings, mean regret {100 * np.mean(regrets):.1f} %."
+    )
+    return page.section(run, summary, page.table(header, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Times whole steps of models that DistributedModelParallel shards, on ranks of this machine."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.types import Topology
+
+from torchrec_bls.processes import stream
+
+from ..problem.tables import PlacedTable
+from ..torchrec.plan import to_sharding_plan
+from .step_models import BATCHES, StepModel, StepTask
+
+_WARM_UPS = 3
+_LEARNING_RATE = 0.01
+_DEADLINE_S = 4 * 3600.0
+_IMPORTED_ONCE = ("torchrec_bls.distributed.sharded_ec", "torchrec_bls.distributed.sharded_ebc")
+
+Step = Callable[[], object]
+
+
+def measure_steps(
+    world_size: int, tasks: Sequence[StepTask], *, pinned: bool
+) -> Iterator[dict[str, list[float]]]:
+    """Times tasks in the same processes, one after the other.
+
+    All plans of a task take turns step by step, so that what the machine does meanwhile hits all
+    alike. A step begins on all ranks together and ends with the slowest one.
+
+    Args:
+        world_size: ranks, of a thread each.
+        tasks: what to time.
+        pinned: whether each rank has a core of its own.
+
+    Yields:
+        For each task by plan the microseconds of each turn.
+
+    Raises:
+        RanksFailedError: a rank failed.
+    """
+    yield from stream(
+        world_size,
+        _rank,
+        tuple(tasks),
+        pinned,
+        deadline_s=_DEADLINE_S,
+        backend="gloo",
+        preload=_IMPORTED_ONCE,
+    )
+
+
+def _rank(rank: int, tasks: tuple[StepTask, ...], pinned: bool) -> Iterator[dict[str, list[float]]]:
+    warnings.simplefilter("ignore")
+    if pinned:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    for task in tasks:
+        yield _measure(task, rank)
+        # Channels and tables of one model go before the next one's come.
+        gc.collect()
+        dist.barrier()
+
+
+def _measure(task: StepTask, rank: int) -> dict[str, list[float]]:
+    batches = [_batch(task.model, rank, number) for number in range(BATCHES)]
+    steps = {name: _step(task, plan, batches) for name, plan in task.plans.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    for turn in range(_WARM_UPS + task.turns):
+        # The same order on all ranks, another one in each turn.
+        for index in np.random.default_rng(turn).permutation(len(names)):
+            microseconds = _slowest_us(steps[names[index]])
+            if turn >= _WARM_UPS:
+                times[names[index]].append(round(microseconds, 1))
+    return times
+
+
+def _step(task: StepTask, plan: Sequence[PlacedTable], batches: list[KeyedJaggedTensor]) -> Step:
+    world_size = dist.get_world_size()
+    topology = Topology(world_size=world_size, local_world_size=world_size, compute_device="cpu")
+    sharded = DistributedModelParallel(
+        Embeddings(task.model),
+        device=torch.device("cpu"),
+        plan=to_sharding_plan(plan, topology),
+        sharders=_sharders(task.backend),
+    )
+    step = partial(_train if task.training else _infer, sharded, cycle(batches))
+    if not task.training:
+        sharded.eval()
+    return step
+
+
+def _train(model: DistributedModelParallel, batches: Iterator[KeyedJaggedTensor]) -> None:
+    model.fused_optimizer.zero_grad()
+    model(next(batches)).backward()
+    model.fused_optimizer.step()
+
+
+def _infer(model: DistributedModelParallel, batches: Iterator[KeyedJaggedTensor]) -> None:
+    with torch.no_grad():
+        model(next(batches))
+
+
+def _sharders(backend: str) -> list[Any]:
+    fused = {"learning_rate": _LEARNING_RATE}
+    if backend == "gloo":
+        return [EmbeddingBagCollectionSharder(fused), EmbeddingCollectionSharder(fused)]
+    # The runtime is imported by those who measure it.
+    from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
+
+    return [
+        BLSEmbeddingBagCollectionSharder(fused_params=fused),
+        BLSEmbeddingCollectionSharder(fused_params=fused),
+    ]
+
+
+class Embeddings(nn.Module):
+    """The collections of a model, without weights yet; its output is the sum of all embeddings.
+
+    Args:
+        model: with the tables.
+    """
+
+    def __init__(self, model: StepModel) -> None:
+        super().__init__()
+        self._pooled = [collection.pooled for collection in model.collections]
+        number = 0
+        for index, collection in enumerate(model.collections):
+            config = EmbeddingBagConfig if collection.pooled else EmbeddingConfig
+            whole = EmbeddingBagCollection if collection.pooled else EmbeddingCollection
+            tables = []
+            for table in collection.tables:
+                tables.append(
+                    config(
+                        num_embeddings=table.rows,
+                        embedding_dim=table.dim,
+                        name=f"t{number}",
+                        feature_names=[f"f{number}"],
+                    )
+                )
+                number += 1
+            self.add_module(f"c{index}", whole(tables=tables, device=torch.device("meta")))
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        """Returns the sum, of no dimension."""
+        # All exchanges begin before one of them is waited for.
+        outputs = [collection(ids) for collection in self.children()]
+        sums = []
+        for output, pooled in zip(outputs, self._pooled, strict=True):
+            if pooled:
+                sums.append(output.values().sum())
+            else:
+                sums.extend(jagged.values().sum() for jagged in output.values())
+        return torch.stack(sums).sum()
+
+
+def _batch(model: StepModel, rank: int, number: int) -> KeyedJaggedTensor:
+    tables = model.ids(rank, number)
+    return KeyedJaggedTensor(
+        keys=[f"f{index}" for index in range(len(tables))],
+        values=torch.from_numpy(np.concatenate([ids for _, ids in tables])),
+        lengths=torch.from_numpy(np.concatenate([each for each, _ in tables]).astype(np.int32)),
+    )
+
+
+def _slowest_us(step: Step) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    elapsed = torch.tensor((time.perf_counter() - start) * 1e6, dtype=torch.float64)
+    dist.all_reduce(elapsed, dist.ReduceOp.MAX)
+    return elapsed.item()

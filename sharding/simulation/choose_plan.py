@@ -1,0 +1,71 @@
+"""Which of several plans to take, by the steps that they are simulated to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..cost_interface import CostModel, Estimate
+from ..costs.host_costs import HostModel
+from ..problem.job import Job
+from ..problem.tables import PlacedTable, Workload
+from .one_step import step_us
+from .plan_steps import DenseLayers
+
+Plan = tuple[PlacedTable, ...]
+
+
+@dataclass(frozen=True)
+class PlanChoice:
+    """What was simulated, and what to take.
+
+    Attributes:
+        steps: of each plan, with the interval that holds 9 of 10 measured ones.
+        chosen: index of the plan to take.
+        abstained: whether another one is simulated to be faster, but by less than simulations of
+            the plans of a model differ from measurements, so that the first is kept.
+    """
+
+    steps: Sequence[Estimate]
+    chosen: int
+    abstained: bool
+
+    @property
+    def gain(self) -> float:
+        """The first plan's step over the chosen one's, at least 1."""
+        return self.steps[0].microseconds / self.steps[self.chosen].microseconds
+
+
+def choose_plan(
+    plans: Sequence[Plan],
+    workload: Workload,
+    job: Job,
+    model: CostModel,
+    host: HostModel,
+    dense: DenseLayers | None = None,
+) -> PlanChoice:
+    """Simulates a step of each plan and takes the fastest one, unless the first is as good.
+
+    Args:
+        plans: the first is what is taken unless another one is faster beyond doubt.
+        workload: the tables.
+        job: what the plans are for.
+        model: of lookups and exchanges.
+        host: of what is beside them.
+        dense: the other layers; none by default.
+
+    Raises:
+        ValueError: there are no plans.
+    """
+    if not plans:
+        raise ValueError("there are no plans to choose from")
+    steps = [step_us(plan, workload, job, model, host.costs, dense) for plan in plans]
+    fastest = int(np.argmin(steps))
+    doubtful = bool(np.log(steps[0] / steps[fastest]) < host.between_plans_log)
+    return PlanChoice(
+        steps=[host.interval(step) for step in steps],
+        chosen=0 if doubtful else fastest,
+        abstained=doubtful and fastest != 0,
+    )

@@ -1,0 +1,142 @@
+"""Fits host costs to measured steps of small models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..cost_interface import CostModel
+from ..costs.fitting.accuracy import gmae_percent
+from ..costs.fitting.intervals import interval_log
+from ..costs.fitting.least_squares import nonnegative_relative
+from ..costs.host_costs import NAMES, HostCosts, HostModel
+from ..problem.job import Job
+from ..problem.tables import PlacedTable, Workload
+from .one_step import one_step
+from .task_graph import Floats
+from .timeline import simulate
+
+# About what they are, microseconds: where the fit begins, and by how much it tries to change them.
+_TYPICAL = HostCosts(1.0, 1.0, 500.0, 100.0, 20.0, 20.0, 20.0, 0.002, 0.001, 0.001)
+_CHANGE = 0.01
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """Steps that a plan took.
+
+    Attributes:
+        model: what is left out together.
+        plan: where the tables were.
+        workload: the tables.
+        job: what it was for.
+        us: (steps,), microseconds of the slowest rank.
+    """
+
+    model: str
+    plan: Sequence[PlacedTable]
+    workload: Workload
+    job: Job
+    us: Sequence[float]
+
+    @property
+    def typical_us(self) -> float:
+        """The median."""
+        return float(np.median(self.us))
+
+
+@dataclass(frozen=True)
+class HostFit:
+    """Host costs, and how they predict what they were not fitted to.
+
+    Attributes:
+        costs: fitted to all plans.
+        held_out_us: (plans,), of each by costs fitted to the other models' plans.
+    """
+
+    costs: HostCosts
+    held_out_us: Floats
+
+
+def fit_host(measured: Sequence[MeasuredPlan], model: CostModel) -> HostFit:
+    """Returns the host costs with the least relative errors.
+
+    A simulated step grows in proportion to all costs together, lookups and exchanges among them. So
+    it is the sum of each cost times what the step gains with it, and that is linear in the costs as
+    long as the same tasks are late.
+
+    Args:
+        measured: plans of at least two models, of one backend, kind and number of ranks.
+        model: of lookups and exchanges.
+    """
+    target = np.array([plan.typical_us for plan in measured])
+    costs = np.array([getattr(_TYPICAL, name) for name in NAMES])
+    plans = [_Gains(plan, model) for plan in measured]
+    for _ in range(_ROUNDS):
+        gains = np.stack([plan.at(costs) for plan in plans])
+        costs = nonnegative_relative(gains, target)
+    names = np.array([plan.model for plan in measured])
+    held_out = np.empty(len(measured))
+    for name in np.unique(names):
+        its_own = names == name
+        fitted = nonnegative_relative(gains[~its_own], target[~its_own])
+        for index in np.flatnonzero(its_own):
+            held_out[index] = plans[index].step(fitted)
+    return HostFit(_costs(costs), held_out)
+
+
+def host_model(measured: Sequence[MeasuredPlan], model: CostModel) -> HostModel:
+    """Returns the fitted host costs of plans, as a profile has them; arguments as of `fit_host`."""
+    fit = fit_host(measured, model)
+    steps = [
+        np.log(plan.us) - np.log(us) for plan, us in zip(measured, fit.held_out_us, strict=True)
+    ]
+    typical = np.array([plan.typical_us for plan in measured])
+    errors, names = np.log(typical / fit.held_out_us), np.array([plan.model for plan in measured])
+    # What the plans of a model have in common tells none of them from another.
+    apart = [errors[names == name] - errors[names == name].mean() for name in np.unique(names)]
+    freedom = max(len(errors) - len(apart), 1)
+    of_one = float(np.sqrt(np.square(np.concatenate(apart)).sum() / freedom))
+    job = measured[0].job
+    return HostModel(
+        backend=job.backend,
+        training=job.training,
+        world_size=job.ranks,
+        costs=fit.costs,
+        interval_log=interval_log(np.concatenate(steps)),
+        between_plans_log=float(np.sqrt(2)) * of_one,
+        held_out_gmae_percent=round(gmae_percent(fit.held_out_us, typical), 2),
+    )
+
+
+class _Gains:
+    """How the step of a plan depends on host costs.
+
+    The work of every task is a sum of each cost times a constant, and the tasks are the same.
+    """
+
+    def __init__(self, plan: MeasuredPlan, model: CostModel) -> None:
+        units = [
+            one_step(plan.plan, plan.workload, plan.job, model, _costs(row)).graph
+            for row in np.eye(len(NAMES))
+        ]
+        self._graph = units[0]
+        self._work = np.stack([graph.work for graph in units])
+
+    def at(self, costs: Floats) -> Floats:
+        """Returns (costs,), what a step gains with a unit of each."""
+        here = self.step(costs)
+        changes = _CHANGE * np.array([getattr(_TYPICAL, name) for name in NAMES])
+        each = [self.step(costs + row) for row in np.diag(changes)]
+        return (np.array(each) - here) / changes
+
+    def step(self, costs: Floats) -> float:
+        """Returns the microseconds of a step."""
+        return float(simulate(replace(self._graph, work=costs @ self._work)).end.max())
+
+
+def _costs(values: Sequence[float] | Floats) -> HostCosts:
+    return HostCosts(**{name: float(value) for name, value in zip(NAMES, values, strict=True)})

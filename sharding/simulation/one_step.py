@@ -1,0 +1,48 @@
+"""One step of a plan, in which all ranks begin together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..cost_interface import CostModel
+from ..costs.host_costs import HostCosts
+from ..problem.job import Job
+from ..problem.tables import PlacedTable, Workload
+from .plan_steps import DenseLayers, program_of
+from .program import Ranks, graph_of
+from .timeline import Timeline, simulate
+
+
+def one_step(
+    plan: Iterable[PlacedTable],
+    workload: Workload,
+    job: Job,
+    model: CostModel,
+    host: HostCosts | None = None,
+    dense: DenseLayers | None = None,
+) -> Timeline:
+    """Returns the simulation of a step on the hosts of `job`.
+
+    Args:
+        plan: where the tables are.
+        workload: the tables.
+        job: what the plan is for; without `cores_per_host` each rank has its own.
+        model: of lookups and exchanges.
+        host: what is beside them; nothing by default.
+        dense: the other layers; none by default.
+    """
+    program = program_of(plan, workload, job, model, host, dense)
+    cores = job.cores_per_host or job.host_ranks
+    return simulate(graph_of(program, Ranks.on_hosts(job.ranks, job.host_ranks, cores), 1))
+
+
+def step_us(
+    plan: Iterable[PlacedTable],
+    workload: Workload,
+    job: Job,
+    model: CostModel,
+    host: HostCosts | None = None,
+    dense: DenseLayers | None = None,
+) -> float:
+    """Returns the microseconds until all ranks are done; arguments as of `one_step`."""
+    return float(one_step(plan, workload, job, model, host, dense).end.max())

@@ -157,7 +157,7 @@ def _search_beside(problem: Problem, slots: float) -> tuple[Placement, float]:
     for number, of_ways in _sets_of_ways(problem):
         bound, sets = _with_one_width(problem, fits & of_ways, capacity)
         pairs = max(modules, number)
-        charges = pairs * problem.charge
+        charges = pairs * problem.charges.min()
         lowest = min(lowest, bound + charges + one_op)
         ops = pairs * problem.job.ranks_per_core * one_op
         promising.extend(

@@ -61,6 +61,7 @@ class PlanReport:
         lower_bound_us: no plan's objective is below it.
         decisions: one a table.
         measured_us: measured microseconds by name: "step" or a phase; empty without a measurement.
+        caveat: what is to be known of the costs; empty for calibrated ones.
     """
 
     job: Job
@@ -69,6 +70,7 @@ class PlanReport:
     lower_bound_us: float
     decisions: Sequence[Decision]
     measured_us: Mapping[str, float]
+    caveat: str = ""
 
     @property
     def gap(self) -> float:
@@ -120,6 +122,7 @@ class PlanReport:
                 "memory_bytes": list(job.memory_bytes),
                 "memory_kind": job.memory_kind,
             },
+            "caveat": self.caveat,
             "step_us": _times(self.rating.step),
             "phases_us": {name: _times(time) for name, time in self.rating.phases.items()},
             "objective_us": self.objective_us,
@@ -146,8 +149,8 @@ def _times(estimate: Estimate) -> dict[str, float]:
     return {"predicted": estimate.microseconds, "low": estimate.low, "high": estimate.high}
 
 
-def make_report(workload: Workload, found: Found, model: CostModel) -> PlanReport:
-    """Returns the report of a plan that was found."""
+def make_report(workload: Workload, found: Found, model: CostModel, caveat: str = "") -> PlanReport:
+    """Returns the report of a plan that was found, by a model of which there is a caveat."""
     problem = found.placement.problem
     return PlanReport(
         job=problem.job,
@@ -156,6 +159,7 @@ def make_report(workload: Workload, found: Found, model: CostModel) -> PlanRepor
         lower_bound_us=found.lower_bound,
         decisions=_decisions(found.placement),
         measured_us={},
+        caveat=caveat,
     )
 
 

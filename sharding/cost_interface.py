@@ -92,18 +92,22 @@ class CostModel(Protocol):
         received_bytes: Sequence[float],
         backend: str,
         ranks_per_core: float = 1.0,
+        ranks_per_host: int | None = None,
     ) -> Estimate:
         """One all-to-all among `len(sent_bytes)` ranks.
 
         Args:
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
             received_bytes: (world_size,), each rank's total over all sources, itself included.
-            backend: "gloo" or "bls".
+            backend: "gloo", "nccl" or "bls".
             ranks_per_core: how many share a core, at least 1: they pay for each other's bytes.
+            ranks_per_host: how many share a host, whose links may be faster; None: all of them.
         """
 
-    def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
-        """One all-reduce of `bytes` on each of `world_size` ranks."""
+    def all_reduce(
+        self, bytes: float, world_size: int, backend: str, ranks_per_core: float = 1.0
+    ) -> Estimate:
+        """One all-reduce of `bytes` on each of `world_size` ranks; others as for `all_to_all`."""
 
 
 class AdditiveCosts(CostModel, Protocol):

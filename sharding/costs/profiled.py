@@ -81,6 +81,7 @@ class ProfiledCosts:
         received_bytes: Sequence[float],
         backend: str,
         ranks_per_core: float | None = None,
+        ranks_per_host: int | None = None,
     ) -> Estimate:
         """One all-to-all, as it was measured where as many ranks shared a core.
 
@@ -89,6 +90,7 @@ class ProfiledCosts:
             received_bytes: (world_size,), each rank's total over all sources, itself included.
             backend: "gloo" or "bls".
             ranks_per_core: how many share a core; None: as many as did among so many ranks.
+            ranks_per_host: not heeded: all ranks that were measured shared a host.
 
         Raises:
             ValueError: the two have different lengths, or a number that can't be.
@@ -106,8 +108,10 @@ class ProfiledCosts:
         size = message_bytes(sent_bytes, received_bytes, model.imbalance)
         return _scaled(model, len(sent_bytes), model.estimate(size, even=even))
 
-    def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
-        """One all-reduce of `bytes` on each rank.
+    def all_reduce(
+        self, bytes: float, world_size: int, backend: str, ranks_per_core: float | None = None
+    ) -> Estimate:
+        """One all-reduce of `bytes` on each rank; `ranks_per_core` as for `all_to_all`.
 
         Raises:
             ValueError: a number that can't be.
@@ -117,7 +121,7 @@ class ProfiledCosts:
             raise ValueError(f"an all-reduce of {bytes} bytes among {world_size} ranks")
         if world_size < 2:
             return _NOTHING
-        model = self._nearest("all_reduce", backend, world_size)
+        model = self._nearest("all_reduce", backend, world_size, ranks_per_core)
         return _scaled(model, world_size, model.estimate(bytes))
 
     def host(

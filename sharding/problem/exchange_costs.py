@@ -1,78 +1,128 @@
-"""The time of all-to-alls: one function for the search, its lower bound and the ratings."""
+"""The time of exchanges: one function for the search, its lower bound and the ratings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_interface import CostModel
+from .collectives import Collective, Way, all_to_all_of, way_of
 from .job import Job
 from .shard_traffic import shard_traffic
-from .tables import Workload
+from .tables import ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Workload
 
 
 @dataclass(frozen=True)
 class ExchangeCosts:
-    """Microseconds of all-to-alls that start together.
+    """Microseconds of one exchange of a module's tables that are sharded in the same way.
 
     Attributes:
-        constant: of each of them.
-        per_byte: of a byte of mean ** (1 - imbalance) * largest ** imbalance, with the ranks' bytes
-            in all of them together.
-        imbalance: 0 to 1, the larger the more the largest rank decides.
+        constant: whatever it carries.
+        per_byte: of a byte that a rank has for each rank.
     """
 
     constant: float
     per_byte: float
-    imbalance: float
-
-    def microseconds(self, bytes_of_ranks: NDArray[np.float64], exchanges: int) -> float:
-        """Returns the time of `exchanges` all-to-alls; (ranks,) bytes are those of all of them."""
-        mean, largest = float(bytes_of_ranks.mean()), float(bytes_of_ranks.max())
-        size: float = mean ** (1 - self.imbalance) * largest**self.imbalance
-        return self.constant * exchanges + self.per_byte * size
 
 
-def exchange_costs(
-    workload: Workload, job: Job, model: CostModel
-) -> tuple[ExchangeCosts, ExchangeCosts]:
-    """Returns the costs of exchanging ids, and of exchanging embeddings one way.
+@dataclass(frozen=True)
+class Exchanges:
+    """Microseconds of the exchanges of a step. Those of a phase start together.
+
+    Attributes:
+        ids: all exchanges of ids.
+        embeddings: of embeddings and, when training, of gradients, by their way.
+        ids_imbalance: 0 to 1, the larger the more the rank with most to exchange decides.
+        embeddings_imbalance: likewise.
+    """
+
+    ids: ExchangeCosts
+    embeddings: Mapping[Way, ExchangeCosts]
+    ids_imbalance: float
+    embeddings_imbalance: float
+
+    def constant(self, way: Way) -> float:
+        """Returns what exchanging tables takes that go this way, whatever they carry."""
+        return self.ids.constant + self.embeddings[way].constant
+
+
+def phase_us(ranks_us: NDArray[np.float64], imbalance: float) -> float:
+    """Returns the time of a phase from each rank's, (ranks)."""
+    mean, largest = float(ranks_us.mean()), float(ranks_us.max())
+    time: float = mean ** (1 - imbalance) * largest**imbalance
+    return time
+
+
+def exchanges_of(workload: Workload, job: Job, model: CostModel) -> Exchanges:
+    """Returns the costs of a workload's exchanges.
 
     Only the workload decides on them, not the plan: that makes plans comparable, and bounds
     provable.
     """
     whole = [
-        shard_traffic(table, workload.reuse_of(table), job, table.rows, table.dim)
+        (table, shard_traffic(table, workload.reuse_of(table), job, table.rows, table.dim))
         for table in workload.tables
     ]
-    return (
-        _costs_at(model, job, sum(traffic.ids_per_rank for traffic in whole)),
-        _costs_at(model, job, sum(traffic.rows_per_rank for traffic in whole)),
+    ids = sum(traffic.ids_per_rank for _, traffic in whole) / job.ranks
+    rows = sum(traffic.rows_per_rank for _, traffic in whole) / job.ranks
+    sums = sum(traffic.rows_per_rank for table, traffic in whole if table.pooled) / job.ranks
+    one_to_all, number = all_to_all_of(job), job.exchanges_of_ids
+    of_ids = _costs_at(one_to_all, job, model, ids)
+    usual = way_of(job, TABLE_WISE, pooled=True)
+    by_rows = {way_of(job, kind, pooled=True) for kind in (ROW_WISE, TABLE_ROW_WISE)} - {usual}
+    return Exchanges(
+        ids=ExchangeCosts(number * of_ids.constant, of_ids.per_byte),
+        embeddings={
+            usual: _costs_of(usual, job, model, rows),
+            **{way: _costs_of(way, job, model, way.holders * sums) for way in by_rows},
+        },
+        ids_imbalance=_imbalance_at(one_to_all, job, model, ids),
+        embeddings_imbalance=_imbalance_at(one_to_all, job, model, rows),
     )
 
 
-def _costs_at(model: CostModel, job: Job, bytes_per_rank: float) -> ExchangeCosts:
-    """Returns what the model says at `bytes_per_rank`, at twice as much, and where one has twice.
+def _costs_of(way: Way, job: Job, model: CostModel, for_each: float) -> ExchangeCosts:
+    each = [_costs_at(part, job, model, for_each) for part in way.collectives]
+    return ExchangeCosts(
+        sum(costs.constant for costs in each), sum(costs.per_byte for costs in each)
+    )
+
+
+def _costs_at(collective: Collective, job: Job, model: CostModel, for_each: float) -> ExchangeCosts:
+    """Returns what the model says where a rank has `for_each` bytes for each rank, and twice as
+    many.
 
     A rank alone exchanges nothing. Where the model falls with more bytes the line is flat, where it
     would be negative at no bytes it starts at 0.
     """
-    if job.ranks == 1:
-        return ExchangeCosts(0.0, 0.0, 1.0)
-    at = max(bytes_per_rank, 1.0)
-    even = [at] * job.ranks
-
-    def time(sent: Sequence[float], received: Sequence[float]) -> float:
-        return model.all_to_all(sent, received, job.backend, job.ranks_per_core).microseconds
-
-    once, twice = time(even, even), time([2 * at] * job.ranks, [2 * at] * job.ranks)
+    if collective.ranks == 1:
+        return ExchangeCosts(0.0, 0.0)
+    at = _some(for_each, job)
+    once, twice = (
+        _time([size] * collective.ranks, collective, job, model) for size in (at, 2 * at)
+    )
     rise = min(max(twice - once, 0.0), once)
-    imbalance = 1.0
-    if rise > 0:
-        one_has_twice = time(even, [2 * at, 0.0, *even[2:]])
-        imbalance = math.log2(1 + min(max((one_has_twice - once) / rise, 0.0), 1.0))
-    return ExchangeCosts(once - rise, rise / at, imbalance)
+    return ExchangeCosts(once - rise, rise / at)
+
+
+def _imbalance_at(collective: Collective, job: Job, model: CostModel, for_each: float) -> float:
+    """Returns how much it counts that one rank has twice the bytes of others."""
+    costs = _costs_at(collective, job, model, for_each)
+    if costs.per_byte == 0:
+        return 1.0
+    at = _some(for_each, job)
+    longest = _time([2 * at, 0.0, *[at] * (collective.ranks - 2)], collective, job, model)
+    rise = costs.per_byte * at
+    return math.log2(1 + min(max((longest - costs.constant - rise) / rise, 0.0), 1.0))
+
+
+def _some(for_each: float, job: Job) -> float:
+    return max(for_each, 1.0 / job.ranks)
+
+
+def _time(for_each: Sequence[float], collective: Collective, job: Job, model: CostModel) -> float:
+    return collective.estimate(for_each, job, model, job.ranks_per_core).microseconds

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BACKENDS = ("gloo", "bls")
+BACKENDS = ("gloo", "nccl", "bls")
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Job:
         memory_bytes: of each rank, for weights, optimizer state and activations: HBM on GPUs, DDR
             on CPUs.
         ranks_per_host: ranks that share a host; None: all of them.
-        backend: of the all-to-alls: "gloo", or "bls" for the bounded-lag sharders.
+        backend: of the exchanges: "gloo", "nccl", or "bls" for the bounded-lag sharders.
         bound: iterations that ranks may be apart. Above 0 only without training.
         training: whether there is a backward.
         host_memory_bytes: of each rank, for the slots of bounded-lag channels where the weights are
@@ -72,9 +72,9 @@ class Job:
 
     @property
     def exchanges_of_ids(self) -> int:
-        """How many all-to-alls take ids to their rows: over gloo TorchRec's splits, lengths and
-        values, one after the other; in bounded-lag channels one."""
-        return 3 if self.backend == "gloo" else 1
+        """How many all-to-alls take ids to their rows: TorchRec's splits, lengths and values, one
+        after the other; in bounded-lag channels one."""
+        return 1 if self.backend == "bls" else 3
 
     @property
     def samples(self) -> int:

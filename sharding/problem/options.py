@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_interface import AdditiveCosts, Ops
-from .exchange_costs import exchange_costs
+from .collectives import way_of
+from .exchange_costs import exchanges_of
 from .job import Job
 from .shard_costs import phases_of
 from .shard_traffic import ShardTraffic, result_bytes, shard_traffic
@@ -71,8 +72,8 @@ class Option:
 class Problem:
     """The search's problem: one option for each table and ranks for its shards.
 
-    The objective, in microseconds, is that of rating.rate: `charge` for each pair of a module and a
-    group in use, and the sum over phases of
+    The objective, in microseconds, is that of rating.rate: the `charges` of each pair of a module
+    and a group in use, and the sum over phases of
 
         shared ** (1 - imbalance) * max(largest, shared) ** imbalance
 
@@ -92,7 +93,7 @@ class Problem:
         option_op: (options), the op of its shards.
         op_pair: (ops), number of the pair of a module and a group.
         memory: (options), bytes that a shard adds to its rank.
-        charge: microseconds of the exchanges of a pair, whatever they carry.
+        charges: (pairs), microseconds of the exchanges of a pair, whatever they carry.
         fixed_bytes: what every rank keeps whatever the plan.
     """
 
@@ -107,7 +108,7 @@ class Problem:
     option_op: NDArray[np.intp]
     op_pair: NDArray[np.intp]
     memory: NDArray[np.float64]
-    charge: float
+    charges: NDArray[np.float64]
     fixed_bytes: float
 
     def time(
@@ -231,10 +232,14 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         for pair, option in zip(pairs.tolist(), options, strict=True)
     )
     first_of_op = np.unique(ops, return_index=True)[1]
-    ids, rows = exchange_costs(workload, job, model)
+    exchanges = exchanges_of(workload, job, model)
+    ways = [
+        way_of(job, option.sharding_type, workload.tables[option.table].pooled)
+        for option in options
+    ]
     # As if all tables of an op were sharded in this way, and ranks had equally many shards.
     shards_per_rank = np.array([option.shards / job.ranks for option in options])
-    phases = phases_of(traffic, Ops(ops, shards_per_rank), job, model, (ids, rows))
+    phases = phases_of(traffic, ways, Ops(ops, shards_per_rank), job, model, exchanges)
     return Problem(
         job=job,
         tables=workload.tables,
@@ -247,7 +252,9 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         option_op=ops,
         op_pair=pairs[first_of_op],
         memory=np.array([shard.held_bytes for shard in traffic]),
-        charge=job.exchanges_of_ids * ids.constant + job.ways_of_rows * rows.constant,
+        charges=np.array(
+            [exchanges.constant(ways[first]) for first in np.unique(pairs, return_index=True)[1]]
+        ),
         fixed_bytes=sum(
             result_bytes(table, workload.reuse_of(table), job) for table in workload.tables
         ),

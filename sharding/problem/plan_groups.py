@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..cost_interface import LookupWork
+from .collectives import way_of
 from .job import Job
 from .shard_traffic import ShardTraffic, result_bytes, shard_traffic, slots_bytes
 from .tables import PlacedTable, Workload
@@ -15,9 +16,16 @@ from .tables import PlacedTable, Workload
 class PlanGroup:
     """The tables of a module that are sharded in the same way.
 
+    Args:
+        module: path of the module.
+        sharding_type: of the tables.
+        pooled: whether they are of an EmbeddingBagCollection.
+        job: what the plan is for.
+
     Attributes:
         module: path of the module.
         sharding_type: of the tables.
+        way: that their embeddings are exchanged.
         job: what the plan is for.
         works: by rank, then by bytes of a weight: what is looked up in one op.
         ids: (ranks,), bytes of ids and lengths for each rank, from each rank.
@@ -26,9 +34,10 @@ class PlanGroup:
         features: number of features of the tables.
     """
 
-    def __init__(self, module: str, sharding_type: str, job: Job) -> None:
+    def __init__(self, module: str, sharding_type: str, pooled: bool, job: Job) -> None:
         self.module = module
         self.sharding_type = sharding_type
+        self.way = way_of(job, sharding_type, pooled)
         self.job = job
         self.works: list[dict[int, list[LookupWork]]] = [{} for _ in range(job.ranks)]
         self.ids = np.zeros(job.ranks)
@@ -59,7 +68,7 @@ def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list
     for placed in plan:
         table = placed.table
         key = table.module, placed.sharding_type
-        group = groups.setdefault(key, PlanGroup(*key, job))
+        group = groups.setdefault(key, PlanGroup(*key, table.pooled, job))
         group.features += table.features
         rows = max(shard.rows for shard in placed.shards)
         for shard in placed.shards:

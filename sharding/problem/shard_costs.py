@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_interface import AdditiveCosts, Estimate, LookupWork, Ops
-from .exchange_costs import ExchangeCosts
+from .collectives import Way
+from .exchange_costs import Exchanges
 from .job import Job
 from .shard_traffic import ShardTraffic
 
@@ -33,19 +34,21 @@ class Phase:
 
 def phases_of(
     traffic: Sequence[ShardTraffic],
+    ways: Sequence[Way],
     ops: Ops,
     job: Job,
     model: AdditiveCosts,
-    exchanges: tuple[ExchangeCosts, ExchangeCosts],
+    exchanges: Exchanges,
 ) -> list[Phase]:
     """Returns the phases of a step.
 
     Args:
         traffic: of the shards.
+        ways: that their embeddings are exchanged.
         ops: that they are looked up in.
         job: what the plan is for.
         model: of the lookups.
-        exchanges: of ids, and of embeddings one way.
+        exchanges: of ids and embeddings.
     """
     works = [shard.lookup for shard in traffic]
     first_of_op = [works[shard] for shard in np.unique(ops.of, return_index=True)[1]]
@@ -60,20 +63,26 @@ def phases_of(
         op_us = np.maximum(whole - np.maximum(first_alone, 0.0), 0.0)
         return Phase(costs, costs * job.ranks_per_core, op_us, 1.0)
 
-    def exchange(bytes_per_rank: Sequence[float], costs: ExchangeCosts, ways: int) -> Phase:
-        each = np.array(bytes_per_rank) * job.ranks * ways * costs.per_byte
-        return Phase(each, each, np.zeros(len(first_of_op)), costs.imbalance)
+    def exchange(costs: Iterable[float], imbalance: float) -> Phase:
+        each = np.array(list(costs))
+        return Phase(each, each, np.zeros(len(first_of_op)), imbalance)
 
-    ids, rows = exchanges
+    of_way = {way: costs.per_byte for way, costs in exchanges.embeddings.items()}
     phases = [
-        exchange([shard.ids_per_rank for shard in traffic], ids, 1),
+        exchange(
+            (shard.ids_per_rank * exchanges.ids.per_byte for shard in traffic),
+            exchanges.ids_imbalance,
+        ),
         lookup(
             np.asarray(model.marginal_forward(works)),
             np.asarray(model.marginal_forward(first_of_op)),
             model.lookup_forward,
         ),
         # Gradients go the same way back: the slowest rank of both exchanges is the same.
-        exchange([shard.rows_per_rank for shard in traffic], rows, job.ways_of_rows),
+        exchange(
+            (shard.rows_per_rank * of_way[way] for shard, way in zip(traffic, ways, strict=True)),
+            exchanges.embeddings_imbalance,
+        ),
     ]
     if job.training:
         backward = lookup(

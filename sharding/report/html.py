@@ -31,6 +31,7 @@ def as_html(report: PlanReport) -> str:
         f"{report.lower_bound_us:,.0f} &micro;s, so at most {report.gap:.1%} better is possible in "
         f"this model{report.aside}.</p>",
         f"<p>Simulated step {escape(report.simulated)}.</p>" if report.simulated else "",
+        f"<p><b>{escape(report.caveat)}</b></p>" if report.caveat else "",
         _table(
             ["phase", "predicted"],
             [[escape(name), _time(time)] for name, time in report.rating.phases.items()],

@@ -63,6 +63,7 @@ class PlanReport:
         decisions: one a table.
         measured_us: measured microseconds by name: "step" or a phase; empty without a measurement.
         choice: by which the plan was taken, if steps were simulated.
+        caveat: what is to be known of the costs; empty for calibrated ones.
     """
 
     job: Job
@@ -72,6 +73,7 @@ class PlanReport:
     decisions: Sequence[Decision]
     measured_us: Mapping[str, float]
     choice: PlanChoice | None = None
+    caveat: str = ""
 
     @property
     def simulated(self) -> str:
@@ -139,6 +141,7 @@ class PlanReport:
                 "memory_bytes": list(job.memory_bytes),
                 "memory_kind": job.memory_kind,
             },
+            "caveat": self.caveat,
             "step_us": _times(self.rating.step),
             "phases_us": {name: _times(time) for name, time in self.rating.phases.items()},
             "objective_us": self.objective_us,
@@ -168,7 +171,12 @@ def _times(estimate: Estimate) -> dict[str, float]:
 
 
 def make_report(
-    workload: Workload, found: Found, model: CostModel, choice: PlanChoice | None = None
+    workload: Workload,
+    found: Found,
+    model: CostModel,
+    *,
+    choice: PlanChoice | None = None,
+    caveat: str = "",
 ) -> PlanReport:
     """Returns the report of a plan that was found.
 
@@ -177,6 +185,7 @@ def make_report(
         found: of the search.
         model: that it was found with.
         choice: by which it was taken, if steps were simulated.
+        caveat: of the model.
     """
     problem = found.placement.problem
     return PlanReport(
@@ -187,6 +196,7 @@ def make_report(
         decisions=_decisions(found.placement),
         measured_us={},
         choice=choice,
+        caveat=caveat,
     )
 
 

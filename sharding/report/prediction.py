@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_interface import CostModel, Estimate
-from ..problem.exchange_costs import ExchangeCosts, exchange_costs
+from ..problem.collectives import Collective, Way, all_to_all_of
+from ..problem.exchange_costs import exchanges_of, phase_us
 from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
@@ -157,15 +158,16 @@ def _lagging_phases(ranks: Sequence[RankRating], job: Job) -> dict[str, Estimate
 
 
 class _Exchanges:
-    """The all-to-alls of all groups, of which those of a phase start together."""
+    """The exchanges of all groups, of which those of a phase start together."""
 
     def __init__(
         self, groups: Sequence[PlanGroup], workload: Workload, job: Job, model: CostModel
     ) -> None:
-        self._job, self._model, self._number = job, model, len(groups)
-        self._ids_costs, self._rows_costs = exchange_costs(workload, job, model)
-        self._ids = np.sum([group.ids for group in groups], axis=0) * job.ranks
-        self._rows = np.sum([group.rows for group in groups], axis=0) * job.ranks
+        self._job, self._model = job, model
+        self._costs = exchanges_of(workload, job, model)
+        self._ways = [group.way for group in groups]
+        self._ids = np.array([group.ids for group in groups])
+        self._rows = np.array([group.rows for group in groups])
 
     def together(self) -> tuple[Estimate, Estimate]:
         """Returns the times of ids, and of embeddings with gradients."""
@@ -173,26 +175,44 @@ class _Exchanges:
 
     def as_on(self, rank: int) -> tuple[Estimate, Estimate]:
         """Returns the same if all ranks had as many bytes as this one."""
-        ids, rows = self._ids[rank], self._rows[rank]
-        return self._times(np.full_like(self._ids, ids), np.full_like(self._rows, rows))
+        every = np.full(self._job.ranks, rank)
+        return self._times(self._ids[:, every], self._rows[:, every])
 
     def _times(
         self, ids: NDArray[np.float64], rows: NDArray[np.float64]
     ) -> tuple[Estimate, Estimate]:
-        one_way = self._time(rows, self._rows_costs, 1)
-        of_ids = self._time(ids, self._ids_costs, self._job.exchanges_of_ids)
-        return of_ids, total([one_way] * self._job.ways_of_rows)
+        """Returns the times of (groups, ranks) bytes for each rank."""
+        costs, number = self._costs, len(self._ways)
+        of_ids = phase_us(costs.ids.per_byte * ids.sum(axis=0), costs.ids_imbalance)
+        of_ids += number * costs.ids.constant
+        each = [costs.embeddings[way] for way in self._ways]
+        per_byte = np.array([way.per_byte for way in each])
+        of_rows = phase_us(per_byte @ rows, costs.embeddings_imbalance)
+        of_rows += sum(way.constant for way in each)
+        one_of_ids = self._one([all_to_all_of(self._job)], ids)
+        some_rows = [self._one(way.collectives, rows[self._which(way)]) for way in {*self._ways}]
+        return _as_sure_as(of_ids, one_of_ids), _as_sure_as(of_rows, total(some_rows))
 
-    def _time(
-        self, bytes_of_ranks: NDArray[np.float64], costs: ExchangeCosts, all_to_alls: int
-    ) -> Estimate:
-        """Returns the time of so many all-to-alls for each group, which share the bytes."""
-        time = costs.microseconds(bytes_of_ranks, all_to_alls * self._number)
-        # How sure that is, the model says of one of them.
-        each = bytes_of_ranks / self._number
-        job = self._job
-        one = self._model.all_to_all(
-            np.full_like(each, each.mean()).tolist(), each.tolist(), job.backend, job.ranks_per_core
+    def _which(self, way: Way) -> list[int]:
+        return [number for number, other in enumerate(self._ways) if other == way]
+
+    def _one(self, collectives: Sequence[Collective], for_each: NDArray[np.float64]) -> Estimate:
+        """Returns what the model says of one group, where groups have as many bytes each."""
+        mean = for_each.mean(axis=0)
+        if self._job.ranks == 1:
+            return ZERO
+        return total(
+            one.estimate(
+                mean.tolist() if one.ranks == len(mean) else [float(mean.mean())] * one.ranks,
+                self._job,
+                self._model,
+                self._job.ranks_per_core,
+            )
+            for one in collectives
         )
-        scale = time / one.microseconds if one.microseconds > 0 else 1.0
-        return Estimate(time, one.low * scale, one.high * scale)
+
+
+def _as_sure_as(time: float, one: Estimate) -> Estimate:
+    """Returns the time with the interval of an estimate, in proportion."""
+    scale = time / one.microseconds if one.microseconds > 0 else 1.0
+    return Estimate(time, one.low * scale, one.high * scale)

@@ -23,6 +23,8 @@ def as_text(report: PlanReport) -> str:
         f"Predicted step   {_time(report.rating.step)}",
         f"  {SCOPE}",
     ]
+    if report.caveat:
+        lines.append(f"  {report.caveat}")
     lines += [f"  {name:<14} {_time(time)}" for name, time in report.rating.phases.items()]
     lines += [
         f"Lower bound      {report.lower_bound_us:,.0f} us: at most {report.gap:.1%} better is "

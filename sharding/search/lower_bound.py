@@ -62,6 +62,26 @@ def _cheapest_within(
     first: NDArray[np.intp],
 ) -> float:
     """Returns a bound on the least sum of costs of one option a table with memory below `total`."""
+    least_memory = least_of_tables(np.where(np.isfinite(costs), memory, np.inf), first)
+    if least_memory > total:
+        return float(np.inf)
+    price = price_of_memory(costs, memory, total, first)
+    return least_of_tables(costs + price * memory, first) - price * total
+
+
+def least_of_tables(costs: NDArray[np.float64], first: NDArray[np.intp]) -> float:
+    """Returns the sum over tables of the least of their options' costs, (options)."""
+    return float(np.minimum.reduceat(costs, first).sum())
+
+
+def price_of_memory(
+    costs: NDArray[np.float64],
+    memory: NDArray[np.float64],
+    total: float,
+    first: NDArray[np.intp],
+) -> float:
+    """Returns what a byte has to cost for the cheapest options to need no more than `total`, of
+    all such prices the one that makes the bound on their costs largest."""
 
     def dual(price: float) -> tuple[float, float]:
         """Returns the value at a price of memory, and the memory of the options it takes."""
@@ -73,21 +93,15 @@ def _cheapest_within(
 
     best, used = dual(0.0)
     if used <= total or not np.isfinite(best):
-        return best
-    least_memory = np.minimum.reduceat(np.where(np.isfinite(costs), memory, np.inf), first).sum()
-    if least_memory > total:
-        return float(np.inf)
+        return 0.0
     # The dual is concave: it rises as long as the options at a price need more than there is.
-    high = max(best, 1e-9) / total
+    low, high = 0.0, max(best, 1e-9) / total
     while dual(high)[1] > total and high < 1e12:
         high *= 2
-    low = 0.0
     for _ in range(40):
         middle = (low + high) / 2
-        value, used = dual(middle)
-        best = max(best, value)
-        if used > total:
+        if dual(middle)[1] > total:
             low = middle
         else:
             high = middle
-    return max(best, dual(low)[0], dual(high)[0])
+    return max(low, high, key=lambda price: dual(price)[0])

@@ -72,9 +72,9 @@ class Placement:
         ops = problem.op_us.T @ used
         largest = (self.loads + ops).max(axis=1)
         shared = self.shared + problem.job.ranks_per_core * ops.sum(axis=1)
-        pairs = set(problem.op_pair[used.any(axis=1)].tolist())
+        pairs = list(set(problem.op_pair[used.any(axis=1)].tolist()))
         phases = problem.time(largest, shared / problem.job.ranks)
-        return float(phases.sum()) + problem.charge * len(pairs)
+        return float(phases.sum() + problem.charges[pairs].sum())
 
     def penalty(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns what each rank's loads, (phases, ...), count for in the search.

@@ -23,6 +23,8 @@ from .local_search import improve, polish
 from .lower_bound import lower_bound
 from .placement import Placement
 from .slot_memory import least_slots, memory_for_shards, slots_of
+from .step_bound import step_bound
+from .ways import least_charges
 
 # When options are chosen, shards of at most these shares of the lower bound are tried.
 _SHARES = (1.0, 0.7, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.18, 0.125, 0.09)
@@ -66,8 +68,11 @@ def search(problem: Problem) -> Found:
     Raises:
         InfeasiblePlanError: none was found that fits into the memory.
     """
-    placements, bound = _search_with_room_for_slots(problem)
+    slots = least_slots(problem)
+    placements = _search_with_room_for_slots(problem, slots)
     _check_host_memory(problem, slots_of(placements[0]))
+    # No plan has fewer slots.
+    bound = step_bound(problem, memory_for_shards(problem, slots), placements[0].cost)
     found: dict[tuple[PlacedTable, ...], Found] = {}
     for placement in placements:
         plan = tuple(
@@ -81,25 +86,22 @@ def search(problem: Problem) -> Found:
     return replace(best, others=tuple(others))
 
 
-def _search_with_room_for_slots(problem: Problem) -> tuple[list[Placement], float]:
+def _search_with_room_for_slots(problem: Problem, slots: float) -> list[Placement]:
     """Returns the best plan found that has room for its own slots, with the others that were
-    improved and have, and the lower bound."""
-    slots = enough = least_slots(problem)
-    too_many = bound = short_by = np.inf
+    improved and have; no plan has less of them than `slots`."""
+    least = enough = slots
+    too_many = short_by = np.inf
     for _ in range(_ATTEMPTS):
         try:
-            plans, its_bound = _search_beside(problem, slots)
+            plans = _search_beside(problem, slots)
         except InfeasiblePlanError:
-            if np.isinf(bound):
-                # No plan has fewer slots.
+            if slots == least:
                 raise
             too_many = slots
         else:
-            # The first attempt's holds for all plans, the others' for those with as many slots.
-            bound = min(bound, its_bound)
             placement, used = plans[0], slots_of(plans[0])
             if _has_room_for_slots(problem, placement):
-                return [plan for plan in plans if _has_room_for_slots(problem, plan)], bound
+                return [plan for plan in plans if _has_room_for_slots(problem, plan)]
             room = float((memory_for_shards(problem, 0.0) - placement.memory).min())
             if used - room < short_by:
                 short_by, nearest = used - room, (used, room)
@@ -152,28 +154,21 @@ class _Options:
     allowed: NDArray[np.bool_]
 
 
-def _search_beside(problem: Problem, slots: float) -> tuple[list[Placement], float]:
-    """Returns plans that leave room for `slots`, the best first, and the lower bound."""
+def _search_beside(problem: Problem, slots: float) -> list[Placement]:
+    """Returns plans that leave room for `slots`, the best first."""
     capacity = memory_for_shards(problem, slots)
     reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
     if capacity.min() < 0:
         raise explain(problem, capacity, reserved)
     fits = fits_somewhere(problem, capacity)
-    modules = len({table.module for table in problem.tables})
-    # The slowest rank of a phase has a shard, and so an op.
-    one_op = float(problem.op_us.min(axis=0).sum())
-    # A plan uses just one set of ways, so that the least of their bounds is one for all plans.
+    one_op = problem.job.ranks_per_core * float(problem.op_us.min(axis=0).sum())
     promising: list[_Options] = []
-    lowest = np.inf
     for number, of_ways in _sets_of_ways(problem):
-        bound, sets = _with_one_width(problem, fits & of_ways, capacity)
-        pairs = max(modules, number)
-        charges = pairs * problem.charge
-        lowest = min(lowest, bound + charges + one_op)
-        ops = pairs * problem.job.ranks_per_core * one_op
+        beside, modules = least_charges(problem, of_ways)
+        beside += max(number - modules, 0) * problem.charges.min() + max(number, modules) * one_op
         promising.extend(
-            _Options(its_bound + charges + ops, number, its_bound, allowed)
-            for its_bound, allowed in sets
+            _Options(bound + beside, number, bound, allowed)
+            for bound, allowed in _with_one_width(problem, fits & of_ways, capacity)
         )
     if not promising:
         raise explain(problem, capacity, reserved)
@@ -200,7 +195,7 @@ def _search_beside(problem: Problem, slots: float) -> tuple[list[Placement], flo
         plan = improve(start, options.allowed, options.expected * _NEAR)
         polish(plan, options.allowed)
         plans.append(plan)
-    return sorted(plans, key=lambda plan: plan.cost), lowest
+    return sorted(plans, key=lambda plan: plan.cost)
 
 
 def _worth_improving(
@@ -253,8 +248,8 @@ def _sets_of_ways(problem: Problem) -> Iterator[tuple[int, NDArray[np.bool_]]]:
 
 def _with_one_width(
     problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
-) -> tuple[float, list[tuple[float, NDArray[np.bool_]]]]:
-    """Returns a bound on all plans of the allowed options, and sets of them with their bounds.
+) -> list[tuple[float, NDArray[np.bool_]]]:
+    """Returns sets of the allowed options, with bounds of their plans.
 
     In a set each EmbeddingCollection has one width for its column-wise tables. They get it one
     after the other, the one with the least bound, while those after it may still mix theirs. Of the
@@ -262,22 +257,17 @@ def _with_one_width(
     """
     widths = [[allowed & width for width in widths] for widths in problem.collection_widths]
     widths = [[width for width in each if width.any()] for each in widths]
-    bound, sets = np.inf, [(0.0, allowed)]
-    for number, of_collection in enumerate(each for each in widths if each):
+    sets = [(0.0, allowed)]
+    for of_collection in (each for each in widths if each):
         _, before = min(sets, key=lambda entry: entry[0])
         others = before & ~np.any(of_collection, axis=0)
         sets = [_bounded(problem, others | width, capacity) for width in of_collection]
-        if number == 0:
-            # The others may mix theirs in it: it holds for all of their widths.
-            bound = min(its_bound for its_bound, _ in sets)
     if not any(widths):
         sets = [_bounded(problem, allowed, capacity)]
-        bound = sets[0][0]
-    sets = [entry for entry in sets if np.isfinite(entry[0])]
-    if np.isfinite(bound) and not sets:
+    if not any(np.isfinite(bound) for bound, _ in sets):
         # Widths that were best while others could mix theirs left no room for these.
         sets = [_bounded(problem, least_memory(problem, allowed)[1], capacity)]
-    return bound, [entry for entry in sets if np.isfinite(entry[0])]
+    return [entry for entry in sets if np.isfinite(entry[0])]
 
 
 def _bounded(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from ..cost_interface import CostModel
 from ..costs.host_costs import HostCosts
+from ..problem.collectives import Collective, all_to_all_of
 from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
@@ -18,6 +18,7 @@ from ..problem.tables import PlacedTable, Workload
 from .program import Begin, Collect, Compute, Finish, Post, Stage
 
 Floats = npt.NDArray[np.float64]
+Collectives = Sequence[Collective]
 
 # Of a one-sided exchange's time, what the sender's puts take; the rest is the receiver's reading.
 _PUTS = 0.5
@@ -82,6 +83,7 @@ class _Step:
     ) -> None:
         self._job, self._model, self._host, self._dense = job, model, host, dense
         self._groups = groups_of(plan, workload, job)
+        self._ids = (all_to_all_of(job),)
         self._pooled = {table.module: table.pooled for table in workload.tables}
         # Of each kind, of one batch.
         once = replace(job, bound=0, training=False)
@@ -99,23 +101,25 @@ class _Step:
         for groups in self._called_together():
             for number, group in groups:
                 yield Compute("inputs", self._inputs(group))
-                yield from self._begin(f"ids {number}", group.ids, 0)
+                yield from self._begin(f"ids {number}", group.ids, self._ids, 0)
             for number, group in groups:
-                yield from self._finish(f"ids {number}", group.ids, bound)
+                yield from self._finish(f"ids {number}", group.ids, self._ids, bound)
                 yield Compute("lookup", self._lookups(group, "lookup_forward"), lag=bound)
-                yield from self._begin(f"embeddings {number}", group.rows, bound)
+                forward = group.way.forward
+                yield from self._begin(f"embeddings {number}", group.rows, forward, bound)
         numbered = list(enumerate(self._groups))
         for number, group in numbered:
-            yield from self._finish(f"embeddings {number}", group.rows, 2 * bound)
+            forward = group.way.forward
+            yield from self._finish(f"embeddings {number}", group.rows, forward, 2 * bound)
         yield Compute("outputs", self._outputs(), lag=2 * bound)
         yield Compute("dense forward", self._dense.forward, lag=2 * bound)
         if not training:
             return
         yield Compute("dense backward", self._dense.backward)
         for number, group in reversed(numbered):
-            yield from self._begin(f"gradients {number}", group.rows, 0)
+            yield from self._begin(f"gradients {number}", group.rows, group.way.backward, 0)
         for number, group in reversed(numbered):
-            yield from self._finish(f"gradients {number}", group.rows, 0)
+            yield from self._finish(f"gradients {number}", group.rows, group.way.backward, 0)
             yield Compute("lookup backward", self._lookups(group, "lookup_backward"))
 
     def _called_together(self) -> list[list[tuple[int, PlanGroup]]]:
@@ -143,35 +147,40 @@ class _Step:
         times = [sum(lookup(works).microseconds for works in ops.values()) for ops in group.works]
         return np.array(times, np.float64) * self._host.lookup
 
-    def _begin(self, name: str, bytes_per_rank: Floats, lag: int) -> Iterator[Stage]:
+    def _begin(
+        self, name: str, for_each: Floats, collectives: Collectives, lag: int
+    ) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
         if self._job.backend == "bls":
-            yield Post(name, self._times(bytes_per_rank) * _PUTS, lag=lag)
+            yield Post(name, self._times(for_each, collectives) * _PUTS, lag=lag)
             return
         if name.startswith("ids"):
             # Splits, which nothing goes on without, then lengths; values are what is large.
-            nothing = np.zeros_like(bytes_per_rank)
-            yield Begin(f"{name}: splits", 0.0, self._times(nothing))
+            nothing = np.zeros_like(for_each)
+            yield Begin(f"{name}: splits", 0.0, self._times(nothing, collectives))
             yield Finish(f"{name}: splits")
-            yield Begin(f"{name}: lengths", 0.0, self._times(nothing))
-        yield Begin(name, 0.0, self._times(bytes_per_rank))
+            yield Begin(f"{name}: lengths", 0.0, self._times(nothing, collectives))
+        yield Begin(name, 0.0, self._times(for_each, collectives))
 
-    def _finish(self, name: str, bytes_per_rank: Floats, lag: int) -> Iterator[Stage]:
+    def _finish(
+        self, name: str, for_each: Floats, collectives: Collectives, lag: int
+    ) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
         if self._job.backend == "bls":
-            yield Collect(name, self._times(bytes_per_rank) * (1 - _PUTS), lag=lag)
+            yield Collect(name, self._times(for_each, collectives) * (1 - _PUTS), lag=lag)
         else:
             yield Finish(name)
 
-    def _times(self, bytes_per_rank: Floats) -> Floats:
-        """Returns what an all-to-all takes each rank, as if all ranks had as many bytes as it."""
-        ranks = self._job.ranks
-        time = partial(self._time_of_even, ranks)
-        each, back = np.unique(bytes_per_rank * ranks, return_inverse=True)
-        return np.array([time(size) for size in each.tolist()])[back] * self._host.exchange
-
-    def _time_of_even(self, ranks: int, size: float) -> float:
-        even: Sequence[float] = [size] * ranks
-        return self._model.all_to_all(even, even, self._job.backend, 1.0).microseconds
+    def _times(self, for_each: Floats, collectives: Collectives) -> Floats:
+        """Returns what collectives take each rank, as if all ranks had as many bytes as it."""
+        each, back = np.unique(for_each, return_inverse=True)
+        times = [
+            sum(
+                one.estimate([size] * one.ranks, self._job, self._model, 1.0).microseconds
+                for one in collectives
+            )
+            for size in each.tolist()
+        ]
+        return np.array(times, np.float64)[back] * self._host.exchange

@@ -1,6 +1,6 @@
 """The costs of a profile inside TorchRec's own planner."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -18,6 +18,7 @@ from torchrec.distributed.types import ShardingType
 from ..cost_interface import AdditiveCosts, LookupWork, TableReuse
 from ..costs.profile import check_kind
 from ..costs.profiled import ProfiledCosts
+from ..problem.collectives import Collective, Way, all_to_all_of, way_of
 from ..problem.job import Job
 from ..problem.shard_traffic import EMBEDDING_BYTES, shard_traffic
 from ..problem.tables import Table, UniformReuse
@@ -96,6 +97,7 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
             ranks=world,
             batch=option.batch_size,
             memory_bytes=[0] * world,
+            ranks_per_host=min(self._topology.local_world_size, world),
             backend=self._backend,
             training=self._training,
         )
@@ -103,20 +105,22 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
             if option.sharding_type == ShardingType.DATA_PARALLEL.value:
                 shard.perf = self._replica(table, reuse, job)
             else:
-                shard.perf = self._shard(table, reuse, job, *shard.size)
+                way = way_of(job, option.sharding_type, option.is_pooled)
+                shard.perf = self._shard(table, reuse, job, way, *shard.size)
 
-    def _shard(self, table: Table, reuse: TableReuse, job: Job, rows: int, columns: int) -> Perf:
+    def _shard(
+        self, table: Table, reuse: TableReuse, job: Job, way: Way, rows: int, columns: int
+    ) -> Perf:
         if rows == 0:
             return Perf(0.0, 0.0, 0.0, 0.0)
         traffic = shard_traffic(table, reuse, job, rows, columns)
         forward, backward = self._lookup(traffic.lookup)
-        ids = self._exchange(traffic.ids_per_rank, job)
-        embeddings = self._exchange(traffic.rows_per_rank, job)
+        ids = self._exchange(traffic.ids_per_rank, [all_to_all_of(job)], job)
         return Perf(
             fwd_compute=forward,
-            fwd_comms=ids + embeddings,
+            fwd_comms=ids + self._exchange(traffic.rows_per_rank, way.forward, job),
             bwd_compute=backward,
-            bwd_comms=embeddings if self._training else 0.0,
+            bwd_comms=self._exchange(traffic.rows_per_rank, way.backward, job),
         )
 
     def _replica(self, table: Table, reuse: TableReuse, job: Job) -> Perf:
@@ -146,13 +150,13 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
         backward = float(self._costs.marginal_backward([work])[0]) if self._training else 0.0
         return max(forward, 0.0) / _MICROSECONDS_PER_MS, max(backward, 0.0) / _MICROSECONDS_PER_MS
 
-    def _exchange(self, bytes_per_rank: float, job: Job) -> float:
-        def time(size: float) -> float:
-            each = [size] * job.ranks
-            return self._costs.all_to_all(each, each, self._backend).microseconds
+    def _exchange(self, for_each: float, collectives: Sequence[Collective], job: Job) -> float:
+        def time(one: Collective, size: float) -> float:
+            each = [size] * one.ranks
+            return one.estimate(each, job, self._costs, job.ranks_per_core).microseconds
 
-        beyond = time(bytes_per_rank * job.ranks) - time(0.0)
-        return max(beyond, 0.0) / _MICROSECONDS_PER_MS
+        beyond = sum(max(time(one, for_each) - time(one, 0.0), 0.0) for one in collectives)
+        return beyond / _MICROSECONDS_PER_MS
 
 
 def calibrated_torchrec_planner(

@@ -34,7 +34,12 @@ from ..search.search import Found, search
 from ..simulation.choose_plan import PlanChoice, choose_plan
 from .plan import to_sharding_plan
 from .tables import optimizers_of, workload_of
+from .topology_costs import TopologyCosts
 
+_TIERS = (
+    ". Tables in host memory or on SSD (fused_uvm, fused_uvm_caching, key_value) are not planned: "
+    "TorchRec's EmbeddingShardingPlanner has costs of them"
+)
 # Of HBM, as in TorchRec's planner.
 _RESERVED_SHARE = 0.15
 
@@ -53,11 +58,13 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             parameters with gradients and optimizer, batches of ids, and 15 % of HBM.
         constraints: by name of the table.
         costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")). None plans with a
-            profile that ships, of a machine that is hardly this one, and warns.
+            profile that ships, of a machine that is hardly this one, and for GPUs with the
+            bandwidths of the topology, and warns.
         reuse: statistics by table ("module.table", or its name where just one has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
-        backend: of the exchanges, "bls" or "gloo". None: "bls" if there are bounded-lag sharders,
-            else "gloo"; TorchRec's own over a process group "bls" need it said.
+        backend: of the exchanges, "bls", "gloo" or "nccl". None: "bls" if there are bounded-lag
+            sharders, else "nccl" for GPUs and "gloo" for CPUs; TorchRec's own over a process group
+            "bls" need it said.
         bound: of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
         cores_per_host: if the ranks of a host have to share so many; None: each has its own.
@@ -93,7 +100,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._batch_size = batch_size or BATCH_SIZE
         self._reservation = storage_reservation or _torchrecs_reservation()
         self._constraints = constraints
-        self._costs = _shipped_costs() if costs is None else costs
+        self._costs = _costs_without_any(self._topology) if costs is None else costs
         if isinstance(self._costs, ProfiledCosts):
             check_kind(self._costs.profile, self._topology.compute_device)
         self._reuse = reuse
@@ -122,7 +129,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         try:
             found = search(make_problem(workload, job, self._costs))
         except InfeasiblePlanError as error:
-            raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+            tiers = "" if device == "cpu" else _TIERS
+            raise PlannerError(f"{error}{tiers}", PlannerErrorType.INSUFFICIENT_STORAGE) from error
         except NoOptionError as error:
             raise PlannerError(str(error), PlannerErrorType.STRICT_CONSTRAINTS) from error
         choice = self._choose([found, *found.others], workload, job) if self._simulate else None
@@ -177,7 +185,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         if self._last is None:
             raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
         workload, found, choice = self._last
-        return make_report(workload, found, self._costs, choice)
+        caveat = self._costs.CAVEAT if isinstance(self._costs, TopologyCosts) else ""
+        return make_report(workload, found, self._costs, choice=choice, caveat=caveat)
 
     def _choose(self, found: Sequence[Found], workload: Workload, job: Job) -> PlanChoice:
         host = None
@@ -220,7 +229,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             batch=self._batch_size,
             memory_bytes=ddr if on_cpu else hbm,
             ranks_per_host=min(self._topology.local_world_size, self._topology.world_size),
-            backend=_backend_of(sharders) if self._backend is None else self._backend,
+            backend=_backend_of(sharders, on_cpu) if self._backend is None else self._backend,
             bound=self._bound,
             training=self._training,
             host_memory_bytes=None if on_cpu else ddr,
@@ -229,10 +238,11 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         )
 
 
-def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]]) -> str:
+def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]], on_cpu: bool) -> str:
     # By an attribute and not by their type: planning does not import the runtime.
-    exchanges = {getattr(sharder, "exchange_backend", "gloo") for sharder in sharders}
-    return "bls" if "bls" in exchanges else "gloo"
+    if "bls" in {getattr(sharder, "exchange_backend", None) for sharder in sharders}:
+        return "bls"
+    return "gloo" if on_cpu else "nccl"
 
 
 def _torchrecs_reservation() -> StorageReservation:
@@ -242,7 +252,14 @@ def _torchrecs_reservation() -> StorageReservation:
         return HeuristicalStorageReservation(_RESERVED_SHARE)
 
 
-def _shipped_costs() -> ProfiledCosts:
+def _costs_without_any(topology: Topology) -> AdditiveCosts:
+    if topology.compute_device == "cuda":
+        warnings.warn(
+            f"BLSShardingPlanner has no costs and plans for GPUs {TopologyCosts.CAVEAT}. Pass "
+            "costs of your own (AdditiveCosts) to plan by measurements",
+            stacklevel=3,
+        )
+        return TopologyCosts(topology)
     name = shipped_profiles()[0]
     warnings.warn(
         f"BLSShardingPlanner has no costs and plans with the profile {name!r} of another machine: "

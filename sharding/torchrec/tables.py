@@ -171,7 +171,14 @@ def _types(
     if asked.compute_kernels and KERNEL not in asked.compute_kernels:
         raise _contradiction(
             f"table '{name}': constraints ask for the kernels {asked.compute_kernels}, the planner "
-            f"has the costs of '{KERNEL}' only"
+            f"has the costs of '{KERNEL}' only. Add it to compute_kernels, or plan with TorchRec's "
+            "EmbeddingShardingPlanner"
+        )
+    if asked.key_value_params is not None:
+        raise _contradiction(
+            f"table '{name}': constraints have key_value_params, for tables on SSD, and the "
+            f"planner has the costs of '{KERNEL}' only. Leave them out, or plan with TorchRec's "
+            "EmbeddingShardingPlanner"
         )
     offered = [
         sharding_type

@@ -14,7 +14,7 @@ class AdditiveTestCosts:
     """Microseconds: an op 20, a shard 1 and its ids x columns / 1,000; backward twice that.
 
     All-to-alls: 30 and a thousandth of their `message_bytes` at `imbalance`; at 1 those of the rank
-    with most.
+    with most. All-reduces: 50 and twice a thousandth of a rank's bytes.
     """
 
     op_us = 20.0
@@ -42,11 +42,14 @@ class AdditiveTestCosts:
         received_bytes: Sequence[float],
         backend: str,
         ranks_per_core: float = 1.0,
+        ranks_per_host: int | None = None,
     ) -> Estimate:
         return self._estimate(30 + message_bytes(sent_bytes, received_bytes, self.imbalance) / 1000)
 
-    def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
-        return self._estimate(30 + 2 * bytes / 1000)
+    def all_reduce(
+        self, bytes: float, world_size: int, backend: str, ranks_per_core: float = 1.0
+    ) -> Estimate:
+        return self._estimate(50 + 2 * bytes / 1000)
 
     @staticmethod
     def _estimate(time: float) -> Estimate:

@@ -5,6 +5,7 @@ from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.tables import (
     COLUMN_WISE,
     ROW_WISE,
+    TABLE_ROW_WISE,
     TABLE_WISE,
     PlacedShard,
     PlacedTable,
@@ -76,6 +77,41 @@ def test_row_wise_halves_ids_and_sends_partial_sums() -> None:
     rating = rate([PlacedTable(TABLE, ROW_WISE, shards)], WORKLOAD, job(), COSTS)
     assert rating.phases["ids"].microseconds == pytest.approx(30 + 2 * 10 * (12 + 4) / 1000)
     assert rating.phases["embeddings"].microseconds == pytest.approx(2 * (30 + 2 * ROWS / 1000))
+
+
+def test_row_wise_over_gloo_is_an_all_reduce_and_an_all_gather() -> None:
+    shards = (PlacedShard(0, 500, 64), PlacedShard(1, 500, 64, 500))
+    plan = [PlacedTable(TABLE, ROW_WISE, shards)]
+    both = rate(plan, WORKLOAD, job(backend="gloo"), COSTS).phases["embeddings"]
+    # Either rank has partial sums of both ranks' samples.
+    assert both.microseconds == pytest.approx((50 + 2 * 2 * ROWS / 1000) + (30 + 2 * ROWS / 1000))
+    assert both.low == pytest.approx(0.8 * both.microseconds)
+    forward = rate(plan, WORKLOAD, job(backend="gloo", training=False), COSTS).phases["embeddings"]
+    assert forward.microseconds == pytest.approx(50 + 2 * 2 * ROWS / 1000)
+
+
+def test_table_row_wise_over_gloo_is_reduced_on_its_host_and_sent_across() -> None:
+    four = Job(4, 10, [1 << 30] * 4, ranks_per_host=2, backend="gloo", training=False)
+    shards = (PlacedShard(2, 500, 64), PlacedShard(3, 500, 64, 500))
+    plan = [PlacedTable(TABLE, TABLE_ROW_WISE, shards)]
+    # The ranks of the host that has it: partial sums of 4 ranks' samples, then sums of 2.
+    expected = (50 + 2 * 4 * ROWS / 1000) + (30 + 2 * ROWS / 1000)
+    phases = rate(plan, WORKLOAD, four, COSTS).phases
+    assert phases["embeddings"].microseconds == pytest.approx(expected)
+
+
+def test_exchanges_of_several_ways_share_a_phase() -> None:
+    """The rank with most in all decides, and each way has its constants."""
+    other = Table("u", 1000, 64)
+    workload = Workload([TABLE, other], {"t": UniformReuse(1000, 3.0), "u": UniformReuse(1000)})
+    by_rows = (PlacedShard(0, 500, 64), PlacedShard(1, 500, 64, 500))
+    plan = [
+        PlacedTable(TABLE, ROW_WISE, by_rows),
+        PlacedTable(other, TABLE_WISE, (PlacedShard(0, 1000, 64),)),
+    ]
+    phases = rate(plan, workload, job(backend="gloo"), COSTS).phases
+    expected = (50 + 30 + 3 * 2 * ROWS / 1000) + 2 * (30 + 2 * ROWS / 1000)
+    assert phases["embeddings"].microseconds == pytest.approx(expected)
 
 
 def test_bounded_lag_has_the_slowest_ranks_sum_and_more_slots() -> None:

@@ -19,6 +19,7 @@ from torchrec_bls.sharding.problem.options import (
 from torchrec_bls.sharding.problem.tables import (
     COLUMN_WISE,
     ROW_WISE,
+    SHARDING_TYPES,
     TABLE_ROW_WISE,
     TABLE_WISE,
     PlacedTable,
@@ -46,6 +47,8 @@ CASES = [
     (3, 4, {}, (TABLE_WISE,)),
     (3, 3, {"training": False, "bound": 2}, (TABLE_WISE, ROW_WISE)),
     (4, 3, {"ranks_per_host": 2}, (TABLE_WISE, TABLE_ROW_WISE, ROW_WISE)),
+    (2, 3, {"backend": "gloo"}, (TABLE_WISE, COLUMN_WISE, ROW_WISE)),
+    (4, 3, {"ranks_per_host": 2, "backend": "gloo"}, (TABLE_WISE, TABLE_ROW_WISE, ROW_WISE)),
 ]
 
 
@@ -126,9 +129,14 @@ def test_no_one_way_for_all_tables_is_better(seed: int, pooled: bool) -> None:
 @pytest.mark.parametrize("imbalance", [0.0, 0.3, 1.0])
 def test_any_plan_costs_what_its_rating_predicts(imbalance: float) -> None:
     costs = AdditiveTestCosts(imbalance)
-    workload = random_workload(2, 6, modules=2)
+    drawn = random_workload(2, 6, SHARDING_TYPES, modules=2)
+    tables = [replace(table, pooled=table.module == "m0") for table in drawn.tables]
+    workload = Workload(tables, drawn.reuse)
     for job in (
         roomy(4, backend="gloo"),
+        roomy(4, backend="gloo", ranks_per_host=2),
+        roomy(4, backend="gloo", ranks_per_host=2, training=False),
+        roomy(4, backend="nccl", ranks_per_host=2),
         roomy(4, cores_per_host=2),
         roomy(4, training=False, bound=2),
         roomy(4, training=False, bound=2, cores_per_host=1),
@@ -249,7 +257,7 @@ def any_problem(draw: st.DrawFn) -> tuple[Workload, Job]:
         draw(st.integers(1, 16)),
         [draw(st.integers(100_000, 2_000_000)) for _ in range(ranks)],
         ranks_per_host=per_host,
-        backend=draw(st.sampled_from(["gloo", "bls"])),
+        backend=draw(st.sampled_from(["gloo", "nccl", "bls"])),
         bound=0 if training else draw(st.integers(0, 2)),
         training=training,
     )

@@ -57,6 +57,19 @@ def test_one_group_is_as_rated(training: bool) -> None:
     assert phases == pytest.approx(rated.step.microseconds, rel=0.1)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("way", ["row_wise", "table_row_wise"])
+def test_partial_sums_over_gloo_take_what_they_are_rated(way: str, training: bool) -> None:
+    workload = random_workload(3, 6, types=(way,))
+    # Where all ranks hold of all tables as much, a step is the sum of its exchanges and lookups.
+    job = roomy(_RANKS, training=training, backend="gloo")
+    plan = search(make_problem(workload, job, COSTS)).plan
+    program = program_of(plan, workload, job, COSTS)
+    timeline = simulate(graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, 2 * _RANKS), _BATCHES))
+    rated = rate(plan, workload, job, COSTS).step.microseconds
+    assert timeline.end.max() / _BATCHES == pytest.approx(rated)
+
+
 @pytest.mark.parametrize("backend", ["bls", "gloo"])
 def test_host_costs_come_on_top(backend: str) -> None:
     job = roomy(_RANKS, backend=backend)

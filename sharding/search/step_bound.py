@@ -1,0 +1,128 @@
+"""A time that no plan's step is below (proof: docs/design/planner.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem.options import ALL_RANKS, Problem
+from .dual_feasible import dual_feasible
+from .infeasible import fits_somewhere
+from .lower_bound import least_of_tables, price_of_memory
+from .ways import Ways, all_ways, sets_of_ways
+
+# Options of all sets of ways that are looked at: of 1,000 tables on 128 ranks half a second.
+_EFFORT = 100_000
+# Bounds are sought to this part of themselves.
+_NEAR = 1e-4
+# Options are left out, and what is left is looked at again, so many times.
+_ROUNDS = 3
+
+
+def step_bound(problem: Problem, capacity: NDArray[np.float64], known: float) -> float:
+    """Returns a bound on the objective of all plans, in microseconds; at most `known`.
+
+    Args:
+        problem: what is planned.
+        capacity: (ranks), bytes.
+        known: objective of a plan.
+    """
+    usable = fits_somewhere(problem, capacity)
+    least, effort = known, 0
+    for ways in sets_of_ways(problem, usable):
+        if ways.at_least >= least:
+            break
+        if effort >= _EFFORT:
+            # No set that is left is below this one.
+            least = ways.at_least
+            break
+        least = _Proof(problem, capacity, ways).bound(ways.at_least, least)
+        effort += len(problem.options)
+    return max(least, _Proof(problem, capacity, all_ways(problem, usable)).bound(0.0, known))
+
+
+class _Proof:
+    """What can be shown of the plans that use some ways."""
+
+    def __init__(self, problem: Problem, capacity: NDArray[np.float64], ways: Ways) -> None:
+        self._problem, self._ways = problem, ways
+        job, ranks = problem.job, problem.job.ranks
+        self._by_all = problem.option_spread == ALL_RANKS
+        self._means = problem.shared * problem.option_shards[:, None] / ranks
+        work = self._means.sum(axis=1)
+        memory = problem.option_shards * problem.memory
+        options, first = ways.options, problem.first_options
+        total = float(capacity.sum())
+        price = price_of_memory(np.where(options, work, np.inf), memory, total, first)
+        self._work, self._allowance = work + price * memory, price * total
+        # A phase takes at least so much of the mean and so much of the largest rank's load.
+        e = problem.imbalance
+        self._of_largest = np.where(e < 1, (ranks**e - 1) / max(ranks - 1, 1), 1.0)
+        self._every = problem.op_us[ways.ops_of_all].sum(axis=0)
+        beside = np.where(ways.ops_of_all[problem.option_op], 0.0, 1.0)
+        self._op_us = problem.op_us[problem.option_op] * beside[:, None]
+        self._one_more = np.where(np.isfinite(ways.one_more), ways.one_more, 0.0)
+        self._ops = job.ranks_per_core * self._every.sum()
+        # All ranks' work on shared cores is no longer than that of a rank that has this op, too.
+        crowded = job.ranks_per_core > 1 and self._every.any()
+        self._ops += self._one_more.sum() * (job.ranks_per_core / ranks if crowded else 1.0)
+
+    def bound(self, low: float, high: float) -> float:
+        """Returns the largest time found, from `low` to `high`, that no plan is below."""
+        if self._impossible(high):
+            return high
+        while high - low > _NEAR * high:
+            middle = (low + high) / 2
+            if self._impossible(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _impossible(self, step: float) -> bool:
+        """Returns whether no plan takes `step` microseconds, or less."""
+        problem, first = self._problem, self._problem.first_options
+        time = step - self._ways.charges
+        options = self._ways.options
+        for _ in range(_ROUNDS):
+            if not np.maximum.reduceat(options, first).all():
+                return True
+            # Tables that can only be on all ranks.
+            fixed = ~np.maximum.reduceat(options & ~self._by_all, first)
+            costs = np.where(options[:, None], problem.costs, np.inf)
+            on_all = np.minimum.reduceat(costs, first)[fixed].sum(axis=0) + self._every
+            means = np.where(options[:, None], self._means, np.inf)
+            shared = np.minimum.reduceat(means, first).sum(axis=0)
+            shared += problem.job.ranks_per_core * self._every
+            is_fixed = fixed[problem.option_table]
+            alone = on_all + np.where(is_fixed[:, None], 0.0, problem.costs + self._op_us)
+            possible = options & (problem.time(alone, shared).sum(axis=1) <= time)
+            if (possible == options).all():
+                break
+            options = possible
+        if not np.maximum.reduceat(options, first).all():
+            return True
+        work = least_of_tables(np.where(options, self._work, np.inf), first) - self._allowance
+        if work + self._ops > time:
+            return True
+        room = time - self._of_largest @ on_all - (1 - self._of_largest) @ shared
+        return self._too_large(options & ~is_fixed, ~fixed, float(room))
+
+    def _too_large(
+        self, options: NDArray[np.bool_], tables: NDArray[np.bool_], room: float
+    ) -> bool:
+        """Returns whether the tables can't be placed on ranks that have `room` microseconds."""
+        if not tables.any():
+            return False
+        problem = self._problem
+        room -= float(self._of_largest @ self._one_more)
+        if room <= 0:
+            return True
+        # What is larger than the room was left out, or is no less so for being cut off.
+        shares = np.minimum(problem.costs @ self._of_largest / room, 1.0)
+        enough = problem.job.ranks * (1 + 1e-9)
+        for images in dual_feasible(shares):
+            taken = np.where(options, problem.option_shards * images, np.inf)
+            if np.minimum.reduceat(taken, problem.first_options)[tables].sum() > enough:
+                return True
+        return False

@@ -1,0 +1,131 @@
+"""Which ways of sharding the tables of each module go, and what that costs whatever else a plan is.
+
+A way is a pair of a module and a group (options.Problem). A plan uses one set of ways of each
+module. Sets are many, but few of them can beat a plan that is known.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem.options import ALL_RANKS, Problem
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The plans that use each of some ways, and none else.
+
+    Attributes:
+        options: (options), those that go these ways.
+        charges: microseconds of their exchanges, whatever they carry.
+        ops_of_all: (ops), which of them every rank runs.
+        one_more: (phases), microseconds of the least op that is not; infinity where all are.
+        at_least: microseconds; no such plan takes less.
+    """
+
+    options: NDArray[np.bool_]
+    charges: float
+    ops_of_all: NDArray[np.bool_]
+    one_more: NDArray[np.float64]
+    at_least: float
+
+    @staticmethod
+    def joined(of_modules: Sequence[Ways]) -> Ways:
+        """Returns the plans that use some ways of each module."""
+        return Ways(
+            np.any([ways.options for ways in of_modules], axis=0),
+            sum(ways.charges for ways in of_modules),
+            np.any([ways.ops_of_all for ways in of_modules], axis=0),
+            np.min([ways.one_more for ways in of_modules], axis=0),
+            sum(ways.at_least for ways in of_modules),
+        )
+
+
+def sets_of_ways(problem: Problem, usable: NDArray[np.bool_]) -> Iterator[Ways]:
+    """Yields all sets of ways that plans of the usable options can have, that with least time of
+    `at_least` first."""
+    modules = sorted({table.module for table in problem.tables})
+    each = [sorted(_of_module(problem, usable, m), key=lambda w: w.at_least) for m in modules]
+    if not all(each):
+        return
+
+    def joined(chosen: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        return sum(ways[i].at_least for ways, i in zip(each, chosen, strict=True)), chosen
+
+    waiting = [joined((0,) * len(each))]
+    seen = {waiting[0][1]}
+    while waiting:
+        _, chosen = heapq.heappop(waiting)
+        yield Ways.joined([ways[i] for ways, i in zip(each, chosen, strict=True)])
+        for module in range(len(each)):
+            following = (*chosen[:module], chosen[module] + 1, *chosen[module + 1 :])
+            if following[module] < len(each[module]) and following not in seen:
+                seen.add(following)
+                heapq.heappush(waiting, joined(following))
+
+
+def all_ways(problem: Problem, usable: NDArray[np.bool_]) -> Ways:
+    """Returns all plans of the usable options, whatever ways they use."""
+    charges, _ = least_charges(problem, usable)
+    none = np.zeros(len(problem.op_pair), bool)
+    return Ways(usable, charges, none, problem.op_us.min(axis=0), 0.0)
+
+
+def least_charges(problem: Problem, options: NDArray[np.bool_]) -> tuple[float, int]:
+    """Returns the microseconds of the least charge of each module's `options`, and the modules."""
+    names, of_table = np.unique([table.module for table in problem.tables], return_inverse=True)
+    charges = problem.charges[problem.op_pair[problem.option_op]]
+    least = np.full(len(names), np.inf)
+    np.minimum.at(least, of_table[problem.option_table][options], charges[options])
+    return float(least.sum()), len(names)
+
+
+def _of_module(problem: Problem, usable: NDArray[np.bool_], module: str) -> Iterator[Ways]:
+    """Yields the sets of ways of a module; its tables have no other options."""
+    tables = np.array([table.module == module for table in problem.tables])
+    mine = usable & tables[problem.option_table]
+    pair_of_option = problem.op_pair[problem.option_op]
+    work = problem.shared.sum(axis=1) * problem.option_shards / problem.job.ranks
+    of_all = _ops_of_all_ranks(problem)
+    for pairs in _pairs_together(problem, np.unique(pair_of_option[mine])):
+        options = mine & np.isin(pair_of_option, pairs)
+        least = np.minimum.reduceat(np.where(options, work, np.inf), problem.first_options)
+        if not np.isfinite(least[tables]).all():
+            continue
+        ops = np.isin(problem.op_pair, pairs)
+        charges = float(problem.charges[pairs].sum())
+        every = problem.job.ranks_per_core * float(problem.op_us[ops & of_all].sum())
+        yield Ways(
+            options,
+            charges,
+            ops & of_all,
+            problem.op_us[ops & ~of_all].min(axis=0, initial=np.inf),
+            float(least[tables].sum()) + charges + every,
+        )
+
+
+def _ops_of_all_ranks(problem: Problem) -> NDArray[np.bool_]:
+    """Returns which ops all ranks run if their pair is used at all, (ops)."""
+    first = np.unique(problem.option_op, return_index=True)[1]
+    # Of a pair with weights of several precisions one op may have no tables.
+    alone = np.bincount(problem.op_pair)[problem.op_pair] == 1
+    result: NDArray[np.bool_] = (problem.option_spread[first] == ALL_RANKS) & alone
+    return result
+
+
+def _pairs_together(problem: Problem, pairs: NDArray[np.intp]) -> Iterator[list[int]]:
+    """Yields the sets of a module's pairs: of an EmbeddingCollection's widths one at most."""
+    first = np.unique(problem.op_pair[problem.option_op], return_index=True)[1]
+    widths = [pair for pair in pairs.tolist() if "/" in problem.options[first[pair]].group]
+    others = [pair for pair in pairs.tolist() if pair not in widths]
+    for number in range(len(others) + 1):
+        for chosen in combinations(others, number):
+            for width in ([], *([each] for each in widths)):
+                if chosen or width:
+                    yield [*chosen, *width]

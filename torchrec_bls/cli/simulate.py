@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torchrec_bls.cli.job_options import add_job_options
+from torchrec_bls.cli.job_options import add_job_options, check_job_options
+from torchrec_bls.cli.simulate_trace import simulate_trace
 
 _GIB = 1 << 30
 _US_PER_MS = 1000.0
@@ -23,8 +24,9 @@ def add_command(commands: Any) -> None:
         "should be or can't be written.",
     )
     add = parser.add_argument
-    add_job_options(parser)
+    add_job_options(parser, required=False)
     add("--plan", type=Path, metavar="FILE", help="of `plan --save` (default: plan anew)")
+    add("--trace", type=Path, metavar="DIR", help="of record_step: replay it; instead of --model")
     add("--training", action="store_true", help="with a backward; only at bound 0")
     add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")
     add("--delays", default="none", help="that hold ranks up, e.g. uniform:0-10ms; see the guide")
@@ -53,6 +55,10 @@ def _simulate(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.simulation.report import as_json, as_text
 
     try:
+        if options.trace is not None:
+            simulate_trace(options, _bounds(options.bound))
+            return 0
+        check_job_options(options)
         costs = ProfiledCosts(load_profile(options.profile))
         workload = read_model(options.model)
         job = _job(options)

@@ -15,10 +15,10 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "trace",
         help="join the profiler's traces of all ranks: who waited for whom",
-        description="Joins what torch.profiler's export_chrome_trace wrote on each rank of a job "
-        "with bounded-lag modules: finds out how far the clocks are apart, says who waited for "
-        "whom and, of inference at bound 0, what a bound would save. Exit status 1: the traces "
-        "are not those of all ranks of a job.",
+        description="Joins what torch.profiler's export_chrome_trace or record_step wrote on each "
+        "rank of a job with bounded-lag modules, or of any job over gloo: finds out how far the "
+        "clocks are apart, says who waited for whom and, of inference at bound 0, what a bound "
+        "would save. Exit status 1: the traces are not those of all ranks of a job.",
     )
     add = parser.add_argument
     add("traces", type=Path, nargs="+", metavar="FILE", help="a trace of each rank, in their order")
@@ -29,57 +29,44 @@ def add_command(commands: Any) -> None:
 
 def _trace(options: argparse.Namespace) -> int:
     # Not before they are needed: the other commands start without them.
-    from torchrec_bls.observe.lateness import lateness_of
-    from torchrec_bls.observe.merged_trace import merged_trace
-    from torchrec_bls.observe.traces import join, read_trace
+    from torchrec_bls.observe.traces.lateness import lateness_of
+    from torchrec_bls.observe.traces.merged_trace import merged_trace
+    from torchrec_bls.observe.traces.read_job import read_job
 
     try:
-        joined = join([read_trace(path, rank) for rank, path in enumerate(options.traces)])
-        lateness = lateness_of(joined)
-        saved = _steps_by_bound(joined)
+        job = read_job(options.traces)
+        lateness = lateness_of(job)
         report = {
-            "ranks": len(joined.traces),
-            "steps": joined.start.shape[2],
-            "bound": joined.bound,
-            "step_us": lateness.step_us,
-            "clock_offsets_us": joined.offsets.tolist(),
+            "ranks": len(job.traces),
+            "steps": job.recording.steps,
+            "bound": job.recording.bound,
+            "step_us": job.step_us,
+            "clock_offsets_us": job.offsets.tolist(),
             "waited_us": lateness.waited_us.tolist(),
             "waited_for_most": lateness.last,
-            "step_us_by_bound": saved,
+            "step_us_by_bound": _steps_by_bound(job.recording),
         }
         print(_as_text(report))
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
         if options.perfetto is not None:
-            options.perfetto.write_text(json.dumps(merged_trace(joined)))
+            options.perfetto.write_text(json.dumps(merged_trace(job)))
     except (ValueError, OSError) as error:
         print(f"torchrec-bls trace: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _steps_by_bound(joined: Any) -> dict[str, float]:
+def _steps_by_bound(recording: Any) -> dict[str, float]:
     """Returns the mean step at bounds that were not traced; nothing if that can't be said."""
-    from torchrec_bls.sharding.simulation.measured import program_of_trace
-    from torchrec_bls.sharding.simulation.program import Ranks, graph_of
-    from torchrec_bls.sharding.simulation.timeline import simulate
+    import numpy as np
 
-    trains = any("gradients" in channel for channel, _ in joined.calls)
-    if joined.bound > 0 or trains:
+    from torchrec_bls.sharding.simulation.recorded.replay import replay
+
+    if recording.bound > 0 or recording.trains or recording.begins_early:
         return {}
-    _, ranks, steps = joined.start.shape
-    posts = {
-        channel: joined.end[i].max(axis=0)
-        for i, (channel, action) in enumerate(joined.calls)
-        if action == "post"
-    }
-    sent = [posts[channel] for channel, _ in joined.calls]
-    found = {}
-    for bound in (0, *_BOUNDS):
-        stages = program_of_trace(joined.calls, joined.start, joined.end, sent, bound)
-        graph = graph_of(stages, Ranks.on_hosts(ranks, ranks, ranks), steps)
-        found[str(bound)] = float(simulate(graph).end.max()) / steps
-    return found
+    delays = np.zeros((len(recording.ranks), recording.steps))
+    return {str(bound): replay(recording, bound, delays).step_us for bound in (0, *_BOUNDS)}
 
 
 def _as_text(report: dict[str, Any]) -> str:

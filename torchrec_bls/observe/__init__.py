@@ -1,6 +1,7 @@
 """Measuring what bounded lag does, and what it could do at best."""
 
 from torchrec_bls.observe.ideal_steps import ideal_finish_times
+from torchrec_bls.observe.record_step import record_step
 from torchrec_bls.observe.straggler import (
     StragglerReport,
     gather_report,
@@ -13,5 +14,6 @@ __all__ = [
     "gather_report",
     "ideal_finish_times",
     "load_report",
+    "record_step",
     "save_stats",
 ]

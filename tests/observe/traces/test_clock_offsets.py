@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrec_bls.observe.clock_offsets import UnrelatedClocksError, clock_offsets
+from torchrec_bls.observe.traces.clock_offsets import UnrelatedClocksError, clock_offsets
 
 _LATENCY_US = 40.0
 

@@ -6,94 +6,74 @@ bound=<bound>"; the sequence number says which belong together.
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchrec_bls.observe.clock_offsets import clock_offsets
+from torchrec_bls.observe.traces.clock_offsets import clock_offsets
+from torchrec_bls.observe.traces.kineto import HOW, KinetoTrace, TraceError
+from torchrec_bls.observe.traces.recorded_job import RankWait, RecordedJob, check_ranks
+from torchrec_bls.sharding.simulation.recorded.recording import (
+    Begin,
+    Exchange,
+    Op,
+    Recording,
+    Wait,
+    Work,
+)
 
 Floats = npt.NDArray[np.float64]
 
 _RANGE = re.compile(r"bls::(?P<channel>.+) (?P<action>post|wait) seq=(?P<sequence>\d+) "
                     r"lag=\d+ bound=(?P<bound>\d+)")  # fmt: skip
-_HOW = "profile all ranks with torch.profiler, and export_chrome_trace on each"
-
-
-class TraceError(ValueError):
-    """A file is no trace of a rank, or traces are not of one job."""
 
 
 @dataclass(frozen=True)
-class RankTrace:
-    """What one rank's profiler wrote.
+class ChannelCalls:
+    """The posts and waits in one rank's trace.
 
     Attributes:
-        rank: of the job.
-        source: the file.
-        events: Chrome's trace events.
-        base_us: what is added to their times, microseconds.
+        trace: that they are in.
         calls: by channel and action, by sequence number: start and end in microseconds.
         bounds: of the channels.
     """
 
-    rank: int
-    source: str
-    events: list[dict[str, Any]]
-    base_us: float
+    trace: KinetoTrace
     calls: dict[tuple[str, str], dict[int, tuple[float, float]]]
     bounds: dict[str, int]
 
+    @property
+    def rank(self) -> int:
+        """Of the job."""
+        return self.trace.rank
 
-def read_trace(path: Path, rank: int) -> RankTrace:
-    """Reads a trace; one that ends in .gz is compressed.
 
-    Args:
-        path: of the file.
-        rank: that it is of if it does not say so itself.
+def has_channel_calls(trace: KinetoTrace) -> bool:
+    """Returns whether a rank posted or waited."""
+    return any(_RANGE.fullmatch(str(event.get("name"))) for event in trace.events)
+
+
+def read_channel_calls(trace: KinetoTrace) -> ChannelCalls:
+    """Returns the posts and waits of a rank.
 
     Raises:
-        TraceError: it is no trace, or has no calls of channels.
-        OSError: it can't be read.
+        TraceError: there are none.
     """
-    try:
-        data = path.read_bytes()
-        content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path} is not JSON, or cut off: {error}") from error
-    events = content.get("traceEvents") if isinstance(content, dict) else None
-    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise TraceError(f"{path} has no list of traceEvents: {_HOW}")
     calls: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     bounds: dict[str, int] = {}
-    # Times are from this moment on where it is said, which differs by rank.
-    base = content.get("baseTimeNanoseconds", 0)
-    if not isinstance(base, (int, float)):
-        raise TraceError(f"{path} has baseTimeNanoseconds {base!r}, which is no number: {_HOW}")
-    base /= 1000
-    for event in events:
+    for event in trace.events:
         found = _RANGE.fullmatch(str(event.get("name")))
         if event.get("ph") != "X" or found is None:
             continue
-        try:
-            start, duration = base + float(event["ts"]), float(event["dur"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{path} has a range without times: {error!r}") from error
         of_call = calls.setdefault((found["channel"], found["action"]), {})
-        of_call[int(found["sequence"])] = (start, start + duration)
+        of_call[int(found["sequence"])] = trace.span(event)
         bounds[found["channel"]] = int(found["bound"])
     if not calls:
-        raise TraceError(f"{path} has no posts or waits of bounded-lag channels: {_HOW}")
-    said = content.get("distributedInfo")
-    if isinstance(said, dict) and isinstance(said.get("rank"), int):
-        rank = said["rank"]
-    return RankTrace(rank, str(path), events, base, calls, bounds)
+        raise TraceError(f"{trace.source} has no posts or waits of bounded-lag channels: {HOW}")
+    return ChannelCalls(trace, calls, bounds)
 
 
 @dataclass(frozen=True)
@@ -109,7 +89,7 @@ class JoinedTraces:
         bound: of the channels.
     """
 
-    traces: list[RankTrace]
+    traces: list[ChannelCalls]
     offsets: Floats
     calls: list[tuple[str, str]]
     start: Floats
@@ -117,7 +97,7 @@ class JoinedTraces:
     bound: int
 
 
-def join(traces: Sequence[RankTrace]) -> JoinedTraces:
+def join(traces: Sequence[ChannelCalls]) -> JoinedTraces:
     """Joins the traces of all ranks, and finds out how far their clocks are apart.
 
     Raises:
@@ -126,9 +106,7 @@ def join(traces: Sequence[RankTrace]) -> JoinedTraces:
         UnrelatedClocksError: a rank never waited, and nobody for it.
     """
     by_rank = sorted(traces, key=lambda trace: trace.rank)
-    ranks = [trace.rank for trace in by_rank]
-    if ranks != list(range(len(ranks))):
-        raise TraceError(f"traces are of ranks {ranks}: give one of each, from 0 on")
+    check_ranks([each.trace for each in by_rank])
     first = by_rank[0]
     for trace in by_rank[1:]:
         missing = set(first.calls) ^ set(trace.calls)
@@ -157,7 +135,65 @@ def join(traces: Sequence[RankTrace]) -> JoinedTraces:
     )
 
 
-def _common(traces: Sequence[RankTrace]) -> list[int]:
+def job_of_channels(joined: JoinedTraces) -> RecordedJob:
+    """Returns the job whose posts and waits were joined."""
+    _, ranks, steps = joined.start.shape
+    channels = [channel for channel, action in joined.calls if action == "post"]
+    sent = {
+        channel: joined.end[i]
+        for i, (channel, action) in enumerate(joined.calls)
+        if action == "post"
+    }
+    first = joined.start[0]
+    return RecordedJob(
+        traces=[each.trace for each in joined.traces],
+        offsets=joined.offsets,
+        step_us=float((first[:, -1] - first[:, 0]).mean() / (steps - 1)),
+        waits=list(_waits(joined, sent)),
+        recording=Recording(
+            ranks=[_lane(joined, rank, sent) for rank in range(ranks)],
+            members=dict.fromkeys(channels, range(ranks)),
+            trains=any("gradients" in channel for channel in channels),
+            bound=joined.bound,
+        ),
+    )
+
+
+def _waits(joined: JoinedTraces, sent: dict[str, Floats]) -> Iterator[RankWait]:
+    for i, (channel, action) in enumerate(joined.calls):
+        if action == "wait":
+            for rank, step in np.ndindex(joined.start.shape[1:]):
+                begin, end = (float(times[i, rank, step]) for times in (joined.start, joined.end))
+                yield RankWait(rank, begin, end, sent[channel][:, step])
+
+
+def _lane(joined: JoinedTraces, rank: int, sent: dict[str, Floats]) -> list[list[Op]]:
+    """Returns what a rank does in each step: its calls, and work between them."""
+    start, end = joined.start[:, rank], joined.end[:, rank]
+    reading = {
+        # What is left of a wait once all have posted.
+        channel: np.clip(end[i] - np.maximum(start[i], sent[channel].max(axis=0)), 0.0, None)
+        for i, (channel, action) in enumerate(joined.calls)
+        if action == "wait"
+    }
+    now = start[0, 0]
+    lane = []
+    for step in range(start.shape[1]):
+        ops: list[Op] = []
+        for i, (channel, action) in enumerate(joined.calls):
+            exchange = Exchange(channel, 0, channel)
+            ops.append(Work(max(0.0, float(start[i, step] - now))))
+            now = end[i, step]
+            if action == "wait":
+                ops.append(Wait(exchange))
+            else:
+                ops.append(Work(float(now - start[i, step])))
+                ops.append(Begin(exchange, took_us=float(reading[channel][step])))
+        lane.append(ops)
+    return lane
+
+
+def _common(traces: Sequence[ChannelCalls]) -> list[int]:
     """Returns the sequence numbers that all ranks have of all calls, which follow each other."""
     every = [set(steps) for trace in traces for steps in trace.calls.values()]
     common = sorted(set.intersection(*every))
@@ -175,12 +211,12 @@ def _common(traces: Sequence[RankTrace]) -> list[int]:
     return common
 
 
-def _span(trace: RankTrace) -> str:
+def _span(trace: ChannelCalls) -> str:
     every = [sequence for steps in trace.calls.values() for sequence in steps]
     return f"{min(every)} to {max(every)}"
 
 
-def _usual_start(trace: RankTrace, call: tuple[str, str], sequences: Sequence[int]) -> float:
+def _usual_start(trace: ChannelCalls, call: tuple[str, str], sequences: Sequence[int]) -> float:
     """Returns when a call comes in a step, after its first one."""
     first = np.array([min(t[each][0] for t in trace.calls.values()) for each in sequences])
     starts = np.array([trace.calls[call][each][0] for each in sequences])

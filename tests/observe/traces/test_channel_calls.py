@@ -10,12 +10,19 @@ import pytest
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from tests.observe.jobs import run_job, traces_of
+from tests.observe.traces.jobs import run_job, traces_of
 from torchrec_bls import BoundedLagChannel
 from torchrec_bls.cli.main import run
-from torchrec_bls.observe.lateness import lateness_of
-from torchrec_bls.observe.merged_trace import merged_trace
-from torchrec_bls.observe.traces import JoinedTraces, TraceError, join, read_trace
+from torchrec_bls.observe.traces.channel_calls import (
+    ChannelCalls,
+    JoinedTraces,
+    job_of_channels,
+    join,
+    read_channel_calls,
+)
+from torchrec_bls.observe.traces.kineto import TraceError, read_kineto
+from torchrec_bls.observe.traces.lateness import lateness_of
+from torchrec_bls.observe.traces.merged_trace import merged_trace
 from torchrec_bls.processes import run as run_ranks
 
 RANKS, BATCHES = 4, 120
@@ -26,6 +33,10 @@ def written(folder: Path, traces: list[dict[str, Any]]) -> list[Path]:
     for path, trace in zip(paths, traces, strict=True):
         path.write_text(json.dumps(trace))
     return paths
+
+
+def read_trace(path: Path, rank: int) -> ChannelCalls:
+    return read_channel_calls(read_kineto(path, rank))
 
 
 def joined(folder: Path, times: np.ndarray, offsets: np.ndarray, **others: Any) -> JoinedTraces:
@@ -49,15 +60,16 @@ def test_the_late_rank_is_named_whatever_the_clocks_say(
     offsets = np.random.default_rng(late).uniform(-50_000, 50_000, RANKS)
     found = joined(tmp_path, times, offsets)
     assert np.abs(found.offsets - (offsets - offsets[0])).max() < 100
-    lateness = lateness_of(found)
+    lateness = lateness_of(job_of_channels(found))
     assert lateness.last == late
     assert lateness.waited_us[late].sum() < 0.3 * lateness.waited_us.sum(axis=1).max()
 
 
 def test_waits_are_those_of_the_job(tmp_path: Path) -> None:
     times, step = run_job(*durations(1))
-    lateness = lateness_of(joined(tmp_path, times, np.zeros(RANKS)))
-    assert lateness.step_us == pytest.approx(step, rel=0.02)
+    job = job_of_channels(joined(tmp_path, times, np.zeros(RANKS)))
+    lateness = lateness_of(job)
+    assert job.step_us == pytest.approx(step, rel=0.02)
     waited = 0.0
     for channel in range(2):
         sent = times[channel, 0, 1].max(axis=0)
@@ -105,7 +117,7 @@ def test_ranks_are_those_that_the_files_say_and_may_be_compressed(tmp_path: Path
         paths.append(tmp_path / f"{rank}.json.gz")
         paths[-1].write_bytes(gzip.compress(json.dumps(trace).encode()))
     found = join([read_trace(path, number) for number, path in enumerate(paths)])
-    assert [trace.source for trace in found.traces] == [str(path) for path in reversed(paths)]
+    assert [each.trace.source for each in found.traces] == list(reversed(paths))
 
 
 def test_times_count_from_the_base_that_a_trace_names(tmp_path: Path) -> None:
@@ -122,7 +134,7 @@ def test_times_count_from_the_base_that_a_trace_names(tmp_path: Path) -> None:
 def test_one_trace_has_all_ranks_by_one_clock(tmp_path: Path) -> None:
     times, _ = run_job(*durations(8))
     offsets = np.array([0.0, 40_000.0, -40_000.0, 123.0])
-    merged = merged_trace(joined(tmp_path, times, offsets))["traceEvents"]
+    merged = merged_trace(job_of_channels(joined(tmp_path, times, offsets)))["traceEvents"]
     names = {
         event["pid"]: event["args"]["name"] for event in merged if event["name"] == "process_name"
     }

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchrec_bls.observe.traces import JoinedTraces, RankTrace
+from torchrec_bls.observe.traces.kineto import KinetoTrace
+from torchrec_bls.observe.traces.recorded_job import RecordedJob
 
 # Processes of a rank in the merged trace are numbered from so many times the rank on.
 _PROCESSES = 100
 
 
-def merged_trace(joined: JoinedTraces) -> dict[str, Any]:
+def merged_trace(job: RecordedJob) -> dict[str, Any]:
     """Returns one trace; times are microseconds from the first event on, by rank 0's clock."""
     begins = [
         trace.base_us + float(event["ts"]) - offset
-        for trace, offset in zip(joined.traces, joined.offsets, strict=True)
+        for trace, offset in zip(job.traces, job.offsets, strict=True)
         for event in trace.events
         if isinstance(event.get("ts"), (int, float)) and event.get("ph") == "X"
     ]
     begin = min(begins)
     events = [
         event
-        for trace, offset in zip(joined.traces, joined.offsets, strict=True)
+        for trace, offset in zip(job.traces, job.offsets, strict=True)
         for event in _events(trace, trace.base_us - float(offset) - begin)
     ]
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _events(trace: RankTrace, later_us: float) -> Iterator[dict[str, Any]]:
+def _events(trace: KinetoTrace, later_us: float) -> Iterator[dict[str, Any]]:
     numbers: dict[Any, int] = {}
     for event in trace.events:
         process = event.get("pid")

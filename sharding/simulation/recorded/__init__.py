@@ -1,0 +1,1 @@
+"""Jobs that ran and were recorded: replayed, and rated as the paper rates them."""

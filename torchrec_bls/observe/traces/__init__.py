@@ -1,0 +1,1 @@
+"""Traces of torch.profiler from all ranks, as one job by one clock."""

@@ -1,0 +1,341 @@
+"""gloo's collectives in a rank's trace: when they were begun, ran, and were waited for.
+
+What torch 2.13 records over gloo: an op `c10d::...` on the thread that calls, and a range
+`gloo:...` on one of the group's two workers, from when the worker takes it up to when it is done.
+Neither has the fields of a communication (name, group, sequence number, sizes), which only NCCL
+fills in; `record_step` adds them from the flight recorder. Nothing says when a rank waits.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchrec_bls.observe.traces.execution_trace import Node, read_execution_trace
+from torchrec_bls.observe.traces.kineto import KinetoTrace, TraceError
+
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_WORK = "gloo:"
+# By the ops that have one: the work that gloo makes of it.
+_WORK_OF = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "reduce_scatter_": "all_reduce",
+    "_reduce_scatter_base_": "all_reduce",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "barrier": "barrier",
+}
+_RECORD = "record them with torchrec_bls.observe.record_step"
+_TRAINS = ("autograd::engine::", "Optimizer.step#")
+_OF_THREADS = ("cpu_op", "user_annotation", "python_function")
+# A rank that went on later than this after a collective's end, and later than it can have waited,
+# did something else.
+_PROMPT_US = 500.0
+_CLOCK_US = 1.0
+# A shorter pause between two ops is Python's.
+_LEAST_WAIT_US = 20.0
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One rank's part in a collective; times in microseconds by its clock.
+
+    Attributes:
+        name: what gloo calls it, without "gloo:".
+        group: process group.
+        sequence: number within the group, None if it is not known.
+        begun: when the call returned that handed it to a worker.
+        start: when the worker took it up.
+        end: when it was done.
+        worker: thread.
+        wait: from when to when the rank can be seen to wait for it, or else None.
+        used: when its result was first read, None if that is not known.
+    """
+
+    name: str
+    group: str
+    sequence: int | None
+    begun: float
+    start: float
+    end: float
+    worker: int
+    wait: tuple[float, float] | None = None
+    used: float | None = None
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """What one rank recorded.
+
+    Attributes:
+        trace: Kineto's.
+        steps: by number, begin and end; one begins where the one before it ends.
+        collectives: in the order in which they were begun.
+        groups: ranks of each process group, None for all of the job.
+        trains: whether there is a backward or an optimizer's step.
+    """
+
+    trace: KinetoTrace
+    steps: dict[int, tuple[float, float]]
+    collectives: list[Collective]
+    groups: dict[str, tuple[int, ...] | None]
+    trains: bool
+
+
+def read_steps(trace: KinetoTrace, execution: Path | None) -> RankSteps:
+    """Returns the steps and collectives of a rank.
+
+    Args:
+        trace: Kineto's.
+        execution: file of PyTorch's execution trace of the same steps, if there is one.
+
+    Raises:
+        TraceError: there are no steps or collectives, the two traces do not join, or it can't be
+            said which process group a collective is of.
+        OSError: a file can't be read.
+    """
+    ranges = [event for event in trace.events if event.get("ph") == "X"]
+    steps = _steps(trace, ranges)
+    works = _in_order(trace, [e for e in ranges if str(e.get("name")).startswith(_WORK)])
+    works = [each for each in works if _name(each) in _WORK_OF.values()]
+    calls = _in_order(trace, [e for e in ranges if _called(e) is not None])
+    if not works:
+        raise TraceError(
+            f"{trace.source} has neither posts or waits of bounded-lag channels nor collectives "
+            f"of gloo: profile steps of a job on several ranks, or {_RECORD}"
+        )
+    calls = _calls_of(trace, calls, works)
+    groups, labels = _groups(trace, works)
+    found = []
+    for call, work, (group, sequence) in zip(calls, works, labels, strict=False):
+        (_, begun), (start, end) = trace.span(call), trace.span(work)
+        found.append(
+            Collective(
+                name=_name(work),
+                group=group,
+                sequence=sequence,
+                begun=begun,
+                start=start,
+                end=end,
+                worker=int(work.get("tid", 0)),
+            )
+        )
+    ops = [event for event in ranges if event.get("cat") == "cpu_op"]
+    workers = {each.worker for each in found}
+    found = _with_waits(found, _busy(trace, ranges, workers))
+    if execution is not None:
+        nodes = read_execution_trace(execution)
+        found = _with_uses(trace, found, calls, ops, nodes, execution)
+    trains = any(str(event.get("name")).startswith(_TRAINS) for event in ranges)
+    return RankSteps(trace, steps, found, groups, trains)
+
+
+def _steps(
+    trace: KinetoTrace, ranges: Iterable[Mapping[str, Any]]
+) -> dict[int, tuple[float, float]]:
+    spans = {
+        int(found[1]): trace.span(event)
+        for event in ranges
+        if (found := _STEP.fullmatch(str(event.get("name"))))
+        and event.get("cat") != "gpu_user_annotation"
+    }
+    done = trace.recorded.get("steps", max(spans, default=0) + 1)
+    numbers = [number for number in sorted(spans) if number < done]
+    if not numbers:
+        raise TraceError(
+            f"{trace.source} has no steps (ranges ProfilerStep#0, 1, ...): call the profiler's "
+            f"step() after each with a schedule, or {_RECORD}"
+        )
+    begin = spans[numbers[0]][0]
+    steps = {}
+    for number in numbers:
+        steps[number] = begin, spans[number][1]
+        begin = spans[number][1]
+    return steps
+
+
+def _name(work: Mapping[str, Any]) -> str:
+    return str(work["name"]).removeprefix(_WORK)
+
+
+def _called(event: Mapping[str, Any]) -> str | None:
+    """Returns the work that an op of c10d makes, None for all other events."""
+    name = str(event.get("name"))
+    return _WORK_OF.get(name.removeprefix("c10d::")) if name.startswith("c10d::") else None
+
+
+def _in_order(trace: KinetoTrace, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sorts by the record-function id, since works get theirs when they are called for; where the
+    profiler gave none, by time."""
+    ids = [_id(event) for event in events]
+    key = _id if all(ids) else lambda event: trace.span(event)[0]
+    return sorted(events, key=key)
+
+
+def _id(event: Mapping[str, Any]) -> int:
+    arguments = event.get("args")
+    return int(arguments.get("Record function id", 0)) if isinstance(arguments, dict) else 0
+
+
+def _calls_of(
+    trace: KinetoTrace, calls: Sequence[dict[str, Any]], works: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the call that made each work: the last one before it."""
+    if all(map(_id, (*calls, *works))):
+        ids = [_id(call) for call in calls]
+        made_by = [bisect_left(ids, _id(work)) - 1 for work in works]
+        found = [calls[number] for number in made_by if number >= 0]
+    else:
+        size = int(trace.job.get("world_size", 1))
+        several = "c10d::reduce_scatter_"  # an all-reduce for each rank
+        found = [call for call in calls for _ in range(size if call["name"] == several else 1)]
+    if len(found) < len(works):
+        raise TraceError(
+            f"{trace.source}: rank {trace.rank} called {len(calls)} collectives, but gloo did "
+            f"{len(works)}: calls and works do not join"
+        )
+    for number, (call, work) in enumerate(zip(found, works, strict=False)):
+        if _called(call) != _name(work):
+            raise TraceError(
+                f"{trace.source}: rank {trace.rank} called {call['name']} as its collective "
+                f"{number}, but gloo did {work['name']}: calls and works do not join"
+            )
+    return found
+
+
+def _groups(
+    trace: KinetoTrace, works: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, tuple[int, ...] | None], list[tuple[str, int | None]]]:
+    """Returns the process groups, and group and sequence number of each work."""
+    configured = trace.job.get("pg_config")
+    configured = configured if isinstance(configured, list) else []
+    groups = {str(each["pg_name"]): tuple(each.get("ranks", ())) or None for each in configured}
+    entries = trace.recorded.get("collectives")
+    if entries is not None:
+        for number, (entry, work) in enumerate(zip(entries, works, strict=False)):
+            if entry["name"] != work["name"]:
+                raise TraceError(
+                    f"{trace.source}: the flight recorder's collective {number} is a "
+                    f"{entry['name']}, but gloo did {work['name']}: {_RECORD} again"
+                )
+        if len(entries) < len(works):
+            raise TraceError(
+                f"{trace.source}: the flight recorder has {len(entries)} of {len(works)} "
+                f"collectives: {_RECORD} again"
+            )
+        return groups, [(str(entry["group"]), int(entry["sequence"])) for entry in entries]
+    used = list(groups) or [""]
+    if len(used) > 1:
+        raise TraceError(
+            f"{trace.source} has {len(used)} process groups and does not say which collective is "
+            f"of which: {_RECORD}"
+        )
+    return {used[0]: groups.get(used[0])}, [(used[0], None)] * len(works)
+
+
+def _busy(
+    trace: KinetoTrace, ranges: Iterable[Mapping[str, Any]], workers: set[int]
+) -> list[tuple[float, float]]:
+    """Returns when the rank surely ran, on whichever thread: in ops that no other is part of.
+
+    Ranges of people, and of autograd and its functions, may hold a wait: they show that a thread
+    ran when they began and when they ended.
+    """
+    spans: dict[int, list[tuple[float, float, bool]]] = {}
+    for each in ranges:
+        if each.get("cat") in _OF_THREADS and each.get("tid") not in workers:
+            name = str(each.get("name"))
+            is_op = each["cat"] == "cpu_op" and "::" in name and not name.startswith(_TRAINS)
+            start, end = trace.span(each)
+            spans.setdefault(int(each.get("tid", 0)), []).append((start, -end, is_op))
+    busy = []
+    for own in spans.values():
+        own.sort()
+        for i, (start, negative_end, is_op) in enumerate(own):
+            end = -negative_end
+            if is_op and (i + 1 == len(own) or own[i + 1][0] >= end):
+                busy.append((start, end))
+            else:
+                busy += [(start, start), (end, end)]
+    busy.sort()
+    return busy
+
+
+def _with_waits(
+    collectives: Sequence[Collective], busy: Sequence[tuple[float, float]]
+) -> list[Collective]:
+    """A rank waited for a collective if it ran nothing when that ended, and went on soon."""
+    starts = [start for start, _ in busy]
+    # Threads overlap: the latest end so far.
+    latest, ends = float("-inf"), []
+    for _, end in busy:
+        latest = max(latest, end)
+        ends.append(latest)
+    by_end = sorted(collectives, key=lambda each: each.end)
+    waits: dict[int, tuple[float, float]] = {}
+    before = float("-inf")
+    for i, each in enumerate(by_end):
+        following = bisect_left(starts, each.end - _CLOCK_US)
+        idle_from = ends[following - 1] if following else each.begun
+        if idle_from > each.end:
+            continue
+        begin = max(idle_from, each.begun, before)
+        goes_on = starts[following] if following < len(starts) else each.end
+        if i + 1 < len(by_end):
+            goes_on = min(goes_on, by_end[i + 1].end)
+        waited = each.end - begin
+        if waited < _LEAST_WAIT_US or goes_on - each.end > max(_PROMPT_US, waited):
+            continue
+        waits[id(each)] = begin, each.end
+        before = each.end
+    return [replace(each, wait=waits.get(id(each))) for each in collectives]
+
+
+def _with_uses(
+    trace: KinetoTrace,
+    collectives: Sequence[Collective],
+    calls: Sequence[Mapping[str, Any]],
+    ops: Iterable[Mapping[str, Any]],
+    nodes: Mapping[int, Node],
+    execution: Path,
+) -> list[Collective]:
+    """Adds when results were first read: by the first op after the end that has the storage."""
+    reads: dict[int, list[float]] = {}
+    joined = 0
+    for op in ops:
+        node = nodes.get(_id(op))
+        if node is None or node.name != op.get("name"):
+            continue
+        joined += 1
+        for storage in node.storages:
+            reads.setdefault(storage, []).append(trace.span(op)[0])
+    if not joined:
+        raise TraceError(
+            f"{execution} and {trace.source} have no record-function id in common: they are of "
+            "different runs"
+        )
+    for times in reads.values():
+        times.sort()
+    found = []
+    for each, call in zip(collectives, calls, strict=False):
+        node = nodes.get(_id(call))
+        later = [
+            times[at]
+            for storage in (node.first if node else ())
+            if (at := bisect_left(times := reads.get(storage, []), max(each.begun, each.end)))
+            < len(times)
+        ]
+        found.append(replace(each, used=min(later, default=None)))
+    return found

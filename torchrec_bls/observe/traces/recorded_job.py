@@ -1,0 +1,65 @@
+"""A job as the traces of all its ranks show it, by one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torchrec_bls.observe.traces.kineto import KinetoTrace, TraceError
+from torchrec_bls.sharding.simulation.recorded.recording import Recording
+
+Floats = npt.NDArray[np.float64]
+
+
+class RankWait(NamedTuple):
+    """A rank waited; times are microseconds by rank 0's clock.
+
+    Attributes:
+        rank: that waited.
+        begin: of it.
+        end: of it.
+        sent: (ranks,), when each rank had done what was waited for; NaN for those without a part.
+    """
+
+    rank: int
+    begin: float
+    end: float
+    sent: Floats
+
+
+@dataclass(frozen=True)
+class RecordedJob:
+    """The steps that all ranks recorded.
+
+    Attributes:
+        traces: by rank.
+        offsets: (ranks,), microseconds by which clocks are ahead of rank 0's.
+        step_us: from one step to the next, the mean.
+        waits: of all ranks.
+        recording: to replay.
+    """
+
+    traces: Sequence[KinetoTrace]
+    offsets: Floats
+    step_us: float
+    waits: Sequence[RankWait]
+    recording: Recording
+
+
+def check_ranks(traces: Sequence[KinetoTrace]) -> None:
+    """Checks that traces are of all ranks of a job, in their order.
+
+    Raises:
+        TraceError: a rank is missing or there twice.
+    """
+    ranks = [trace.rank for trace in traces]
+    said = traces[0].job.get("world_size")
+    size = said if isinstance(said, int) else len(ranks)
+    if ranks != list(range(size)):
+        missing = sorted(set(range(size)) - set(ranks))
+        lacks = f"rank {missing[0]} is missing, " if missing else ""
+        raise TraceError(f"traces are of ranks {ranks}: {lacks}give one of each, from 0 on")

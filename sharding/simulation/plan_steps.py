@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,10 @@ from ..cost_interface import CostModel
 from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
-from ..problem.tables import PlacedTable, Workload
+from ..problem.tables import ROW_WISE, TABLE_ROW_WISE, PlacedTable, Workload
 from .program import Begin, Collect, Compute, Finish, Post, Stage
+from .wire.codecs import FP32, CodecCosts
+from .wire.link import Link
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,12 +48,42 @@ class HostCosts:
     dense_backward: float = 0.0
 
 
+class _Exchange(NamedTuple):
+    """An all-to-all of a step.
+
+    Attributes:
+        name: of its channel.
+        sizes: (ranks,), bytes of each message to a rank, or else from it.
+        to_rank: which of the two.
+        encode: microseconds of the senders, before.
+        decode: of the receivers, after.
+    """
+
+    name: str
+    sizes: Floats
+    to_rank: bool
+    encode: Floats | float = 0.0
+    decode: float = 0.0
+
+
+def codec_on_the_wire(group: PlanGroup, codec: CodecCosts) -> CodecCosts:
+    """Returns what the embeddings of a group travel with where `codec` is asked for: over gloo
+    pooled tables split by rows are added up on the way, and codes can't be added."""
+    split = group.sharding_type in (ROW_WISE, TABLE_ROW_WISE)
+    if group.job.backend != "gloo" or not split:
+        return codec
+    pooled = any(work.pooled for ops in group.works for works in ops.values() for work in works)
+    return FP32 if pooled else codec
+
+
 def program_of(
     plan: Iterable[PlacedTable],
     workload: Workload,
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
+    codec: CodecCosts = FP32,
+    link: Link | None = None,
 ) -> list[Stage]:
     """Returns a step of training or inference, as `job` says; at a bound above 0 the stages of
     BoundedLagPipeline, with their lags.
@@ -64,6 +97,8 @@ def program_of(
         job: what the plan is for.
         model: of lookups and exchanges.
         host: of what is beside them; nothing by default.
+        codec: of embeddings; their gradients travel as float32.
+        link: of hosts, which messages have to pass.
 
     Raises:
         ValueError: a bound above 0 over gloo, whose ranks wait for each other.
@@ -73,7 +108,8 @@ def program_of(
             f"bound is {job.bound} over {job.backend}, but only bounded-lag channels have one: "
             "simulate bound 0, or the backend bls"
         )
-    return list(_Step(plan, workload, job, model, host or HostCosts()).stages())
+    step = _Step(plan, workload, job, model, host or HostCosts(), codec, link)
+    return list(step.stages())
 
 
 class _Step:
@@ -84,8 +120,11 @@ class _Step:
         job: Job,
         model: CostModel,
         host: HostCosts,
+        codec: CodecCosts,
+        link: Link | None,
     ) -> None:
         self._job, self._model, self._host = job, model, host
+        self._codec, self._link = codec, link
         self._groups = groups_of(plan, workload, job)
         self._result_bytes = sum(
             result_bytes(table, workload.reuse_of(table), replace(job, bound=0, training=False))
@@ -94,25 +133,34 @@ class _Step:
 
     def stages(self) -> Iterator[Stage]:
         bound, training = self._job.bound, self._job.training
+        groups = list(enumerate(self._groups))
+        ids = [_Exchange(f"ids {number}", group.ids, True) for number, group in groups]
+        rows = [self._embeddings(number, group) for number, group in groups]
         yield Compute("load", self._host.step)
-        for number, group in enumerate(self._groups):
+        for number, group in groups:
             yield Compute("inputs", self._inputs(group))
-            yield from self._begin(f"ids {number}", group.ids, 0)
-        for number, group in enumerate(self._groups):
-            yield from self._finish(f"ids {number}", group.ids, bound)
+            yield from self._begin(ids[number], 0)
+        for number, group in groups:
+            yield from self._finish(ids[number], bound)
             yield Compute("lookup", self._lookups(group, "lookup_forward"), lag=bound)
-            yield from self._begin(f"embeddings {number}", group.rows, bound)
-        for number, group in enumerate(self._groups):
-            yield from self._finish(f"embeddings {number}", group.rows, 2 * bound)
+            yield from self._begin(rows[number], bound)
+        for number, _ in groups:
+            yield from self._finish(rows[number], 2 * bound)
         yield Compute("outputs", self._host.result_byte * self._result_bytes, lag=2 * bound)
         yield Compute("dense forward", self._host.dense_forward, lag=2 * bound)
         if not training:
             return
         yield Compute("dense backward", self._host.dense_backward)
-        for number, group in reversed(list(enumerate(self._groups))):
-            yield from self._begin(f"gradients {number}", group.rows, 0)
-            yield from self._finish(f"gradients {number}", group.rows, 0)
+        for number, group in reversed(groups):
+            gradients = _Exchange(f"gradients {number}", group.rows, True)
+            yield from self._begin(gradients, 0)
+            yield from self._finish(gradients, 0)
             yield Compute("lookup backward", self._lookups(group, "lookup_backward"))
+
+    def _embeddings(self, number: int, group: PlanGroup) -> _Exchange:
+        codec = codec_on_the_wire(group, self._codec)
+        work = codec.encode_us(group), codec.decode_us(group)
+        return _Exchange(f"embeddings {number}", codec.row_bytes(group), False, *work)
 
     def _inputs(self, group: PlanGroup) -> Floats:
         host = self._host
@@ -124,27 +172,37 @@ class _Step:
         times = [sum(lookup(works).microseconds for works in ops.values()) for ops in group.works]
         return np.array(times, np.float64)
 
-    def _begin(self, name: str, bytes_per_rank: Floats, lag: int) -> Iterator[Stage]:
+    def _begin(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
+        name, times = exchange.name, self._times(exchange.sizes)
+        transfer = self._transfer(exchange)
         if self._job.backend == "bls":
-            yield Post(name, self._times(bytes_per_rank) * _PUTS, lag=lag)
+            yield Post(name, exchange.encode + times * _PUTS, lag=lag, transfer=transfer)
             return
         if name.startswith("ids"):
             # Splits, which nothing goes on without, then lengths; values are what is large.
-            nothing = np.zeros_like(bytes_per_rank)
+            nothing = np.zeros_like(exchange.sizes)
             yield Begin(f"{name}: splits", 0.0, self._times(nothing))
             yield Finish(f"{name}: splits")
             yield Begin(f"{name}: lengths", 0.0, self._times(nothing))
-        yield Begin(name, 0.0, self._times(bytes_per_rank))
+        yield Begin(name, exchange.encode, times, transfer=transfer)
 
-    def _finish(self, name: str, bytes_per_rank: Floats, lag: int) -> Iterator[Stage]:
+    def _finish(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
         if self._job.backend == "bls":
-            yield Collect(name, self._times(bytes_per_rank) * (1 - _PUTS), lag=lag)
+            reading = self._times(exchange.sizes) * (1 - _PUTS)
+            yield Collect(exchange.name, reading + exchange.decode, lag=lag)
         else:
-            yield Finish(name)
+            yield Finish(exchange.name, exchange.decode)
+
+    def _transfer(self, exchange: _Exchange) -> Floats | float:
+        if self._link is None:
+            return 0.0
+        ranks = self._job.ranks
+        sizes = exchange.sizes if exchange.to_rank else exchange.sizes[:, None]
+        return self._link.transfer_us(np.broadcast_to(sizes, (ranks, ranks)))
 
     def _times(self, bytes_per_rank: Floats) -> Floats:
         """Returns what an all-to-all takes each rank, as if all ranks had as many bytes as it."""

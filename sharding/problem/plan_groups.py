@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from ..cost_interface import LookupWork
 from .collectives import way_of
 from .job import Job
-from .shard_traffic import ShardTraffic, result_bytes, shard_traffic, slots_bytes
+from .shard_traffic import (
+    EMBEDDING_BYTES,
+    ShardTraffic,
+    result_bytes,
+    shard_traffic,
+    slots_bytes,
+)
 from .tables import PlacedTable, Workload
+
+Floats = npt.NDArray[np.float64]
 
 
 class PlanGroup:
@@ -30,6 +39,7 @@ class PlanGroup:
         works: by rank, then by bytes of a weight: what is looked up in one op.
         ids: (ranks,), bytes of ids and lengths for each rank, from each rank.
         rows: (ranks,), bytes of embeddings by each rank, for each rank.
+        results: (ranks,), how many embeddings these are.
         held: (ranks,), bytes that each rank holds (ShardTraffic.held_bytes).
         features: number of features of the tables.
     """
@@ -42,6 +52,7 @@ class PlanGroup:
         self.works: list[dict[int, list[LookupWork]]] = [{} for _ in range(job.ranks)]
         self.ids = np.zeros(job.ranks)
         self.rows = np.zeros(job.ranks)
+        self.results = np.zeros(job.ranks)
         self.held = np.zeros(job.ranks)
         self.features = 0
 
@@ -51,12 +62,19 @@ class PlanGroup:
         self.works[rank].setdefault(work.weight_bytes, []).append(work)
         self.ids[rank] += traffic.ids_per_rank
         self.rows[rank] += traffic.rows_per_rank
+        self.results[rank] += traffic.rows_per_rank / (work.dim * EMBEDDING_BYTES)
         self.held[rank] += traffic.held_bytes
 
-    def slots(self) -> int:
-        """Returns the bytes of the slots of its channels on each rank."""
-        ids, rows = float(self.ids.max()), float(self.rows.max())
-        return slots_bytes(self.job, ids) + self.job.ways_of_rows * slots_bytes(self.job, rows)
+    def slots(self, encoded: Floats | None = None) -> int:
+        """Returns the bytes of the slots of its channels on each rank.
+
+        Args:
+            encoded: (ranks,), bytes of embeddings as they travel, if not as float32. Gradients do.
+        """
+        rows = self.rows if encoded is None else encoded
+        of_ids, of_rows = (slots_bytes(self.job, float(each.max())) for each in (self.ids, rows))
+        of_gradients = slots_bytes(self.job, float(self.rows.max())) if self.job.training else 0
+        return of_ids + of_rows + of_gradients
 
 
 def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list[PlanGroup]:
@@ -71,16 +89,33 @@ def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list
         group = groups.setdefault(key, PlanGroup(*key, table.pooled, job))
         group.features += table.features
         rows = max(shard.rows for shard in placed.shards)
+        reuse = workload.reuse_of(table)
+        # Blocks of rows are as wide as each other, and may be as many as there are ranks.
+        of_width = {
+            columns: shard_traffic(table, reuse, job, rows, columns)
+            for columns in {shard.columns for shard in placed.shards}
+        }
         for shard in placed.shards:
-            traffic = shard_traffic(table, workload.reuse_of(table), job, rows, shard.columns)
-            group.add(shard.rank, traffic)
+            group.add(shard.rank, of_width[shard.columns])
     return list(groups.values())
 
 
-def memory_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list[float]:
-    """Returns the bytes that each rank holds: shards, what is in flight, slots and results."""
+def memory_of(
+    plan: Iterable[PlacedTable],
+    workload: Workload,
+    job: Job,
+    encoded: Callable[[PlanGroup], Floats] | None = None,
+) -> list[float]:
+    """Returns the bytes that each rank holds: shards, what is in flight, slots and results.
+
+    Args:
+        plan: where the tables are.
+        workload: the tables.
+        job: what the plan is for.
+        encoded: of a group the bytes of its embeddings as they travel; float32 by default.
+    """
     groups = groups_of(plan, workload, job)
     of_all = sum(result_bytes(table, workload.reuse_of(table), job) for table in workload.tables)
-    of_all += sum(group.slots() for group in groups)
+    of_all += sum(group.slots(encoded and encoded(group)) for group in groups)
     held: list[float] = np.sum([group.held for group in groups], axis=0).tolist()
     return [of_all + of_rank for of_rank in held]

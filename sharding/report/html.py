@@ -3,14 +3,11 @@
 from html import escape
 
 from ..cost_interface import Estimate
+from ..html_page import page, table
 from ..search.infeasible import as_bytes
 from .plan_report import SCOPE, PlanReport
 
 _STYLE = """
-body { font: 14px sans-serif; margin: 2em; max-width: 75em }
-table { border-collapse: collapse; margin: 1em 0 }
-td, th { padding: 2px 10px; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top }
-td.n { text-align: right; font-variant-numeric: tabular-nums }
 .bar { display: flex; width: 32em; height: 1.1em; position: relative }
 .compute { background: #4878a8 } .communication { background: #e0904a }
 .memory { background: #7aa874; height: 1.1em }
@@ -23,8 +20,6 @@ def as_html(report: PlanReport) -> str:
     job = report.job
     mode = "training" if job.training else "inference"
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Sharding plan</title>",
-        f"<style>{_STYLE}</style><h1>Sharding plan</h1>",
         f"<p>{job.ranks} ranks ({job.host_ranks} a host), batch {job.batch} a rank, {mode}, "
         f"backend {escape(job.backend)}, bound {job.bound}.</p>",
         f"<p>Predicted step <b>{_time(report.rating.step)}</b>: {SCOPE}. Lower bound "
@@ -32,7 +27,7 @@ def as_html(report: PlanReport) -> str:
         f"this model{report.aside}.</p>",
         f"<p>Simulated step {escape(report.simulated)}.</p>" if report.simulated else "",
         f"<p><b>{escape(report.caveat)}</b></p>" if report.caveat else "",
-        _table(
+        table(
             ["phase", "predicted"],
             [[escape(name), _time(time)] for name, time in report.rating.phases.items()],
         ),
@@ -41,7 +36,7 @@ def as_html(report: PlanReport) -> str:
         "<span class=memory>&emsp;</span> memory of what there is</p>",
         _ranks(report),
         "<h2>Decisions</h2>",
-        _table(
+        table(
             [
                 "table",
                 "rows",
@@ -70,7 +65,7 @@ def as_html(report: PlanReport) -> str:
     if report.measured_us:
         parts += [
             "<h2>Measured</h2>",
-            _table(
+            table(
                 ["", "measured &micro;s", "predicted", "error"],
                 [
                     [
@@ -83,17 +78,11 @@ def as_html(report: PlanReport) -> str:
                 ],
             ),
         ]
-    return "\n".join(parts) + "\n</html>\n"
+    return page("Sharding plan", parts, _STYLE)
 
 
 def _time(time: Estimate) -> str:
     return f"{time.microseconds:,.0f} &micro;s ({time.low:,.0f} to {time.high:,.0f})"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    cells = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{cells}</tr>\n{body}</table>"
 
 
 def _ranks(report: PlanReport) -> str:
@@ -113,4 +102,4 @@ def _ranks(report: PlanReport) -> str:
         rows.append(
             [str(number), bar, _time(step), memory, as_bytes(rank.memory_bytes), str(rank.shards)]
         )
-    return _table(["rank", "time", "", "memory", "", "shards"], rows)
+    return table(["rank", "time", "", "memory", "", "shards"], rows)

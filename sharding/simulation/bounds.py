@@ -1,8 +1,10 @@
-"""Which bound of lag is worth its memory and latency: the same job simulated with several."""
+"""Which bound of lag is worth its memory and latency: the same job simulated with several, and with
+several codecs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,24 +13,26 @@ from tqdm import tqdm
 from ..cost_interface import CostModel
 from ..costs.host_costs import HostCosts
 from ..problem.job import Job
-from ..problem.plan_groups import memory_of
+from ..problem.plan_groups import PlanGroup, groups_of, memory_of
 from ..problem.tables import PlacedTable, Workload
 from .delays import Delays
-from .plan_steps import DenseLayers, program_of
+from .plan_steps import DenseLayers, codec_on_the_wire, program_of
 from .program import Ranks, graph_of
+from .remembered_costs import RememberedCosts
 from .task_graph import Floats
 from .timeline import Timeline, simulate
+from .wire.codecs import FP32, CodecCosts
 
 # Of all batches, those at the beginning that are not counted: the ranks begin together.
 _WARM_UP = 0.1
 _LEAST_COUNTED = 8
-# A larger bound has to be this much faster.
-_WORTH = 1.03
+#: How much faster a larger bound has to be, or a codec.
+WORTH = 1.03
 
 
 @dataclass(frozen=True)
 class BoundOutcome:
-    """A job with one bound.
+    """A job with one bound and codec.
 
     Attributes:
         bound: iterations that ranks may be apart.
@@ -36,7 +40,9 @@ class BoundOutcome:
         step_percentiles_us: the 50th, 95th and 99th percentile of it.
         latency_us: of a batch on its rank, from its beginning to its end, the median.
         memory_bytes: of the fullest rank: shards, what is in flight, slots, results.
-        timeline: the simulation.
+        run: simulates it again.
+        codec: of embeddings.
+        embedding_bytes: of a batch, as they travel from all ranks to others.
     """
 
     bound: int
@@ -44,7 +50,14 @@ class BoundOutcome:
     step_percentiles_us: tuple[float, float, float]
     latency_us: float
     memory_bytes: float
-    timeline: Timeline
+    run: Callable[[], Timeline]
+    codec: str = FP32.name
+    embedding_bytes: float = 0.0
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulation, made anew: those of many ranks are too large for all of them to stay."""
+        return self.run()
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class Simulation:
         seed: of the delays, which are the same for every bound.
         host: costs beside lookups and exchanges.
         dense: the model's other layers.
+        codecs: of embeddings, of which each is simulated with each bound.
     """
 
     ranks: Ranks
@@ -66,6 +80,7 @@ class Simulation:
     seed: int = 0
     host: HostCosts | None = None
     dense: DenseLayers | None = None
+    codecs: Sequence[CodecCosts] = (FP32,)
 
 
 def simulate_bounds(
@@ -73,10 +88,10 @@ def simulate_bounds(
     workload: Workload,
     job: Job,
     model: CostModel,
-    bounds: Iterable[int],
+    bounds: Sequence[int],
     simulation: Simulation,
 ) -> list[BoundOutcome]:
-    """Returns what each bound makes of a job.
+    """Returns what each bound makes of a job, with one codec after the other.
 
     Args:
         plan: where the tables are.
@@ -91,28 +106,51 @@ def simulate_bounds(
             too few batches for it.
     """
     delays = simulation.delays.sample(job.ranks, simulation.batches, simulation.seed)
+    costs = RememberedCosts(model)
+    cells = [(codec, bound) for codec in simulation.codecs for bound in bounds]
     outcomes = []
-    for bound in tqdm(list(bounds), desc="simulating", unit="bound", leave=False):
-        bounded = replace(job, bound=bound)
-        program = program_of(plan, workload, bounded, model, simulation.host, simulation.dense)
-        graph = graph_of(program, simulation.ranks, simulation.batches, delays)
-        timeline = simulate(graph)
-        starts = _of_batches(timeline, timeline.start, "load", job.ranks) - delays
-        ends = _of_batches(timeline, timeline.end, "dense forward", job.ranks)
-        if job.training:
-            ends = _of_batches(timeline, timeline.end, "lookup backward", job.ranks)
-        steps = np.diff(ends.max(axis=0)[_counted(simulation.batches, bound)])
-        outcomes.append(
-            BoundOutcome(
-                bound=bound,
-                step_us=float(steps.mean()),
-                step_percentiles_us=tuple(np.percentile(steps, [50, 95, 99]).tolist()),
-                latency_us=float(np.median(ends - starts)),
-                memory_bytes=max(memory_of(plan, workload, bounded)),
-                timeline=timeline,
-            )
-        )
+    for codec, bound in tqdm(cells, desc="simulating", unit="job", leave=False):
+        one = replace(job, bound=bound)
+        outcomes.append(_simulate_one(plan, workload, one, costs, codec, simulation, delays))
     return outcomes
+
+
+def _simulate_one(
+    plan: Sequence[PlacedTable],
+    workload: Workload,
+    job: Job,
+    costs: CostModel,
+    codec: CodecCosts,
+    simulation: Simulation,
+    delays: Floats,
+) -> BoundOutcome:
+    ranks, batches = simulation.ranks, simulation.batches
+    counted = _counted(batches, job.bound)
+
+    def encoded(group: PlanGroup) -> Floats:
+        return codec_on_the_wire(group, codec).row_bytes(group)
+
+    def run() -> Timeline:
+        host, dense = simulation.host, simulation.dense
+        program = program_of(plan, workload, job, costs, host, dense, codec, ranks.link)
+        return simulate(graph_of(program, ranks, batches, delays))
+
+    timeline = run()
+    starts = _of_batches(timeline, timeline.start, "load", job.ranks) - delays
+    last = "lookup backward" if job.training else "dense forward"
+    ends = _of_batches(timeline, timeline.end, last, job.ranks)
+    steps = np.diff(ends.max(axis=0)[counted])
+    sent = sum(float(encoded(group).sum()) for group in groups_of(plan, workload, job))
+    return BoundOutcome(
+        bound=job.bound,
+        step_us=float(steps.mean()),
+        step_percentiles_us=tuple(np.percentile(steps, [50, 95, 99]).tolist()),
+        latency_us=float(np.median(ends - starts)),
+        memory_bytes=max(memory_of(plan, workload, job, encoded)),
+        run=run,
+        codec=codec.name,
+        embedding_bytes=sent * (job.ranks - 1),
+    )
 
 
 def _counted(batches: int, bound: int) -> slice:
@@ -149,8 +187,23 @@ def choose_bound(
         max_latency_us: of a batch.
 
     Raises:
-        ValueError: none is within the limits; the text says what the nearest one needs.
+        ValueError: a limit is no positive number, or no bound is within them; the text says what
+            the nearest one needs.
     """
+    within = within_limits(outcomes, max_memory_bytes, max_latency_us)
+    fastest = min(each.step_us for each in within)
+    near = [each for each in within if each.step_us <= WORTH * fastest]
+    return min(near, key=lambda each: each.bound)
+
+
+def within_limits(
+    outcomes: Sequence[BoundOutcome], max_memory_bytes: float | None, max_latency_us: float | None
+) -> list[BoundOutcome]:
+    """Returns those that `choose_bound` may take; arguments and errors as there."""
+    limits = {"memory": max_memory_bytes, "latency": max_latency_us}
+    for name, limit in limits.items():
+        if limit is not None and not 0 < limit < math.inf:
+            raise ValueError(f"the limit of {name} is {limit}, but must be a positive number")
     within = [
         each
         for each in outcomes
@@ -158,12 +211,10 @@ def choose_bound(
         and (max_latency_us is None or each.latency_us <= max_latency_us)
     ]
     if not within:
-        least = min(outcomes, key=lambda each: each.bound)
+        least = min(outcomes, key=lambda each: (each.bound, each.memory_bytes))
         raise ValueError(
             f"no bound is within the limits: bound {least.bound} needs "
             f"{least.memory_bytes / 2**30:.3g} GiB on the fullest rank and "
             f"{least.latency_us / 1000:.3g} ms a batch"
         )
-    fastest = min(each.step_us for each in within)
-    near = [each for each in within if each.step_us <= _WORTH * fastest]
-    return min(near, key=lambda each: each.bound)
+    return within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,10 @@ from ..problem.collectives import Collective, all_to_all_of
 from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
-from ..problem.tables import PlacedTable, Workload
+from ..problem.tables import ROW_WISE, TABLE_ROW_WISE, PlacedTable, Workload
 from .program import Begin, Collect, Compute, Finish, Post, Stage
+from .wire.codecs import FP32, CodecCosts
+from .wire.link import Link
 
 Floats = npt.NDArray[np.float64]
 Collectives = Sequence[Collective]
@@ -37,6 +40,36 @@ class DenseLayers:
     backward: float = 0.0
 
 
+class _Exchange(NamedTuple):
+    """Collectives of a step, one after the other.
+
+    Attributes:
+        name: of the channel.
+        collectives: over a process group; of a channel the all-to-all.
+        sizes: (ranks,), bytes of each message to a rank, or else from it.
+        to_rank: which of the two.
+        encode: microseconds of the senders, before.
+        decode: of the receivers, after.
+    """
+
+    name: str
+    collectives: Collectives
+    sizes: Floats
+    to_rank: bool
+    encode: Floats | float = 0.0
+    decode: float = 0.0
+
+
+def codec_on_the_wire(group: PlanGroup, codec: CodecCosts) -> CodecCosts:
+    """Returns what the embeddings of a group travel with where `codec` is asked for: over gloo
+    pooled tables split by rows are added up on the way, and codes can't be added."""
+    split = group.sharding_type in (ROW_WISE, TABLE_ROW_WISE)
+    if group.job.backend != "gloo" or not split:
+        return codec
+    pooled = any(work.pooled for ops in group.works for works in ops.values() for work in works)
+    return FP32 if pooled else codec
+
+
 def program_of(
     plan: Iterable[PlacedTable],
     workload: Workload,
@@ -44,6 +77,8 @@ def program_of(
     model: CostModel,
     host: HostCosts | None = None,
     dense: DenseLayers | None = None,
+    codec: CodecCosts = FP32,
+    link: Link | None = None,
 ) -> list[Stage]:
     """Returns a step of training or inference, as `job` says; at a bound above 0 the stages of
     BoundedLagPipeline, with their lags.
@@ -58,6 +93,8 @@ def program_of(
         model: of lookups and exchanges.
         host: of what is beside them; nothing by default.
         dense: the other layers; none by default.
+        codec: of embeddings; their gradients travel as float32.
+        link: of hosts, which messages have to pass.
 
     Raises:
         ValueError: a bound above 0 over gloo, whose ranks wait for each other.
@@ -68,7 +105,7 @@ def program_of(
             "simulate bound 0, or the backend bls"
         )
     host, dense = host or HostCosts(), dense or DenseLayers()
-    return list(_Step(plan, workload, job, model, host, dense).stages())
+    return list(_Step(plan, workload, job, model, host, dense, codec, link).stages())
 
 
 class _Step:
@@ -80,10 +117,12 @@ class _Step:
         model: CostModel,
         host: HostCosts,
         dense: DenseLayers,
+        codec: CodecCosts,
+        link: Link | None,
     ) -> None:
         self._job, self._model, self._host, self._dense = job, model, host, dense
+        self._codec, self._link = codec, link
         self._groups = groups_of(plan, workload, job)
-        self._ids = (all_to_all_of(job),)
         self._pooled = {table.module: table.pooled for table in workload.tables}
         # Of each kind, of one batch.
         once = replace(job, bound=0, training=False)
@@ -94,32 +133,37 @@ class _Step:
 
     def stages(self) -> Iterator[Stage]:
         bound, training = self._job.bound, self._job.training
+        groups = list(enumerate(self._groups))
+        every = (all_to_all_of(self._job),)
+        ids = [_Exchange(f"ids {number}", every, group.ids, True) for number, group in groups]
+        rows = [self._embeddings(number, group) for number, group in groups]
         shards = sum(
             np.array([sum(map(len, ops.values())) for ops in group.works]) for group in self._groups
         )
         yield Compute("load", self._host.step + self._host.shard * shards)
-        for groups in self._called_together():
-            for number, group in groups:
+        for together in self._called_together():
+            for number, group in together:
                 yield Compute("inputs", self._inputs(group))
-                yield from self._begin(f"ids {number}", group.ids, self._ids, 0)
-            for number, group in groups:
-                yield from self._finish(f"ids {number}", group.ids, self._ids, bound)
+                yield from self._begin(ids[number], 0)
+            for number, group in together:
+                yield from self._finish(ids[number], bound)
                 yield Compute("lookup", self._lookups(group, "lookup_forward"), lag=bound)
-                forward = group.way.forward
-                yield from self._begin(f"embeddings {number}", group.rows, forward, bound)
-        numbered = list(enumerate(self._groups))
-        for number, group in numbered:
-            forward = group.way.forward
-            yield from self._finish(f"embeddings {number}", group.rows, forward, 2 * bound)
+                yield from self._begin(rows[number], bound)
+        for number, _ in groups:
+            yield from self._finish(rows[number], 2 * bound)
         yield Compute("outputs", self._outputs(), lag=2 * bound)
         yield Compute("dense forward", self._dense.forward, lag=2 * bound)
         if not training:
             return
         yield Compute("dense backward", self._dense.backward)
-        for number, group in reversed(numbered):
-            yield from self._begin(f"gradients {number}", group.rows, group.way.backward, 0)
-        for number, group in reversed(numbered):
-            yield from self._finish(f"gradients {number}", group.rows, group.way.backward, 0)
+        gradients = [
+            _Exchange(f"gradients {number}", group.way.backward, group.rows, True)
+            for number, group in groups
+        ]
+        for number, _ in reversed(groups):
+            yield from self._begin(gradients[number], 0)
+        for number, group in reversed(groups):
+            yield from self._finish(gradients[number], 0)
             yield Compute("lookup backward", self._lookups(group, "lookup_backward"))
 
     def _called_together(self) -> list[list[tuple[int, PlanGroup]]]:
@@ -130,6 +174,12 @@ class _Step:
             return [numbered]
         modules = dict.fromkeys(group.module for group in self._groups)
         return [[each for each in numbered if each[1].module == module] for module in modules]
+
+    def _embeddings(self, number: int, group: PlanGroup) -> _Exchange:
+        codec = codec_on_the_wire(group, self._codec)
+        work = codec.encode_us(group), codec.decode_us(group)
+        name = f"embeddings {number}"
+        return _Exchange(name, group.way.forward, codec.row_bytes(group), False, *work)
 
     def _inputs(self, group: PlanGroup) -> Floats:
         host = self._host
@@ -147,31 +197,37 @@ class _Step:
         times = [sum(lookup(works).microseconds for works in ops.values()) for ops in group.works]
         return np.array(times, np.float64) * self._host.lookup
 
-    def _begin(
-        self, name: str, for_each: Floats, collectives: Collectives, lag: int
-    ) -> Iterator[Stage]:
+    def _begin(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
+        name, times = exchange.name, self._times(exchange.sizes, exchange.collectives)
+        transfer = self._transfer(exchange)
         if self._job.backend == "bls":
-            yield Post(name, self._times(for_each, collectives) * _PUTS, lag=lag)
+            yield Post(name, exchange.encode + times * _PUTS, lag=lag, transfer=transfer)
             return
         if name.startswith("ids"):
             # Splits, which nothing goes on without, then lengths; values are what is large.
-            nothing = np.zeros_like(for_each)
-            yield Begin(f"{name}: splits", 0.0, self._times(nothing, collectives))
+            nothing = np.zeros_like(exchange.sizes)
+            yield Begin(f"{name}: splits", 0.0, self._times(nothing, exchange.collectives))
             yield Finish(f"{name}: splits")
-            yield Begin(f"{name}: lengths", 0.0, self._times(nothing, collectives))
-        yield Begin(name, 0.0, self._times(for_each, collectives))
+            yield Begin(f"{name}: lengths", 0.0, self._times(nothing, exchange.collectives))
+        yield Begin(name, exchange.encode, times, transfer=transfer)
 
-    def _finish(
-        self, name: str, for_each: Floats, collectives: Collectives, lag: int
-    ) -> Iterator[Stage]:
+    def _finish(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
         if self._job.backend == "bls":
-            yield Collect(name, self._times(for_each, collectives) * (1 - _PUTS), lag=lag)
+            reading = self._times(exchange.sizes, exchange.collectives) * (1 - _PUTS)
+            yield Collect(exchange.name, reading + exchange.decode, lag=lag)
         else:
-            yield Finish(name)
+            yield Finish(exchange.name, exchange.decode)
+
+    def _transfer(self, exchange: _Exchange) -> Floats | float:
+        if self._link is None:
+            return 0.0
+        ranks = self._job.ranks
+        sizes = exchange.sizes if exchange.to_rank else exchange.sizes[:, None]
+        return self._link.transfer_us(np.broadcast_to(sizes, (ranks, ranks)))
 
     def _times(self, for_each: Floats, collectives: Collectives) -> Floats:
         """Returns what collectives take each rank, as if all ranks had as many bytes as it."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .task_graph import After, GraphBuilder, Machine, TaskGraph, Tasks
+from .wire.link import Link
 
 PerRank = npt.ArrayLike
 """Microseconds of all ranks: a number, (ranks,), or (ranks, steps)."""
@@ -45,6 +46,7 @@ class Post:
             None: the 2 (bound + 1) of the channels, of which none is ever waited for
             (docs/design/channel.md).
         lag: steps by which the batch is older than the step.
+        transfer: of each rank's messages on its host's link, after `work`, if nobody else used it.
     """
 
     exchange: str
@@ -52,6 +54,7 @@ class Post:
     latency: float = 0.0
     slots: int | None = None
     lag: int = 0
+    transfer: PerRank = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,14 @@ class Begin:
         work: of the main thread.
         worker: of the communication thread.
         latency: microseconds on no core, after all have come.
+        transfer: on the host's link, after `worker`, as of a Post.
     """
 
     collective: str
     work: PerRank
     worker: PerRank
     latency: float = 0.0
+    transfer: PerRank = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ class Ranks:
         pool: (count,), of each rank. A pool is a host, or the cores that ranks are pinned to.
         spin_us: see Machine.
         wake_us: see Machine.
+        link: of their hosts; None: exchanges take what they take on the ranks' cores.
     """
 
     count: int
@@ -121,24 +127,43 @@ class Ranks:
     pool: tuple[int, ...]
     spin_us: float = 0.0
     wake_us: float = 0.0
+    link: Link | None = None
 
     @classmethod
     def on_hosts(
-        cls, count: int, per_host: int, cores: int, spin_us: float = 0.0, wake_us: float = 0.0
+        cls,
+        count: int,
+        per_host: int,
+        cores: int,
+        spin_us: float = 0.0,
+        wake_us: float = 0.0,
+        link_bytes_per_us: float | None = None,
     ) -> Ranks:
         """Returns ranks that fill hosts of so many `cores`, one host after the other."""
         hosts = -(-count // per_host)
         pool = tuple(rank // per_host for rank in range(count))
-        return cls(count, (cores,) * hosts, pool, spin_us, wake_us)
+        link = None
+        if link_bytes_per_us is not None:
+            link = Link.of_hosts(link_bytes_per_us, count, per_host)
+        return cls(count, (cores,) * hosts, pool, spin_us, wake_us, link)
 
-    def machine(self, communication_threads: bool) -> Machine:
-        """Returns the machine of their main threads, and of their communication threads behind."""
-        pool = np.array(self.pool * (2 if communication_threads else 1), np.intp)
-        return Machine(self.cores, pool, self.spin_us, self.wake_us)
+    def machine(self, communication_threads: bool, transfers: bool = False) -> Machine:
+        """Returns the machine of their main threads; behind them of their communication threads,
+        and of what is under way on the link from each rank."""
+        pool = self.pool * (2 if communication_threads else 1)
+        if self.link is None or not transfers:
+            return Machine(self.cores, np.array(pool, np.intp), self.spin_us, self.wake_us)
+        links = max(self.link.host) + 1
+        pools = self.cores + (1,) * links
+        pool += tuple(len(self.cores) + host for host in self.link.host)
+        return Machine(pools, np.array(pool, np.intp), self.spin_us, self.wake_us, links)
 
     def threads_of(self, graph: TaskGraph) -> list[tuple[int, str]]:
         """Returns rank and name of each thread of `graph_of`."""
-        names = ("main", "communication")[: len(graph.machine.pool) // self.count]
+        machine = graph.machine
+        linked = machine.links > 0
+        names = ["main", "communication"][: len(machine.pool) // self.count - linked]
+        names += ["link"] * linked
         return [(rank, name) for name in names for rank in range(self.count)]
 
 
@@ -158,7 +183,8 @@ def graph_of(
             number or (ranks, batches).
 
     Raises:
-        ValueError: a stage waits for what no stage before it begins.
+        ValueError: a stage waits for what no stage before it begins, or has a transfer where there
+            is no link.
     """
     return _Graph(program, ranks, batches, delays).build()
 
@@ -170,8 +196,12 @@ class _Graph:
         self._program, self._batches = program, batches
         self._main = np.arange(ranks.count)
         talks = any(isinstance(stage, Begin) for stage in program)
+        transfers = any(np.any(getattr(stage, "transfer", 0.0)) for stage in program)
+        if transfers and ranks.link is None:
+            raise ValueError("a stage has a transfer, but ranks have no link: give them one")
         self._worker = ranks.count + self._main
-        self._builder = GraphBuilder(ranks.machine(talks))
+        self._link = self._worker + ranks.count * talks
+        self._builder = GraphBuilder(ranks.machine(talks, transfers))
         self._delays = np.broadcast_to(np.asarray(delays, float), (ranks.count, batches))
         # By exchange and batch: when all messages have come, and when they were released.
         self._arrived: dict[str, dict[int, Tasks]] = defaultdict(dict)
@@ -217,8 +247,9 @@ class _Graph:
                 )
             after = [After(self._builder.join("slots", [After(released)], step=self._step))]
         posted = self._on_main(f"post {stage.exchange}", stage.work, batch, after)
+        sent = self._over_link(stage.exchange, posted, stage.transfer, batch)
         arrived = self._builder.join(
-            f"{stage.exchange} arrived", [After(posted, stage.latency)], step=self._step
+            f"{stage.exchange} arrived", [After(sent, stage.latency)], step=self._step
         )
         self._arrived[stage.exchange][batch] = arrived
 
@@ -232,8 +263,21 @@ class _Graph:
             after=[After(together)],
             step=self._step,
         )
+        sent = self._over_link(stage.collective, done, stage.transfer, batch)
         self._arrived[stage.collective][batch] = self._builder.join(
-            f"{stage.collective} done", [After(done, stage.latency)], step=self._step
+            f"{stage.collective} done", [After(sent, stage.latency)], step=self._step
+        )
+
+    def _over_link(self, name: str, written: Tasks, transfer: PerRank, batch: int) -> Tasks:
+        """Returns the tasks that send what `written` made ready."""
+        if not np.any(transfer):
+            return written
+        return self._builder.add(
+            f"{name} on the link",
+            self._link,
+            self._of(transfer, batch),
+            after=[After(written)],
+            step=self._step,
         )
 
     def _arrived_of(self, name: str, batch: int) -> Tasks:

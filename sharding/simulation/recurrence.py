@@ -25,7 +25,9 @@ def run_alone(graph: TaskGraph) -> tuple[Floats, Floats]:
         if waits.any():
             waiting, free = tasks[waits], free[waits]
             ready = _last_arrival(graph, waiting, edges[waiting], end)
-            slept = (ready - free > machine.spin_us) & (graph.thread[waiting] != NO_THREAD)
+            thread = graph.thread[waiting]
+            slept = (ready - free > machine.spin_us) & (thread != NO_THREAD)
+            slept &= machine.sleeps[thread]
             start[waiting] = np.maximum(free, ready + np.where(slept, machine.wake_us, 0.0))
         end[tasks] = start[tasks] + graph.work[tasks] + graph.pause[tasks]
     return start, end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
@@ -10,6 +11,7 @@ import numpy as np
 from .task_graph import NO_TASK, NO_THREAD, Floats, TaskGraph, Tasks
 
 _NEVER = float("inf")
+_Event = Callable[[float, int], None]
 
 
 def run_shared(graph: TaskGraph) -> tuple[Floats, Floats]:
@@ -33,43 +35,35 @@ class _Pool:
     def __init__(self, cores: int) -> None:
         self._cores = cores
         self._running = 0
+        self._rate = 1.0
         self._served = 0.0
         self._at = 0.0
         self._ends: list[tuple[float, int]] = []
 
     def add(self, now: float, task: int, work: float) -> None:
         """Begins a task."""
-        self._advance(now)
-        self._running += 1
+        self.change(now, 1)
         heappush(self._ends, (self._served + work, task))
 
-    def spin(self, now: float, threads: int) -> None:
-        """Adds threads that run without end; negative numbers take them away."""
-        self._advance(now)
+    def change(self, now: float, threads: int) -> None:
+        """Adds threads that run; negative numbers take them away."""
+        self._served += (now - self._at) * self._rate
+        self._at = now
         self._running += threads
+        self._rate = min(1.0, self._cores / self._running) if self._running else 1.0
 
     def next_end(self) -> float:
         """Returns when a task ends if nobody comes or goes before."""
         if not self._ends:
             return _NEVER
-        left = max(self._ends[0][0] - self._served, 0.0)
-        return self._at + left / self._rate()
+        return self._at + max(self._ends[0][0] - self._served, 0.0) / self._rate
 
     def pop(self, now: float) -> int:
         """Ends the task whose end is next."""
-        self._advance(now)
         end, task = heappop(self._ends)
+        self.change(now, -1)
         self._served = max(self._served, end)  # but for roundings it is
-        self._running -= 1
         return task
-
-    def _advance(self, now: float) -> None:
-        if self._running:
-            self._served += (now - self._at) * self._rate()
-        self._at = now
-
-    def _rate(self) -> float:
-        return min(1.0, self._cores / self._running)
 
 
 class _Run:
@@ -80,13 +74,17 @@ class _Run:
         self._spin_us, self._wake_us = machine.spin_us, machine.wake_us
         self._pools = [_Pool(cores) for cores in machine.cores]
         # Lists, which Python indexes several times faster than arrays.
-        self._pool_of = machine.pool.tolist()
-        self._thread = graph.thread.tolist()
+        thread = graph.thread
+        self._pool_of = machine.pool[thread].tolist()  # of tasks; without meaning if on no thread
+        self._can_sleep = (machine.sleeps[thread] & (thread != NO_THREAD)).tolist()
         self._work, self._pause = graph.work.tolist(), graph.pause.tolist()
         self._missing = np.diff(graph.first_edge).tolist()
         self._next_on_thread = _next_on_thread(graph).tolist()
-        self._has_turn = (graph.before == NO_TASK).tolist()
+        self._first_turns = np.flatnonzero(graph.before == NO_TASK).tolist()
+        # When its turn came, and when the last that it waits for has come, of those known by now.
         self._free = [0.0] * len(graph)
+        self._ready = [0.0] * len(graph)
+        self._waits = [False] * len(graph)
         self._spins = [False] * len(graph)
         by_source = np.argsort(graph.source, kind="stable")
         self._targets = graph.targets[by_source].tolist()
@@ -96,48 +94,52 @@ class _Run:
         self.start = [0.0] * len(graph)
         self.end = [0.0] * len(graph)
         # What happens at a time; the count keeps the order of what happens at once.
-        self._events: list[tuple[float, int, Callable[[float, int], None], int]] = []
+        self._events: list[tuple[float, int, _Event, int]] = []
         self._count = 0
+        # What happens now: not nested, since chains of tasks without work may be long.
+        self._now: deque[tuple[_Event, int]] = deque()
+        # Of each pool, when its next task ends, and when that is looked at.
         self._next_end = [_NEVER] * len(self._pools)
+        self._looks = [_NEVER] * len(self._pools)
 
     def all_of_them(self) -> None:
         """Runs to the end."""
-        for task, has_turn in enumerate(self._has_turn):
-            if has_turn:
-                self._take_turn(0.0, task)
-        while self._events:
-            now, _, event, argument = heappop(self._events)
+        self._now.extend((self._take_turn, task) for task in self._first_turns)
+        now = 0.0
+        while self._now or self._events:
+            if self._now:
+                event, argument = self._now.popleft()
+            else:
+                now, _, event, argument = heappop(self._events)
             event(now, argument)
 
-    def _at(self, time: float, event: Callable[[float, int], None], argument: int) -> None:
+    def _at(self, time: float, event: _Event, argument: int) -> None:
         self._count += 1
         heappush(self._events, (time, self._count, event, argument))
 
     def _take_turn(self, now: float, task: int) -> None:
         """The task before it on its thread is done."""
-        self._has_turn[task] = True
         self._free[task] = now
-        if self._missing[task] == 0:
+        if self._missing[task] == 0 and self._ready[task] <= now:
             self._begin(now, task)
-        elif self._spin_us > 0 and self._thread[task] != NO_THREAD:
+            return
+        self._waits[task] = True
+        if self._spin_us > 0 and self._can_sleep[task]:
             self._spins[task] = True
-            self._change(now, self._pool_of[self._thread[task]], 1)
+            self._change(now, self._pool_of[task], 1)
             self._at(now + self._spin_us, self._sleep, task)
 
     def _sleep(self, now: float, task: int) -> None:
         if self._spins[task]:
             self._spins[task] = False
-            self._change(now, self._pool_of[self._thread[task]], -1)
+            self._change(now, self._pool_of[task], -1)
 
     def _arrive(self, now: float, task: int) -> None:
-        """One of the tasks that it waits for is done, and the news has come."""
-        self._missing[task] -= 1
-        if self._missing[task] or not self._has_turn[task]:
-            return
-        if self._thread[task] == NO_THREAD:
-            self._begin(now, task)
-            return
-        slept = now - self._free[task] > self._spin_us
+        """The last that it waits for has come."""
+        if not self._waits[task]:
+            return  # its turn comes later, or came at this moment
+        self._waits[task] = False
+        slept = self._can_sleep[task] and now - self._free[task] > self._spin_us
         self._sleep(now, task)
         if slept and self._wake_us > 0:
             self._at(now + self._wake_us, self._begin, task)
@@ -149,26 +151,29 @@ class _Run:
         if self._work[task] == 0:
             self._done(now, task)
             return
-        pool = self._pool_of[self._thread[task]]
+        pool = self._pool_of[task]
         self._pools[pool].add(now, task, self._work[task])
         self._reckon(pool)
 
     def _change(self, now: float, pool: int, threads: int) -> None:
-        self._pools[pool].spin(now, threads)
+        self._pools[pool].change(now, threads)
         self._reckon(pool)
 
     def _reckon(self, pool: int) -> None:
-        """Says when the pool's next task ends, now that its threads are others."""
-        self._next_end[pool] = self._pools[pool].next_end()
-        if self._next_end[pool] < _NEVER:
-            self._at(self._next_end[pool], self._end_in_pool, pool)
+        """Says when the pool's next task ends, now that its threads are others. Where that is later
+        than it was, the look that was planned finds out."""
+        self._next_end[pool] = end = self._pools[pool].next_end()
+        if end < self._looks[pool]:
+            self._looks[pool] = end
+            self._at(end, self._look, pool)
 
-    def _end_in_pool(self, now: float, pool: int) -> None:
-        if now != self._next_end[pool]:
-            return  # reckoned before its threads changed
-        task = self._pools[pool].pop(now)
+    def _look(self, now: float, pool: int) -> None:
+        if now != self._looks[pool]:
+            return  # an earlier one was planned since
+        self._looks[pool] = _NEVER
+        if now == self._next_end[pool]:
+            self._done(now, self._pools[pool].pop(now))
         self._reckon(pool)
-        self._done(now, task)
 
     def _done(self, now: float, task: int) -> None:
         """Its work is done, its pause begins."""
@@ -180,11 +185,19 @@ class _Run:
     def _leave(self, now: float, task: int) -> None:
         self.end[task] = now
         for edge in range(self._first_target[task], self._first_target[task + 1]):
-            # By way of the events, lest long chains of tasks without work nest.
-            self._at(now + self._latency[edge], self._arrive, self._targets[edge])
+            target, arrival = self._targets[edge], now + self._latency[edge]
+            if arrival > self._ready[target]:
+                self._ready[target] = arrival
+            self._missing[target] -= 1
+            if self._missing[target] == 0:
+                ready = self._ready[target]
+                if ready > now:
+                    self._at(ready, self._arrive, target)
+                else:
+                    self._now.append((self._arrive, target))
         following = self._next_on_thread[task]
         if following != NO_TASK:
-            self._at(now, self._take_turn, following)
+            self._now.append((self._take_turn, following))
 
 
 def _next_on_thread(graph: TaskGraph) -> Tasks:

@@ -39,12 +39,15 @@ class Machine:
         pool: (threads,), of each thread.
         spin_us: for which a thread that waits keeps its core before it sleeps.
         wake_us: from the end of a wait in which it slept until it runs.
+        links: of the pools, the last so many are links and have no cores: what runs there is bytes
+            that pass, whose threads neither spin nor sleep.
     """
 
     cores: tuple[int, ...]
     pool: Tasks
     spin_us: float = 0.0
     wake_us: float = 0.0
+    links: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError for what no machine has."""
@@ -55,6 +58,12 @@ class Machine:
         for name, value in (("spin_us", self.spin_us), ("wake_us", self.wake_us)):
             if not (np.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}, but must not be negative")
+
+    @cached_property
+    def sleeps(self) -> npt.NDArray[np.bool_]:
+        """(threads,), whether it spins and then sleeps when it waits."""
+        on_cores: npt.NDArray[np.bool_] = self.pool < len(self.cores) - self.links
+        return on_cores
 
     @property
     def is_shared(self) -> bool:

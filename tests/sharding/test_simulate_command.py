@@ -1,7 +1,9 @@
 """`torchrec-bls simulate` on files good and bad."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +41,9 @@ def test_the_bound_that_delays_are_worth(files: Path, capsys: pytest.CaptureFixt
     assert report["chosen_bound"] > 0
     events = json.loads((files / "perfetto.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
-    # The trace is that of the last bound.
-    assert max(event["args"]["step"] for event in events if "step" in event.get("args", {})) == 65
+    # The trace is that of the choice: batches go on for two steps for each of the bound.
+    last = max(event["args"]["step"] for event in events if "step" in event.get("args", {}))
+    assert last == 49 + 2 * report["chosen_bound"]
 
 
 def test_without_delays_lag_is_not_worth_its_memory(files: Path) -> None:
@@ -58,6 +61,55 @@ def test_a_saved_plan_is_simulated(files: Path) -> None:
     assert simulate(files, f"--plan={saved}", f"--json={given}") == 0
     assert simulate(files, f"--json={anew}") == 0
     assert given.read_text() == anew.read_text()
+
+
+def test_the_codec_that_a_link_is_worth(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = [{**table, "sharding_types": ["table_wise"]} for table in TABLES]
+    (files / "model.json").write_text(json.dumps({"tables": whole}))
+    out = [f"--{kind}={files / f'out.{kind}'}" for kind in ("json", "html")]
+    both = ["--bound", "0,2", "--codec", "fp32,uint8", "--choose", "bound,codec", *out]
+    # Between hosts of one rank each.
+    assert simulate(files, *both, "--ranks-per-host", "1", "--link", "10mbit") == 0
+    assert "a link of 0.01 Gbit/s for each host" in capsys.readouterr().out
+    report = json.loads((files / "out.json").read_text())
+    assert (report["chosen_codec"], report["link_gbit"]) == ("uint8", pytest.approx(0.01))
+    cells = {(each["codec"], each["bound"]): each for each in report["bounds"]}
+    assert set(cells) == {(codec, bound) for codec in ("fp32", "uint8") for bound in (0, 2)}
+    # 64 rows of 64 columns and of 32 go to the other rank.
+    assert cells["fp32", 0]["embedding_bytes"] == 64 * (64 + 32) * 4
+    assert cells["uint8", 0]["embedding_bytes"] == 64 * (64 + 8 + 32 + 8)
+    assert cells["uint8", 2]["step_us"] < cells["fp32", 2]["step_us"] / 2
+    assert "take this" in (files / "out.html").read_text()
+
+
+def test_on_one_host_the_link_is_between_its_ranks(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = []
+    for link in ([], ["--link", "10mbit"]):
+        out = files / "figures.json"
+        assert simulate(files, "--bound", "0", *link, f"--json={out}") == 0
+        steps.append(json.loads(out.read_text())["bounds"][0]["step_us"])
+    assert steps[1] > 2 * steps[0]
+    assert "All ranks are on one host" in capsys.readouterr().out
+
+
+def test_the_codec_alone_is_chosen_at_one_bound(files: Path) -> None:
+    out = files / "figures.json"
+    one = ["--training", "--bound", "0", "--codec", "uint4,fp32", "--choose", "codec"]
+    assert simulate(files, *one, "--link", "1kbit", f"--json={out}") == 0
+    report = json.loads(out.read_text())
+    assert (report["chosen_codec"], report["chosen_bound"]) == ("uint4", 0)
+
+
+def test_a_page_without_matplotlib(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert simulate(files, "--bound", "0", f"--html={files / 'page.html'}") == 1
+    assert "matplotlib" in capsys.readouterr().err
 
 
 def test_many_ranks_are_said_to_be_extrapolated(
@@ -81,8 +133,44 @@ def test_many_ranks_are_said_to_be_extrapolated(
         (["--delays", "uniform:0--5ms"], "negative or no number"),
         (["--delays", "constant:nanms"], "negative or no number"),
         (["--delays", "ranks:1ms"], "delays of 1 ranks were given for 2"),
-        (["--choose", "bound", "--max-memory-gib", "0"], "no bound is within the limits"),
-        (["--choose", "bound", "--max-latency-ms", "0"], "no bound is within the limits"),
+        (
+            ["--choose", "bound", "--max-memory-gib", "1e-6"],
+            "no bound is within the limits",
+        ),
+        (
+            ["--choose", "bound", "--max-latency-ms", "1e-6"],
+            "no bound is within the limits",
+        ),
+        *(
+            (["--choose", "bound", f"--max-{limit}={number}"], "but must be a positive number")
+            for limit in ("memory-gib", "latency-ms")
+            for number in ("0", "-1", "nan", "inf")
+        ),
+        (["--max-memory-gib", "1"], "--max-memory-gib is a limit of --choose"),
+        (["--max-latency-ms", "1"], "--max-latency-ms is a limit of --choose"),
+        (["--choose", "colour"], "--choose has 'colour', but must be of bound, codec"),
+        (["--choose", "bound,"], "--choose has '', but must be of bound, codec"),
+        (["--choose", "codec"], "--choose codec takes several, and --codec is fp32 alone"),
+        (
+            ["--choose", "bound,codec", "--codec", "fp16"],
+            "takes several, and --codec is fp16",
+        ),
+        (
+            ["--choose", "codec", "--codec", "fp32,fp16"],
+            "is codec, but --bound has several",
+        ),
+        (
+            ["--choose", "bound", "--codec", "fp32,fp16"],
+            "is bound, but --codec has several",
+        ),
+        (["--codec", "zip"], "codec 'zip' is none of fp32, fp16, bf16, uint8, uint4, uint2"),
+        (["--codec", "fp32,fp32"], "codecs are fp32, fp32, and one is there twice"),
+        (["--link", "fast"], "link 'fast' is no positive rate: give one with its unit, like 1gbit"),
+        (["--link", "0gbit"], "link '0gbit' is no positive rate"),
+        (["--link=-1gbit"], "link '-1gbit' is no positive rate"),
+        (["--link", "nangbit"], "link 'nangbit' is no positive rate"),
+        (["--dense-ms=-1"], "must be finite and not negative"),
+        (["--dense-ms", "nan"], "must be finite and not negative"),
         (["--batches", "3"], "3 batches are too few to tell a step at bound 0 from: take 9"),
         (["--plan", "none.json"], "none.json"),
         (["--profile", "none"], "no profile 'none'"),
@@ -95,6 +183,28 @@ def test_bad_options(
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
     (error,) = (line for line in lines if line.startswith("torchrec-bls simulate: "))
     assert said in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": 99}, "has version 99 and this package reads"),
+        ({"format": "something"}, "is not a torchrec-bls profile"),
+        (
+            {"machine": {"kind": "cuda"}},
+            "is of a machine of kind 'cuda', and the plan",
+        ),
+    ],
+)
+def test_profiles_of_another_version_or_kind(
+    files: Path, changes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = files / "profile.json"
+    record = json.loads(profile.read_text())
+    machine = record["machine"] | changes.pop("machine", {})
+    profile.write_text(json.dumps(record | changes | {"machine": machine}))
+    assert simulate(files, "--bound", "0") == 1
+    assert said in capsys.readouterr().err
 
 
 def test_a_plan_of_other_tables_or_ranks(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,18 @@ TURNS = 9
 # Not zeros, which may all be one page.
 _BETWEEN = np.ones(1 << 20)
 _LEAST_SECONDS = 1e-9  # of a clock that saw none
+
+Key = TypeVar("Key")
+
+
+class Coded(Protocol):
+    """What can be encoded and decoded again and again."""
+
+    def encode(self) -> None:
+        """Encodes."""
+
+    def decode(self) -> None:
+        """Decodes what `encode` wrote."""
 
 
 def measure(
@@ -50,7 +63,7 @@ def measure(
             each: Frame(lookups, each, bound, pooled=table.pooled, weighted=table.weighted)
             for each in stages
         }
-        for each, (encoding, decoding) in _times(frames).items():
+        for each, (encoding, decoding) in seconds_of(frames).items():
             total[each].add(frames[each].bytes, encoding, decoding)
     if raw == 0:
         raise ValueError(f"no batch looks anything up in table '{table.name}'")
@@ -71,22 +84,29 @@ class _Total:
     def measured(self, raw: int) -> Measured:
         return Measured(
             ratio=raw / self._bytes,
-            encode=raw / max(self._encoding, _LEAST_SECONDS),
-            decode=raw / max(self._decoding, _LEAST_SECONDS),
+            encode=raw / self._encoding,
+            decode=raw / self._decoding,
         )
 
 
-def _times(frames: dict[Stages, Frame]) -> dict[Stages, tuple[float, float]]:
-    """Returns the medians of the seconds that frames take to encode and to decode."""
-    encoding: dict[Stages, list[float]] = {each: [] for each in frames}
-    decoding: dict[Stages, list[float]] = {each: [] for each in frames}
+def seconds_of(frames: Mapping[Key, Coded]) -> dict[Key, tuple[float, float]]:
+    """Returns the medians of what frames take to encode and to decode, each in turn, from memory
+    that is in no cache of a core's own."""
+    encoding: dict[Key, list[float]] = {each: [] for each in frames}
+    decoding: dict[Key, list[float]] = {each: [] for each in frames}
     for turn in range(TURNS + 1):
         for each, frame in frames.items():
             times = _seconds(frame.encode), _seconds(frame.decode)
             if turn > 0:  # the first one warms up
                 encoding[each].append(times[0])
                 decoding[each].append(times[1])
-    return {each: (median(encoding[each]), median(decoding[each])) for each in frames}
+    return {
+        each: (
+            max(median(encoding[each]), _LEAST_SECONDS),
+            max(median(decoding[each]), _LEAST_SECONDS),
+        )
+        for each in frames
+    }
 
 
 def _seconds(action: Callable[[], None]) -> float:

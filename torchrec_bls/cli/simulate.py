@@ -1,4 +1,4 @@
-"""The sub-command `torchrec-bls simulate`: steps of a job that does not run, by bound."""
+"""The sub-command `torchrec-bls simulate`: steps of a job that does not run, by bound and codec."""
 
 import argparse
 import json
@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.cli.choices import check_choices, choices_of, chosen_of
+from torchrec_bls.cli.codec_costs import codec_costs
 from torchrec_bls.cli.job_options import add_job_options, check_job_options
 from torchrec_bls.cli.simulate_trace import simulate_trace
 
-_GIB = 1 << 30
 _US_PER_MS = 1000.0
 
 
@@ -17,11 +18,12 @@ def add_command(commands: Any) -> None:
     """Adds the sub-command to a parser's."""
     parser = commands.add_parser(
         "simulate",
-        help="simulate the steps of a job, and choose the bound of its lag",
+        help="simulate the steps of a job, and choose the bound of its lag and its codec",
         description="Simulates the steps of a model whose tables a JSON file describes, as `plan` "
         "reads it, on ranks that share cores and are held up now and then, with one bound of lag "
-        "after the other. Exit status 1: no bound is within the limits, or a file is not what it "
-        "should be or can't be written.",
+        "and one codec after the other. Codecs are timed here: let nothing else run. "
+        "Exit status 1: no bound is within the limits, or a file is not what it should be or can't "
+        "be written.",
     )
     add = parser.add_argument
     add_job_options(parser, required=False)
@@ -30,14 +32,17 @@ def add_command(commands: Any) -> None:
     add("--training", action="store_true", help="with a backward; only at bound 0")
     add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")
     add("--delays", default="none", help="that hold ranks up, e.g. uniform:0-10ms; see the guide")
+    add("--codec", default="fp32", help="of embeddings, to simulate, e.g. fp32,uint8,uint4")
+    add("--link", metavar="RATE", help="of each host, shared by its ranks, e.g. 1gbit")
     add("--dense-ms", type=float, default=0.0, help="the model's other layers (default: 0)")
     add("--batches", type=int, default=200, help="of each rank (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the delays (default: %(default)s)")
-    add("--choose", choices=("bound",), help="say which to take")
+    add("--choose", metavar="WHAT", help="say which to take: bound, codec, or bound,codec")
     add("--max-memory-gib", type=float, metavar="G", help="of each rank, for --choose")
     add("--max-latency-ms", type=float, metavar="L", help="of a batch, for --choose")
     add("--json", type=Path, metavar="FILE", help="write the figures for machines")
-    add("--perfetto", type=Path, metavar="FILE", help="write a trace of the last bound")
+    add("--html", type=Path, metavar="FILE", help="write a page (needs the extra 'plot')")
+    add("--perfetto", type=Path, metavar="FILE", help="write a trace of the choice, or of the last")
     parser.set_defaults(command=_simulate)
 
 
@@ -47,16 +52,19 @@ def _simulate(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.costs.profiled import ProfiledCosts
     from torchrec_bls.sharding.problem.model_file import read_model
     from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
-    from torchrec_bls.sharding.simulation.bounds import Simulation, choose_bound, simulate_bounds
+    from torchrec_bls.sharding.simulation.bounds import Simulation, simulate_bounds
     from torchrec_bls.sharding.simulation.delays import read_delays
-    from torchrec_bls.sharding.simulation.perfetto import trace_events
     from torchrec_bls.sharding.simulation.plan_steps import DenseLayers
     from torchrec_bls.sharding.simulation.program import Ranks
-    from torchrec_bls.sharding.simulation.report import as_json, as_text
+    from torchrec_bls.sharding.simulation.report.html import as_html
+    from torchrec_bls.sharding.simulation.report.perfetto import trace_events
+    from torchrec_bls.sharding.simulation.report.text import as_json, as_text
+    from torchrec_bls.sharding.simulation.wire.link import read_link
 
     try:
+        bounds, choices = _bounds(options.bound), choices_of(options)
         if options.trace is not None:
-            simulate_trace(options, _bounds(options.bound))
+            simulate_trace(options, bounds)
             return 0
         check_job_options(options)
         costs = ProfiledCosts(load_profile(options.profile))
@@ -64,31 +72,33 @@ def _simulate(options: argparse.Namespace) -> int:
         job = _job(options)
         per_host = job.host_ranks
         simulation = Simulation(
-            Ranks.on_hosts(job.ranks, per_host, options.cores_per_host or per_host),
+            Ranks.on_hosts(
+                job.ranks,
+                per_host,
+                options.cores_per_host or per_host,
+                link_bytes_per_us=None if options.link is None else read_link(options.link),
+            ),
             read_delays(options.delays),
             options.batches,
             options.seed,
             dense=DenseLayers(forward=options.dense_ms * _US_PER_MS),
+            codecs=codec_costs(options.codec, workload),
         )
+        check_choices(choices, bounds, simulation.codecs)
         plan = _plan(options, workload, job, costs)
-        outcomes = simulate_bounds(plan, workload, job, costs, _bounds(options.bound), simulation)
-        chosen = None
-        if options.choose:
-            memory, latency = options.max_memory_gib, options.max_latency_ms
-            chosen = choose_bound(
-                outcomes,
-                max_memory_bytes=None if memory is None else memory * _GIB,
-                max_latency_us=None if latency is None else latency * _US_PER_MS,
-            )
+        outcomes = simulate_bounds(plan, workload, job, costs, bounds, simulation)
+        chosen = chosen_of(options, choices, outcomes)
         print(as_text(outcomes, chosen, job, simulation))
         if options.json is not None:
             report = as_json(outcomes, chosen, job, simulation)
             options.json.write_text(json.dumps(report, indent=2) + "\n")
+        if options.html is not None:
+            options.html.write_text(as_html(outcomes, chosen, job, simulation))
         if options.perfetto is not None:
-            timeline = outcomes[-1].timeline
+            timeline = (chosen or outcomes[-1]).timeline
             trace = trace_events(timeline, simulation.ranks.threads_of(timeline.graph))
             options.perfetto.write_text(json.dumps(trace))
-    except (ValueError, OSError, InfeasiblePlanError) as error:
+    except (ValueError, OSError, ImportError, InfeasiblePlanError) as error:
         print(f"torchrec-bls simulate: {error}", file=sys.stderr)
         return 1
     return 0

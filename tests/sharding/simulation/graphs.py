@@ -28,7 +28,8 @@ def graphs(draw: Any, *, shared: bool) -> TaskGraph:
     cores = tuple(
         draw(st.integers(1, 3)) if shared else max(1, int(threads)) for threads in per_pool
     )
-    machine = Machine(cores, pool, spin_us=draw(times), wake_us=draw(times))
+    links = draw(st.integers(0, pools - 1))
+    machine = Machine(cores, pool, spin_us=draw(times), wake_us=draw(times), links=links)
     builder = GraphBuilder(machine)
     for count in range(draw(st.integers(1, 14))):
         sources = draw(st.lists(st.integers(0, count - 1), max_size=2)) if count else []
@@ -49,6 +50,7 @@ def simulate_slowly(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
     end: dict[int, float] = {}
     left = graph.work.astype(float).tolist()
     worked: dict[int, float] = {}  # when its work was done
+    on_link = [machine.pool[t] >= len(machine.cores) - machine.links for t in graph.thread]
 
     def arrival(task: int) -> float | None:
         edges = range(graph.first_edge[task], graph.first_edge[task + 1])
@@ -65,6 +67,7 @@ def simulate_slowly(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
         if ready is None or free is None:
             return None
         slept = ready - free > machine.spin_us and graph.thread[task] != NO_THREAD
+        slept = slept and not on_link[task]
         return max(free, ready + (machine.wake_us if slept else 0.0))
 
     now = 0.0
@@ -92,7 +95,7 @@ def simulate_slowly(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
             if task in worked or task in running or graph.thread[task] == NO_THREAD or free is None:
                 continue
             if ready is None or ready > now + 1e-9:
-                if now < free + machine.spin_us - 1e-9:
+                if now < free + machine.spin_us - 1e-9 and not on_link[task]:
                     busy[machine.pool[graph.thread[task]]] += 1
                 changes.append(free + machine.spin_us)
         rate = dict.fromkeys(running, 1.0)

@@ -95,6 +95,14 @@ def test_limits_that_nothing_is_within() -> None:
         choose_bound(CURVE, max_memory_bytes=5)
 
 
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["memory", "latency"])
+def test_limits_that_are_none(name: str, limit: float) -> None:
+    option = {"memory": "max_memory_bytes", "latency": "max_latency_us"}[name]
+    with pytest.raises(ValueError, match=f"the limit of {name} is {limit}, but must be a positive"):
+        choose_bound(CURVE, **{option: limit})  # type: ignore[arg-type]
+
+
 def test_training_with_lag_is_refused() -> None:
     simulation = Simulation(Ranks.on_hosts(4, 4, 4), read_delays("none"))
     with pytest.raises(ValueError, match="bound is 1, but only bound 0 trains"):

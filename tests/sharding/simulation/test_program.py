@@ -149,6 +149,50 @@ def test_pinned_ranks_do_not_share() -> None:
     assert simulate(graph_of([Compute("work", [10.0, 4.0])], together, 1)).end.max() == 14.0
 
 
+def _linked(ranks: int, per_host: int, **others: float) -> Ranks:
+    return Ranks.on_hosts(ranks, per_host, cores=per_host, link_bytes_per_us=1.0, **others)
+
+
+def _sent(ranks: Ranks, before: list[float], transfer: float) -> list[float]:
+    """Returns when each rank's messages of one exchange have passed the link."""
+    post = Post("rows", 0.0, transfer=transfer)
+    program = [Compute("before", before), post, Collect("rows", 0.0)]
+    timeline = simulate(graph_of(program, ranks, 1))
+    return timeline.end[timeline.graph.called("rows on the link")].tolist()
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    assert _sent(_linked(4, 2), [0.0] * 4, 100.0) == pytest.approx([200.0] * 4)
+    # Rank 0 has the link for itself until 50 and half of it from then on; rank 1 what is left.
+    assert _sent(_linked(2, 2), [0.0, 50.0], 100.0) == pytest.approx([150.0, 200.0])
+    assert _sent(_linked(2, 1), [0.0, 50.0], 100.0) == pytest.approx([100.0, 150.0])
+
+
+def test_bytes_on_a_link_neither_spin_nor_wake() -> None:
+    sleepy = _linked(2, 2, spin_us=30.0, wake_us=7.0)
+    assert _sent(sleepy, [0.0, 50.0], 100.0) == pytest.approx([150.0, 200.0])
+
+
+def test_a_message_is_read_once_it_has_passed_the_link() -> None:
+    program = [Post("rows", 1.0, latency=2.0, transfer=[10.0, 30.0]), Collect("rows", 5.0)]
+    timeline = simulate(graph_of(program, _linked(2, 1), 1))
+    assert timeline.end[timeline.graph.called("collect rows")].tolist() == [38.0, 38.0]
+
+
+def test_a_collective_ends_once_it_has_passed_the_link() -> None:
+    program = [Begin("sum", 1.0, worker=4.0, latency=2.0, transfer=[10.0, 30.0]), Finish("sum")]
+    ranks = _linked(2, 1)
+    graph = graph_of(program, ranks, 1)
+    assert simulate(graph).end[graph.called("finish sum")].tolist() == [37.0, 37.0]
+    names = ["main"] * 2 + ["communication"] * 2 + ["link"] * 2
+    assert ranks.threads_of(graph) == list(zip([0, 1] * 3, names, strict=True))
+
+
+def test_a_transfer_takes_a_link() -> None:
+    with pytest.raises(ValueError, match="a stage has a transfer, but ranks have no link"):
+        graph_of([Post("rows", 1.0, transfer=1.0), Collect("rows", 1.0)], _alone(2), 1)
+
+
 @pytest.mark.parametrize(
     ("text", "by_bound"),
     [

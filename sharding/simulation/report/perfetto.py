@@ -1,5 +1,6 @@
 """Timelines as Chrome's trace events, which ui.perfetto.dev shows: a process a rank, a track a
-thread, arrows from whom a rank waited for, and how far each rank is ahead."""
+thread, arrows of messages and from whom a rank waited for, how far each rank is ahead, and how many
+slots it has filled."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from .critical_path import what_let_it_begin
-from .task_graph import NO_TASK, NO_THREAD
-from .timeline import Timeline
+from ..critical_path import what_let_it_begin
+from ..task_graph import NO_TASK, NO_THREAD, TaskGraph, Tasks
+from ..timeline import Timeline
 
 Event = dict[str, Any]
+
+# Of more ranks only the messages are shown that somebody waited for: there are ranks squared.
+_MOST_RANKS_WITH_MESSAGES = 8
 
 
 def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> dict[str, Any]:
@@ -33,6 +37,8 @@ def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> dict
         *_slices(timeline, threads),
         *_waits(timeline, threads),
         *_ahead(timeline, threads),
+        *_messages(timeline, threads),
+        *_slots(timeline, threads),
     ]
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
@@ -66,7 +72,9 @@ def _waits(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
     graph = timeline.graph
     before = graph.before
     free = np.where(before == NO_TASK, 0.0, timeline.end[before])
-    waits = (graph.thread != NO_THREAD) & (timeline.start > free)
+    # What is under way on a link waits for nobody: it is the rank that has nothing to send.
+    waits = (graph.thread != NO_THREAD) & graph.machine.sleeps[graph.thread]
+    waits &= timeline.start > free
     for number, task in enumerate(np.flatnonzero(waits).tolist()):
         cause = what_let_it_begin(timeline, task)
         while cause != NO_TASK and graph.thread[cause] == NO_THREAD:
@@ -108,3 +116,57 @@ def _ahead(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
                 time = float(timeline.start[task])
                 counter = {"ph": "C", "name": "steps ahead", "pid": each, "ts": time}
                 yield {**counter, "args": {"steps": ahead}}
+
+
+def _exchanges(
+    graph: TaskGraph, threads: Sequence[tuple[int, str]]
+) -> Iterator[tuple[str, Tasks, Tasks]]:
+    """Yields the exchanges of channels: name, posts and collects, both (ranks, batches)."""
+    mains = [number for number, (_, name) in enumerate(threads) if name == "main"]
+    for name in graph.names:
+        kind, _, exchange = name.partition(" ")
+        if kind != "post":
+            continue
+        posts, collects = (
+            np.array([tasks[graph.thread[tasks] == main] for main in mains])
+            for tasks in (graph.called(name), graph.called(f"collect {exchange}"))
+        )
+        yield exchange, posts, collects
+
+
+def _messages(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
+    """Yields an arrow from each post to what reads it on every other rank."""
+    graph, start, end = timeline.graph, timeline.start, timeline.end
+    for exchange, posts, collects in _exchanges(graph, threads):
+        ranks, batches = posts.shape
+        if ranks > _MOST_RANKS_WITH_MESSAGES:
+            return
+        for sender, receiver, batch in np.ndindex(ranks, ranks, batches):
+            post, collect = int(posts[sender, batch]), int(collects[receiver, batch])
+            # An arrow begins and ends within a slice.
+            no_slice = end[post] == start[post] or end[collect] == start[collect]
+            if sender == receiver or no_slice:
+                continue
+            arrow = {"name": exchange, "cat": "message"}
+            arrow["id"] = f"{exchange} {batch}: {sender} to {receiver}"
+            there, here = ({"tid": int(graph.thread[task])} for task in (post, collect))
+            begun = float(np.nextafter(end[post], 0.0))
+            yield {"ph": "s", **arrow, "pid": sender, **there, "ts": begun}
+            read = float(start[collect])
+            yield {"ph": "f", "bp": "e", **arrow, "pid": receiver, **here, "ts": read}
+
+
+def _slots(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
+    """Yields how many messages of each rank some receiver has not released, when that changes."""
+    for exchange, posts, collects in _exchanges(timeline.graph, threads):
+        filled = timeline.start[posts]
+        # The last receiver's release, of each batch.
+        released = np.broadcast_to(timeline.end[collects].max(axis=0), filled.shape)
+        for rank in range(len(posts)):
+            times = np.concatenate([filled[rank], released[rank]])
+            change = np.repeat([1, -1], len(filled[rank]))
+            # What is released and filled at once is the same slot.
+            order = np.lexsort((change, times))
+            for time, count in zip(times[order], change[order].cumsum(), strict=True):
+                counter = {"ph": "C", "name": f"slots of {exchange}", "pid": rank}
+                yield {**counter, "ts": float(time), "args": {"slots": max(int(count), 0)}}

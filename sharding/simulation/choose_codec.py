@@ -1,0 +1,39 @@
+"""Which codec of embeddings is worth what it rounds: the same job simulated with several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .bounds import WORTH, BoundOutcome, choose_bound, within_limits
+from .wire.codecs import FP32
+
+
+def choose_codec(
+    outcomes: Sequence[BoundOutcome],
+    *,
+    max_memory_bytes: float | None = None,
+    max_latency_us: float | None = None,
+) -> BoundOutcome:
+    """Returns the fastest codec, with the bound that is worth it: float32, which rounds nothing,
+    if it is among them and nearly as fast.
+
+    Args:
+        outcomes: of `simulate_bounds`.
+        max_memory_bytes: of each rank.
+        max_latency_us: of a batch.
+
+    Raises:
+        ValueError: there is one codec, or the limits are as `choose_bound` refuses them.
+    """
+    codecs = list(dict.fromkeys(each.codec for each in outcomes))
+    if len(codecs) < 2:
+        raise ValueError(f"to choose a codec takes several, and there is {', '.join(codecs)} alone")
+    within = within_limits(outcomes, max_memory_bytes, max_latency_us)
+    best = {
+        codec: choose_bound(own)
+        for codec in codecs
+        if (own := [each for each in within if each.codec == codec])
+    }
+    fastest = min(best.values(), key=lambda each: each.step_us)
+    plain = best.get(FP32.name, fastest)
+    return plain if plain.step_us < WORTH * fastest.step_us else fastest

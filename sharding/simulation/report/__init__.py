@@ -1,0 +1,1 @@
+"""Simulations as text, JSON, pages and traces."""

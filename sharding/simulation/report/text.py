@@ -1,0 +1,126 @@
+"""A simulation of several bounds and codecs, as text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...problem.job import Job
+from ..bounds import BoundOutcome, Simulation
+from ..wire.codecs import FP32
+
+FORMAT = 1
+#: What a simulated step holds.
+SCOPE = "lookups and exchanges, and of the rest what the options give"
+_VALIDATED_RANKS = 8
+_GIB = 2**30
+_GBIT_PER_BYTE_A_US = 8e-3
+#: Of the table of outcomes.
+COLUMNS = (
+    *("bound", "codec", "step ms", "p50", "p95", "p99", "times faster"),
+    *("latency ms", "GiB a rank", "MB of embeddings"),
+)
+
+
+def notes_on(job: Job, simulation: Simulation) -> list[str]:
+    """Returns what people have to know of the figures."""
+    notes = [f"Simulated: {SCOPE}."]
+    if any(codec != FP32 for codec in simulation.codecs):
+        notes.append("Codecs are of embeddings; their gradients travel as float32.")
+    link = simulation.ranks.link
+    if link is not None and link.within:
+        notes.append("All ranks are on one host: what they send each other passes the link.")
+    if job.ranks > _VALIDATED_RANKS:
+        notes.append(f"{job.ranks} ranks: extrapolated, not validated.")
+    return notes
+
+
+def setting(job: Job, simulation: Simulation) -> str:
+    """Returns what was simulated, in a line."""
+    kind = "training" if job.training else "inference"
+    ranks = simulation.ranks
+    link = "" if ranks.link is None else f"a link of {_gbit(simulation):g} Gbit/s for each host, "
+    return (
+        f"{job.ranks} ranks on {len(ranks.cores)} pools of {ranks.cores[0]} cores, {link}"
+        f"{kind} over {job.backend}, delays {simulation.delays.text}, {simulation.batches} batches"
+    )
+
+
+def _gbit(simulation: Simulation) -> float | None:
+    link = simulation.ranks.link
+    return None if link is None else link.bytes_per_us * _GBIT_PER_BYTE_A_US
+
+
+def as_text(
+    outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
+) -> str:
+    """Returns a line for each bound and codec.
+
+    Args:
+        outcomes: by bound and codec.
+        chosen: the one to take, if one was asked for.
+        job: that was simulated.
+        simulation: likewise.
+    """
+    rows = cells_of(outcomes)
+    widths = [max(len(cell) for cell in column) + 2 for column in zip(COLUMNS, *rows, strict=True)]
+    lines = [
+        "".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (COLUMNS, *rows)
+    ]
+    for number, each in enumerate(outcomes, start=1):
+        lines[number] += "   <- take this" if each is chosen else ""
+    notes = notes_on(job, simulation)
+    return "\n".join([setting(job, simulation), "", *lines, "", *notes])
+
+
+def cells_of(outcomes: Sequence[BoundOutcome]) -> list[list[str]]:
+    """Returns a row of COLUMNS for each; times faster are those of the first one's step."""
+    return [
+        [
+            str(each.bound),
+            each.codec,
+            f"{each.step_us / 1000:.3f}",
+            *(f"{time / 1000:.2f}" for time in each.step_percentiles_us),
+            f"{outcomes[0].step_us / each.step_us:.2f}",
+            f"{each.latency_us / 1000:.2f}",
+            f"{each.memory_bytes / _GIB:.3f}",
+            f"{each.embedding_bytes / 1e6:.2f}",
+        ]
+        for each in outcomes
+    ]
+
+
+def as_json(
+    outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
+) -> dict[str, Any]:
+    """Returns the same for machines, microseconds and bytes; arguments as of `as_text`."""
+    return {
+        "format": FORMAT,
+        "ranks": job.ranks,
+        "backend": job.backend,
+        "training": job.training,
+        "delays": simulation.delays.text,
+        "batches": simulation.batches,
+        "seed": simulation.seed,
+        "link_gbit": _gbit(simulation),
+        "codecs": [asdict(codec) for codec in simulation.codecs],
+        "chosen_bound": None if chosen is None else chosen.bound,
+        "chosen_codec": None if chosen is None else chosen.codec,
+        "notes": notes_on(job, simulation),
+        "bounds": [
+            {
+                "bound": each.bound,
+                "codec": each.codec,
+                "step_us": each.step_us,
+                "step_percentiles_us": dict(
+                    zip(("50", "95", "99"), each.step_percentiles_us, strict=True)
+                ),
+                "latency_us": each.latency_us,
+                "memory_bytes": each.memory_bytes,
+                "embedding_bytes": each.embedding_bytes,
+            }
+            for each in outcomes
+        ],
+    }

@@ -1,0 +1,1 @@
+"""What exchanges put on the wire, and how much of it passes."""

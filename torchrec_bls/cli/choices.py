@@ -1,0 +1,61 @@
+"""What `torchrec-bls simulate --choose` chooses, and within which limits."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+_CHOICES = ("bound", "codec")
+_LIMITS = ("max_memory_gib", "max_latency_ms")
+_GIB = 1 << 30
+_US_PER_MS = 1000.0
+
+
+def choices_of(options: argparse.Namespace) -> list[str]:
+    """Returns what is to be chosen.
+
+    Raises:
+        ValueError: nothing that can be, or limits are given for no choice.
+    """
+    choices = [] if options.choose is None else options.choose.split(",")
+    unknown = [each for each in choices if each not in _CHOICES]
+    if unknown:
+        raise ValueError(
+            f"--choose has '{unknown[0]}', but must be of {', '.join(_CHOICES)} with commas"
+        )
+    for limit in _LIMITS:
+        if not choices and getattr(options, limit) is not None:
+            name = limit.replace("_", "-")
+            raise ValueError(f"--{name} is a limit of --choose: say what to choose")
+    return choices
+
+
+def check_choices(choices: Sequence[str], bounds: Sequence[int], codecs: Sequence[Any]) -> None:
+    """Raises ValueError where a choice has nothing to choose from, or leaves one open."""
+    if "codec" in choices and len(codecs) < 2:
+        raise ValueError(f"--choose codec takes several, and --codec is {codecs[0].name} alone")
+    for left, several in (("bound", len(bounds) > 1), ("codec", len(codecs) > 1)):
+        if choices and several and left not in choices:
+            raise ValueError(
+                f"--choose is {','.join(choices)}, but --{left} has several: choose bound,codec, "
+                f"or give one {left}"
+            )
+
+
+def chosen_of(options: argparse.Namespace, choices: Sequence[str], outcomes: Sequence[Any]) -> Any:
+    """Returns the outcome to take, or None where nothing is to be chosen.
+
+    Raises:
+        ValueError: none is within the limits, or a limit is no positive number.
+    """
+    from torchrec_bls.sharding.simulation.bounds import choose_bound
+    from torchrec_bls.sharding.simulation.choose_codec import choose_codec
+
+    if not choices:
+        return None
+    memory, latency = (getattr(options, limit) for limit in _LIMITS)
+    choose = choose_codec if "codec" in choices else choose_bound
+    return choose(
+        outcomes,
+        max_memory_bytes=None if memory is None else memory * _GIB,
+        max_latency_us=None if latency is None else latency * _US_PER_MS,
+    )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .collective_model import CollectiveModel
+from .dense.model import DenseModel
 from .lookup.model import LookupModel
 from .machine import Machine
 
@@ -56,6 +57,7 @@ class Profile:
         memory: one thread's memory.
         retest_percent: name to the geometric mean of the absolute differences between two
             measurements of the same, which no model can beat: "lookup_forward" ...
+        dense: ops of dense layers; None in profiles that were made without them.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Profile:
     collectives: dict[tuple[str, str, int], CollectiveModel]
     memory: MemoryCurve
     retest_percent: dict[str, float]
+    dense: DenseModel | None = None
 
     def save(self, path: Path) -> None:
         """Writes the JSON file, lists of numbers on one line."""
@@ -94,6 +97,7 @@ class Profile:
             },
             "collectives": [model.as_json() for model in self.collectives.values()],
             "lookups": lookups,
+            **({"dense": self.dense.as_json()} if self.dense else {}),
         }
 
 
@@ -195,6 +199,7 @@ def _parse(record: dict[str, Any]) -> Profile:
         collectives=collectives,
         memory=memory,
         retest_percent=retest,
+        dense=DenseModel.from_json(record["dense"]) if "dense" in record else None,
     )
 
 

@@ -105,8 +105,10 @@ class ProfiledCosts:
         size = message_bytes(sent_bytes, received_bytes, model.imbalance)
         return _scaled(model, len(sent_bytes), model.estimate(size, even=even))
 
-    def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
-        """One all-reduce of `bytes` on each rank.
+    def all_reduce(
+        self, bytes: float, world_size: int, backend: str, ranks_per_core: float | None = None
+    ) -> Estimate:
+        """One all-reduce of `bytes` on each rank; `ranks_per_core` as of `all_to_all`.
 
         Raises:
             ValueError: a number that can't be.
@@ -116,7 +118,7 @@ class ProfiledCosts:
             raise ValueError(f"an all-reduce of {bytes} bytes among {world_size} ranks")
         if world_size < 2:
             return _NOTHING
-        model = self._nearest("all_reduce", backend, world_size)
+        model = self._nearest("all_reduce", backend, world_size, ranks_per_core)
         return _scaled(model, world_size, model.estimate(bytes))
 
     def _lookup(self, works: Sequence[LookupWork], direction: str) -> Estimate:

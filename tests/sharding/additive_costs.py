@@ -45,7 +45,9 @@ class AdditiveTestCosts:
     ) -> Estimate:
         return self._estimate(30 + message_bytes(sent_bytes, received_bytes, self.imbalance) / 1000)
 
-    def all_reduce(self, bytes: float, world_size: int, backend: str) -> Estimate:
+    def all_reduce(
+        self, bytes: float, world_size: int, backend: str, ranks_per_core: float = 1.0
+    ) -> Estimate:
         return self._estimate(30 + 2 * bytes / 1000)
 
     @staticmethod

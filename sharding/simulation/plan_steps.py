@@ -14,6 +14,7 @@ from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
 from ..problem.tables import PlacedTable, Workload
+from .data_parallel import DenseSteps
 from .program import Begin, Collect, Compute, Finish, Post, Stage
 
 Floats = npt.NDArray[np.float64]
@@ -51,6 +52,7 @@ def program_of(
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
+    dense: DenseSteps | None = None,
 ) -> list[Stage]:
     """Returns a step of training or inference, as `job` says; at a bound above 0 the stages of
     BoundedLagPipeline, with their lags.
@@ -64,6 +66,8 @@ def program_of(
         job: what the plan is for.
         model: of lookups and exchanges.
         host: of what is beside them; nothing by default.
+        dense: the model's other layers under DistributedDataParallel; none by default. Their
+            backward comes first, and their gradients are waited for last.
 
     Raises:
         ValueError: a bound above 0 over gloo, whose ranks wait for each other.
@@ -73,7 +77,8 @@ def program_of(
             f"bound is {job.bound} over {job.backend}, but only bounded-lag channels have one: "
             "simulate bound 0, or the backend bls"
         )
-    return list(_Step(plan, workload, job, model, host or HostCosts()).stages())
+    step = _Step(plan, workload, job, model, host or HostCosts(), dense or DenseSteps())
+    return list(step.stages())
 
 
 class _Step:
@@ -84,8 +89,9 @@ class _Step:
         job: Job,
         model: CostModel,
         host: HostCosts,
+        dense: DenseSteps,
     ) -> None:
-        self._job, self._model, self._host = job, model, host
+        self._job, self._model, self._host, self._dense = job, model, host, dense
         self._groups = groups_of(plan, workload, job)
         self._result_bytes = sum(
             result_bytes(table, workload.reuse_of(table), replace(job, bound=0, training=False))
@@ -105,14 +111,17 @@ class _Step:
         for number, group in enumerate(self._groups):
             yield from self._finish(f"embeddings {number}", group.rows, 2 * bound)
         yield Compute("outputs", self._host.result_byte * self._result_bytes, lag=2 * bound)
-        yield Compute("dense forward", self._host.dense_forward, lag=2 * bound)
+        forward = self._host.dense_forward + self._dense.forward_us
+        yield Compute("dense forward", forward, lag=2 * bound)
         if not training:
             return
         yield Compute("dense backward", self._host.dense_backward)
+        yield from self._dense.backward()
         for number, group in reversed(list(enumerate(self._groups))):
             yield from self._begin(f"gradients {number}", group.rows, 0)
             yield from self._finish(f"gradients {number}", group.rows, 0)
             yield Compute("lookup backward", self._lookups(group, "lookup_backward"))
+        yield from self._dense.finish()
 
     def _inputs(self, group: PlanGroup) -> Floats:
         host = self._host

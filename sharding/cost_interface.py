@@ -107,7 +107,14 @@ class CostModel(Protocol):
     def all_reduce(
         self, bytes: float, world_size: int, backend: str, ranks_per_core: float = 1.0
     ) -> Estimate:
-        """One all-reduce of `bytes` on each of `world_size` ranks; others as for `all_to_all`."""
+        """One all-reduce of `bytes` on each of `world_size` ranks.
+
+        Args:
+            bytes: of each rank.
+            world_size: ranks.
+            backend: "gloo", "nccl" or "bls".
+            ranks_per_core: as of `all_to_all`.
+        """
 
 
 class AdditiveCosts(CostModel, Protocol):
@@ -139,3 +146,35 @@ class TableReuse(Protocol):
 
     def unique_rows(self, samples: float) -> float:
         """Distinct rows that a batch of `samples` reads."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a data-parallel step does with the gradient of a parameter, microseconds on a core.
+
+    Attributes:
+        bytes: of it.
+        pack_us: its copy into a bucket.
+        unpack_us: the copy back.
+        update_us: of the parameter, by the optimizer.
+    """
+
+    bytes: int
+    pack_us: float
+    unpack_us: float
+    update_us: float
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """One op of a dense layer in a training step, microseconds on a core.
+
+    Attributes:
+        forward_us: of the op.
+        backward_us: of the op.
+        gradients: of its parameters, in the order in which the layer has them.
+    """
+
+    forward_us: float
+    backward_us: float
+    gradients: tuple[Gradient, ...] = ()

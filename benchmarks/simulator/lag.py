@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.simulation.delays import read_delays
+from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
-from torchrec_bls.sharding.simulation.timeline import simulate
 
 from benchmarks.delays.exchanges import PAIR_KIB, Channel, timed
 from benchmarks.harness import record

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .collective_model import CollectiveModel
+from .dense.model import DenseModel
 from .host_costs import HostModel
 from .lookup.model import LookupModel
 from .machine import Machine
@@ -61,6 +62,7 @@ class Profile:
             measurements of the same, which no model can beat: "lookup_forward" ...
         hosts: (backend, training, world size) to what steps take beside lookups and exchanges;
             empty if no steps were measured.
+        dense: ops of dense layers; None in profiles that were made without them.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Profile:
     memory: MemoryCurve
     retest_percent: dict[str, float]
     hosts: dict[tuple[str, bool, int], HostModel] = field(default_factory=dict)
+    dense: DenseModel | None = None
 
     def save(self, path: Path) -> None:
         """Writes the JSON file, lists of numbers on one line."""
@@ -101,6 +104,7 @@ class Profile:
             "collectives": [model.as_json() for model in self.collectives.values()],
             "lookups": lookups,
             "hosts": [model.as_json() for model in self.hosts.values()],
+            **({"dense": self.dense.as_json()} if self.dense else {}),
         }
 
 
@@ -207,6 +211,7 @@ def _parse(record: dict[str, Any]) -> Profile:
         memory=memory,
         retest_percent=retest,
         hosts=hosts,
+        dense=DenseModel.from_json(record["dense"]) if "dense" in record else None,
     )
 
 

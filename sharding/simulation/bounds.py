@@ -15,12 +15,13 @@ from ..costs.host_costs import HostCosts
 from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of, memory_of
 from ..problem.tables import PlacedTable, Workload
+from .data_parallel import DenseSteps
 from .delays import Delays
-from .plan_steps import DenseLayers, codec_on_the_wire, program_of
+from .engine.task_graph import Floats
+from .engine.timeline import Timeline, simulate
+from .plan_steps import codec_on_the_wire, program_of
 from .program import Ranks, graph_of
 from .remembered_costs import RememberedCosts
-from .task_graph import Floats
-from .timeline import Timeline, simulate
 from .wire.codecs import FP32, CodecCosts
 
 # Of all batches, those at the beginning that are not counted: the ranks begin together.
@@ -79,7 +80,7 @@ class Simulation:
     batches: int = 200
     seed: int = 0
     host: HostCosts | None = None
-    dense: DenseLayers | None = None
+    dense: DenseSteps | None = None
     codecs: Sequence[CodecCosts] = (FP32,)
 
 

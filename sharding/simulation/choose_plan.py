@@ -11,8 +11,8 @@ from ..cost_interface import CostModel, Estimate
 from ..costs.host_costs import HostModel
 from ..problem.job import Job
 from ..problem.tables import PlacedTable, Workload
+from .data_parallel import DenseSteps
 from .one_step import step_us
-from .plan_steps import DenseLayers
 
 Plan = tuple[PlacedTable, ...]
 
@@ -44,7 +44,7 @@ def choose_plan(
     job: Job,
     model: CostModel,
     host: HostModel,
-    dense: DenseLayers | None = None,
+    dense: DenseSteps | None = None,
 ) -> PlanChoice:
     """Simulates a step of each plan and takes the fastest one, unless the first is as good.
 

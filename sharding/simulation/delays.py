@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .task_graph import Floats
+from .engine.task_graph import Floats
 
 _UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6}
 _FORMS = (

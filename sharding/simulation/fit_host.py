@@ -14,9 +14,9 @@ from ..costs.fitting.least_squares import nonnegative_relative
 from ..costs.host_costs import NAMES, HostCosts, HostModel
 from ..problem.job import Job
 from ..problem.tables import PlacedTable, Workload
+from .engine.task_graph import Floats
+from .engine.timeline import simulate
 from .one_step import one_step
-from .task_graph import Floats
-from .timeline import simulate
 
 # About what they are, microseconds: where the fit begins, and by how much it tries to change them.
 _TYPICAL = HostCosts(1.0, 1.0, 500.0, 100.0, 20.0, 20.0, 20.0, 0.002, 0.001, 0.001)

@@ -8,9 +8,10 @@ from ..cost_interface import CostModel
 from ..costs.host_costs import HostCosts
 from ..problem.job import Job
 from ..problem.tables import PlacedTable, Workload
-from .plan_steps import DenseLayers, program_of
+from .data_parallel import DenseSteps
+from .engine.timeline import Timeline, simulate
+from .plan_steps import program_of
 from .program import Ranks, graph_of
-from .timeline import Timeline, simulate
 
 
 def one_step(
@@ -19,7 +20,7 @@ def one_step(
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
-    dense: DenseLayers | None = None,
+    dense: DenseSteps | None = None,
 ) -> Timeline:
     """Returns the simulation of a step on the hosts of `job`.
 
@@ -42,7 +43,7 @@ def step_us(
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
-    dense: DenseLayers | None = None,
+    dense: DenseSteps | None = None,
 ) -> float:
     """Returns the microseconds until all ranks are done; arguments as of `one_step`."""
     return float(one_step(plan, workload, job, model, host, dense).end.max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
 from ..problem.tables import ROW_WISE, TABLE_ROW_WISE, PlacedTable, Workload
+from .data_parallel import DenseSteps
 from .program import Begin, Collect, Compute, Finish, Post, Stage
 from .wire.codecs import FP32, CodecCosts
 from .wire.link import Link
@@ -25,19 +26,6 @@ Collectives = Sequence[Collective]
 
 # Of a one-sided exchange's time, what the sender's puts take; the rest is the receiver's reading.
 _PUTS = 0.5
-
-
-@dataclass(frozen=True)
-class DenseLayers:
-    """The model's layers beside its tables, microseconds of a rank's main thread.
-
-    Attributes:
-        forward: of a step.
-        backward: of a step of training.
-    """
-
-    forward: float = 0.0
-    backward: float = 0.0
 
 
 class _Exchange(NamedTuple):
@@ -76,7 +64,7 @@ def program_of(
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
-    dense: DenseLayers | None = None,
+    dense: DenseSteps | None = None,
     codec: CodecCosts = FP32,
     link: Link | None = None,
 ) -> list[Stage]:
@@ -92,7 +80,8 @@ def program_of(
         job: what the plan is for.
         model: of lookups and exchanges.
         host: of what is beside them; nothing by default.
-        dense: the other layers; none by default.
+        dense: the model's other layers under DistributedDataParallel; none by default. Their
+            backward comes first, and their gradients are waited for last.
         codec: of embeddings; their gradients travel as float32.
         link: of hosts, which messages have to pass.
 
@@ -104,7 +93,7 @@ def program_of(
             f"bound is {job.bound} over {job.backend}, but only bounded-lag channels have one: "
             "simulate bound 0, or the backend bls"
         )
-    host, dense = host or HostCosts(), dense or DenseLayers()
+    host, dense = host or HostCosts(), dense or DenseSteps()
     return list(_Step(plan, workload, job, model, host, dense, codec, link).stages())
 
 
@@ -116,7 +105,7 @@ class _Step:
         job: Job,
         model: CostModel,
         host: HostCosts,
-        dense: DenseLayers,
+        dense: DenseSteps,
         codec: CodecCosts,
         link: Link | None,
     ) -> None:
@@ -152,10 +141,10 @@ class _Step:
         for number, _ in groups:
             yield from self._finish(rows[number], 2 * bound)
         yield Compute("outputs", self._outputs(), lag=2 * bound)
-        yield Compute("dense forward", self._dense.forward, lag=2 * bound)
+        yield Compute("dense forward", self._dense.forward_us, lag=2 * bound)
         if not training:
             return
-        yield Compute("dense backward", self._dense.backward)
+        yield from self._dense.backward()
         gradients = [
             _Exchange(f"gradients {number}", group.way.backward, group.rows, True)
             for number, group in groups
@@ -165,6 +154,7 @@ class _Step:
         for number, group in reversed(groups):
             yield from self._finish(gradients[number], 0)
             yield Compute("lookup backward", self._lookups(group, "lookup_backward"))
+        yield from self._dense.finish()
 
     def _called_together(self) -> list[list[tuple[int, PlanGroup]]]:
         """Returns the groups of each module, which is called alone, with their numbers; or all of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .task_graph import After, GraphBuilder, Machine, TaskGraph, Tasks
+from .engine.task_graph import After, GraphBuilder, Machine, TaskGraph, Tasks
 from .wire.link import Link
 
 PerRank = npt.ArrayLike

@@ -53,8 +53,8 @@ def _simulate(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.problem.model_file import read_model
     from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
     from torchrec_bls.sharding.simulation.bounds import Simulation, simulate_bounds
+    from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
     from torchrec_bls.sharding.simulation.delays import read_delays
-    from torchrec_bls.sharding.simulation.plan_steps import DenseLayers
     from torchrec_bls.sharding.simulation.program import Ranks
     from torchrec_bls.sharding.simulation.report.html import as_html
     from torchrec_bls.sharding.simulation.report.perfetto import trace_events
@@ -81,7 +81,7 @@ def _simulate(options: argparse.Namespace) -> int:
             read_delays(options.delays),
             options.batches,
             options.seed,
-            dense=DenseLayers(forward=options.dense_ms * _US_PER_MS),
+            dense=DenseSteps(forward_us=options.dense_ms * _US_PER_MS),
             codecs=codec_costs(options.codec, workload),
         )
         check_choices(choices, bounds, simulation.codecs)

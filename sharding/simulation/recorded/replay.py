@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..task_graph import After, Floats, GraphBuilder, Machine, TaskGraph, Tasks
-from ..timeline import Timeline, simulate
+from ..engine.task_graph import After, Floats, GraphBuilder, Machine, TaskGraph, Tasks
+from ..engine.timeline import Timeline, simulate
 from .recording import Begin, Exchange, Op, Recording, Wait, Work
 from .stages import Staged, staged
 

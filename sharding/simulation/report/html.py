@@ -8,7 +8,7 @@ from html import escape
 from ...html_page import page, table
 from ...problem.job import Job
 from ..bounds import BoundOutcome, Simulation
-from ..critical_path import Cause, causes
+from ..engine.critical_path import Cause, causes
 from .figure import curves_svg
 from .text import COLUMNS, cells_of, notes_on, setting
 

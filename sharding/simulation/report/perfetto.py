@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..critical_path import what_let_it_begin
-from ..task_graph import NO_TASK, NO_THREAD, TaskGraph, Tasks
-from ..timeline import Timeline
+from ..engine.critical_path import what_let_it_begin
+from ..engine.task_graph import NO_TASK, NO_THREAD, TaskGraph, Tasks
+from ..engine.timeline import Timeline
 
 Event = dict[str, Any]
 

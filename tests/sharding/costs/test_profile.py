@@ -1,8 +1,11 @@
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torchrec_bls.sharding.costs.dense.model import DenseModel, DenseOpModel
 from torchrec_bls.sharding.costs.profile import (
     ProfileError,
     load_profile,
@@ -37,9 +40,25 @@ def test_profiles_of_version_1_have_no_host_costs() -> None:
     assert profile_from_json(record, "old").hosts == {}
 
 
+def test_dense_layers_of_a_profile_come_back_and_may_lack(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    model = DenseModel(
+        (1e6,), {("relu", "forward"): DenseOpModel(np.array([1.0, 2.0, 3.0, 4.0]), 5.0)}
+    )
+    dataclasses.replace(small_profile(), dense=model).save(file)
+    found = load_profile(file).dense
+    assert found is not None
+    assert found.as_json() == model.as_json()
+    small_profile().save(file)
+    assert "dense" not in json.loads(file.read_text())
+    assert load_profile(file).dense is None
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
+        (["dense"], {"cache_bytes": [0.0], "kinds": {}}, "damaged: caches of"),
+        (["dense"], {"kinds": {}}, "lacks 'cache_bytes'"),
         (["format"], "something", "make one with"),
         (["version"], 3, "version 3 and this package reads 1 and 2: calibrate again"),
         (["version"], KeyError, "version None"),

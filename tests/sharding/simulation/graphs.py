@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from torchrec_bls.sharding.simulation.task_graph import (
+from torchrec_bls.sharding.simulation.engine.task_graph import (
     NO_TASK,
     NO_THREAD,
     After,

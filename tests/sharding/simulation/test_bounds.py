@@ -14,8 +14,8 @@ from torchrec_bls.sharding.simulation.bounds import (
     choose_bound,
     simulate_bounds,
 )
+from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
 from torchrec_bls.sharding.simulation.delays import read_delays
-from torchrec_bls.sharding.simulation.plan_steps import DenseLayers
 from torchrec_bls.sharding.simulation.program import Ranks
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
@@ -27,7 +27,7 @@ PLAN = search(make_problem(WORKLOAD, JOB, COSTS)).plan
 
 
 def simulated(
-    delays: str, bounds: list[int], dense: DenseLayers | None = None
+    delays: str, bounds: list[int], dense: DenseSteps | None = None
 ) -> list[BoundOutcome]:
     ranks = Ranks.on_hosts(4, 4, 4)
     simulation = Simulation(ranks, read_delays(delays), 100, dense=dense)
@@ -47,7 +47,7 @@ def test_delays_that_move_are_worth_a_bound_and_a_straggler_is_not() -> None:
 
 
 def test_without_lag_the_step_is_the_slowest_ranks_delay_and_work() -> None:
-    dense = DenseLayers(forward=500.0)
+    dense = DenseSteps(forward_us=500.0)
     (without,) = simulated("none", [0], dense)
     (constant,) = simulated("constant:5ms", [0], dense)
     assert constant.step_us == pytest.approx(without.step_us + 5000)

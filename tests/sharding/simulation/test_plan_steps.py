@@ -11,9 +11,10 @@ from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import make_problem
 from torchrec_bls.sharding.report.prediction import rate
 from torchrec_bls.sharding.search.search import search
-from torchrec_bls.sharding.simulation.plan_steps import DenseLayers, program_of
+from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
+from torchrec_bls.sharding.simulation.engine.timeline import simulate
+from torchrec_bls.sharding.simulation.plan_steps import program_of
 from torchrec_bls.sharding.simulation.program import Ranks, graph_of
-from torchrec_bls.sharding.simulation.timeline import simulate
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
@@ -26,7 +27,7 @@ def _step_us(
     job: Job,
     cores: int = 2 * _RANKS,
     host: HostCosts | None = None,
-    dense: DenseLayers | None = None,
+    dense: DenseSteps | None = None,
 ) -> float:
     """Returns a step in the middle of many of a plan of ours."""
     workload = random_workload(3, 6, modules=2)
@@ -74,7 +75,7 @@ def test_partial_sums_over_gloo_take_what_they_are_rated(way: str, training: boo
 def test_host_costs_come_on_top(backend: str) -> None:
     job = roomy(_RANKS, backend=backend)
     without = _step_us(job)
-    host, dense = HostCosts(step=100.0), DenseLayers(forward=20.0, backward=3.0)
+    host, dense = HostCosts(step=100.0), DenseSteps(forward_us=20.0, rest_us=3.0)
     assert _step_us(job, host=host, dense=dense) == pytest.approx(without + 123.0)
 
 
@@ -115,7 +116,7 @@ def test_lag_hides_delays_of_inference() -> None:
         job = roomy(_RANKS, training=False, bound=bound)
         workload = random_workload(3, 6, modules=2)
         plan = search(make_problem(workload, job, COSTS)).plan
-        program = program_of(plan, workload, job, COSTS, dense=DenseLayers(forward=300.0))
+        program = program_of(plan, workload, job, COSTS, dense=DenseSteps(forward_us=300.0))
         graph = graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, _RANKS), 60, delays)
         ends.append(simulate(graph).end.max())
     assert ends[0] > 1.1 * ends[1] > 1.1 * ends[2]

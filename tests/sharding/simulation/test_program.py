@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrec_bls.sharding.simulation.engine.timeline import Timeline, simulate
 from torchrec_bls.sharding.simulation.program import (
     Begin,
     Collect,
@@ -19,7 +20,6 @@ from torchrec_bls.sharding.simulation.program import (
     Stage,
     graph_of,
 )
-from torchrec_bls.sharding.simulation.timeline import Timeline, simulate
 
 from torchrec_bls.observe import ideal_finish_times
 

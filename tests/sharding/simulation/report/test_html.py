@@ -10,8 +10,8 @@ from torchrec_bls.sharding.problem.options import make_problem
 from torchrec_bls.sharding.search.search import search
 from torchrec_bls.sharding.simulation.bounds import BoundOutcome, Simulation, simulate_bounds
 from torchrec_bls.sharding.simulation.choose_codec import choose_codec
+from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
 from torchrec_bls.sharding.simulation.delays import read_delays
-from torchrec_bls.sharding.simulation.plan_steps import HostCosts
 from torchrec_bls.sharding.simulation.program import Ranks
 from torchrec_bls.sharding.simulation.report.html import as_html
 from torchrec_bls.sharding.simulation.wire.codecs import FP32, CodecCosts
@@ -29,7 +29,7 @@ def simulated(ranks: int) -> tuple[str, list[BoundOutcome], BoundOutcome]:
         Ranks.on_hosts(ranks, ranks, ranks, link_bytes_per_us=10.0),
         read_delays("uniform:0-1ms"),
         40,
-        host=HostCosts(dense_forward=200.0),
+        dense=DenseSteps(forward_us=200.0),
         codecs=CODECS,
     )
     outcomes = simulate_bounds(plan, workload, job, costs, [0, 2], simulation)

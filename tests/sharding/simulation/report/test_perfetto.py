@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torchrec_bls.sharding.simulation.engine.timeline import Timeline, simulate
 from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
 from torchrec_bls.sharding.simulation.report.perfetto import trace_events
-from torchrec_bls.sharding.simulation.timeline import Timeline, simulate
 
 _THREADS = [(0, "main"), (1, "main")]
 

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
 from torchrec_bls.sharding.simulation.report.perfetto import trace_events
 from torchrec_bls.sharding.simulation.report.side_by_side import side_by_side
-from torchrec_bls.sharding.simulation.timeline import simulate
 
 
 def simulated() -> dict[str, Any]:

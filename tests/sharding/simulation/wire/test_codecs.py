@@ -15,6 +15,7 @@ from torchrec_bls.sharding.problem.tables import PlacedShard, PlacedTable, Table
 from torchrec_bls.sharding.search.search import search
 from torchrec_bls.sharding.simulation.bounds import Simulation, simulate_bounds
 from torchrec_bls.sharding.simulation.delays import read_delays
+from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.plan_steps import program_of
 from torchrec_bls.sharding.simulation.program import (
     Begin,
@@ -25,7 +26,6 @@ from torchrec_bls.sharding.simulation.program import (
     Stage,
     graph_of,
 )
-from torchrec_bls.sharding.simulation.timeline import simulate
 from torchrec_bls.sharding.simulation.wire.codecs import FP32, CodecCosts
 from torchrec_bls.sharding.simulation.wire.link import Link
 

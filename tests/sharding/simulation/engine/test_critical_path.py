@@ -4,15 +4,15 @@ import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from torchrec_bls.sharding.simulation.critical_path import Cause, causes, critical_path
-from torchrec_bls.sharding.simulation.task_graph import (
+from torchrec_bls.sharding.simulation.engine.critical_path import Cause, causes, critical_path
+from torchrec_bls.sharding.simulation.engine.task_graph import (
     NO_TASK,
     After,
     GraphBuilder,
     Machine,
     TaskGraph,
 )
-from torchrec_bls.sharding.simulation.timeline import simulate
+from torchrec_bls.sharding.simulation.engine.timeline import simulate
 
 from tests.sharding.simulation.graphs import graphs
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrec_bls.sharding.simulation.recurrence import run_alone
-from torchrec_bls.sharding.simulation.shared_cores import run_shared
-from torchrec_bls.sharding.simulation.task_graph import (
+from torchrec_bls.sharding.simulation.engine.recurrence import run_alone
+from torchrec_bls.sharding.simulation.engine.shared_cores import run_shared
+from torchrec_bls.sharding.simulation.engine.task_graph import (
     NO_TASK,
     NO_THREAD,
     After,
@@ -15,7 +15,7 @@ from torchrec_bls.sharding.simulation.task_graph import (
     Machine,
     TaskGraph,
 )
-from torchrec_bls.sharding.simulation.timeline import simulate
+from torchrec_bls.sharding.simulation.engine.timeline import simulate
 
 from tests.sharding.simulation.graphs import graphs, simulate_slowly
 

@@ -1,0 +1,148 @@
+"""Times of dense ops on one core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...cost_interface import Gradient, LayerTimes
+from .ops import OF_GRADIENTS, TERMS, WORD_BYTES, DenseOp, terms
+
+Floats = npt.NDArray[np.float64]
+
+_DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class DenseOpModel:
+    """One kind of op in one direction: a sum over `terms`.
+
+    Attributes:
+        coefficients_us: (columns of `terms`,) float64, not negative.
+        held_out_gmae_percent: of measured ops that nothing was fitted to.
+    """
+
+    coefficients_us: Floats
+    held_out_gmae_percent: float
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """All kinds on one machine; after the performance paper's section IV-D.
+
+    Attributes:
+        cache_bytes: beyond which memory takes longer.
+        kinds: (kind, direction) to its model; ops of gradients have a forward only.
+    """
+
+    cache_bytes: tuple[float, ...]
+    kinds: dict[tuple[str, str], DenseOpModel]
+
+    def microseconds(self, kind: str, direction: str, ops: Sequence[DenseOp]) -> Floats:
+        """The time of each op, (len(ops),) float64.
+
+        Args:
+            kind: of all `ops`.
+            direction: "forward" or "backward".
+            ops: on one core.
+
+        Raises:
+            ValueError: no such op was calibrated.
+        """
+        if (kind, direction) not in self.kinds:
+            raise ValueError(
+                f"the profile has no {direction} of dense ops of kind '{kind}': calibrate again"
+            )
+        times: Floats = terms(kind, direction, ops, self.cache_bytes) @ (
+            self.kinds[kind, direction].coefficients_us
+        )
+        return times
+
+    def layer_times(self, ops: Iterable[DenseOp]) -> list[LayerTimes]:
+        """What each op adds to a data-parallel training step.
+
+        Args:
+            ops: in the order of the forward, as `dense_ops` has them.
+
+        Raises:
+            ValueError: a kind was not calibrated.
+        """
+        return [self._layer(op) for op in ops]
+
+    def _layer(self, op: DenseOp) -> LayerTimes:
+        has_backward = op.input_gradient or op.gradient_bytes
+        return LayerTimes(
+            forward_us=self._one(op, "forward"),
+            backward_us=self._one(op, "backward") if has_backward else 0.0,
+            gradients=tuple(self._gradient(size) for size in op.gradient_bytes),
+        )
+
+    def _gradient(self, size: int) -> Gradient:
+        return Gradient(
+            size,
+            *(
+                self._one(DenseOp(kind, 1, max(size // WORD_BYTES, 1)), "forward")
+                for kind in OF_GRADIENTS
+            ),
+        )
+
+    def _one(self, op: DenseOp, direction: str) -> float:
+        return float(self.microseconds(op.kind, direction, [op])[0])
+
+    def as_json(self) -> dict[str, Any]:
+        """An object for the profile."""
+        kinds: dict[str, dict[str, Any]] = {}
+        for (kind, direction), model in self.kinds.items():
+            names = [*TERMS[kind], *_names_beyond(self.cache_bytes)]
+            kinds.setdefault(kind, {})[direction] = {
+                "coefficients_us": dict(zip(names, model.coefficients_us.tolist(), strict=True)),
+                "held_out_gmae_percent": model.held_out_gmae_percent,
+            }
+        return {"cache_bytes": list(self.cache_bytes), "kinds": kinds}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> DenseModel:
+        """Reads what `as_json` wrote.
+
+        Raises:
+            ValueError: a name or a number that can't be right.
+            KeyError, TypeError: something is missing or of another type.
+        """
+        cache_bytes = tuple(float(size) for size in record["cache_bytes"])
+        if not all(np.isfinite(size) and size > 0 for size in cache_bytes):
+            raise ValueError(f"caches of {cache_bytes} bytes")
+        kinds = {}
+        for kind, directions in record["kinds"].items():
+            for direction, model in directions.items():
+                if kind not in TERMS or direction not in _DIRECTIONS:
+                    raise ValueError(f"a {direction!r} of dense ops of kind {kind!r}")
+                names = [*TERMS[kind], *_names_beyond(cache_bytes)]
+                kinds[kind, direction] = DenseOpModel(
+                    _coefficients(model["coefficients_us"], names),
+                    _percent(model["held_out_gmae_percent"]),
+                )
+        return cls(cache_bytes, kinds)
+
+
+def _names_beyond(cache_bytes: Sequence[float]) -> list[str]:
+    return [f"bytes_beyond_{size:.0f}" for size in cache_bytes]
+
+
+def _coefficients(record: dict[str, Any], names: list[str]) -> Floats:
+    if set(record) != set(names):
+        raise ValueError(f"coefficients of dense ops are {sorted(record)}, expected {names}")
+    numbers = np.array([float(record[name]) for name in names])
+    if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
+        raise ValueError(f"coefficients of dense ops are negative or not finite: {record}")
+    return numbers
+
+
+def _percent(number: Any) -> float:
+    percent = float(number)
+    if not (np.isfinite(percent) and percent >= 0):
+        raise ValueError(f"{percent} is no error in per cent")
+    return percent

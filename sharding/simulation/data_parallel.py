@@ -1,0 +1,150 @@
+"""Training steps of dense layers of which every rank has a copy: DistributedDataParallel's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..cost_interface import CostModel, Gradient, LayerTimes
+from .program import Begin, Compute, Finish, Stage
+
+#: Of torch's DistributedDataParallel, by default.
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+_BACKEND = "gloo"
+
+
+def buckets_of(
+    gradient_bytes: Iterable[int], first: int = FIRST_BUCKET_BYTES, others: int = BUCKET_BYTES
+) -> list[list[int]]:
+    """Returns which gradients travel together, as torch's reducer puts them together.
+
+    A bucket is full with the gradient by which it reaches its size. That is the reducer's rule
+    after its first step, from which it knows in which order gradients become ready.
+
+    Args:
+        gradient_bytes: in the order in which gradients become ready, of one type.
+        first: size of the first bucket.
+        others: of the others.
+
+    Returns:
+        The buckets, each with the numbers of its gradients.
+    """
+    buckets: list[list[int]] = [[]]
+    filled, limit = 0, first
+    for number, size in enumerate(gradient_bytes):
+        buckets[-1].append(number)
+        filled += size
+        if filled >= limit:
+            buckets.append([])
+            filled, limit = 0, others
+    return [bucket for bucket in buckets if bucket]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together, microseconds.
+
+    Attributes:
+        work_us: of the backward until they are ready and in the bucket.
+        all_reduce_us: of the bucket.
+        unpack_us: their copies back.
+    """
+
+    work_us: float
+    all_reduce_us: float
+    unpack_us: float
+
+
+@dataclass(frozen=True)
+class DenseSteps:
+    """A training step of layers that all ranks have, microseconds; nothing by default.
+
+    Attributes:
+        forward_us: of all layers.
+        buckets: in the order in which the backward fills them.
+        rest_us: of the backward, after the last gradient.
+        optimizer_us: of all parameters.
+    """
+
+    forward_us: float = 0.0
+    buckets: tuple[Bucket, ...] = ()
+    rest_us: float = 0.0
+    optimizer_us: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[LayerTimes],
+        ranks: int,
+        model: CostModel,
+        *,
+        first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> DenseSteps:
+        """Returns the steps of layers under DistributedDataParallel over gloo.
+
+        A layer's gradients are ready when its backward is done, the last parameter's first.
+
+        Args:
+            layers: in the order of the forward.
+            ranks: of the job; one alone has no buckets.
+            model: of all-reduces.
+            first_bucket_bytes: DistributedDataParallel's.
+            bucket_bytes: its bucket_cap_mb, in bytes.
+        """
+        gradients: list[Gradient] = []
+        work: list[float] = []
+        since = 0.0
+        for layer in reversed(layers):
+            since += layer.backward_us
+            for gradient in reversed(layer.gradients):
+                gradients.append(gradient)
+                work.append(since)
+                since = 0.0
+        forward = sum(layer.forward_us for layer in layers)
+        optimizer = sum(gradient.update_us for gradient in gradients)
+        if ranks == 1:
+            return cls(forward, (), sum(work) + since, optimizer)
+        buckets = []
+        sizes = [gradient.bytes for gradient in gradients]
+        for numbers in buckets_of(sizes, first_bucket_bytes, bucket_bytes):
+            ready = sum(work[number] + gradients[number].pack_us for number in numbers)
+            reduced = sum(sizes[number] for number in numbers)
+            unpack = sum(gradients[number].unpack_us for number in numbers)
+            all_reduce = model.all_reduce(reduced, ranks, _BACKEND, 1.0).microseconds
+            buckets.append(Bucket(ready, all_reduce, unpack))
+        return cls(forward, tuple(buckets), since, optimizer)
+
+    def backward(self) -> Iterator[Stage]:
+        """Yields the backward, in which each full bucket is handed to the communication thread."""
+        for number, bucket in enumerate(self.buckets):
+            yield Compute("dense backward", bucket.work_us)
+            yield Begin(_name(number), 0.0, bucket.all_reduce_us)
+        if self.rest_us:
+            yield Compute("dense backward", self.rest_us)
+
+    def finish(self) -> Iterator[Stage]:
+        """Yields what follows the whole backward: the wait for all buckets, and the optimizer."""
+        for number, bucket in enumerate(self.buckets):
+            yield Finish(_name(number), bucket.unpack_us)
+        if self.optimizer_us:
+            yield Compute("optimizer", self.optimizer_us)
+
+
+def data_parallel_program(dense: DenseSteps, step_us: float = 0.0) -> list[Stage]:
+    """Returns a training step of dense layers alone.
+
+    Args:
+        dense: the layers.
+        step_us: of what is beside them, in every step: loading, Python.
+    """
+    return [
+        Compute("load", step_us),
+        Compute("dense forward", dense.forward_us),
+        *dense.backward(),
+        *dense.finish(),
+    ]
+
+
+def _name(number: int) -> str:
+    return f"dense gradients {number}"

@@ -1,0 +1,1 @@
+"""Task graphs, and when their tasks begin and end."""

@@ -6,7 +6,7 @@ of all bounds take turns.
 """
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
 
 from benchmarks.delays.exchanges import PAIR_KIB, Channel, timed
-from benchmarks.harness import record
+from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered, on_ranks
 from benchmarks.harness.statistics import Spread, taking_turns
 
@@ -108,36 +108,22 @@ def _oversleep_s(sleeps: int = 50, asked: float = 0.002) -> float:
     return (time.perf_counter() - start) / sleeps - asked
 
 
-def of_settings(
-    results: list[dict[str, Any]],
-) -> Iterator[tuple[str, dict[int, tuple[float, float]]]]:
-    """Yields each setting with measured and simulated ms by bound."""
-    names = dict.fromkeys((each["ranks"], each["delays"]) for each in results)
-    for ranks, delays in names:
-        cells = [each for each in results if (each["ranks"], each["delays"]) == (ranks, delays)]
-        yield (
-            f"{ranks} ranks, {delays}",
-            {
-                each["bound"]: (each["measured_ms"]["median"], each["simulated_ms"])
-                for each in cells
-            },
-        )
-
-
 def section(run: dict[str, Any]) -> str:
     """A row for each setting, and how good the bounds are that simulations choose."""
-    from benchmarks.harness import page
-
+    cells: defaultdict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
+    for each in run["results"]:
+        of_setting = cells[f"{each['ranks']} ranks, {each['delays']}"]
+        of_setting[each["bound"]] = each["measured_ms"]["median"], each["simulated_ms"]
     rows, errors, regrets = [], [], []
-    for name, by_bound in of_settings(run["results"]):
+    for name, by_bound in cells.items():
         measured = {bound: ms for bound, (ms, _) in by_bound.items()}
         least = min(ms for _, ms in by_bound.values())
         # The smallest that is nearly as fast as the fastest, as `choose_bound` takes it.
         chosen = min(k for k, (_, ms) in by_bound.items() if ms <= 1.03 * least)
         regrets.append(measured[chosen] / min(measured.values()) - 1)
         errors += [np.log(predicted / ms) for ms, predicted in by_bound.values()]
-        cells = [f"{ms:.2f} ({100 * (p / ms - 1):+.0f} %)" for ms, p in by_bound.values()]
-        rows.append([name, *cells, chosen, f"{100 * regrets[-1]:.1f}"])
+        texts = [f"{ms:.2f} ({100 * (p / ms - 1):+.0f} %)" for ms, p in by_bound.values()]
+        rows.append([name, *texts, chosen, f"{100 * regrets[-1]:.1f}"])
     gmae = 100 * np.expm1(np.exp(np.mean(np.log(np.maximum(np.abs(errors), 1e-4)))))
     near = sum(regret <= 0.03 for regret in regrets)
     header = ["ranks, delays", *(f"k = {k}, ms" for k in BOUNDS), "chosen", "regret, %"]

@@ -16,9 +16,9 @@ from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.report.prediction import rate
 from torchrec_bls.sharding.simulation.fit_host import MeasuredPlan, fit_host
 from torchrec_bls.sharding.simulation.one_step import step_us
-from tqdm import tqdm
 
 from benchmarks.harness.statistics import share_interval
+from benchmarks.planner.page import NEAR, regrets
 from benchmarks.simulator.steps import job_of, model_of, unpacked
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,6 @@ OURS, AFFINE, UNFITTED, LOOKUPS = (
     "simulated without host costs",
     "lookups alone",
 )
-NEAR = 0.10
 _DRAWS = 2000
 
 
@@ -51,16 +50,20 @@ class Predicted(NamedTuple):
 def measured_plans(raw: dict[str, Any], suite: str) -> dict[str, tuple[list[str], list[Any]]]:
     """By backend and kind the names of plans and the plans."""
     kinds: defaultdict[str, tuple[list[str], list[Any]]] = defaultdict(lambda: ([], []))
-    of_suite = [each for each in raw["results"] if each["suite"] == suite]
-    for entry in tqdm(of_suite, desc=f"suite {suite}", unit="model", leave=False):
-        model = model_of(entry["model"])
-        job = job_of(suite, entry["model"], model)
+    visits: defaultdict[int, list[Any]] = defaultdict(list)
+    for entry in raw["results"]:
+        if entry["suite"] == suite:
+            visits[entry["model"]].append(entry["plans"])
+    for number, (plans_of_visit, *again) in visits.items():
+        model = model_of(number)
+        job = job_of(suite, number, model)
         workload = model.workload(job.ranks)
         names, plans = kinds[f"{job.backend}, {'training' if job.training else 'inference'}"]
-        for name, each in entry["plans"].items():
-            plan = unpacked(each["tables"], workload)
+        for name, each in plans_of_visit.items():
+            us = [*each["us"], *(us for visit in again for us in visit[name]["us"])]
             names.append(name)
-            plans.append(MeasuredPlan(model.name, plan, workload, job, each["us"]))
+            plan = unpacked(each["tables"], workload)
+            plans.append(MeasuredPlan(model.name, plan, workload, job, us))
     return dict(kinds)
 
 
@@ -102,14 +105,15 @@ def scores(kinds: Sequence[Predicted]) -> dict[str, dict[str, float]]:
 
 
 def retest_gmae(kinds: Sequence[Predicted]) -> float:
-    """How much the medians of odd and of even steps differ, per cent."""
-    halves = [
-        [np.median(each.us[half::2]) for half in range(2)]
-        for kind in kinds
-        for each in kind.measured
-    ]
+    """How much the medians of the two visits differ, per cent."""
+    halves = [_halves(each.us) for kind in kinds for each in kind.measured]
     first, second = np.array(halves).T
     return gmae_percent(first, second)
+
+
+def _halves(us: Sequence[float]) -> list[float]:
+    # Those of the two visits.
+    return [float(np.median(half)) for half in np.array_split(np.array(us), 2)]
 
 
 def lower_mape(kinds: Sequence[Predicted]) -> tuple[float, float, float]:
@@ -131,7 +135,7 @@ def lower_mape(kinds: Sequence[Predicted]) -> tuple[float, float, float]:
 def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
     """By who picks a plan: regret, and how often it is within 10 % of the best.
 
-    The best is picked by one half of the steps, and timed by the other half, both ways.
+    The best is picked by one visit's steps, and timed by the other's, both ways.
     """
     pickers: dict[str, Callable[[Predicted, NDArray[np.intp]], int]] = {
         method: lambda kind, of, method=method: int(np.argmin(kind.by_method[method][of]))
@@ -141,21 +145,23 @@ def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
         name: lambda kind, of, name=name: [kind.names[i] for i in of].index(name)
         for name in ("ours 1", "naive", "size_lookup_greedy", "row_wise")
     }
-    regrets: defaultdict[str, list[float]] = defaultdict(list)
+    picked: defaultdict[str, list[float]] = defaultdict(list)
     chance = []
     for kind in kinds:
         for model in np.unique(kind.models):
             of = np.flatnonzero(kind.models == model)
-            slower = _regrets([kind.measured[i].us for i in of])
+            halves = {i: {"halves_ms": _halves(kind.measured[i].us)} for i in of}
+            slower = regrets({"plans": halves}, list(of))
             chance.append(np.mean(slower <= NEAR))
-            regrets["at random, the mean"].append(float(slower.mean()))
+            picked["at random, the mean"].append(float(slower.mean()))
             for name, pick in pickers.items():
                 try:
-                    regrets[name].append(float(slower[pick(kind, of)]))
+                    regret = float(slower[pick(kind, of)])
                 except ValueError:  # its plan is another one's of that model
                     continue
+                picked[name].append(regret)
     found = {}
-    for name, each in regrets.items():
+    for name, each in picked.items():
         near = sum(regret <= NEAR for regret in each)
         low, high = share_interval(near, len(each))
         found[name] = {
@@ -167,12 +173,6 @@ def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
         }
     found["at random, the mean"]["near"] = float(np.sum(chance))
     return found
-
-
-def _regrets(us: Sequence[Sequence[float]]) -> Floats:
-    halves = np.array([[np.median(each[half::2]) for half in range(2)] for each in us]).T
-    both = [time / time[chosen.argmin()] - 1 for chosen, time in (halves, halves[::-1])]
-    return np.asarray(np.mean(both, axis=0))
 
 
 def coverage(kinds: Sequence[Predicted]) -> float:

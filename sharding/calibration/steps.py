@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import time
 import warnings
@@ -73,6 +74,7 @@ def measure_steps(
 
 def _rank(rank: int, tasks: tuple[StepTask, ...], pinned: bool) -> Iterator[dict[str, list[float]]]:
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     if pinned:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})

@@ -78,18 +78,7 @@ class PlanReport:
     @property
     def simulated(self) -> str:
         """What was simulated, in words; nothing if nothing was."""
-        if self.choice is None:
-            return ""
-        step, number = self.choice.steps[self.choice.chosen], len(self.choice.steps)
-        text = (
-            f"{step.microseconds:,.0f} us ({step.low:,.0f} to {step.high:,.0f}), all of it but the "
-            f"dense layers; {number} {'plan was' if number == 1 else 'plans were'} simulated"
-        )
-        if self.choice.chosen:
-            text += f", and the one with the least predicted step takes {self.choice.gain:.2f} x it"
-        elif self.choice.abstained:
-            text += ", and none is faster than this one beyond doubt"
-        return text
+        return "" if self.choice is None else self.choice.text
 
     @property
     def gap(self) -> float:

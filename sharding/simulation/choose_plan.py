@@ -37,6 +37,20 @@ class PlanChoice:
         """The first plan's step over the chosen one's, at least 1."""
         return self.steps[0].microseconds / self.steps[self.chosen].microseconds
 
+    @property
+    def text(self) -> str:
+        """What was simulated and taken, in words."""
+        step, number = self.steps[self.chosen], len(self.steps)
+        text = (
+            f"{step.microseconds:,.0f} us ({step.low:,.0f} to {step.high:,.0f}), all of it but the "
+            f"dense layers; {number} {'plan was' if number == 1 else 'plans were'} simulated"
+        )
+        if self.chosen:
+            text += f", and the one with the least predicted step takes {self.gain:.2f} x it"
+        elif self.abstained:
+            text += ", and none is faster than this one beyond doubt"
+        return text
+
 
 def choose_plan(
     plans: Sequence[Plan],

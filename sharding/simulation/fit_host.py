@@ -66,7 +66,9 @@ def fit_host(measured: Sequence[MeasuredPlan], model: CostModel) -> HostFit:
 
     A simulated step grows in proportion to all costs together, lookups and exchanges among them. So
     it is the sum of each cost times what the step gains with it, and that is linear in the costs as
-    long as the same tasks are late.
+    long as the same tasks are late. That lookups and exchanges take within a step what they take
+    alone counts as much as a measured plan: where all models are alike they can't be told from the
+    rest.
 
     Args:
         measured: plans of at least two models, of one backend, kind and number of ranks.
@@ -77,15 +79,20 @@ def fit_host(measured: Sequence[MeasuredPlan], model: CostModel) -> HostFit:
     plans = [_Gains(plan, model) for plan in measured]
     for _ in range(_ROUNDS):
         gains = np.stack([plan.at(costs) for plan in plans])
-        costs = nonnegative_relative(gains, target)
+        costs = _fitted(gains, target)
     names = np.array([plan.model for plan in measured])
     held_out = np.empty(len(measured))
     for name in np.unique(names):
         its_own = names == name
-        fitted = nonnegative_relative(gains[~its_own], target[~its_own])
+        fitted = _fitted(gains[~its_own], target[~its_own])
         for index in np.flatnonzero(its_own):
             held_out[index] = plans[index].step(fitted)
     return HostFit(_costs(costs), held_out)
+
+
+def _fitted(gains: Floats, target: Floats) -> Floats:
+    alone = np.eye(len(NAMES))[[NAMES.index("lookup"), NAMES.index("exchange")]]
+    return nonnegative_relative(np.vstack([gains, alone]), np.concatenate([target, [1.0, 1.0]]))
 
 
 def host_model(measured: Sequence[MeasuredPlan], model: CostModel) -> HostModel:

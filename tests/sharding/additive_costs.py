@@ -18,6 +18,7 @@ class AdditiveTestCosts:
     """
 
     op_us = 20.0
+    all_reduce_us = 50.0
 
     def __init__(self, imbalance: float = 1.0) -> None:
         self.imbalance = imbalance
@@ -49,7 +50,7 @@ class AdditiveTestCosts:
     def all_reduce(
         self, bytes: float, world_size: int, backend: str, ranks_per_core: float = 1.0
     ) -> Estimate:
-        return self._estimate(50 + 2 * bytes / 1000)
+        return self._estimate(self.all_reduce_us + 2 * bytes / 1000)
 
     @staticmethod
     def _estimate(time: float) -> Estimate:

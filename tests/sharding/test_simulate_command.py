@@ -63,6 +63,26 @@ def test_a_saved_plan_is_simulated(files: Path) -> None:
     assert given.read_text() == anew.read_text()
 
 
+def test_the_plan_whose_simulated_step_is_the_fastest(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(files, "--choose", "plan", "--bound", "0") == 0
+    text = capsys.readouterr().out
+    assert "whole steps with host costs of the profile" in text
+    assert "plans were simulated" in text
+    assert "<- take this" not in text
+    assert simulate(files, "--choose", "plan,bound") == 0
+    text = capsys.readouterr().out
+    assert "plans were simulated" in text and "<- take this" in text
+
+
+def test_a_plan_is_chosen_by_host_costs_of_its_kind(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(files, "--choose", "plan", "--bound", "0", "--backend", "gloo") == 1
+    assert "takes host costs of inference over gloo, which the prof" in capsys.readouterr().err
+
+
 def test_the_codec_that_a_link_is_worth(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = [{**table, "sharding_types": ["table_wise"]} for table in TABLES]
     (files / "model.json").write_text(json.dumps({"tables": whole}))
@@ -148,8 +168,8 @@ def test_many_ranks_are_said_to_be_extrapolated(
         ),
         (["--max-memory-gib", "1"], "--max-memory-gib is a limit of --choose"),
         (["--max-latency-ms", "1"], "--max-latency-ms is a limit of --choose"),
-        (["--choose", "colour"], "--choose has 'colour', but must be of bound, codec"),
-        (["--choose", "bound,"], "--choose has '', but must be of bound, codec"),
+        (["--choose", "colour"], "--choose has 'colour', but must be of plan, bound, codec"),
+        (["--choose", "bound,"], "--choose has '', but must be of plan, bound, codec"),
         (["--choose", "codec"], "--choose codec takes several, and --codec is fp32 alone"),
         (
             ["--choose", "bound,codec", "--codec", "fp16"],
@@ -173,6 +193,7 @@ def test_many_ranks_are_said_to_be_extrapolated(
         (["--dense-ms", "nan"], "must be finite and not negative"),
         (["--batches", "3"], "3 batches are too few to tell a step at bound 0 from: take 9"),
         (["--plan", "none.json"], "none.json"),
+        (["--plan", "x.json", "--choose", "plan"], "and --plan gives one: leave one out"),
         (["--profile", "none"], "no profile 'none'"),
     ],
 )

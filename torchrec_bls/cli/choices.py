@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-_CHOICES = ("bound", "codec")
+_CHOICES = ("plan", "bound", "codec")
 _LIMITS = ("max_memory_gib", "max_latency_ms")
 _GIB = 1 << 30
 _US_PER_MS = 1000.0
@@ -22,6 +22,8 @@ def choices_of(options: argparse.Namespace) -> list[str]:
         raise ValueError(
             f"--choose has '{unknown[0]}', but must be of {', '.join(_CHOICES)} with commas"
         )
+    if "plan" in choices and options.plan is not None:
+        raise ValueError("--choose plan is for several plans, and --plan gives one: leave one out")
     for limit in _LIMITS:
         if not choices and getattr(options, limit) is not None:
             name = limit.replace("_", "-")
@@ -33,8 +35,9 @@ def check_choices(choices: Sequence[str], bounds: Sequence[int], codecs: Sequenc
     """Raises ValueError where a choice has nothing to choose from, or leaves one open."""
     if "codec" in choices and len(codecs) < 2:
         raise ValueError(f"--choose codec takes several, and --codec is {codecs[0].name} alone")
+    of_cells = {"bound", "codec"} & set(choices)
     for left, several in (("bound", len(bounds) > 1), ("codec", len(codecs) > 1)):
-        if choices and several and left not in choices:
+        if of_cells and several and left not in choices:
             raise ValueError(
                 f"--choose is {','.join(choices)}, but --{left} has several: choose bound,codec, "
                 f"or give one {left}"
@@ -50,7 +53,7 @@ def chosen_of(options: argparse.Namespace, choices: Sequence[str], outcomes: Seq
     from torchrec_bls.sharding.simulation.bounds import choose_bound
     from torchrec_bls.sharding.simulation.choose_codec import choose_codec
 
-    if not choices:
+    if not {"bound", "codec"} & set(choices):
         return None
     memory, latency = (getattr(options, limit) for limit in _LIMITS)
     choose = choose_codec if "codec" in choices else choose_bound

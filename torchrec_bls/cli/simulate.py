@@ -37,7 +37,11 @@ def add_command(commands: Any) -> None:
     add("--dense-ms", type=float, default=0.0, help="the model's other layers (default: 0)")
     add("--batches", type=int, default=200, help="of each rank (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the delays (default: %(default)s)")
-    add("--choose", metavar="WHAT", help="say which to take: bound, codec, or bound,codec")
+    add(
+        "--choose",
+        metavar="WHAT",
+        help="say which to take: plan, bound, codec, or several, with commas",
+    )
     add("--max-memory-gib", type=float, metavar="G", help="of each rank, for --choose")
     add("--max-latency-ms", type=float, metavar="L", help="of a batch, for --choose")
     add("--json", type=Path, metavar="FILE", help="write the figures for machines")
@@ -62,15 +66,17 @@ def _simulate(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.simulation.wire.link import read_link
 
     try:
-        bounds, choices = _bounds(options.bound), choices_of(options)
+        bounds = _bounds(options.bound)
         if options.trace is not None:
             simulate_trace(options, bounds)
             return 0
         check_job_options(options)
+        choices = choices_of(options)
         costs = ProfiledCosts(load_profile(options.profile))
         workload = read_model(options.model)
         job = _job(options)
         per_host = job.host_ranks
+        host = costs.host(job.backend, job.training, job.ranks, job.ranks_per_core)
         simulation = Simulation(
             Ranks.on_hosts(
                 job.ranks,
@@ -81,14 +87,20 @@ def _simulate(options: argparse.Namespace) -> int:
             read_delays(options.delays),
             options.batches,
             options.seed,
+            host=None if host is None else host.costs,
             dense=DenseSteps(forward_us=options.dense_ms * _US_PER_MS),
             codecs=codec_costs(options.codec, workload),
         )
         check_choices(choices, bounds, simulation.codecs)
-        plan = _plan(options, workload, job, costs)
+        if "plan" in choices:
+            plan, choice = _chosen_plan(workload, job, costs, host)
+        else:
+            plan, choice = _plan(options, workload, job, costs), None
         outcomes = simulate_bounds(plan, workload, job, costs, bounds, simulation)
         chosen = chosen_of(options, choices, outcomes)
         print(as_text(outcomes, chosen, job, simulation))
+        if choice is not None:
+            print(f"A step of the plan: {choice.text}.")
         if options.json is not None:
             report = as_json(outcomes, chosen, job, simulation)
             options.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -117,6 +129,23 @@ def _job(options: argparse.Namespace) -> Any:
         backend=options.backend,
         training=options.training,
     )
+
+
+def _chosen_plan(workload: Any, job: Any, costs: Any, host: Any) -> tuple[Any, Any]:
+    from torchrec_bls.sharding.costs.profile import ProfileError
+    from torchrec_bls.sharding.problem.options import make_problem
+    from torchrec_bls.sharding.search.search import search
+    from torchrec_bls.sharding.simulation.choose_plan import choose_plan
+
+    if host is None:
+        raise ProfileError(
+            f"--choose plan takes host costs of {'training' if job.training else 'inference'} over "
+            f"{job.backend}, which the profile lacks: calibrate again"
+        )
+    found = search(make_problem(workload, job, costs))
+    plans = [each.plan for each in (found, *found.others)]
+    choice = choose_plan(plans, workload, job, costs, host)
+    return plans[choice.chosen], choice
 
 
 def _plan(options: argparse.Namespace, workload: Any, job: Any, costs: Any) -> Any:

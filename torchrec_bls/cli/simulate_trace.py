@@ -23,8 +23,8 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     """
     from torchrec_bls.observe.traces.read_job import read_job, traces_in
     from torchrec_bls.sharding.simulation.delays import read_delays
-    from torchrec_bls.sharding.simulation.perfetto import trace_events
     from torchrec_bls.sharding.simulation.recorded.replay import replay
+    from torchrec_bls.sharding.simulation.report.perfetto import trace_events
 
     if options.plan is not None or options.training or options.choose:
         raise ValueError(

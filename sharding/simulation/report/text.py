@@ -13,6 +13,7 @@ from ..wire.codecs import FP32
 FORMAT = 1
 #: What a simulated step holds.
 SCOPE = "lookups and exchanges, and of the rest what the options give"
+WHOLE = "whole steps with host costs of the profile; of dense layers what the options give"
 _VALIDATED_RANKS = 8
 _GIB = 2**30
 _GBIT_PER_BYTE_A_US = 8e-3
@@ -25,7 +26,7 @@ COLUMNS = (
 
 def notes_on(job: Job, simulation: Simulation) -> list[str]:
     """Returns what people have to know of the figures."""
-    notes = [f"Simulated: {SCOPE}."]
+    notes = [f"Simulated: {SCOPE if simulation.host is None else WHOLE}."]
     if any(codec != FP32 for codec in simulation.codecs):
         notes.append("Codecs are of embeddings; their gradients travel as float32.")
     link = simulation.ranks.link

@@ -33,7 +33,8 @@ from torchrec_bls.sharding.simulation.program import Compute, Ranks, graph_of
 from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
-COSTS = AdditiveTestCosts()  # an all-reduce takes 30 us and 2 for 1,000 bytes
+COSTS = AdditiveTestCosts()
+COSTS.all_reduce_us = 30.0  # and 2 for 1,000 bytes
 
 
 @settings(deadline=None, max_examples=100)

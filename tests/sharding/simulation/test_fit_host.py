@@ -18,22 +18,29 @@ from torchrec_bls.sharding.simulation.one_step import step_us
 from tests.sharding.additive_costs import AdditiveTestCosts
 
 COSTS = AdditiveTestCosts()
-TRUE = HostCosts(1.2, 1.5, 400.0, 50.0, 30.0, 45.0, 12.0, 0.004, 0.002, 0.003)
+TRUE = HostCosts(1.0, 1.0, 400.0, 50.0, 30.0, 45.0, 12.0, 0.004, 0.002, 0.003)
 RANGES = ModelRanges(tables=(1, 4), rows=(100, 2000), pooling=(1, 4), batch=(16, 64))
 
 
 def steps_of(
-    models: int, backend: str, cores: int, noise: float = 0.0, of_model: float = 0.0
+    models: int,
+    backend: str,
+    cores: int,
+    *,
+    noise: float = 0.0,
+    of_model: float = 0.0,
+    true: HostCosts = TRUE,
+    ranges: ModelRanges = RANGES,
 ) -> list[MeasuredPlan]:
     """Returns plans of drawn models on 4 ranks, with steps that are off by so much."""
     random = np.random.default_rng(0)
     measured = []
     for number in range(models):
-        model = draw_step_model(f"model {number}", (7, number), RANGES)
+        model = draw_step_model(f"model {number}", (7, number), ranges)
         workload, job = model.workload(4), model.job(4, cores, backend, training=True)
         common = random.normal(0, of_model)
         for plan in plans_by_hand(workload, job).values():
-            us = step_us(plan, workload, job, COSTS, TRUE)
+            us = step_us(plan, workload, job, COSTS, true)
             us *= np.exp(common + random.normal(0, noise, 20))
             measured.append(MeasuredPlan(model.name, plan, workload, job, us))
     return measured
@@ -51,6 +58,14 @@ def test_exact_steps_give_the_costs_back(backend: str, cores: int) -> None:
     np.testing.assert_allclose(fit.held_out_us, truth, rtol=0.02)
     for name, cost in asdict(fit.costs).items():
         assert cost == pytest.approx(getattr(TRUE, name), rel=0.2), name
+
+
+def test_steps_decide_how_lookups_fare_within_them() -> None:
+    """Where they are most of a step they outweigh what is taken for granted."""
+    true = replace(TRUE, lookup=1.5)
+    ranges = replace(RANGES, pooling=(1, 200), batch=(100, 2000))
+    fit = fit_host(steps_of(10, "bls", 4, true=true, ranges=ranges), COSTS)
+    assert fit.costs.lookup == pytest.approx(1.5, rel=0.02)
 
 
 def test_a_model_is_predicted_without_its_own_steps() -> None:

@@ -1,0 +1,91 @@
+"""Scores of simulated steps by hand, and the pages that show them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.harness.record import environment
+from benchmarks.harness.statistics import Spread
+from benchmarks.simulator import lag, study
+from benchmarks.simulator.scores import (
+    AFFINE,
+    OURS,
+    Predicted,
+    choices,
+    coverage,
+    lower_mape,
+    retest_gmae,
+    scores,
+)
+
+
+def kind(models: int, plans: int, error: float) -> Predicted:
+    """Plans of which each takes 10 % longer than the one before, with half the steps 2 % longer."""
+    names, measured, us = [], [], []
+    for model in range(models):
+        for plan in range(plans):
+            typical = 1000.0 * (model + 1) * 1.1**plan
+            names.append(f"ours {plan + 1}")
+            steps = [typical * 0.99] * 2 + [typical * 1.01] * 2
+            measured.append(SimpleNamespace(model=str(model), us=steps, typical_us=typical))
+            us.append(typical)
+    exact = np.array(us)
+    by_method = {OURS: exact * (1 + error), AFFINE: exact * (1 + 2 * error)}
+    return Predicted(names, measured, by_method)  # type: ignore[arg-type]
+
+
+def test_errors_by_hand() -> None:
+    both = [kind(3, 2, 0.1), kind(2, 2, -0.1)]
+    found = scores(both)[OURS]
+    # 6 plans 10 % too long and 4 too short.
+    assert found["bias"] == pytest.approx(2.0)
+    for error in ("gmae", "mape", "p95"):
+        assert found[error] == pytest.approx(10.0)
+    assert retest_gmae(both) == pytest.approx(100 * (1.01 / 0.99 - 1), rel=0.03)
+    low, lower, high = lower_mape(both)
+    for share in (low, lower, high):
+        assert share == pytest.approx(0.5)
+
+
+def test_choices_by_hand() -> None:
+    found = choices([kind(4, 3, 0.1)])
+    assert found[OURS]["regret"] == found["ours 1"]["regret"] == pytest.approx(0.0)
+    assert found[OURS]["near"] == found[OURS]["models"] == 4
+    # Of three plans the first is the best, the second 10 % slower, the last 21 %.
+    assert found["at random, the mean"]["regret"] == pytest.approx((0.0 + 0.1 + 0.21) / 3)
+
+
+def test_intervals_are_those_of_other_models() -> None:
+    random, one = np.random.default_rng(0), kind(5, 3, 0.1)
+    for each in one.measured:
+        each.us[:] = each.typical_us * np.exp(random.normal(0, 0.1, 100))
+    assert coverage([one]) == pytest.approx(0.9, abs=0.03)
+    one.by_method[OURS][one.models == "0"] *= 2
+    # The interval of the four others is wider now, and none of the first one's steps is in its own.
+    assert coverage([one]) == pytest.approx(0.8 * 0.95, abs=0.05)
+
+
+def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"bls, training": kind(3, 3, 0.1)}
+    monkeypatch.setattr(study, "measured_plans", lambda *_: {name: ([], []) for name in kinds})
+    monkeypatch.setattr(study, "predicted", lambda *_: kinds["bls, training"])
+    costs: Any = None
+    run = {"environment": environment(), "results": {"A": study._of_suite({}, "A", costs)}}
+    text = study.section(run)
+    assert "3 models, 9 plans" in text
+    assert "| simulated | 10.0 | 10.0 | 10.0 | 10.0 |" in text
+    cells = [
+        {"ranks": 4, "delays": "none", "bound": bound, "measured_ms": Spread([measured])}
+        | {"simulated_ms": simulated}
+        for bound, measured, simulated in zip(
+            lag.BOUNDS, [10, 8, 8, 8, 8, 7.9], [11, 8, 8, 8, 8, 8], strict=True
+        )
+    ]
+    text = lag.section({"environment": environment(), "results": cells})
+    # Bound 1 is the smallest within 3 % of the fastest simulated one.
+    assert "| 1 | 1.3 |" in text
+    assert "within 3 % of the best in 1 of 1" in text

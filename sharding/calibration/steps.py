@@ -36,7 +36,8 @@ from .step_models import BATCHES, StepModel, StepTask
 
 _WARM_UPS = 3
 _LEARNING_RATE = 0.01
-_DEADLINE_S = 4 * 3600.0
+# A step of a model as large as they are drawn takes tenths of a second.
+_START_S, _MOST_STEP_S = 300.0, 5.0
 _IMPORTED_ONCE = ("torchrec_bls.distributed.sharded_ec", "torchrec_bls.distributed.sharded_ebc")
 
 Step = Callable[[], object]
@@ -61,12 +62,13 @@ def measure_steps(
     Raises:
         RanksFailedError: a rank failed.
     """
+    steps = sum(len(task.plans) * (_WARM_UPS + task.turns) for task in tasks)
     yield from stream(
         world_size,
         _rank,
         tuple(tasks),
         pinned,
-        deadline_s=_DEADLINE_S,
+        deadline_s=_START_S + steps * _MOST_STEP_S,
         backend="gloo",
         preload=_IMPORTED_ONCE,
     )

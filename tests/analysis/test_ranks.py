@@ -63,7 +63,7 @@ def train(rank: int, bounds: Path) -> list[float]:
     batch = batches_of(rank, kind)[0]
     plain: Any = kind.module()
     wanted = plain(batch.ids).to_dict()
-    for link in (None, 1e6):
+    for link in (None, 1e3):
         config = CodecConfig.from_file(bounds, link)
         sharder = kind.bls_sharder(BLSConfig(codecs=config, deadline=20))
         found = models.arrived(models.shard(kind, sharding_of(kind), sharder)(batch)).to_dict()
@@ -82,12 +82,12 @@ def test_sharded_modules_are_recorded_and_bounds_are_used(tmp_path: Path) -> Non
             for name in ("torchrec", "bls"):
                 compare(Samples(tmp_path / f"{kind.name}-{name}-{rank}"), plain)
     bounds = tmp_path / "bounds.json"
-    options = ["--gbit", "0.001", "--bounds", "0.01", "0.02", "0.03", "--out", str(bounds)]
+    options = ["--gbit", "0.00001", "--bounds", "0.01", "0.02", "0.03", "--out", str(bounds)]
     samples = str(tmp_path / "ebc-bls-0")
     assert run_command(["analyse-tables", "--samples", samples, *options]) == 0
-    assert json.loads(bounds.read_text())["link"] == 125_000
+    assert json.loads(bounds.read_text())["link"] == 1_250
     config = CodecConfig.from_file(bounds)
-    # So slow is this link that bytes alone matter.
+    # So slow are these links that bytes alone matter, however slow the machine is.
     assert all(isinstance(config.forward_of(f"t{i}"), ErrorBound) for i in range(5))
     assert all(config.unique_of(f"t{i}") for i in range(5))
     for errors in run(2, train, bounds):

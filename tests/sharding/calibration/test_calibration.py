@@ -34,6 +34,8 @@ WORK = LookupWork(
 def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "EVICTION_BYTES", 2**16)
     monkeypatch.setattr(calibration, "_ROUNDS", 1)
+    monkeypatch.setattr(calibration, "_STEP_TURNS", 1)
+    monkeypatch.setattr(calibration, "_LEAST_STEP_MODELS", 2)
     # Every group of lookups takes 89.8 ms by this clock, whatever the machine is busy with. 14 of
     # them fill the first visit's 1.248 s, but not as the records have them, in milliseconds.
     clock = SimpleNamespace(monotonic=(0.0898 * tick for tick in itertools.count()).__next__)
@@ -52,6 +54,12 @@ def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
         costs.all_reduce(4096.0, 2, "gloo"),
     ):
         assert 0 < estimate.low <= estimate.microseconds <= estimate.high < 1e7
+
+    _, entries = read_records(calibration.measurements_of(out))
+    kinds = {(entry["backend"], entry["training"]) for entry in entries if entry["kind"] == "steps"}
+    assert kinds == {
+        (backend, training) for backend in ("bls", "gloo") for training in (True, False)
+    }
 
     # A run that was killed in the middle of a line goes on with what is missing, and only that.
     file = calibration.measurements_of(out)

@@ -21,10 +21,12 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
         ValueError: the traces are not those of all ranks of a job, or the job can't have a bound.
         OSError: a file can't be read or written.
     """
+    from torchrec_bls.observe.traces.merged_trace import merged_trace
     from torchrec_bls.observe.traces.read_job import read_job, traces_in
     from torchrec_bls.sharding.simulation.delays import read_delays
     from torchrec_bls.sharding.simulation.recorded.replay import replay
     from torchrec_bls.sharding.simulation.report.perfetto import trace_events
+    from torchrec_bls.sharding.simulation.report.side_by_side import side_by_side
 
     if options.plan is not None or options.training or options.choose:
         raise ValueError(
@@ -60,7 +62,8 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if options.perfetto is not None:
         last = replays[-1]
-        options.perfetto.write_text(json.dumps(trace_events(last.timeline, last.threads)))
+        trace = side_by_side(trace_events(last.timeline, last.threads), merged_trace(job))
+        options.perfetto.write_text(json.dumps(trace))
 
 
 def _as_text(report: dict[str, Any]) -> str:

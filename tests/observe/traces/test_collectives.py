@@ -344,7 +344,9 @@ def test_simulate_replays_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report["bounds"][0]["step_us"] == pytest.approx(job.step_us, rel=0.02)
     assert "4 ranks, inference, 8 recorded steps" in capsys.readouterr().out
     events = json.loads(perfetto.read_text())["traceEvents"]
-    assert {event["pid"] for event in events} == set(range(RANKS))
+    named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    sides = ("simulated", "measured")
+    assert named == {f"rank {rank} {side}" for rank in range(RANKS) for side in sides}
     held_up = simulate(tmp_path, "--bound=0", "--batches=32", "--delays=constant:3ms")
     assert held_up["bounds"][0]["step_us"] == pytest.approx(job.step_us + 3000, rel=0.02)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch.distributed as dist
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+from torchrec_bls.sharding.simulation.bounds import WORTH
 from torchrec_bls.sharding.simulation.delays import read_delays
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
@@ -119,7 +120,7 @@ def section(run: dict[str, Any]) -> str:
         measured = {bound: ms for bound, (ms, _) in by_bound.items()}
         least = min(ms for _, ms in by_bound.values())
         # The smallest that is nearly as fast as the fastest, as `choose_bound` takes it.
-        chosen = min(k for k, (_, ms) in by_bound.items() if ms <= 1.03 * least)
+        chosen = min(k for k, (_, ms) in by_bound.items() if ms <= WORTH * least)
         regrets.append(measured[chosen] / min(measured.values()) - 1)
         errors += [np.log(predicted / ms) for ms, predicted in by_bound.values()]
         texts = [f"{ms:.2f} ({100 * (p / ms - 1):+.0f} %)" for ms, p in by_bound.values()]

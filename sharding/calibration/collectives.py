@@ -99,7 +99,7 @@ def _measure(task: CollectiveTask, rank: int, group: dist.ProcessGroup) -> list[
     while rounds < LEAST_ROUNDS or _everybody_has_time(end, group):
         # The same order for all ranks, another one each round.
         for i in np.random.default_rng(rounds).permutation(len(works)):
-            samples[i].append(round(_slowest_us(works[i], calls[i], group), 2))
+            samples[i].append(round(slowest_us(works[i], calls[i], group), 2))
         rounds += 1
     return [
         {
@@ -134,11 +134,13 @@ def _prepare(
 def _calls(work: Callable[[], object], group: dist.ProcessGroup) -> int:
     """How many calls make a sample; the slowest rank decides."""
     work()
-    microseconds = _slowest_us(work, 1, group)
+    microseconds = slowest_us(work, 1, group)
     return max(1, min(MOST_CALLS, int(SAMPLE_SECONDS * 1e6 / microseconds)))
 
 
-def _slowest_us(work: Callable[[], object], calls: int, group: dist.ProcessGroup) -> float:
+def slowest_us(work: Callable[[], object], calls: int, group: dist.ProcessGroup | None) -> float:
+    """Returns the microseconds of a call on the slowest rank, of some back to back that begin
+    together; None is the default group."""
     dist.barrier(group)
     start = time.perf_counter()
     for _ in range(calls):

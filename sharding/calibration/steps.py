@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from torchrec_bls.processes import stream
 
 from ..problem.tables import PlacedTable
 from ..torchrec.plan import to_sharding_plan
+from .collectives import slowest_us
 from .step_models import BATCHES, StepModel, StepTask
 
 _WARM_UPS = 3
@@ -95,7 +95,7 @@ def _measure(task: StepTask, rank: int) -> dict[str, list[float]]:
     for turn in range(_WARM_UPS + task.turns):
         # The same order on all ranks, another one in each turn.
         for index in np.random.default_rng(turn).permutation(len(names)):
-            microseconds = _slowest_us(steps[names[index]])
+            microseconds = slowest_us(steps[names[index]], 1, None)
             if turn >= _WARM_UPS:
                 times[names[index]].append(round(microseconds, 1))
     return times
@@ -187,12 +187,3 @@ def _batch(model: StepModel, rank: int, number: int) -> KeyedJaggedTensor:
         values=torch.from_numpy(np.concatenate([ids for _, ids in tables])),
         lengths=torch.from_numpy(np.concatenate([each for each, _ in tables]).astype(np.int32)),
     )
-
-
-def _slowest_us(step: Step) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    step()
-    elapsed = torch.tensor((time.perf_counter() - start) * 1e6, dtype=torch.float64)
-    dist.all_reduce(elapsed, dist.ReduceOp.MAX)
-    return elapsed.item()

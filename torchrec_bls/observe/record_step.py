@@ -29,7 +29,8 @@ def record_step(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
 
     All ranks record the same steps. Each writes two files, which are there when the block ends:
     `rank0.json`, what torch.profiler saw, and `execution_trace_rank0.json`, PyTorch's execution
-    trace; others of these names are replaced. A block that raises writes nothing.
+    trace; others of these names are removed when the block begins. A block that raises writes
+    nothing.
 
     The sequence numbers and process groups of gloo's collectives are those of torch's flight
     recorder, which holds the last 2000 of a rank (TORCH_FR_BUFFER_SIZE): with more of them, and

@@ -19,7 +19,8 @@ from torchrec_bls.sharding.simulation.one_step import step_us
 
 from benchmarks.harness.statistics import share_interval
 from benchmarks.planner.page import NEAR, regrets
-from benchmarks.simulator.steps import job_of, model_of, unpacked
+from benchmarks.planner.random_models import TABLE_III
+from benchmarks.simulator.steps import SAME, job_of, model_of, unpacked
 
 Floats = NDArray[np.float64]
 OURS, AFFINE, UNFITTED, LOOKUPS = (
@@ -142,8 +143,10 @@ def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
         for method in (OURS, AFFINE)
     }
     pickers |= {
-        name: lambda kind, of, name=name: [kind.names[i] for i in of].index(name)
-        for name in ("ours 1", "naive", "size_lookup_greedy", "row_wise")
+        name: lambda kind, of, name=name: next(
+            at for at, i in enumerate(of) if name in kind.names[i].split(SAME)
+        )
+        for name in ("ours 1", "torchrec", *TABLE_III, "row_wise")
     }
     picked: defaultdict[str, list[float]] = defaultdict(list)
     chance = []
@@ -155,11 +158,7 @@ def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
             chance.append(np.mean(slower <= NEAR))
             picked["at random, the mean"].append(float(slower.mean()))
             for name, pick in pickers.items():
-                try:
-                    regret = float(slower[pick(kind, of)])
-                except ValueError:  # its plan is another one's of that model
-                    continue
-                picked[name].append(regret)
+                picked[name].append(float(slower[pick(kind, of)]))
     found = {}
     for name, each in picked.items():
         near = sum(regret <= NEAR for regret in each)

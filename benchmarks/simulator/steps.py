@@ -1,30 +1,38 @@
 """Measured steps of drawn models under many plans, for the study of how well steps are predicted.
 
 Suite A has two ranks with a core each, suite B four ranks on two cores. Plans are those of the
-named sharders and the planner's five best. All plans of a model take turns step by step in the same
-processes. Every model is visited twice, far apart, since a machine that others share has slow
-minutes. Every visit is kept, and the same command goes on where it stopped.
+named sharders, of TorchRec's planner, and our planner's five best. All plans of a model take turns
+step by step in the same processes. Every model is visited twice, far apart, since a machine that
+others share has slow minutes. Every visit is kept, and the same command goes on where it stopped.
 """
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec_bls.sharding.calibration.step_models import (
     ModelRanges,
     StepModel,
     StepTask,
     draw_step_model,
 )
-from torchrec_bls.sharding.calibration.steps import measure_steps
+from torchrec_bls.sharding.calibration.steps import Embeddings, measure_steps, sharders
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import ALL_RANKS, make_problem, options_of
-from torchrec_bls.sharding.problem.tables import PlacedShard, PlacedTable, Workload
+from torchrec_bls.sharding.problem.tables import (
+    SHARDING_TYPES,
+    PlacedShard,
+    PlacedTable,
+    Workload,
+)
 from torchrec_bls.sharding.search.search import search
+from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
 from tqdm import tqdm
 
 from benchmarks.harness import record
@@ -44,6 +52,7 @@ RANGES = ModelRanges(
 )
 SUITES = {"A": 2, "B": 4}
 CORES = 2
+SAME = " = "
 _BEST, _VISITS = 5, 2
 _SEED = 2026
 
@@ -55,9 +64,12 @@ def job_of(suite: str, number: int, model: StepModel) -> Job:
 
 
 def plans_of(
-    workload: Workload, job: Job, costs: ProfiledCosts, seed: int
+    model: StepModel, workload: Workload, job: Job, costs: ProfiledCosts, seed: int
 ) -> dict[str, tuple[PlacedTable, ...]]:
-    """The planner's best plans and those of named sharders, each once."""
+    """Our planner's best plans, TorchRec's, and those of named sharders.
+
+    Each is there once, by all of its names: "ours 2 = naive".
+    """
     found = search(make_problem(workload, job, costs))
     best = [found, *found.others][:_BEST]
     plans = {f"ours {number}": each.plan for number, each in enumerate(best, 1)}
@@ -69,7 +81,25 @@ def plans_of(
         for option in options_of(index, table, job)
         if option.spread == ALL_RANKS
     )
-    return {name: plan for plan, name in {p: n for n, p in reversed(plans.items())}.items()}
+    plans["torchrec"] = _torchrec_plan(model, workload, job)
+    names: defaultdict[tuple[PlacedTable, ...], list[str]] = defaultdict(list)
+    for name, plan in plans.items():
+        names[plan].append(name)
+    return {SAME.join(of_plan): plan for plan, of_plan in names.items()}
+
+
+def _torchrec_plan(model: StepModel, workload: Workload, job: Job) -> tuple[PlacedTable, ...]:
+    """Of TorchRec's planner as it comes, told the mean ids of a sample; without data-parallel
+    tables, whose gradients nothing here would reduce."""
+    constraints = {
+        table.name: ParameterConstraints(
+            list(SHARDING_TYPES), pooling_factors=[workload.reuse_of(table).pooling_factor]
+        )
+        for table in workload.tables
+    }
+    topology = Topology(world_size=job.ranks, local_world_size=job.ranks, compute_device="cpu")
+    planner = EmbeddingShardingPlanner(topology, job.batch, constraints=constraints, debug=False)
+    return from_sharding_plan(planner.plan(Embeddings(model), sharders(job.backend)), workload)
 
 
 def model_of(number: int) -> StepModel:
@@ -111,7 +141,7 @@ def _measured(
     for number in tqdm(numbers, desc="planning", unit="model"):
         model = model_of(number)
         job = job_of(suite, number, model)
-        plans = plans_of(model.workload(job.ranks), job, costs, number)
+        plans = plans_of(model, model.workload(job.ranks), job, costs, number)
         tasks.append(StepTask(model, job.backend, job.training, plans, steps))
     pinned = SUITES[suite] <= CORES
     measured = measure_steps(SUITES[suite], tasks, pinned=pinned)

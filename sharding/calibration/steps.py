@@ -108,7 +108,7 @@ def _step(task: StepTask, plan: Sequence[PlacedTable], batches: list[KeyedJagged
         Embeddings(task.model),
         device=torch.device("cpu"),
         plan=to_sharding_plan(plan, topology),
-        sharders=_sharders(task.backend),
+        sharders=sharders(task.backend),
     )
     step = partial(_train if task.training else _infer, sharded, cycle(batches))
     if not task.training:
@@ -127,7 +127,8 @@ def _infer(model: DistributedModelParallel, batches: Iterator[KeyedJaggedTensor]
         model(next(batches))
 
 
-def _sharders(backend: str) -> list[Any]:
+def sharders(backend: str) -> list[Any]:
+    """Returns the sharders of steps: TorchRec's over gloo, the bounded-lag ones over bls."""
     fused = {"learning_rate": _LEARNING_RATE}
     if backend == "gloo":
         return [EmbeddingBagCollectionSharder(fused), EmbeddingCollectionSharder(fused)]

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.harness.record import environment
 from benchmarks.harness.statistics import Spread
+from benchmarks.planner.random_models import TABLE_III
 from benchmarks.simulator import lag, study
 from benchmarks.simulator.scores import (
     AFFINE,
@@ -21,6 +22,7 @@ from benchmarks.simulator.scores import (
     retest_gmae,
     scores,
 )
+from benchmarks.simulator.steps import SAME
 
 
 def kind(models: int, plans: int, error: float) -> Predicted:
@@ -29,7 +31,7 @@ def kind(models: int, plans: int, error: float) -> Predicted:
     for model in range(models):
         for plan in range(plans):
             typical = 1000.0 * (model + 1) * 1.1**plan
-            names.append(f"ours {plan + 1}")
+            names.append(("ours 1", SAME.join(["torchrec", *TABLE_III]), "row_wise")[plan])
             steps = [typical * 0.99] * 2 + [typical * 1.01] * 2
             measured.append(SimpleNamespace(model=str(model), us=steps, typical_us=typical))
             us.append(typical)
@@ -56,6 +58,8 @@ def test_choices_by_hand() -> None:
     assert found[OURS]["regret"] == found["ours 1"]["regret"] == pytest.approx(0.0)
     assert found[OURS]["near"] == found[OURS]["models"] == 4
     # Of three plans the first is the best, the second 10 % slower, the last 21 %.
+    assert found["naive"]["regret"] == found["torchrec"]["regret"] == pytest.approx(0.1)
+    assert found["row_wise"]["regret"] == pytest.approx(0.21)
     assert found["at random, the mean"]["regret"] == pytest.approx((0.0 + 0.1 + 0.21) / 3)
 
 

@@ -29,7 +29,8 @@ from benchmarks.delays.exchanges import (
 from benchmarks.harness.launch import gathered
 from benchmarks.harness.statistics import taking_turns
 
-_SEED = 11
+#: Of the delays.
+SEED = 11
 _LIMIT_SECONDS = 120.0
 _BYTES = 32 * 1024
 _COMPUTE = 0.1
@@ -80,7 +81,7 @@ def measure(stage: str, settings: dict[str, Any], mpi: MpiBackend | None) -> lis
             "computed_ideal_ms": ideal,
             "ms_per_step": [elapsed for elapsed, _ in runs],
         }
-        for bound, ideal, times in measure_windows(settings, _SEED, make, stage)
+        for bound, ideal, times in measure_windows(settings, SEED, make, stage)
         for name, runs in times.items()
     ]
 

@@ -2,7 +2,8 @@
 
 Suite C of the study. Ranks sleep for the time of a dense part, so that 8 of them need no 8 cores;
 what they exchange over the bounded-lag channel is real. Every run is a stretch of steps; the runs
-of all bounds take turns.
+of all bounds take turns. The runs of the bounded-lag paper's Figure 7, measured by
+`benchmarks.paper_bls`, are simulated as well.
 """
 
 import time
@@ -20,10 +21,11 @@ from torchrec_bls.sharding.simulation.delays import read_delays
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
 
-from benchmarks.delays.exchanges import PAIR_KIB, Channel, timed
+from benchmarks.delays.exchanges import PAIR_KIB, Channel, draw_delays, timed
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered, on_ranks
 from benchmarks.harness.statistics import Spread, taking_turns
+from benchmarks.paper_bls.windows import SEED
 
 CORES = 2
 BOUNDS = (0, 1, 2, 4, 8, 16)
@@ -56,9 +58,10 @@ def main() -> None:
         settings |= {"ranks": (4,), "steps": 30, "rounds": 1, "delays": DELAYS[3:5]}
     settings["profile"] = options.profile
     before = record.environment()
-    results: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
     for ranks in settings["ranks"]:
-        results += on_ranks(ranks, _measure, settings)
+        cells += on_ranks(ranks, _measure, settings)
+    results = {"cells": cells, "figure_7": _figure_7(settings)}
     record.publish(options.json, "simulator_lag", before, settings, results, section)
 
 
@@ -83,6 +86,27 @@ def _measure(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
     for each in channels.values():
         each.close()
     return results
+
+
+def _figure_7(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Steps of the record of the paper's evaluation beside simulations of the same delays."""
+    stages = record.read(record.RESULTS / "paper_bls.json")["stages"]
+    costs, late = ProfiledCosts(load_profile(settings["profile"])), _oversleep_s()
+    rows = []
+    for ranks in settings["ranks"]:
+        stage = stages[f"fig7-delays-{ranks}"]
+        own = stage["settings"]
+        delays = _US * draw_delays(SEED, ranks, own["steps"], own["max_delay"])
+        for entry in stage["results"]:
+            if entry["peer"] == "shm":
+                each = {
+                    "ranks": ranks,
+                    "bound": entry["bound"],
+                    "measured_ms": entry["ms_per_step"],
+                }
+                predicted = simulated_ms(delays, entry["bound"], late, costs)
+                rows.append({**each, "simulated_ms": predicted})
+    return rows
 
 
 def simulated_ms(delays: Any, bound: int, late_s: float, costs: ProfiledCosts) -> float:
@@ -112,7 +136,7 @@ def _oversleep_s(sleeps: int = 50, asked: float = 0.002) -> float:
 def section(run: dict[str, Any]) -> str:
     """A row for each setting, and how good the bounds are that simulations choose."""
     cells: defaultdict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
-    for each in run["results"]:
+    for each in run["results"]["cells"]:
         of_setting = cells[f"{each['ranks']} ranks, {each['delays']}"]
         of_setting[each["bound"]] = each["measured_ms"]["median"], each["simulated_ms"]
     rows, errors, regrets = [], [], []
@@ -132,7 +156,19 @@ def section(run: dict[str, Any]) -> str:
         f"GMAE {gmae:.1f} %; the chosen bound is within 3 % of the best in {near} of {len(rows)} "
         f"settings, mean regret {100 * np.mean(regrets):.1f} %."
     )
-    return page.section(run, summary, page.table(header, rows))
+    return page.section(run, summary, page.table(header, rows), *_figure_7_table(run))
+
+
+def _figure_7_table(run: dict[str, Any]) -> list[str]:
+    rows = []
+    for each in run["results"]["figure_7"]:
+        measured, simulated = each["measured_ms"], each["simulated_ms"]
+        error = 100 * (simulated / measured["mean"] - 1)
+        interval = f"{measured['mean']:.2f} ± {measured['ci95']:.2f}"
+        rows.append([each["ranks"], each["bound"], interval, f"{simulated:.2f}", f"{error:+.1f}"])
+    header = ["ranks", "bound", "measured, ms", "simulated, ms", "error, %"]
+    title = "**Figure 7 of the bounded-lag paper**: delays of 0-10 ms, shared memory."
+    return [title, page.table(header, rows)]
 
 
 if __name__ == "__main__":

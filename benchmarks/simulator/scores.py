@@ -1,34 +1,44 @@
 """How well steps and choices of plans are predicted, each model's by what was fitted to the others.
 
-Beside our simulation stand what is simulated without any fit, lookups alone, and an affine
-correction of the planner's rating. Intervals are of models drawn again and again (bootstrap).
+Beside our simulation stand `BASELINES`, as they are and affinely corrected. Intervals are of models
+drawn again and again (bootstrap).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torchrec_bls.sharding.calibration.step_models import StepModel
 from torchrec_bls.sharding.costs.fitting.accuracy import bias_percent, gmae_percent, mape_percent
 from torchrec_bls.sharding.costs.fitting.least_squares import nonnegative_relative
+from torchrec_bls.sharding.costs.host_costs import HostCosts
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.report.prediction import rate
 from torchrec_bls.sharding.simulation.fit_host import MeasuredPlan, fit_host
 from torchrec_bls.sharding.simulation.one_step import step_us
 
-from benchmarks.harness.statistics import share_interval
+from benchmarks.harness.statistics import geometric_mean, share_interval
 from benchmarks.planner.page import NEAR, regrets
 from benchmarks.planner.random_models import TABLE_III
+from benchmarks.simulator import baselines
 from benchmarks.simulator.steps import SAME, job_of, model_of, unpacked
 
 Floats = NDArray[np.float64]
-OURS, AFFINE, UNFITTED, LOOKUPS = (
-    "simulated",
-    "rating, affine",
-    "simulated without host costs",
-    "lookups alone",
-)
+OURS, CORRECTED = "simulated", ", affine"
+AFFINE = f"planner's rating{CORRECTED}"
+BASELINES: dict[str, Callable[[MeasuredPlan, ProfiledCosts], float]] = {
+    "planner's rating": lambda each, costs: (
+        rate(each.plan, each.workload, each.job, costs).step.microseconds
+    ),
+    "critical path": lambda each, costs: step_us(each.plan, each.workload, each.job, costs),
+    "critical path, no contention": baselines.uncontended_us,
+    "sum of kernels": baselines.sum_of_kernels_us,
+    "Algorithm 1": baselines.algorithm_1_us,
+    "TorchRec's estimator": lambda each, _: baselines.torchrec_us(each, _model(each)),
+}
+PLANNERS = ("torchrec", *TABLE_III, "row_wise")
 _DRAWS = 2000
 
 
@@ -38,6 +48,7 @@ class Predicted(NamedTuple):
     names: Sequence[str]
     measured: Sequence[MeasuredPlan]
     by_method: dict[str, Floats]
+    host: HostCosts = HostCosts()
 
     @property
     def models(self) -> NDArray[Any]:
@@ -70,16 +81,18 @@ def measured_plans(raw: dict[str, Any], suite: str) -> dict[str, tuple[list[str]
 
 def predicted(names: list[str], plans: list[MeasuredPlan], costs: ProfiledCosts) -> Predicted:
     """All methods, each fitted without the model that it predicts."""
-    ratings = [rate(each.plan, each.workload, each.job, costs) for each in plans]
-    rated = np.array([rating.step.microseconds for rating in ratings])
-    alone = [max(rank.compute.microseconds for rank in rating.ranks) for rating in ratings]
-    unfitted = [step_us(each.plan, each.workload, each.job, costs) for each in plans]
-    made = Predicted(names, plans, {})
-    made.by_method[OURS] = fit_host(plans, costs).held_out_us
-    made.by_method[AFFINE] = _left_out(np.stack([rated, np.ones_like(rated)], axis=1), made)
-    made.by_method[UNFITTED] = np.array(unfitted)
-    made.by_method[LOOKUPS] = np.array(alone)
+    fit = fit_host(plans, costs)
+    made = Predicted(names, plans, {OURS: fit.held_out_us}, fit.costs)
+    for name, predict in BASELINES.items():
+        raw = np.array([predict(each, costs) for each in plans])
+        made.by_method[name] = raw
+        columns = np.stack([raw, np.ones_like(raw)], axis=1)
+        made.by_method[name + CORRECTED] = _left_out(columns, made)
     return made
+
+
+def _model(plan: MeasuredPlan) -> StepModel:
+    return model_of(int(plan.model.rpartition(" ")[2]))
 
 
 def _left_out(columns: Floats, plans: Predicted) -> Floats:
@@ -100,7 +113,10 @@ def scores(kinds: Sequence[Predicted]) -> dict[str, dict[str, float]]:
             "bias": bias_percent(each, us),
             "gmae": gmae_percent(each, us),
             "mape": mape_percent(each, us),
-            "p95": float(100 * np.quantile(np.abs(each / us - 1), 0.95)),
+            **{
+                name: float(100 * np.quantile(np.abs(each / us - 1), quantile))
+                for name, quantile in (("least", 0), ("p95", 0.95), ("most", 1))
+            },
         }
     return by_method
 
@@ -146,19 +162,16 @@ def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
         name: lambda kind, of, name=name: next(
             at for at, i in enumerate(of) if name in kind.names[i].split(SAME)
         )
-        for name in ("ours 1", "torchrec", *TABLE_III, "row_wise")
+        for name in ("ours 1", *PLANNERS)
     }
     picked: defaultdict[str, list[float]] = defaultdict(list)
     chance = []
-    for kind in kinds:
-        for model in np.unique(kind.models):
-            of = np.flatnonzero(kind.models == model)
-            halves = {i: {"halves_ms": _halves(kind.measured[i].us)} for i in of}
-            slower = regrets({"plans": halves}, list(of))
-            chance.append(np.mean(slower <= NEAR))
-            picked["at random, the mean"].append(float(slower.mean()))
-            for name, pick in pickers.items():
-                picked[name].append(float(slower[pick(kind, of)]))
+    for kind, of in _of_models(kinds):
+        slower = _regrets(kind, of)
+        chance.append(np.mean(slower <= NEAR))
+        picked["at random, the mean"].append(float(slower.mean()))
+        for name, pick in pickers.items():
+            picked[name].append(float(slower[pick(kind, of)]))
     found = {}
     for name, each in picked.items():
         near = sum(regret <= NEAR for regret in each)
@@ -172,6 +185,62 @@ def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
         }
     found["at random, the mean"]["near"] = float(np.sum(chance))
     return found
+
+
+def _of_models(kinds: Sequence[Predicted]) -> Iterator[tuple[Predicted, NDArray[np.intp]]]:
+    """The plans of each model, with their kind."""
+    for kind in kinds:
+        for model in dict.fromkeys(kind.models):
+            yield kind, np.flatnonzero(kind.models == model)
+
+
+def _regrets(kind: Predicted, of: NDArray[np.intp]) -> Floats:
+    halves = {i: {"halves_ms": _halves(kind.measured[i].us)} for i in of}
+    return regrets({"plans": halves}, list(of))
+
+
+def picks(kinds: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """Table IV: of each model the sharder of Table III that is simulated fastest, and the one that
+    is; `chance` is the share of these sharders that is within 10 % of the fastest."""
+    rows = []
+    for kind, every in _of_models(kinds):
+        six = [set(kind.names[i].split(SAME)) & set(TABLE_III) for i in every]
+        of = every[[bool(names) for names in six]]
+        names = [min(each, key=TABLE_III.index) for each in six if each]
+        slower, ours, us = _regrets(kind, of), kind.by_method[OURS][of], kind.us[of]
+        picked, best = int(ours.argmin()), int(us.argmin())
+        job = kind.measured[every[0]].job
+        rows.append(
+            {
+                "model": kind.measured[every[0]].model,
+                "backend": job.backend,
+                "training": job.training,
+                "picked": names[picked],
+                "predicted_us": ours[picked],
+                "us": us[picked],
+                "fastest": names[best],
+                "fastest_us": us[best],
+                "regret": slower[picked],
+                "chance": np.mean(slower <= NEAR),
+                "kernels_us": kind.by_method["sum of kernels"][of][picked],
+            }
+        )
+    return rows
+
+
+def over_ours(kinds: Sequence[Predicted]) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """By backend and sharder, its measured step over that of our planner's first plan: low end,
+    geometric mean and high end of 95 %."""
+    ratios: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for kind, of in _of_models(kinds):
+        by_name = {name: kind.us[i] for i in of for name in kind.names[i].split(SAME)}
+        for name in PLANNERS:
+            of_backend = ratios[kind.measured[of[0]].job.backend]
+            of_backend[name].append(by_name[name] / by_name["ours 1"])
+    return {
+        backend: {name: geometric_mean(each) for name, each in of_backend.items()}
+        for backend, of_backend in ratios.items()
+    }
 
 
 def coverage(kinds: Sequence[Predicted]) -> float:

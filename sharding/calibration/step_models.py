@@ -208,12 +208,13 @@ class StepTask:
 
 def plans_by_hand(workload: Workload, job: Job) -> dict[str, tuple[PlacedTable, ...]]:
     """Returns plans that differ in all that a step's time depends on, by name: all tables whole,
-    all by rows, and whole, by two columns and by rows in turn."""
+    all by rows, all by two columns, and all three in turn."""
     every = [options_of(index, table, job) for index, table in enumerate(workload.tables)]
     plans = {}
     for name, types in (
         (TABLE_WISE, (TABLE_WISE,)),
         (ROW_WISE, (ROW_WISE,)),
+        (COLUMN_WISE, (COLUMN_WISE,)),
         ("mixed", (TABLE_WISE, COLUMN_WISE, ROW_WISE)),
     ):
         placed = []

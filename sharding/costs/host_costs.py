@@ -18,24 +18,30 @@ class HostCosts:
         exchange: likewise, of a collective.
         step: whatever the model: Python around it, the optimizer's step.
         group: of each set of exchanges of a module.
+        split_group: more of each whose tables are split by rows, where ids are sorted by rank.
         feature: of each feature of these that is pooled.
         feature_unpooled: of each one that is not.
         shard: of each shard that a rank holds.
         id_byte: of each byte of ids that a rank looks up.
+        split_id_byte: of each byte of the own samples' ids, and lengths, of tables split by rows.
         result_byte: of each byte of pooled embeddings of the own samples.
         result_byte_unpooled: of each byte of the others.
+        column_byte_unpooled: more of each of these that comes column-wise, to be put together.
     """
 
     lookup: float = 1.0
     exchange: float = 1.0
     step: float = 0.0
     group: float = 0.0
+    split_group: float = 0.0
     feature: float = 0.0
     feature_unpooled: float = 0.0
     shard: float = 0.0
     id_byte: float = 0.0
+    split_id_byte: float = 0.0
     result_byte: float = 0.0
     result_byte_unpooled: float = 0.0
+    column_byte_unpooled: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for costs that can't be."""

@@ -19,7 +19,21 @@ from .engine.timeline import simulate
 from .one_step import one_step
 
 # About what they are, microseconds: where the fit begins, and by how much it tries to change them.
-_TYPICAL = HostCosts(1.0, 1.0, 500.0, 100.0, 20.0, 20.0, 20.0, 0.002, 0.001, 0.001)
+_TYPICAL = HostCosts(
+    lookup=1.0,
+    exchange=1.0,
+    step=500.0,
+    group=100.0,
+    split_group=100.0,
+    feature=20.0,
+    feature_unpooled=20.0,
+    shard=20.0,
+    id_byte=0.002,
+    split_id_byte=0.002,
+    result_byte=0.001,
+    result_byte_unpooled=0.001,
+    column_byte_unpooled=0.0002,
+)
 _CHANGE = 0.01
 _ROUNDS = 3
 

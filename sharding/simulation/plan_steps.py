@@ -15,7 +15,7 @@ from ..problem.collectives import Collective, all_to_all_of
 from ..problem.job import Job
 from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
-from ..problem.tables import ROW_WISE, TABLE_ROW_WISE, PlacedTable, Workload
+from ..problem.tables import COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, PlacedTable, Workload
 from .data_parallel import DenseSteps
 from .program import Begin, Collect, Compute, Finish, Post, Stage
 from .wire.codecs import FP32, CodecCosts
@@ -26,6 +26,7 @@ Collectives = Sequence[Collective]
 
 # Of a one-sided exchange's time, what the sender's puts take; the rest is the receiver's reading.
 _PUTS = 0.5
+_BY_ROWS = (ROW_WISE, TABLE_ROW_WISE)
 
 
 class _Exchange(NamedTuple):
@@ -51,7 +52,7 @@ class _Exchange(NamedTuple):
 def codec_on_the_wire(group: PlanGroup, codec: CodecCosts) -> CodecCosts:
     """Returns what the embeddings of a group travel with where `codec` is asked for: over gloo
     pooled tables split by rows are added up on the way, and codes can't be added."""
-    split = group.sharding_type in (ROW_WISE, TABLE_ROW_WISE)
+    split = group.sharding_type in _BY_ROWS
     if group.job.backend != "gloo" or not split:
         return codec
     pooled = any(work.pooled for ops in group.works for works in ops.values() for work in works)
@@ -175,12 +176,26 @@ class _Step:
         host = self._host
         pooled = self._pooled[group.module]
         of_feature = host.feature if pooled else host.feature_unpooled
-        ids: Floats = group.ids * self._job.ranks
-        return host.group + of_feature * group.features + host.id_byte * ids
+        looked_up: Floats = group.ids * self._job.ranks
+        inputs = host.group + of_feature * group.features + host.id_byte * looked_up
+        if group.sharding_type in _BY_ROWS:
+            own = group.ids.sum()
+            inputs += host.split_group + host.split_id_byte * own
+        return inputs
 
     def _outputs(self) -> float:
         pooled, unpooled = self._result_bytes[True], self._result_bytes[False]
-        return self._host.result_byte * pooled + self._host.result_byte_unpooled * unpooled
+        host = self._host
+        columns = sum(
+            float(group.rows.sum())
+            for group in self._groups
+            if group.sharding_type == COLUMN_WISE and not self._pooled[group.module]
+        )
+        return (
+            host.result_byte * pooled
+            + host.result_byte_unpooled * unpooled
+            + host.column_byte_unpooled * columns
+        )
 
     def _lookups(self, group: PlanGroup, direction: str) -> Floats:
         lookup = getattr(self._model, direction)

@@ -9,10 +9,18 @@ import pytest
 from torchrec_bls.sharding.costs.host_costs import HostCosts
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import make_problem
+from torchrec_bls.sharding.problem.tables import (
+    PlacedShard,
+    PlacedTable,
+    Table,
+    UniformReuse,
+    Workload,
+)
 from torchrec_bls.sharding.report.prediction import rate
 from torchrec_bls.sharding.search.search import search
 from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
+from torchrec_bls.sharding.simulation.one_step import step_us
 from torchrec_bls.sharding.simulation.plan_steps import program_of
 from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 
@@ -92,6 +100,27 @@ def test_a_step_is_as_many_times_longer_as_all_of_its_parts(backend: str) -> Non
     # All tables are pooled.
     others = HostCosts(**costs, feature_unpooled=5.0, result_byte_unpooled=0.02)
     assert _step_us(job, host=others) == once
+
+
+def test_what_is_split_costs_more() -> None:
+    """By rows the own samples' ids are sorted by rank, and columns without pooling are put together
+    again; both are charged by the byte."""
+    workload = Workload(
+        [Table("t", 100, 8, "m", pooled=False)], {"m.t": UniformReuse(100, ids := 3.0)}
+    )
+    job, (table,) = roomy(2, training=False), workload.tables
+    own_ids = job.batch * (ids * 8 + 2 * 4)  # with lengths for both ranks
+    for way, shards, costs, expected in (
+        ("row_wise", [(50, 8, 0, 0), (50, 8, 50, 0)], (7.0, 0.01, 9.0), 7.0 + 0.01 * own_ids),
+        ("column_wise", [(100, 4, 0, 0), (100, 4, 0, 4)], (7.0, 0.01, 9.0), 9.0),
+    ):
+        placed = [PlacedShard(rank, *shard) for rank, shard in enumerate(shards)]
+        plan = [PlacedTable(table, way, tuple(placed))]
+        group, own, column = costs
+        host = HostCosts(split_group=group, split_id_byte=own)
+        host = replace(host, column_byte_unpooled=column / (job.batch * ids * 8 * 4))
+        more = step_us(plan, workload, job, COSTS, host) - step_us(plan, workload, job, COSTS)
+        assert more == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("backend", ["bls", "gloo"])

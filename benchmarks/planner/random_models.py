@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingPlan
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.job import Job
-from torchrec_bls.sharding.problem.options import ANY_RANKS, ONE_HOST, options_of
 from torchrec_bls.sharding.problem.tables import TABLE_WISE, PlacedShard, PlacedTable, Workload
 from torchrec_bls.sharding.report.prediction import Rating, rate
-from torchrec_bls.sharding.torchrec.plan import from_sharding_plan, to_sharding_plan
+from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
 from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
 from torchrec_bls.sharding.torchrec.tables import workload_of
 
@@ -94,17 +93,6 @@ class Task:
             "torchrec": EmbeddingShardingPlanner(self.topology, job.batch, **both, debug=False),
         }
 
-    def plans(self, seed: int) -> dict[str, ShardingPlan]:
-        """All plans by name; every rank has to ask for them, and gets the same."""
-        plans = {
-            name: planner.collective_plan(self.module, self.sharders)
-            for name, planner in self.planners.items()
-        }
-        placed = {"random options": random_plan(self.workload, self.job, seed)}
-        for name in TABLE_III:
-            placed[name] = table_iii_plan(name, self.workload, self.job, seed)
-        return plans | {name: to_sharding_plan(p, self.topology) for name, p in placed.items()}
-
     def rating(self, plan: ShardingPlan) -> Rating:
         """What the plan is predicted to take; ValueError of one that can't be rated."""
         return rate(from_sharding_plan(plan, self.workload), self.workload, self.job, self.costs)
@@ -133,22 +121,6 @@ def module_of(specs: Specs) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
 
 
-def batch_of(specs: Specs, samples: int, seed: int) -> KeyedJaggedTensor:
-    """A batch of ids that follow the specs."""
-    random = np.random.default_rng(seed)
-    lengths, values = [], []
-    for spec in specs:
-        each = random.poisson(spec.pooling, samples)
-        ranks = np.searchsorted(np.cumsum(spec.shares()), random.random(each.sum()) * 0.999999)
-        lengths.append(each)
-        values.append(ranks.astype(np.int64) * _PRIME % spec.rows)
-    return KeyedJaggedTensor(
-        keys=[f"f{i}" for i in range(len(specs))],
-        values=torch.from_numpy(np.concatenate(values)),
-        lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32)),
-    )
-
-
 def table_iii_plan(
     sharder: str, workload: Workload, job: Job, seed: int = 0
 ) -> tuple[PlacedTable, ...]:
@@ -173,22 +145,3 @@ def table_iii_plan(
         PlacedTable(table, TABLE_WISE, (PlacedShard(rank, table.rows, table.dim),))
         for table, rank in zip(tables, ranks.tolist(), strict=True)
     )
-
-
-def random_plan(workload: Workload, job: Job, seed: int) -> tuple[PlacedTable, ...]:
-    """A plan with a random option and random ranks for each table, memory aside."""
-    random = np.random.default_rng(seed)
-    plan = []
-    for index, table in enumerate(workload.tables):
-        options = options_of(index, table, job)
-        if not table.pooled:
-            # An EmbeddingCollection has one width of column-wise shards: leave them whole.
-            options = [option for option in options if "/" not in option.group]
-        option = options[random.integers(len(options))]
-        ranks = np.arange(job.ranks)
-        if option.spread == ANY_RANKS:
-            ranks = random.permutation(job.ranks)
-        elif option.spread == ONE_HOST:
-            ranks += random.integers(job.ranks // job.host_ranks) * job.host_ranks
-        plan.append(option.placed(table, ranks[: option.shards].tolist()))
-    return tuple(plan)

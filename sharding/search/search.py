@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..problem.options import Problem
-from ..problem.tables import COLUMN_WISE, PlacedTable
+from ..problem.tables import COLUMN_WISE, TABLE_WISE, PlacedTable
 from .greedy import at_best, choose_options, place
 from .infeasible import (
     InfeasiblePlanError,
@@ -75,15 +76,45 @@ def search(problem: Problem) -> Found:
     bound = step_bound(problem, memory_for_shards(problem, slots), placements[0].cost)
     found: dict[tuple[PlacedTable, ...], Found] = {}
     for placement in placements:
-        plan = tuple(
-            problem.options[option].placed(table, ranks.tolist())
-            for table, option, ranks in zip(
-                problem.tables, placement.option, placement.ranks, strict=True
-            )
+        plan = _whole_tables_as_such(
+            [
+                problem.options[option].placed(table, ranks.tolist())
+                for table, option, ranks in zip(
+                    problem.tables, placement.option, placement.ranks, strict=True
+                )
+            ]
         )
         found.setdefault(plan, Found(plan, placement.cost, bound, placement))
     best, *others = found.values()
     return replace(best, others=tuple(others))
+
+
+def _whole_tables_as_such(plan: Sequence[PlacedTable]) -> tuple[PlacedTable, ...]:
+    """Returns the plan with tables table-wise that are column-wise in one piece, where they may be,
+    unless their module has others of either way: these share the exchanges of such tables.
+
+    The two are rated alike. But an EmbeddingCollection puts columns together again where there is
+    nothing to put together, and took 1.6 to 1.9 times as long in measured steps.
+    """
+    of_module: defaultdict[str, list[PlacedTable]] = defaultdict(list)
+    for placed in plan:
+        of_module[placed.table.module].append(placed)
+    whole = {
+        module
+        for module, tables in of_module.items()
+        if not any(placed.sharding_type == TABLE_WISE for placed in tables)
+        and all(
+            len(placed.shards) == 1 and TABLE_WISE in placed.table.sharding_types
+            for placed in tables
+            if placed.sharding_type == COLUMN_WISE
+        )
+    }
+    return tuple(
+        replace(placed, sharding_type=TABLE_WISE)
+        if placed.sharding_type == COLUMN_WISE and placed.table.module in whole
+        else placed
+        for placed in plan
+    )
 
 
 def _search_with_room_for_slots(problem: Problem, slots: float) -> list[Placement]:

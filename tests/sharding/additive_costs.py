@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 from torchrec_bls.sharding.cost_interface import Estimate, LookupWork, Ops
 from torchrec_bls.sharding.costs.collective_model import message_bytes
 from torchrec_bls.sharding.problem.job import Job
-from torchrec_bls.sharding.problem.tables import SHARDING_TYPES, Table, UniformReuse, Workload
+from torchrec_bls.sharding.problem.options import ANY_RANKS, ONE_HOST, options_of
+from torchrec_bls.sharding.problem.tables import (
+    SHARDING_TYPES,
+    PlacedTable,
+    Table,
+    UniformReuse,
+    Workload,
+)
 
 
 class AdditiveTestCosts:
@@ -76,3 +83,22 @@ def random_workload(
 
 def roomy(ranks: int, **others: object) -> Job:
     return Job(ranks, 64, [1 << 40] * ranks, **others)  # type: ignore[arg-type]
+
+
+def random_plan(workload: Workload, job: Job, seed: int) -> tuple[PlacedTable, ...]:
+    """A plan with a random option and random ranks for each table, memory aside."""
+    random = np.random.default_rng(seed)
+    plan = []
+    for index, table in enumerate(workload.tables):
+        options = options_of(index, table, job)
+        if not table.pooled:
+            # An EmbeddingCollection has one width of column-wise shards: leave them whole.
+            options = [option for option in options if "/" not in option.group]
+        option = options[random.integers(len(options))]
+        ranks = np.arange(job.ranks)
+        if option.spread == ANY_RANKS:
+            ranks = random.permutation(job.ranks)
+        elif option.spread == ONE_HOST:
+            ranks += random.integers(job.ranks // job.host_ranks) * job.host_ranks
+        plan.append(option.placed(table, ranks[: option.shards].tolist()))
+    return tuple(plan)

@@ -32,8 +32,7 @@ from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
 from torchrec_bls.sharding.search.placement import Placement
 from torchrec_bls.sharding.search.search import search
 
-from benchmarks.planner.random_models import random_plan
-from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
+from tests.sharding.additive_costs import AdditiveTestCosts, random_plan, random_workload, roomy
 from tests.tiers import slow_but
 
 # NaN must never reach a comparison.
@@ -206,6 +205,24 @@ def test_one_rank_has_nobody_to_exchange_with() -> None:
     ]
     found = search(make_problem(Workload(tables), roomy(1, backend="gloo"), COSTS))
     assert {shard.rank for placed in found.plan for shard in placed.shards} == {0}
+
+
+def test_column_wise_tables_in_one_piece_are_table_wise_where_they_may_be() -> None:
+    def ways(*types: tuple[str, ...], dim: int = 4) -> list[str]:
+        tables = [
+            Table(f"t{number}", 100, dim, "m", pooled=False, sharding_types=of_table)
+            for number, of_table in enumerate(types)
+        ]
+        found = search(make_problem(Workload(tables, {}), roomy(2), COSTS))
+        assert rate(found.plan, Workload(tables, {}), roomy(2), COSTS).step.microseconds == (
+            pytest.approx(found.objective)
+        )
+        return [placed.sharding_type for placed in found.plan]
+
+    both = (TABLE_WISE, COLUMN_WISE)
+    assert ways(both, both) == [TABLE_WISE] * 2
+    # One may not be: all of the module stay together.
+    assert ways(both, (COLUMN_WISE,)) == [COLUMN_WISE] * 2
 
 
 def test_same_problem_same_plan() -> None:

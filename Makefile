@@ -41,7 +41,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
-  fuzz fuzz-blindly guarantee soak paper-bls study-quantized study-bounded study-planner lint format wheel wheels \
+  fuzz fuzz-blindly guarantee soak paper-bls study-quantized study-bounded study-planner study-simulator lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -134,15 +134,25 @@ study-quantized: build  ## What quantized collectives cost in accuracy: make stu
 study-bounded: build  ## What error-bounded embeddings cost and save: make study-bounded [STUDY_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python -m benchmarks.bounded.study $(STUDY_ARGS)
 
-study-planner: build  ## Calibrate this machine, compare cost models and plans with others
+study-planner: build  ## Calibrate this machine, compare cost models and planning with others
 	mkdir -p out/study
-	$(WITH_VENV) $(BIN)/torchrec-bls calibrate --out out/study/profile.json
+	$(calibrate-for-study)
 	$(WITH_VENV) $(BIN)/python -m benchmarks.planner.study_models \
 	  --measurements out/study/profile.measurements.jsonl --json out/study/models.json
 	$(WITH_VENV) $(BIN)/python -m benchmarks.planner.search \
 	  --profile out/study/profile.json --json out/study/sharding_search.json
-	$(WITH_VENV) $(BIN)/python -m benchmarks.planner.executed --seconds 3600 \
-	  --profile out/study/profile.json --json out/study/sharding_executed.json
+
+study-simulator: build  ## Calibrate this machine, compare simulated steps with measured ones (1.5 hours; it goes on where it stopped)
+	mkdir -p out/study
+	$(calibrate-for-study)
+	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.lag \
+	  --profile out/study/profile.json --json out/study/simulator_lag.json
+	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.transformer \
+	  --profile out/study/profile.json --json out/study/simulator_transformer.json
+	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.steps $(STUDY_ARGS) \
+	  --profile out/study/profile.json --json out/study/simulator_steps.json
+	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.study \
+	  --steps out/study/simulator_steps.json --json out/study/simulator.json
 
 # The wheel is installed, and run where the checkout's own package isn't found in its place.
 test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and torchrec: make test-trio [TRIO=2.14] [TRIO_TESTS=tests/contract]
@@ -280,6 +290,10 @@ run-cpp-tests = $(BIN)/ctest --test-dir build/native -j $(TEST_JOBS) --output-on
 
 # $(call pytest,markers): runs the Python tests that have them.
 pytest = $(WITH_VENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(1)"
+
+# A profile that is there already is kept.
+calibrate-for-study = test -s out/study/profile.json \
+  || $(WITH_VENV) $(BIN)/torchrec-bls calibrate --out out/study/profile.json
 
 # $(call check-models,options)
 define check-models

@@ -16,6 +16,8 @@ from benchmarks.modules import page as modules
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
+from benchmarks.simulator import lag, transformer
+from benchmarks.simulator import page as simulator
 from benchmarks.soak import soak
 
 #: The program that writes each record.
@@ -31,8 +33,10 @@ PROGRAMS = {
     "paper_bls": "paper_bls.evaluation",
     "performance-models": "planner.study_models",
     "quantized": "quantized.study",
-    "sharding_executed": "planner.executed",
     "sharding_search": "planner.search",
+    "simulator": "simulator.study",
+    "simulator_lag": "simulator.lag",
+    "simulator_transformer": "simulator.transformer",
     "soak": "soak.soak",
 }
 
@@ -69,13 +73,8 @@ def _codecs(speeds: Any, exchanges: Any) -> str:
     return f"{codecs.section(speeds)}\n\n## Exchanges\n\n{codecs.exchange_section(exchanges)}"
 
 
-def _details(executed: Any, search: Any) -> str:
-    tables = page.section(executed, *planner.executed_tables(executed["results"]))
-    return f"{tables}\n\n{page.section(search, planner.search_table(search))}"
-
-
-_PLANS = ("sharding_executed", "sharding_search")
 _MODELS = "docs/reproduction/performance-models.md"
+_STEPS = "docs/reproduction/simulated-steps.md"
 #: What stands between the markers of a page: what makes the text, and of which records.
 SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("README.md", "results"): (headlines, "delays", "embedding", "alltoall"),
@@ -85,10 +84,13 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
     ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded_codec"),
-    ("docs/results/planner.md", "results"): (planner.section, *_PLANS),
+    ("docs/results/planner.md", "results"): (planner.section, "simulator", "sharding_search"),
     ("docs/soak.md", "results"): (soak.section, "soak"),
     (_MODELS, "models"): (planner.models_section, "performance-models"),
-    (_MODELS, "sharding"): (_details, *_PLANS),
+    (_MODELS, "planning"): (planner.search_section, "sharding_search"),
+    (_STEPS, "steps"): (simulator.steps_section, "simulator"),
+    (_STEPS, "bounds"): (lag.section, "simulator_lag"),
+    (_STEPS, "transformers"): (transformer.section, "simulator_transformer"),
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),
     ("docs/reproduction/bounded.md", "errors"): (paper.errors,),
@@ -121,6 +123,8 @@ def draw(docs: Path, records: dict[str, Any]) -> None:
     quantized.plot(docs / "figures/quantized.png", records["quantized"])
     bounded.plot(docs / "figures/bounded.png", records["bounded"])
     paper_bls.draw(docs / "reproduction", records["paper_bls"])
+    of_simulator = [records[f"simulator{each}"] for each in ("", "_lag", "_transformer")]
+    simulator.draw(docs / "reproduction/simulated-steps.png", *of_simulator)
 
 
 def main() -> None:

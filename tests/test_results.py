@@ -24,6 +24,7 @@ from benchmarks.harness.statistics import (
 from benchmarks.modules.page import backend_section
 from benchmarks.modules.page import section as modules_section
 from benchmarks.planner.page import section as planner_section
+from benchmarks.simulator.scores import PLANNERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -141,11 +142,14 @@ TOY: dict[str, Any] = {
         for network, times in (("shared memory", (4.0, 8.0)), ("1 Gbit/s a rank", (60.0, 15.0)))
         for codec, size, ms in zip(("fp32", "uint4"), (6_400_000, 1_000_000), times, strict=True)
     ],
-    "sharding_executed": [
-        {"backend": backend, "plans": {"ours": {"ms": 8.0}, "torchrec": {"ms": ms}}}
-        for backend, times in (("bls", (12.0, 12.0)), ("gloo", (7.0, 7.0)))
-        for ms in times
-    ],
+    "simulator": {
+        "A": {
+            "over_ours": {
+                backend: {name: [ratio - 0.1, ratio, ratio + 0.1] for name in PLANNERS}
+                for backend, ratio in (("bls", 1.5), ("gloo", 0.9))
+            }
+        }
+    },
     "sharding_search": [
         {"tables": 20, "ranks": 4, "planner": planner, "seconds": seconds, **result}
         for planner, seconds, result in (
@@ -201,7 +205,7 @@ def test_sections_of_toy_records() -> None:
             backend_section(toy("backend")),
             codecs_section(toy("codecs")),
             exchange_section(toy("codec_exchange")),
-            planner_section(toy("sharding_executed"), toy("sharding_search")),
+            planner_section(toy("simulator"), toy("sharding_search")),
         ]
     )
     for line in (
@@ -215,9 +219,9 @@ def test_sections_of_toy_records() -> None:
         "| 4 | 64 | 8.0 (2.00) | 6.0 (0.50) |",
         "| 1 Gbit/s a rank | forward | uint4 | 1.00 | 6.4 | 15.00 | 4.00 | 0.67 |",
         "- forward, shared memory, uint4: float32",
-        "| torchrec | 1.50 (1.50-1.50) | 0.88 (0.88-0.88) |",
+        "| torchrec | 1.50 (1.40-1.60) | 0.90 (0.80-1.00) |",
         "| 20 x 4 | 0.2-0.4 | 1.1-1.4 % | 1.0-60.0 | 50.0 % (1 of 2 none) |",
-        "- plans, sharders on gloo: torchrec",
+        "- plans, gloo, 2 ranks with a core each: torchrec",
         "- DLRM (dlrm), bound 1: TorchRec on gloo",
         "- decode 4 bits, rows of 64: FBGEMM",
     ):

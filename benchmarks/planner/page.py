@@ -1,22 +1,16 @@
-"""Tables of cost models, of executed plans and of planning."""
+"""Tables of cost models, of others' plans and of planning."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from torchrec_bls.sharding.costs.fitting.accuracy import bias_percent, gmae_percent
-
 from benchmarks.harness import page
-from benchmarks.harness.statistics import geometric_mean, share_interval
+from benchmarks.simulator.page import faster_planners, planners_table
 
 Record = dict[str, Any]
 Results = Sequence[dict[str, Any]]
 
-OURS = "ours"
-NEAR = 0.1  # a choice this much slower than the best one still counts as a success (Table IV)
 OUR_MODEL = "analytic x trees, unique rows (ours)"
 OUR_MODEL_WITH_FACTORS = "analytic x trees, reuse factors (ours)"
 
@@ -33,83 +27,31 @@ _NO_PEERS = (*_HELD, OUR_MODEL_WITH_FACTORS, "alpha-beta, ordinary")
 _CURVES = ("kept", "kept, largest rank", "alpha-beta, relative", "alpha-beta, ordinary")
 
 
-def summarize(raw: Record) -> Record:
-    """The record of executed plans: of a plan's steps the median, and those of both halves."""
-
-    def plan(ms: list[float], predicted_us: dict[str, float] | None, **_: Any) -> dict[str, Any]:
-        halves = [np.median(ms[start::2]) for start in range(2)]
-        step = predicted_us and predicted_us["microseconds"]
-        return {"ms": np.median(ms), "halves_ms": halves, "predicted_us": step}
-
-    results = [
-        {**model, "plans": {name: plan(**each) for name, each in model["plans"].items()}}
-        for model in raw["results"]
-    ]
-    return {**raw, "results": results}
-
-
-def section(executed: Record, search: Record) -> str:
+def section(simulator: Record, search: Record) -> str:
     """The planner's page: what plans took, and what planning took."""
-    backends = _grouped(executed["results"], "backend")
-    times, faster = [], []
-    for name in (name for name in backends["bls"][0]["plans"] if name != OURS):
-        times.append([name])
-        for backend, models in backends.items():
-            low, middle, high = over_ours(models, name)
-            times[-1].append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
-            if middle < 1:
-                faster.append(f"plans, sharders on {backend}: {name}")
     planned: dict[str, list[str]] = {}
     for key, runs in _grouped(search["results"], "tables", "ranks", "planner").items():
         size = "{} x {}".format(*key)
         planned.setdefault(size, [size]).extend(_planned(runs))
     header = ["tables x ranks", "ours, s", "over", "TorchRec, s", "over"]
-    of_executed = page.section(
-        executed,
-        f"Training steps of {len(backends['bls'])} random models at"
-        f" {executed['settings']['ranks']} ranks, over the time under our plans, with 95 %"
-        " intervals:",
-        page.table(["plans of", *(f"sharders on {backend}" for backend in backends)], times),
+    of_steps = page.section(
+        simulator,
+        "Steps of random models, training and inference, over those under our planner's plans, "
+        "with 95 % intervals:",
+        planners_table(simulator["results"]),
     )
     of_search = page.section(
         search,
         "Planning on one core: seconds, and the predicted step over a proven lower bound.",
         page.table(header, planned.values()),
-        faster=sorted(faster),
+        faster=sorted(faster_planners(simulator["results"])),
     )
-    return f"{of_executed}\n\n{of_search}"
+    return f"{of_steps}\n\n{of_search}"
 
 
-def executed_tables(results: Results) -> Iterator[str]:
-    """Yields for each backend what plans took, how well the fastest was picked, and the bias."""
-    header = ["planner", "mean regret, %", "within 10 % of the best", "time over ours (95 %)"]
-    for backend, models in _grouped(results, "backend").items():
-        names = list(models[0]["plans"])
-        shares = np.array([regrets(model, names) for model in models])
-        rows = []
-        for name, of_plan in zip(names, shares.T, strict=True):
-            over = "{1:.3f} ({0:.3f} to {2:.3f})".format(*over_ours(models, name))
-            mean = f"{100 * of_plan.mean():.1f}"
-            rows.append([name, mean, _share(of_plan <= NEAR), over if name != OURS else ""])
-        yield f"**Executed over {backend}**, {len(models)} random models."
-        yield page.table(header, rows)
-        yield _picked(models)
-
-
-def regrets(model: dict[str, Any], names: Sequence[str]) -> NDArray[np.float64]:
-    """How much slower than the best plan each is, as a share of the best one's time.
-
-    The least of several noisy medians is too low. So the best one is chosen by one half of the
-    steps and its time taken from the other half, both ways; the mean can be below 0.
-    """
-    halves = np.array([model["plans"][name]["halves_ms"] for name in names]).T
-    both = [time / time[chosen.argmin()] - 1 for chosen, time in (halves, halves[::-1])]
-    return np.mean(both, axis=0)
-
-
-def over_ours(models: Results, name: str) -> tuple[float, float, float]:
-    """A planner's time over ours: low end, geometric mean and high end of 95 %."""
-    return geometric_mean([m["plans"][name]["ms"] / m["plans"][OURS]["ms"] for m in models])
+def search_section(search: Record) -> str:
+    """Planning times, memory and plan quality, with their conditions."""
+    return page.section(search, search_table(search))
 
 
 def search_table(search: Record) -> str:
@@ -150,31 +92,9 @@ def _planned(runs: Results) -> list[str]:
     return [_range([run["seconds"] for run in runs]), steps]
 
 
-def _picked(models: Results) -> str:
-    """How well predictions pick among the plans that were tried (the paper's Table IV)."""
-    picked, steps = [], []
-    for model in models:
-        plans = {name: plan for name, plan in model["plans"].items() if plan["predicted_us"]}
-        both = np.array([(plan["predicted_us"] / 1e3, plan["ms"]) for plan in plans.values()])
-        picked.append(regrets(model, list(plans))[both[:, 0].argmin()])
-        steps.append(both)
-    predicted, measured = np.concatenate(steps).T
-    return (
-        f"The plan that predictions rate fastest: within 10 % of the fastest in "
-        f"{_share(np.array(picked) <= NEAR)}, mean regret {100 * np.mean(picked):.1f} %. Steps "
-        f"themselves: error (GMAE) {gmae_percent(predicted, measured):.0f} %, signed bias "
-        f"{bias_percent(predicted, measured):+.0f} %."
-    )
-
-
 def _range(numbers: Sequence[float]) -> str:
     low, high = f"{min(numbers):.1f}", f"{max(numbers):.1f}"
     return low if low == high else f"{low}-{high}"
-
-
-def _share(hits: NDArray[np.bool_]) -> str:
-    low, high = share_interval(int(hits.sum()), len(hits))
-    return f"{hits.sum()} of {len(hits)} ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
 def models_section(record: dict[str, Any]) -> str:

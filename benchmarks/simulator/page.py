@@ -7,8 +7,7 @@ import numpy as np
 
 from benchmarks.harness import page
 from benchmarks.harness.statistics import share_interval
-from benchmarks.planner.page import NEAR
-from benchmarks.simulator.scores import AFFINE, OURS, PLANNERS
+from benchmarks.simulator.scores import AFFINE, NEAR, OURS, PLANNERS
 from benchmarks.simulator.workloads import EXCHANGES, HOST, IDLE, LOOKUPS
 
 Record = dict[str, Any]

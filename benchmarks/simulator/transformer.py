@@ -188,7 +188,9 @@ def section(kept: record.Record) -> str:
             figures = (f(times, medians) for f in (gmae_percent, mape_percent, bias_percent))
             errors.append((suite, name, *(f"{figure:.1f}" for figure in figures)))
     steps = page.table(("suite", *sizes, "measured ms [quartiles]", *_PREDICTIONS), rows)
-    return f"{steps}\n\n{page.table(('suite', 'by', 'GMAE %', 'MAPE %', 'bias %'), errors)}"
+    return page.section(
+        kept, steps, page.table(("suite", "by", "GMAE %", "MAPE %", "bias %"), errors)
+    )
 
 
 if __name__ == "__main__":

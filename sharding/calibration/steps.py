@@ -88,7 +88,7 @@ def _rank(rank: int, tasks: tuple[StepTask, ...], pinned: bool) -> Iterator[dict
 
 
 def _measure(task: StepTask, rank: int) -> dict[str, list[float]]:
-    batches = [_batch(task.model, rank, number) for number in range(BATCHES)]
+    batches = [batch_of(task.model, rank, number) for number in range(BATCHES)]
     steps = {name: _step(task, plan, batches) for name, plan in task.plans.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
@@ -181,7 +181,8 @@ class Embeddings(nn.Module):
         return torch.stack(sums).sum()
 
 
-def _batch(model: StepModel, rank: int, number: int) -> KeyedJaggedTensor:
+def batch_of(model: StepModel, rank: int, number: int) -> KeyedJaggedTensor:
+    """Returns the ids that a rank looks up in one of its batches."""
     tables = model.ids(rank, number)
     return KeyedJaggedTensor(
         keys=[f"f{index}" for index in range(len(tables))],

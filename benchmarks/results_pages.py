@@ -16,7 +16,7 @@ from benchmarks.modules import page as modules
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
-from benchmarks.simulator import lag, transformer
+from benchmarks.simulator import lag, links, traced, transformer
 from benchmarks.simulator import page as simulator
 from benchmarks.soak import soak
 
@@ -36,6 +36,8 @@ PROGRAMS = {
     "sharding_search": "planner.search",
     "simulator": "simulator.study",
     "simulator_lag": "simulator.lag",
+    "simulator_links": "simulator.links",
+    "simulator_traced": "simulator.traced",
     "simulator_transformer": "simulator.transformer",
     "soak": "soak.soak",
 }
@@ -90,6 +92,8 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     (_MODELS, "planning"): (planner.search_section, "sharding_search"),
     (_STEPS, "steps"): (simulator.steps_section, "simulator"),
     (_STEPS, "bounds"): (lag.section, "simulator_lag"),
+    (_STEPS, "links"): (links.section, "simulator_links"),
+    (_STEPS, "traces"): (traced.section, "simulator_traced"),
     (_STEPS, "transformers"): (transformer.section, "simulator_transformer"),
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),

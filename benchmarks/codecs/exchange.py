@@ -1,11 +1,8 @@
 """The exchange of table-wise pooled embeddings with and without codecs, on three networks."""
 
 import argparse
-import ctypes
 import itertools
 import os
-import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,14 +17,14 @@ from torchrec_bls.sharding import link_of, load_profile
 from benchmarks.codecs.page import exchange_section
 from benchmarks.codecs.trained import Lookups, random_lookups, trained_lookups
 from benchmarks.harness import record
-from benchmarks.harness.launch import gathered, on_ranks, slowest_ms
+from benchmarks.harness.launch import gathered, slowest_ms
+from benchmarks.harness.networks import Network, check_rights, over_network
 from benchmarks.harness.statistics import in_turns
 from benchmarks.modules.models import FEATURES, TABLES, Case, Forward, sharded
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig, ErrorBound
 from torchrec_bls.analysis.samples import Lookup, SampledTable
 from torchrec_bls.analysis.stage_speeds import measure as measure_stages
 from torchrec_bls.codecs.stages import Stages, ranked
-from torchrec_bls.processes import run
 
 RANKS, BATCH, DIM = 4, 512, 64  # samples of each rank
 BOUND = 0.01
@@ -42,22 +39,13 @@ CODECS = {
     "bounded, unique, fixed": CodecConfig(forward=ErrorBound(BOUND, None, True), unique=True),
     "bounded, unique": CodecConfig(forward=ErrorBound(BOUND), unique=True),
 }
-NETWORKS = {"shared memory": "shm", "1 Gbit/s": "c10d", "1 Gbit/s a rank": "c10d"}
+NETWORKS = {
+    "shared memory": None,
+    "1 Gbit/s": Network(1.0, of_rank=False),
+    "1 Gbit/s a rank": Network(1.0, of_rank=True),
+}
 PARTS = ("output dist", "forward")
 _ROWS = 20_000  # of a table at most
-_RATE = "tbf rate 1gbit burst 256kb latency 100ms"
-_SHARED = f"ip link set lo up && tc qdisc add dev lo root {_RATE}"
-_HUB = "ip link set lo up && ip link add hub type bridge && ip link set hub up"
-# A rank's own end of a cable is in its own namespace.
-_PLUG = (
-    "nsenter --net=/proc/{hub}/ns/net sh -ec 'ip link add end{rank} type veth peer name rank{rank} "
-    "&& ip link set rank{rank} netns {pid} && ip link set end{rank} master hub up && "
-    f"tc qdisc add dev end{{rank}} root {_RATE}' && ip link set lo up && "
-    "ip addr add 10.0.0.{address}/24 dev rank{rank} && ip link set rank{rank} up && "
-    f"tc qdisc add dev rank{{rank}} root {_RATE}"
-)
-_CLONE_NEWNET = 0x40000000  # sched.h
-_DEADLINE_S = 1200.0
 
 
 def chosen(lookups: Lookups) -> dict[str, CodecConfig]:
@@ -116,17 +104,15 @@ def parts_of(
 
 
 def measure(
-    rank: int, network: str, turns: int, path: Path, kinds: dict[str, CodecConfig | None], hub: int
+    rank: int, network: str, turns: int, path: Path, kinds: dict[str, CodecConfig | None]
 ) -> list[dict[str, Any]]:
     """Measures all cells on one rank, in random order."""
-    if hub:
-        _join(rank, network, hub, path)
-    lookups = Lookups.load(path)
+    transport, lookups = "c10d" if NETWORKS[network] else "shm", Lookups.load(path)
     with torch.no_grad():
         cells = {
             (part, codec): cell
             for codec, codecs in kinds.items()
-            for part, cell in parts_of(rank, NETWORKS[network], codec, codecs, lookups).items()
+            for part, cell in parts_of(rank, transport, codec, codecs, lookups).items()
         }
         timed = {name: partial(slowest_ms, call) for name, (call, _) in cells.items()}
         ms = in_turns(timed, turns, network)
@@ -142,50 +128,14 @@ def measure(
     ]
 
 
-def _join(rank: int, network: str, hub: int, path: Path) -> None:
-    """Makes the group of ranks, each in a network namespace of its own where a rank has a link."""
-    interface = "lo"
-    if network == "1 Gbit/s a rank":
-        interface = f"rank{rank}"
-        _unshare()
-        where = {"hub": hub, "rank": rank, "pid": os.getpid(), "address": rank + 1}
-        subprocess.run(_PLUG.format(**where), shell=True, check=True)
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    store = dist.FileStore(str(path.with_name(f"store of {hub}")), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    torch.set_num_threads(1)
-
-
-def _unshare() -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "no network namespace can be made")
-
-
-def _on_network(
-    _: int, network: str, turns: int, path: Path, kinds: dict[str, CodecConfig | None]
-) -> Any:
-    """Measures in children of this process. A network is made of namespaces of theirs alone, which
-    end with them."""
-    if network == "shared memory":
-        return on_ranks(RANKS, measure, network, turns, path, kinds, 0)
-    _unshare()
-    subprocess.run(_SHARED if network == "1 Gbit/s" else _HUB, shell=True, check=True)
-    arguments = (measure, network, turns, path, kinds, os.getpid())
-    return run(RANKS, *arguments, deadline_s=_DEADLINE_S)[0]
-
-
 def _options() -> argparse.Namespace:
     parser = record.parser(__doc__, quick="float32 and the automatic choice, one call each")
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
     parser.add_argument(
         "--train-by", type=Path, metavar="GEN_DATA", help="train the tables by gen_data.py"
     )
-    options = parser.parse_args()
-    if os.geteuid() != 0:
-        parser.error("a network of 1 Gbit/s needs root: run as root")
-    if shutil.which("tc") is None:
-        parser.error("a network of 1 Gbit/s needs tc: apt install iproute2")
-    return options
+    check_rights(parser)
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -198,14 +148,14 @@ def main() -> None:
     else:
         lookups, rows = trained_lookups(options.train_by, *samples), "of a trained DLRM"
     settings = {"ranks": RANKS, "tables": TABLES, "batch_of_rank": BATCH, "dim": DIM}
-    settings |= {"rows": rows, "bound": BOUND, "turns": turns, "limit": f"tc {_RATE}"}
+    settings |= {"rows": rows, "bound": BOUND, "turns": turns, "limit": Network(1.0, True).limit}
     results: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "lookups.npz"
         lookups.save(path)
         for network, auto in chosen(lookups).items():
-            arguments = (_on_network, network, turns, path, {**fixed, "auto": auto})
-            results += run(1, *arguments, deadline_s=_DEADLINE_S)[0]
+            kinds = {**fixed, "auto": auto}
+            results += over_network(NETWORKS[network], RANKS, measure, network, turns, path, kinds)
     record.publish(options.json, "codec_exchange", before, settings, results, exchange_section)
 
 

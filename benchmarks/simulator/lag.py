@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from torchrec_bls.sharding.simulation.delays import read_delays
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
 
-from benchmarks.delays.exchanges import PAIR_KIB, Channel, draw_delays, timed
+from benchmarks.delays.exchanges import PAIR_KIB, Channel, Words, draw_delays, timed
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered, on_ranks
 from benchmarks.harness.statistics import Spread, taking_turns
@@ -46,6 +46,8 @@ DELAYS = (
 _DENSE_S = 0.005
 _SEED = 7
 _US = 1e6
+# WaitPolicy::yield_for of csrc/channel/waiter.h.
+_YIELDS_US = 200.0
 
 
 def main() -> None:
@@ -59,18 +61,31 @@ def main() -> None:
     settings["profile"] = options.profile
     before = record.environment()
     cells: list[dict[str, Any]] = []
+    host: dict[int, Host] = {}
     for ranks in settings["ranks"]:
-        cells += on_ranks(ranks, _measure, settings)
-    results = {"cells": cells, "figure_7": _figure_7(settings)}
+        host[ranks], of_ranks = on_ranks(ranks, _measure, settings)
+        cells += of_ranks
+    results = {"host": host, "cells": cells, "figure_7": _figure_7(settings, host)}
     record.publish(options.json, "simulator_lag", before, settings, results, section)
 
 
-def _measure(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
+class Host(NamedTuple):
+    """What ranks of this host take that sleep and exchange next to nothing, seconds.
+
+    Attributes:
+        late: by which a sleep is longer than it is asked to be.
+        latency: from the last rank's post until all ranks go on, beside what they do themselves.
+    """
+
+    late: float
+    latency: float
+
+
+def _measure(rank: int, settings: dict[str, Any]) -> tuple[Host, list[dict[str, Any]]]:
     ranks, steps = dist.get_world_size(), settings["steps"]
     costs = ProfiledCosts(load_profile(settings["profile"]))
-    late = max(gathered(_oversleep_s()))
-    words = np.full((steps, ranks, ranks), 128 * PAIR_KIB)
-    words[:, range(ranks), range(ranks)] = 0
+    host = _host(steps)
+    words = _words(steps, 128 * PAIR_KIB)
     channels = {bound: Channel(words, bound) for bound in BOUNDS}
     results = []
     for text in settings["delays"]:
@@ -80,18 +95,38 @@ def _measure(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
         taken = taking_turns(runs, settings["rounds"], f"{text}, {ranks} ranks")
         for bound, of_bound in taken.items():
             measured = Spread([ms for ms, _ in of_bound])
-            predicted = simulated_ms(delays, bound, late, costs)
+            predicted = simulated_ms(delays, bound, host, costs)
             entry = {"ranks": ranks, "delays": text, "bound": bound}
             results.append({**entry, "measured_ms": measured, "simulated_ms": predicted})
     for each in channels.values():
         each.close()
-    return results
+    return host, results
 
 
-def _figure_7(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _words(steps: int, count: int) -> Words:
+    ranks = dist.get_world_size()
+    words = np.full((steps, ranks, ranks), count)
+    words[:, range(ranks), range(ranks)] = 0
+    return words
+
+
+def _host(steps: int, runs: int = 5) -> Host:
+    """A message of a word is there in time at bound 1, and waited for at bound 0."""
+    late = max(gathered(_oversleep_s()))
+    channels = {bound: Channel(_words(steps, 1), bound, "shm") for bound in (0, 1)}
+    nothing = [0.0] * steps
+    turns = {k: partial(timed, each.run, nothing, _DENSE_S) for k, each in channels.items()}
+    taken = taking_turns(turns, runs)
+    for each in channels.values():
+        each.close()
+    waiting, ahead = (min(ms for ms, _ in taken[bound]) for bound in (0, 1))
+    return Host(late, max(0.0, waiting - ahead) / 1e3)
+
+
+def _figure_7(settings: dict[str, Any], host: dict[int, Host]) -> list[dict[str, Any]]:
     """Steps of the record of the paper's evaluation beside simulations of the same delays."""
     stages = record.read(record.RESULTS / "paper_bls.json")["stages"]
-    costs, late = ProfiledCosts(load_profile(settings["profile"])), _oversleep_s()
+    costs = ProfiledCosts(load_profile(settings["profile"]))
     rows = []
     for ranks in settings["ranks"]:
         stage = stages[f"fig7-delays-{ranks}"]
@@ -104,25 +139,27 @@ def _figure_7(settings: dict[str, Any]) -> list[dict[str, Any]]:
                     "bound": entry["bound"],
                     "measured_ms": entry["ms_per_step"],
                 }
-                predicted = simulated_ms(delays, entry["bound"], late, costs)
+                predicted = simulated_ms(delays, entry["bound"], host[ranks], costs)
                 rows.append({**each, "simulated_ms": predicted})
     return rows
 
 
-def simulated_ms(delays: Any, bound: int, late_s: float, costs: ProfiledCosts) -> float:
-    """Milliseconds of a step of the same runs. A sleep lasts `late_s` longer than it is asked to,
-    and nobody moves a rank's own block."""
+def simulated_ms(delays: Any, bound: int, host: Host, costs: ProfiledCosts) -> float:
+    """Milliseconds of a step of the same runs, whose ranks read next to nothing of what arrives;
+    puts are half of an all-to-all, and what one without bytes takes is in `host`."""
     ranks, steps = delays.shape
-    each = [1024.0 * PAIR_KIB * (ranks - 1)] * ranks
-    exchange = costs.all_to_all(each, each, "bls", 1.0).microseconds
-    late = late_s * _US
+    nothing, each = ([bytes] * ranks for bytes in (0.0, 1024.0 * PAIR_KIB * (ranks - 1)))
+    whole, empty = (costs.all_to_all(of, of, "bls", 1.0).microseconds for of in (each, nothing))
+    late = host.late * _US
     held_up = np.where(delays > 0, delays + late, 0.0)
     program = [
-        Post("messages", exchange / 2),
-        Collect("messages", exchange / 2, lag=bound),
+        Post("messages", (whole - empty) / 2, latency=host.latency * _US),
+        Collect("messages", 0.0, lag=bound),
         Compute("dense", 0.0, _DENSE_S * _US + late, lag=bound),
     ]
-    graph = graph_of(program, Ranks.on_hosts(ranks, ranks, CORES), steps, held_up)
+    # Whoever waits yields its core at first, and takes to wake up what one takes that slept.
+    where = Ranks.on_hosts(ranks, ranks, CORES, spin_us=_YIELDS_US, wake_us=late)
+    graph = graph_of(program, where, steps, held_up)
     return float(simulate(graph).end.max()) / steps / 1e3
 
 

@@ -187,14 +187,15 @@ def section(run: dict[str, Any]) -> str:
         share = f"{sum(cells)} of {len(cells)} ({100 * low:.0f} to {100 * high:.0f} %)"
         rows.append([backend, place, share])
     bounds = run["results"]["bounds"]
-    steps = []
+    first, steps = bounds[0], []
     for each in bounds:
-        measured = each["measured_ms"]["median"]
-        cells = [
-            f"{each[name]:.2f} ({100 * (each[name] / measured - 1):+.1f} %)" for name in BACKENDS
-        ]
-        steps.append([each["bound"], page.median_and_range(each["measured_ms"]), *cells])
-    header = ["bound", "measured, ms", *(f"replayed from {name}, ms" for name in BACKENDS)]
+        measured = each["measured_ms"]["median"] / first["measured_ms"]["median"]
+        predicted = [each[name] / first[name] for name in BACKENDS]
+        cells = [f"{share:.3f} ({100 * (share / measured - 1):+.1f} %)" for share in predicted]
+        measured_ms = page.median_and_range(each["measured_ms"])
+        steps.append([each["bound"], measured_ms, f"{measured:.3f}", *cells])
+    header = ["bound", "measured, ms", "over bound 0"]
+    header += [f"replayed from {name}, over bound 0" for name in BACKENDS]
     return page.section(
         run,
         page.table(["recorded over", "held up in", "the right rank was named"], rows),

@@ -8,17 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 
 _US_PER_MS = 1000.0
+# Options that a recording leaves nothing to say for, with their defaults.
+_OF_PLANNED_JOBS = {
+    **dict.fromkeys(("model", "profile", "ranks", "ranks_per_host", "cores_per_host")),
+    **dict.fromkeys(("plan", "max_memory_gib", "link", "html")),
+    "training": False,
+    "codec": "fp32",
+    "dense_ms": 0.0,
+}
 
 
 def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     """Replays what `record_step` wrote into a folder, and prints a line for each bound.
 
     Args:
-        options: `trace`, `delays`, `batches`, `seed`, `json` and `perfetto` of the sub-command.
+        options: `trace`, `delays`, `batches`, `seed`, `choose`, `max_latency_ms`, `json` and
+            `perfetto` of the sub-command.
         bounds: to replay.
 
     Raises:
-        ValueError: the traces are not those of all ranks of a job, or the job can't have a bound.
+        ValueError: an option is for jobs that are planned, the traces are not those of all ranks of
+            a job, the job can't have a bound, or no bound is within the limit.
         OSError: a file can't be read or written.
     """
     from torchrec_bls.observe.traces.merged_trace import merged_trace
@@ -28,14 +38,11 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     from torchrec_bls.sharding.simulation.report.perfetto import trace_events
     from torchrec_bls.sharding.simulation.report.side_by_side import side_by_side
 
-    if options.plan is not None or options.training or options.choose:
-        raise ValueError(
-            "--trace says what the job is: --plan, --training and --choose are for one that is "
-            "planned"
-        )
+    _refuse_others(options)
     job = read_job(traces_in(options.trace))
     delays = read_delays(options.delays).sample(len(job.traces), options.batches, options.seed)
     replays = [replay(job.recording, bound, delays) for bound in bounds]
+    chosen = _chosen(options, replays)
     report = {
         "format": 1,
         "ranks": len(job.traces),
@@ -56,14 +63,50 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
             }
             for each in replays
         ],
+        "chosen": None if chosen is None else chosen.bound,
     }
     print(_as_text(report))
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if options.perfetto is not None:
-        last = replays[-1]
-        trace = side_by_side(trace_events(last.timeline, last.threads), merged_trace(job))
+        shown = chosen or replays[-1]
+        trace = side_by_side(trace_events(shown.timeline, shown.threads), merged_trace(job))
         options.perfetto.write_text(json.dumps(trace))
+
+
+def _refuse_others(options: argparse.Namespace) -> None:
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, default in _OF_PLANNED_JOBS.items()
+        if getattr(options, name) != default
+    ]
+    if given:
+        raise ValueError(
+            f"--trace replays a job as it was recorded, and {', '.join(given)} would say what it "
+            "is: leave that out"
+        )
+
+
+def _chosen(options: argparse.Namespace, replays: Sequence[Any]) -> Any:
+    """Returns the replay to take, None unless --choose asks for it."""
+    from torchrec_bls.sharding.simulation.bounds import WORTH
+
+    limit_ms = options.max_latency_ms
+    if options.choose is None and limit_ms is None:
+        return None
+    if options.choose != "bound":
+        raise ValueError("--trace leaves nothing to choose but the bound: give --choose bound")
+    if limit_ms is not None and not limit_ms > 0:
+        raise ValueError(f"the limit of latency is {limit_ms} ms, but must be a positive number")
+    within = [
+        each for each in replays if limit_ms is None or each.latency_us <= limit_ms * _US_PER_MS
+    ]
+    if not within:
+        least = min(each.latency_us for each in replays) / _US_PER_MS
+        raise ValueError(f"no bound has batches of {limit_ms} ms: the least is {least:.3g} ms")
+    fastest = min(each.step_us for each in within)
+    near = [each for each in within if each.step_us <= WORTH * fastest]
+    return min(near, key=lambda each: each.bound)
 
 
 def _as_text(report: dict[str, Any]) -> str:
@@ -81,6 +124,7 @@ def _as_text(report: dict[str, Any]) -> str:
         lines.append(
             f"{each['bound']:>5} {each['step_us'] / _US_PER_MS:>10.3f} {p50:>6.2f} {p95:>6.2f} "
             f"{p99:>6.2f} {first / each['step_us']:>14.2f} {each['latency_us'] / _US_PER_MS:>12.2f}"
+            + ("   <- take this" if each["bound"] == report["chosen"] else "")
         )
     lines += [
         "",

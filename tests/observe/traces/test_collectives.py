@@ -351,10 +351,34 @@ def test_simulate_replays_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert held_up["bounds"][0]["step_us"] == pytest.approx(job.step_us + 3000, rel=0.02)
 
 
+def test_a_bound_is_chosen_within_a_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, GlooJob(*durations(12, batches=8)).traces(np.zeros(RANKS)))
+    late = ("--bound=0,1,8", "--batches=200", "--delays=uniform:0-20ms", "--choose=bound")
+    report = simulate(tmp_path, *late)
+    step_us = {each["bound"]: each["step_us"] for each in report["bounds"]}
+    near = [bound for bound, us in step_us.items() if us <= 1.03 * min(step_us.values())]
+    assert report["chosen"] == min(near) > 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "<- take this" in line)
+    assert line.split()[0] == str(report["chosen"])
+    latency = {each["bound"]: each["latency_us"] / 1000 for each in report["bounds"]}
+    limit = (latency[0] + latency[1]) / 2
+    assert simulate(tmp_path, *late, f"--max-latency-ms={limit}")["chosen"] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--plan=plan.json"], "--plan, --training and --choose are for one that is planned"),
+        (["--plan=plan.json"], "and --plan would say what it is: leave that out"),
+        (["--dense-ms=3", "--link=1gbit"], "and --link, --dense-ms would say what it is"),
+        (["--choose=bound,codec"], "leaves nothing to choose but the bound: give --choose bound"),
+        (["--max-latency-ms=9"], "leaves nothing to choose but the bound: give --choose bound"),
+        (["--choose=bound", "--max-latency-ms=-1"], "must be a positive number"),
+        (
+            ["--choose=bound", "--max-latency-ms=1e-9"],
+            "no bound has batches of 1e-09 ms: the least",
+        ),
         (["--delays=ranks:1ms"], "delays of 1 ranks were given for 4"),
         (["--batches=0"], "of 4 ranks and 1 or more batches"),
         (["--bound=-1"], "bound is -1"),

@@ -127,8 +127,17 @@ def join(traces: Sequence[ChannelCalls]) -> JoinedTraces:
         raise TraceError(f"channel '{unmatched[0]}' lacks posts or waits: record whole steps")
     sent = [times[i, :, :, 1] for i, (_, action) in enumerate(calls) if action == "post"]
     received = [times[i, :, :, 1] for i, (_, action) in enumerate(calls) if action == "wait"]
-    in_order = [received[waits.index(channel)] for channel in channels]
-    offsets = clock_offsets(np.concatenate(sent, axis=1), np.concatenate(in_order, axis=1))
+    lasted = [
+        times[i, :, :, 1] - times[i, :, :, 0]
+        for i, (_, action) in enumerate(calls)
+        if action == "wait"
+    ]
+    in_order = [waits.index(channel) for channel in channels]
+    offsets = clock_offsets(
+        np.concatenate(sent, axis=1),
+        np.concatenate([received[i] for i in in_order], axis=1),
+        np.concatenate([lasted[i] for i in in_order], axis=1),
+    )
     aligned = times - offsets[None, :, None, None]
     return JoinedTraces(
         by_rank, offsets, calls, aligned[..., 0], aligned[..., 1], max(first.bounds.values())

@@ -12,9 +12,12 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# A bound is an equation if so many steps come this near to it, in microseconds.
-_NEAR_US = 60.0
+# A bound is an equation if so many steps come this near to it, in microseconds. Where ranks share
+# cores messages are read late now and then: of those who are known to have waited it may be more.
+_NEAR_US, _FARTHEST_US = 60.0, 2000.0
 _LEAST_STEPS, _LEAST_SHARE = 3, 0.02
+# By how much longer a rank waits than the one that it waits for.
+_LONGER = 2.0
 # Of two bounds from both sides the rarer one is by chance below this share of the other.
 _AS_OFTEN = 0.25
 
@@ -23,7 +26,9 @@ class UnrelatedClocksError(ValueError):
     """Nothing says how far the clocks of some ranks are apart."""
 
 
-def clock_offsets(sent_us: npt.ArrayLike, received_us: npt.ArrayLike) -> Floats:
+def clock_offsets(
+    sent_us: npt.ArrayLike, received_us: npt.ArrayLike, waited_us: npt.ArrayLike | None = None
+) -> Floats:
     """Returns how far each rank's clock is ahead of rank 0's, (ranks,) microseconds.
 
     What is left of an error is at most what a message takes from one rank to another.
@@ -31,6 +36,7 @@ def clock_offsets(sent_us: npt.ArrayLike, received_us: npt.ArrayLike) -> Floats:
     Args:
         sent_us: (ranks, steps), when each rank had sent its messages, by its own clock.
         received_us: (ranks, steps), when each rank had those of all ranks, by its own clock.
+        waited_us: (ranks, steps), for how long it waited for them; without it all may have waited.
 
     Raises:
         ValueError: the shapes differ, or there are times that are no numbers.
@@ -43,19 +49,14 @@ def clock_offsets(sent_us: npt.ArrayLike, received_us: npt.ArrayLike) -> Floats:
         )
     if not (np.isfinite(sent).all() and np.isfinite(received).all()):
         raise ValueError("there are times that are no numbers")
-    ranks = len(sent)
+    ranks, steps = sent.shape
+    ahead = received[:, None] - sent[None]
     # By how much the clock of [rank] is ahead of that of [source], at most.
-    most = np.zeros((ranks, ranks))
-    # In how many steps it was by so much, or nearly.
-    met = np.zeros((ranks, ranks))
-    for rank in range(ranks):
-        for source in range(ranks):
-            if rank != source:
-                ahead = received[rank] - sent[source]
-                most[rank, source] = ahead.min()
-                met[rank, source] = np.mean(ahead < ahead.min() + _NEAR_US)
-    met[met < max(_LEAST_SHARE, _LEAST_STEPS / sent.shape[1])] = 0.0
-    takes = _least_latency(most, _both(met))
+    most = ahead.min(axis=2)
+    waits = np.ones_like(ahead, bool) if waited_us is None else _for_whom(np.asarray(waited_us))
+    farthest = _NEAR_US if waited_us is None else _FARTHEST_US
+    near = _NEAR_US
+    met = _met(ahead - most[..., None], waits, near)
     offsets = np.full(ranks, np.nan)
     offsets[0] = 0.0
     while (unknown := np.isnan(offsets)).any():
@@ -63,10 +64,15 @@ def clock_offsets(sent_us: npt.ArrayLike, received_us: npt.ArrayLike) -> Floats:
         ways = np.maximum(met, met.T) * np.outer(~unknown, unknown)
         one, other = np.unravel_index(int(ways.argmax()), ways.shape)
         if ways[one, other] == 0:
-            raise UnrelatedClocksError(
-                f"ranks {np.flatnonzero(unknown).tolist()} never waited for others, nor others for "
-                f"them, in {sent.shape[1]} steps: record more of them"
-            )
+            near *= 2
+            if near > farthest:
+                raise UnrelatedClocksError(
+                    f"ranks {np.flatnonzero(unknown).tolist()} never waited for others, nor others "
+                    f"for them, in {steps} steps: record more of them"
+                )
+            met = _met(ahead - most[..., None], waits, near)
+            continue
+        takes = _least_latency(most, _both(met))
         if _both(met)[one, other]:
             difference = (most[other, one] - most[one, other]) / 2
         elif met[other, one] > met[one, other]:
@@ -75,6 +81,28 @@ def clock_offsets(sent_us: npt.ArrayLike, received_us: npt.ArrayLike) -> Floats:
             difference = takes - most[one, other]
         offsets[other] = offsets[one] + difference
     return offsets
+
+
+def _met(over: Floats, waits: npt.NDArray[np.bool_], near: float) -> Floats:
+    """Returns (ranks, ranks), in which share of the steps [rank] may have waited for [source], and
+    was as far ahead of it as it is at most, or nearly; 0 where that is by chance.
+
+    Args:
+        over: (ranks, ranks, steps), what is between the two.
+        waits: (ranks, ranks, steps).
+        near: microseconds.
+    """
+    met: Floats = np.mean((over < near) & waits, axis=2)
+    np.fill_diagonal(met, 0.0)
+    met[met < max(_LEAST_SHARE, _LEAST_STEPS / over.shape[2])] = 0.0
+    return met
+
+
+def _for_whom(waited: Floats) -> npt.NDArray[np.bool_]:
+    """Returns (ranks, ranks, steps), whether [rank] may have waited for [source]: the last one to
+    send waits for nobody, whatever clocks say."""
+    long: npt.NDArray[np.bool_] = waited[:, None] > np.maximum(_NEAR_US, _LONGER * waited[None])
+    return long
 
 
 def _both(met: Floats) -> npt.NDArray[np.bool_]:

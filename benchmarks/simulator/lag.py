@@ -24,7 +24,7 @@ from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ran
 from benchmarks.delays.exchanges import PAIR_KIB, Channel, Words, draw_delays, timed
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered, on_ranks
-from benchmarks.harness.statistics import Spread, taking_turns
+from benchmarks.harness.statistics import taking_turns
 from benchmarks.paper_bls.windows import SEED
 
 CORES = 2
@@ -94,10 +94,10 @@ def _measure(rank: int, settings: dict[str, Any]) -> tuple[Host, list[dict[str, 
         runs = {k: partial(timed, each.run, own, _DENSE_S) for k, each in channels.items()}
         taken = taking_turns(runs, settings["rounds"], f"{text}, {ranks} ranks")
         for bound, of_bound in taken.items():
-            measured = Spread([ms for ms, _ in of_bound])
-            predicted = simulated_ms(delays, bound, host, costs)
             entry = {"ranks": ranks, "delays": text, "bound": bound}
-            results.append({**entry, "measured_ms": measured, "simulated_ms": predicted})
+            entry["measured_ms"] = [ms for ms, _ in of_bound]
+            entry["simulated_ms"] = simulated_ms(delays, bound, host, costs)
+            results.append(entry)
     for each in channels.values():
         each.close()
     return host, results
@@ -175,7 +175,7 @@ def section(run: dict[str, Any]) -> str:
     cells: defaultdict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
     for each in run["results"]["cells"]:
         of_setting = cells[f"{each['ranks']} ranks, {each['delays']}"]
-        of_setting[each["bound"]] = each["measured_ms"]["median"], each["simulated_ms"]
+        of_setting[each["bound"]] = float(np.median(each["measured_ms"])), each["simulated_ms"]
     rows, errors, regrets = [], [], []
     for name, by_bound in cells.items():
         measured = {bound: ms for bound, (ms, _) in by_bound.items()}

@@ -13,6 +13,8 @@ from benchmarks.simulator.workloads import EXCHANGES, HOST, IDLE, LOOKUPS
 Record = dict[str, Any]
 
 _SUITES = {"A": "2 ranks with a core each", "B": "4 ranks on 2 cores"}
+#: The suite whose threads are drawn.
+DRAWN = "A"
 _ERRORS = ("bias", "gmae", "mape", "p95")
 # Of the paper: overall, 4 x GV100 and 4 x A100; geometric mean, least and greatest.
 _TABLE_II = {
@@ -50,7 +52,7 @@ def _table_ii(results: Record) -> str:
 def _errors(suite: str, of_suite: Record) -> list[str]:
     low, lower, high = of_suite["lower_mape"]
     named = [*of_suite["scores"].items()]
-    named += [(f"{OURS}: {kind}", of[OURS]) for kind, of in of_suite["by_kind"].items()]
+    named += [(f"{OURS}: {kind}", of) for kind, of in of_suite["by_kind"].items()]
     rows = [[name, *(f"{each[error]:.1f}" for error in _ERRORS)] for name, each in named]
     return [
         f"### Suite {suite}: {_SUITES[suite]}",
@@ -76,14 +78,15 @@ def _share(near: float, each: Record) -> str:
     return f"{near:.0f} ({100 * each['near_low']:.0f} to {100 * each['near_high']:.0f} %)"
 
 
-def _table_iv(suite: str, picks: list[Record]) -> list[str]:
+def _table_iv(suite: str, columns: dict[str, list[Any]]) -> list[str]:
+    picks = _rows(columns)
     near = sum(each["regret"] <= NEAR for each in picks)
     low, high = share_interval(near, len(picks))
     signed = [100 * (each["predicted_us"] / each["us"] - 1) for each in picks]
     rows = [
         [
-            each["model"].removeprefix("model "),
-            f"{each['backend']}, {'training' if each['training'] else 'inference'}",
+            each["model"],
+            each["kind"],
             each["picked"],
             f"{each['predicted_us'] / 1e3:.2f}",
             f"{each['us'] / 1e3:.2f}",
@@ -104,6 +107,10 @@ def _table_iv(suite: str, picks: list[Record]) -> list[str]:
         f"{np.mean(signed):+.1f} % on average.",
         page.table(header, rows),
     ]
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[Record]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def planners_table(results: Record) -> str:
@@ -134,11 +141,11 @@ def draw(path: Path, steps: Record, lag: Record, transformers: Record) -> None:
     """Figures 2, 5, 10 and 11 of the paper, and Figure 7 of the bounded-lag paper."""
     suites = steps["results"]
     with page.figure(path, 13, 4 + 3.4 * len(suites), nrows=len(suites) + 2, ncols=2) as (_, axes):
-        _draw_shares(axes[0, 0], suites["A"]["workloads"])
-        _draw_timeline(axes[0, 1], suites["A"]["workloads"]["gloo, training"]["timeline"])
+        _draw_shares(axes[0, 0], suites[DRAWN]["workloads"])
+        _draw_timeline(axes[0, 1], suites[DRAWN]["workloads"]["gloo, training"]["timeline"])
         for row, (suite, of_suite) in enumerate(suites.items(), 1):
             for axis, backend in zip(axes[row], ("bls", "gloo"), strict=True):
-                picks = [p for p in of_suite["picks"] if p["backend"] == backend]
+                picks = [p for p in _rows(of_suite["picks"]) if p["kind"].startswith(backend)]
                 _draw_steps(axis, picks, f"Figure 10: {_SUITES[suite]}, {backend}")
         _draw_transformers(axes[-1, 0], transformers["results"])
         _draw_bounds(axes[-1, 1], lag["results"]["figure_7"])
@@ -187,7 +194,7 @@ def _draw_steps(axis: Any, picks: list[Record], title: str) -> None:
     ):
         heights = [each[name] / 1e3 for each in picks]
         axis.bar(places + 0.27 * (offset - 1), heights, 0.27, label=label, color=color)
-    axis.set_xticks(places, [each["model"].removeprefix("model ") for each in picks], fontsize=6)
+    axis.set_xticks(places, [each["model"] for each in picks], fontsize=6)
     axis.set(xlabel="model", ylabel="ms a step", title=title, yscale="log")
     axis.legend(fontsize=7)
 

@@ -204,10 +204,10 @@ def _regrets(plans: Sequence[MeasuredPlan]) -> Floats:
     return found
 
 
-def picks(kinds: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """Table IV: of each model the sharder of Table III that is simulated fastest, and the one that
-    is; `chance` is the share of these sharders that is within 10 % of the fastest."""
-    rows = []
+def picks(kinds: Sequence[Predicted]) -> dict[str, list[Any]]:
+    """Table IV by columns: of each model the sharder of Table III that is simulated fastest, and
+    the one that is; `chance` is the share of these sharders that is within 10 % of the fastest."""
+    columns: defaultdict[str, list[Any]] = defaultdict(list)
     for kind, every in _of_models(kinds):
         six = [set(kind.names[i].split(SAME)) & set(TABLE_III) for i in every]
         of = every[[bool(names) for names in six]]
@@ -219,22 +219,20 @@ def picks(kinds: Sequence[Predicted]) -> list[dict[str, Any]]:
         )
         picked, best = int(ours.argmin()), int(us.argmin())
         job = kind.measured[every[0]].job
-        rows.append(
-            {
-                "model": kind.measured[every[0]].model,
-                "backend": job.backend,
-                "training": job.training,
-                "picked": names[picked],
-                "predicted_us": ours[picked],
-                "us": us[picked],
-                "fastest": names[best],
-                "fastest_us": us[best],
-                "regret": slower[picked],
-                "chance": np.mean(slower <= NEAR),
-                "kernels_us": kind.by_method["sum of kernels"][of][picked],
-            }
-        )
-    return rows
+        for name, value in (
+            ("model", kind.measured[every[0]].model.removeprefix("model ")),
+            ("kind", f"{job.backend}, {'training' if job.training else 'inference'}"),
+            ("picked", names[picked]),
+            ("predicted_us", ours[picked]),
+            ("us", us[picked]),
+            ("fastest", names[best]),
+            ("fastest_us", us[best]),
+            ("regret", slower[picked]),
+            ("chance", np.mean(slower <= NEAR)),
+            ("kernels_us", kind.by_method["sum of kernels"][of][picked]),
+        ):
+            columns[name].append(value)
+    return dict(columns)
 
 
 def over_ours(kinds: Sequence[Predicted]) -> dict[str, dict[str, tuple[float, float, float]]]:

@@ -4,6 +4,7 @@ It reads what `python -m benchmarks.simulator.steps` has measured, and fits ever
 the model that it predicts.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
 from benchmarks.harness import record
-from benchmarks.simulator.page import steps_section
+from benchmarks.simulator.page import DRAWN, steps_section
 from benchmarks.simulator.scores import (
+    OURS,
     choices,
     coverage,
     lower_mape,
@@ -31,6 +33,7 @@ def main() -> None:
     parser = record.parser(__doc__)
     parser.add_argument("--steps", type=Path, default=Path("out/simulator_steps.json"))
     options = parser.parse_args()
+    logging.disable(logging.WARNING)
     before = record.environment()
     samples = record.raw_path(options.steps)
     if not samples.exists():
@@ -53,19 +56,21 @@ def of_suite(raw: dict[str, Any], suite: str, costs: ProfiledCosts) -> dict[str,
         for kind, (names, plans) in measured_plans(raw, suite).items()
     }
     every = list(kinds.values())
-    return {
+    found = {
         "models": sum(len(set(kind.models)) for kind in every),
         "plans": sum(len(kind.names) for kind in every),
         "scores": scores(every),
-        "by_kind": {name: scores([kind]) for name, kind in kinds.items()},
+        "by_kind": {name: scores([kind])[OURS] for name, kind in kinds.items()},
         "retest_gmae": retest_gmae(every),
         "lower_mape": lower_mape(every),
         "coverage": coverage(every),
         "choices": choices(every),
         "picks": picks(every),
         "over_ours": over_ours(every),
-        "workloads": {name: heavy_and_light(kind, costs) for name, kind in kinds.items()},
     }
+    if suite == DRAWN:
+        found["workloads"] = {name: heavy_and_light(kind, costs) for name, kind in kinds.items()}
+    return found
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ replayed with bounds, and measured with them.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -27,7 +28,7 @@ from tqdm import tqdm
 from benchmarks.delays.exchanges import draw_delays
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered, on_ranks, slowest_ms
-from benchmarks.harness.statistics import Spread, share_interval, taking_turns
+from benchmarks.harness.statistics import share_interval, taking_turns
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BoundedLagPipeline
 from torchrec_bls.observe import record_step
 from torchrec_bls.observe.traces.lateness import lateness_of
@@ -83,15 +84,18 @@ def main() -> None:
 def _measure(rank: int, folder: Path, settings: dict[str, int]) -> dict[str, Any]:
     models = {"gloo": _sharded(None), "bls": _sharded(0)}
     batches = [_batch(rank, number) for number in range(4)]
-    named = []
+    # By what the recordings are of, how many name the late rank, and how many there are.
+    named: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     cells = list(product(range(settings["trials"]), BACKENDS, PLACES, range(RANKS)))
     for _, backend, place, late in tqdm(cells, desc="late ranks", disable=rank != 0):
         extra = [_LATE_S * (rank == late)] * _STEPS
         _record(models[backend], batches, folder, place, extra)
         if rank == 0:
             found = lateness_of(read_job(traces_in(folder))).last
-            named.append({"backend": backend, "place": place, "late": late, "named": found})
-    return {"named": named, "bounds": _bounds(rank, folder, models, batches, settings)}
+            of_place = named[f"{backend}, {place}"]
+            of_place[0] += found == late
+            of_place[1] += 1
+    return {"named": dict(named), "bounds": _bounds(rank, folder, models, batches, settings)}
 
 
 def _bounds(
@@ -114,7 +118,7 @@ def _bounds(
     }
     taken = taking_turns(pipelines, settings["rounds"], "bounds")
     return [
-        {"bound": k, "measured_ms": Spread(taken[k])}
+        {"bound": k, "measured_ms": taken[k]}
         | {backend: of_backend[k] for backend, of_backend in replayed.items()}
         for k in BOUNDS
     ]
@@ -177,28 +181,23 @@ def _batch(rank: int, number: int) -> Batch:
 def section(run: dict[str, Any]) -> str:
     """How often the late rank was named, and steps by the bound."""
     rows = []
-    for backend, place in product(BACKENDS, PLACES):
-        cells = [
-            each["named"] == each["late"]
-            for each in run["results"]["named"]
-            if (each["backend"], each["place"]) == (backend, place)
-        ]
-        low, high = share_interval(sum(cells), len(cells))
-        share = f"{sum(cells)} of {len(cells)} ({100 * low:.0f} to {100 * high:.0f} %)"
-        rows.append([backend, place, share])
+    for where, (right, count) in run["results"]["named"].items():
+        low, high = share_interval(right, count)
+        rows.append([where, f"{right} of {count} ({100 * low:.0f} to {100 * high:.0f} %)"])
     bounds = run["results"]["bounds"]
     first, steps = bounds[0], []
     for each in bounds:
-        measured = each["measured_ms"]["median"] / first["measured_ms"]["median"]
+        runs = each["measured_ms"]
+        measured = np.median(runs) / np.median(first["measured_ms"])
         predicted = [each[name] / first[name] for name in BACKENDS]
         cells = [f"{share:.3f} ({100 * (share / measured - 1):+.1f} %)" for share in predicted]
-        measured_ms = page.median_and_range(each["measured_ms"])
+        measured_ms = f"{np.median(runs):.2f} [{min(runs):.2f}-{max(runs):.2f}]"
         steps.append([each["bound"], measured_ms, f"{measured:.3f}", *cells])
     header = ["bound", "measured, ms", "over bound 0"]
     header += [f"replayed from {name}, over bound 0" for name in BACKENDS]
     return page.section(
         run,
-        page.table(["recorded over", "held up in", "the right rank was named"], rows),
+        page.table(["recorded over, held up in", "the right rank was named"], rows),
         page.table(header, steps),
     )
 

@@ -16,17 +16,18 @@ _STAGES = {"lookup": LOOKUPS, "load": HOST, "inputs": HOST, "outputs": HOST}
 
 def heavy_and_light(kind: Predicted, costs: ProfiledCosts) -> dict[str, Any]:
     """The models whose steps have the greatest and the least share of lookups, under our planner's
-    first plan: microseconds of rank 0's threads by what they do, and the light one's timeline."""
+    first plan: microseconds of rank 0's threads by what they do, and of the light one, where it
+    trains and ranks have communication threads, the timeline."""
     first = [i for i, name in enumerate(kind.names) if name.startswith("ours 1")]
     plans = [kind.measured[i] for i in first]
     lines = [one_step(p.plan, p.workload, p.job, costs, kind.host) for p in plans]
     shares = [_threads(line) for line in lines]
     of_lookups = [each["main"][LOOKUPS] / sum(each["main"].values()) for each in shares]
     heavy, light = int(np.argmax(of_lookups)), int(np.argmin(of_lookups))
-    return {
-        "shares": {"heavy": shares[heavy], "light": shares[light]},
-        "timeline": _tasks(lines[light]),
-    }
+    found: dict[str, Any] = {"shares": {"heavy": shares[heavy], "light": shares[light]}}
+    if len(shares[light]) > 1 and plans[light].job.training:
+        found["timeline"] = _tasks(lines[light])
+    return found
 
 
 def _category(name: str) -> str:

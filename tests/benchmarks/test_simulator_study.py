@@ -105,7 +105,7 @@ def test_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "| torchrec | 1.10 (1.10-1.10) |" in page.planners_table(results)
     assert page.faster_planners(results) == []
     cells = [
-        {"ranks": 4, "delays": "none", "bound": bound, "measured_ms": Spread([measured])}
+        {"ranks": 4, "delays": "none", "bound": bound, "measured_ms": [measured]}
         | {"simulated_ms": simulated}
         for bound, measured, simulated in zip(
             lag.BOUNDS, [10, 8, 8, 8, 8, 7.9], [11, 8, 8, 8, 8, 8], strict=True

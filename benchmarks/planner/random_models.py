@@ -1,10 +1,6 @@
-"""Random models for the benchmarks of sharding, the statistics of their ids, and their plans.
+"""Random models to be planned, by our planner and TorchRec's, and the statistics of their ids."""
 
-Plans are those of our planner, of TorchRec's, of the six sharders of Table III of the
-performance-modelling paper, and wholly random ones.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,22 +12,10 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.job import Job
-from torchrec_bls.sharding.problem.tables import TABLE_WISE, PlacedShard, PlacedTable, Workload
 from torchrec_bls.sharding.report.prediction import Rating, rate
 from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
 from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
 from torchrec_bls.sharding.torchrec.tables import workload_of
-
-# Ids of a table are Zipf ranks, spread over the rows by a multiplication with a prime.
-_PRIME = 2_147_483_647
-# E, L and D of the paper are rows, pooling factor and columns.
-_COSTS: dict[str, Callable[..., float]] = {
-    "size_greedy": lambda table, pooling: table.rows,
-    "lookup_greedy": lambda table, pooling: pooling * table.dim,
-    "norm_lookup_greedy": lambda table, pooling: pooling / table.rows,
-    "size_lookup_greedy": lambda table, pooling: pooling * table.dim * np.log10(table.rows),
-}
-TABLE_III = ("naive", "random", *_COSTS)
 
 
 class TableSpec(NamedTuple):
@@ -119,29 +103,3 @@ def module_of(specs: Specs) -> EmbeddingBagCollection:
         for i, spec in enumerate(specs)
     ]
     return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
-
-
-def table_iii_plan(
-    sharder: str, workload: Workload, job: Job, seed: int = 0
-) -> tuple[PlacedTable, ...]:
-    """The plan of one of `TABLE_III`: whole tables, whatever memory and constraints say.
-
-    The greedy ones give tables, the costliest first, to the rank with the least sum of costs.
-    """
-    tables = workload.tables
-    ranks = np.arange(len(tables)) % job.ranks
-    if sharder == "random":
-        ranks = np.random.default_rng(seed).integers(job.ranks, size=len(tables))
-    elif sharder in _COSTS:
-        of_table = _COSTS[sharder]
-        costs = np.array([of_table(t, workload.reuse_of(t).pooling_factor) for t in tables])
-        sums = np.zeros(job.ranks)
-        for table in np.argsort(-costs, kind="stable"):
-            ranks[table] = sums.argmin()
-            sums[ranks[table]] += costs[table]
-    elif sharder != "naive":
-        raise ValueError(f"there is no sharder '{sharder}', only {', '.join(TABLE_III)}")
-    return tuple(
-        PlacedTable(table, TABLE_WISE, (PlacedShard(rank, table.rows, table.dim),))
-        for table, rank in zip(tables, ranks.tolist(), strict=True)
-    )

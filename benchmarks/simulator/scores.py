@@ -20,8 +20,8 @@ from torchrec_bls.sharding.simulation.fit_host import MeasuredPlan, fit_host
 from torchrec_bls.sharding.simulation.one_step import step_us
 
 from benchmarks.harness.statistics import geometric_mean, share_interval
-from benchmarks.planner.random_models import TABLE_III
 from benchmarks.simulator import baselines
+from benchmarks.simulator.sharders import TABLE_III
 from benchmarks.simulator.steps import SAME, job_of, model_of, unpacked
 
 Floats = NDArray[np.float64]

@@ -36,7 +36,7 @@ from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
 from tqdm import tqdm
 
 from benchmarks.harness import record
-from benchmarks.planner.random_models import TABLE_III, table_iii_plan
+from benchmarks.simulator.sharders import TABLE_III, table_iii_plan
 
 # Unlike those that a calibration draws: more and larger tables, other widths, longer bags.
 RANGES = ModelRanges(

@@ -3,7 +3,7 @@
 import pytest
 from torchrec_bls.sharding.problem.tables import Table, UniformReuse, Workload
 
-from benchmarks.planner.random_models import TABLE_III, table_iii_plan
+from benchmarks.simulator.sharders import TABLE_III, table_iii_plan
 from tests.sharding.additive_costs import roomy
 
 # (rows E, columns D, pooling L)

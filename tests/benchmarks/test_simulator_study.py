@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.harness.record import environment
 from benchmarks.harness.statistics import Spread
-from benchmarks.planner.random_models import TABLE_III
 from benchmarks.simulator import lag, page, study
 from benchmarks.simulator.scores import (
     AFFINE,
@@ -23,6 +22,7 @@ from benchmarks.simulator.scores import (
     retest_gmae,
     scores,
 )
+from benchmarks.simulator.sharders import TABLE_III
 from benchmarks.simulator.steps import SAME
 from benchmarks.simulator.workloads import EXCHANGES, HOST, IDLE, LOOKUPS
 

@@ -15,15 +15,8 @@ import torch
 import torch.distributed as dist
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+from torchrec_bls.sharding.problem import tables
 from torchrec_bls.sharding.problem.job import Job
-from torchrec_bls.sharding.problem.tables import (
-    TABLE_WISE,
-    PlacedShard,
-    PlacedTable,
-    Table,
-    UniformReuse,
-    Workload,
-)
 from torchrec_bls.sharding.simulation.bounds import Simulation, simulate_bounds
 from torchrec_bls.sharding.simulation.choose_codec import choose_codec
 from torchrec_bls.sharding.simulation.delays import read_delays
@@ -89,11 +82,13 @@ def predict(
     costs: ProfiledCosts, gbit: float, batch: int, dim: int
 ) -> tuple[dict[str, float], str]:
     """Milliseconds by codec, simulated, and the codec that is chosen."""
-    tables = [Table(f"t{number}", HOT_ROWS, dim, "m") for number in range(TABLES)]
-    workload = Workload(tables, {table.path: UniformReuse(HOT_ROWS, 1.0) for table in tables})
+    every = [tables.Table(f"t{number}", HOT_ROWS, dim, "m") for number in range(TABLES)]
+    workload = tables.Workload(every, {t.path: tables.UniformReuse(HOT_ROWS, 1.0) for t in every})
     plan = [
-        PlacedTable(table, TABLE_WISE, (PlacedShard(number % RANKS, HOT_ROWS, dim),))
-        for number, table in enumerate(tables)
+        tables.PlacedTable(
+            table, tables.TABLE_WISE, (tables.PlacedShard(number % RANKS, HOT_ROWS, dim),)
+        )
+        for number, table in enumerate(every)
     ]
     cores = len(os.sched_getaffinity(0))
     job = Job(RANKS, batch, [1 << 60] * RANKS, backend="bls", training=False, cores_per_host=cores)

@@ -8,26 +8,14 @@ import pytest
 from torchrec_bls.sharding.problem.model_file import read_model
 from torchrec_bls.sharding.problem.tables import UniformReuse
 
-from tests.sharding.synthetic import small_profile
+from tests.sharding.command_files import TABLES, files, run_on
 from torchrec_bls.cli.main import run
 
-TABLES = [
-    {"name": "users", "rows": 5000, "dim": 64, "pooling_factor": 2.5},
-    {"name": "items", "rows": 9000, "dim": 32, "pooling_factor": 8.0},
-]
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    (tmp_path / "model.json").write_text(json.dumps({"tables": TABLES}))
-    small_profile().save(tmp_path / "profile.json")
-    return tmp_path
+__all__ = ["files"]  # a fixture
 
 
 def plan(files: Path, *others: str, ranks: int = 2) -> int:
-    model, profile = str(files / "model.json"), str(files / "profile.json")
-    arguments = ["--model", model, "--profile", profile, "--ranks", str(ranks), "--batch", "64"]
-    return run(["plan", *arguments, "--backend", "gloo", *others])
+    return run_on(files, "plan", "--backend", "gloo", *others, ranks=ranks)
 
 
 def test_prints_and_writes(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,26 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.sharding.synthetic import small_profile
+from tests.sharding.command_files import TABLES, files, run_on
 from torchrec_bls.cli.main import run
 
-TABLES = [
-    {"name": "users", "rows": 5000, "dim": 64, "pooling_factor": 2.5},
-    {"name": "items", "rows": 9000, "dim": 32, "pooling_factor": 8.0},
-]
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    (tmp_path / "model.json").write_text(json.dumps({"tables": TABLES}))
-    small_profile().save(tmp_path / "profile.json")
-    return tmp_path
+__all__ = ["files"]  # a fixture
 
 
 def simulate(files: Path, *others: str, ranks: int = 2) -> int:
-    model, profile = str(files / "model.json"), str(files / "profile.json")
-    arguments = ["--model", model, "--profile", profile, "--ranks", str(ranks), "--batch", "64"]
-    return run(["simulate", *arguments, "--batches", "50", *others])
+    return run_on(files, "simulate", "--batches", "50", *others, ranks=ranks)
 
 
 def test_the_bound_that_delays_are_worth(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

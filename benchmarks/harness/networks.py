@@ -37,7 +37,7 @@ class Network(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """As tc takes it; what passes at once is less than a message."""
+        """As tc takes it. What fits into the burst, 256 KiB from 1 Gbit/s on, passes at once."""
         burst = max(16, round(256 * min(self.gbit, 1)))
         return f"tbf rate {1000 * self.gbit:.0f}mbit burst {burst}kb latency 100ms"
 

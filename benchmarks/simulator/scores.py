@@ -165,7 +165,7 @@ def choices(kinds: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
     picked: defaultdict[str, list[float]] = defaultdict(list)
     chance = []
     for kind, of in _of_models(kinds):
-        slower = _regrets([kind.measured[i] for i in of])
+        slower = regrets([kind.measured[i] for i in of])
         chance.append(np.mean(slower <= NEAR))
         picked["at random, the mean"].append(float(slower.mean()))
         for name, pick in pickers.items():
@@ -192,7 +192,7 @@ def _of_models(kinds: Sequence[Predicted]) -> Iterator[tuple[Predicted, NDArray[
             yield kind, np.flatnonzero(kind.models == model)
 
 
-def _regrets(plans: Sequence[MeasuredPlan]) -> Floats:
+def regrets(plans: Sequence[MeasuredPlan]) -> Floats:
     """How much slower than the fastest plan each is, as a share of that one's time.
 
     The least of several noisy medians is too low. So the fastest is chosen by one visit and its
@@ -213,7 +213,7 @@ def picks(kinds: Sequence[Predicted]) -> dict[str, list[Any]]:
         of = every[[bool(names) for names in six]]
         names = [min(each, key=TABLE_III.index) for each in six if each]
         slower, ours, us = (
-            _regrets([kind.measured[i] for i in of]),
+            regrets([kind.measured[i] for i in of]),
             kind.by_method[OURS][of],
             kind.us[of],
         )

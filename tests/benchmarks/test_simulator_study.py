@@ -19,6 +19,7 @@ from benchmarks.simulator.scores import (
     choices,
     coverage,
     lower_mape,
+    regrets,
     retest_gmae,
     scores,
 )
@@ -69,6 +70,15 @@ def test_choices_by_hand() -> None:
     assert found["naive"]["regret"] == found["torchrec"]["regret"] == pytest.approx(0.1)
     assert found["row_wise"]["regret"] == pytest.approx(0.21)
     assert found["at random, the mean"]["regret"] == pytest.approx((0.0 + 0.1 + 0.21) / 3)
+
+
+def test_the_best_plan_is_chosen_by_a_visit_that_it_is_not_measured_by() -> None:
+    one = kind(1, 2, 0.1)
+    # By the first visit b is best, and a takes 2/3 of its second; by the second a is, and b 1/2.
+    for plan, us in zip(one.measured, ([2.0, 2.0], [1.0, 3.0]), strict=True):
+        plan.us[:] = us
+    shares = regrets(one.measured)
+    assert shares == pytest.approx([((2 / 3 - 1) + 0) / 2, (0 + (1 / 2 - 1)) / 2])
 
 
 def test_intervals_are_those_of_other_models() -> None:

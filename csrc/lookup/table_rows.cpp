@@ -65,9 +65,10 @@ class GatheredRows final : public BlockWriter {
       std::memcpy(&id, ids_ + i * sizeof(Id), sizeof(id));
       return table_.data + static_cast<size_t>(id) * bytes;
     };
-    for (size_t i = 0; i < count_ && i < kRowsAhead; ++i) prefetch_row(row(i), bytes);
+    const size_t distance = rows_ahead(kBytes > 0 ? kBytes : bytes);
+    for (size_t i = 0; i < count_ && i < distance; ++i) prefetch_row(row(i), bytes);
     for (size_t i = 0; i < count_; ++i, to += bytes) {
-      const size_t ahead = i + kRowsAhead;
+      const size_t ahead = i + distance;
       copy_row<kBytes>(to, row(i), row(ahead < count_ ? ahead : count_ - 1), bytes);
     }
   }

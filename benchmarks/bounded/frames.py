@@ -23,34 +23,35 @@ def groups_of(ids: npt.NDArray[np.int64]) -> Groups:
     return groups
 
 
-def tables(
+def frame(
     lookups: torch.Tensor,
     bounds: Sequence[float],
     groups: Groups | None = None,
     fixed_width: bool = False,
-) -> list[tuple]:
-    """The tables of lookups [rows, tables, dim], in place; `groups` have to stay as long."""
+    only: int | None = None,
+) -> tuple:
+    """The frame of lookups [rows, tables, dim], or of one table's, in place; `groups` have to stay
+    as long."""
     assert lookups.is_contiguous() and lookups.dtype == torch.float32
     rows, count, dim = lookups.shape
-    found = []
-    for table, bound in enumerate(bounds):
-        address = lookups.data_ptr() + table * dim * lookups.itemsize
-        known = (0, 0)
-        if groups is not None:
-            known = (groups[table].ctypes.data, int(groups[table].max()) + 1)
-        matrix = (address, rows, dim, count * dim)
-        found.append((_native.ERROR_BOUNDED, *matrix, bound, fixed_width, *known))
-    return found
+    tables = range(count) if only is None else [only]
+    coded = [(_native.ERROR_BOUNDED, dim, bounds[table], fixed_width) for table in tables]
+    addresses = [lookups.data_ptr() + table * dim * lookups.itemsize for table in tables]
+    known = []
+    if groups is not None:
+        known = [(groups[table].ctypes.data, int(groups[table].max()) + 1) for table in tables]
+    counts, strides = [rows] * len(tables), [count * dim] * len(tables)
+    return _native.CodedFeatures(coded), addresses, counts, strides, known
 
 
-def encode(of_frame: list[tuple], out: npt.NDArray[np.uint8]) -> int:
+def encode(of_frame: tuple, out: npt.NDArray[np.uint8]) -> int:
     """Writes a frame and returns its size."""
     size = _native.encode_frame(of_frame, out.ctypes.data, len(out))
     assert size <= len(out)
     return size
 
 
-def decode(data: npt.NDArray[np.uint8], size: int, of_frame: list[tuple]) -> None:
+def decode(data: npt.NDArray[np.uint8], size: int, of_frame: tuple) -> None:
     """Reads a frame into its tables."""
     _native.decode_frame(data.ctypes.data, size, of_frame)
 
@@ -63,6 +64,6 @@ def room(lookups: torch.Tensor) -> npt.NDArray[np.uint8]:
 def round_trip(lookups: torch.Tensor, bounds: Sequence[float]) -> tuple[torch.Tensor, int]:
     """What arrives of lookups [rows, tables, dim], and the bytes of their message."""
     arrived, data = torch.empty_like(lookups), room(lookups)
-    size = encode(tables(lookups, bounds), data)
-    decode(data, size, tables(arrived, bounds))
+    size = encode(frame(lookups, bounds), data)
+    decode(data, size, frame(arrived, bounds))
     return arrived, size

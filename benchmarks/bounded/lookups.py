@@ -95,7 +95,7 @@ def speeds(lookups: torch.Tensor, ids: Ids) -> list[Record]:
     ways = {"ours": (None,), "with ids": (groups,), "fixed width": (groups, True)}
     found = []
     for way, how in ways.items():
-        sent, received = (frames.tables(where, bounds, *how) for where in (lookups, arrived))
+        sent, received = (frames.frame(where, bounds, *how) for where in (lookups, arrived))
         size = frames.encode(sent, data)
         encoding = _seconds(partial(frames.encode, sent, data))
         decoding = _seconds(partial(frames.decode, data, size, received))
@@ -109,9 +109,11 @@ def chunks(lookups: torch.Tensor) -> list[Record]:
     """A batch that is cut into chunks: a frame for each, and a frame for each of its tables."""
     bounds, data, found = [BOUND] * lookups.shape[1], frames.room(lookups), []
     for count in CHUNKS:
-        whole = [frames.tables(part, bounds) for part in lookups.chunk(count)]
+        parts = lookups.chunk(count)
+        whole = [frames.frame(part, bounds) for part in parts]
+        apart = [frames.frame(part, bounds, only=t) for part in parts for t in range(len(bounds))]
         of_count: Record = {"chunks": count}
-        for name, how in (("whole", whole), ("apart", [[t] for part in whole for t in part])):
+        for name, how in (("whole", whole), ("apart", apart)):
             of_count[name] = {
                 "bytes": sum(frames.encode(each, data) for each in how),
                 "seconds": _seconds(partial(_encode_all, how, data)),
@@ -120,7 +122,7 @@ def chunks(lookups: torch.Tensor) -> list[Record]:
     return found
 
 
-def _encode_all(of_frames: list[list[tuple]], data: npt.NDArray[np.uint8]) -> None:
+def _encode_all(of_frames: list[tuple], data: npt.NDArray[np.uint8]) -> None:
     for each in of_frames:
         frames.encode(each, data)
 

@@ -102,11 +102,13 @@ def ours(
     """Bytes of each table in our frames: without ids, with them, and with them in fixed width."""
     data, groups = frames.room(lookups), frames.groups_of(ids)
     ways = {
-        "ours": frames.tables(lookups, bounds),
-        "with ids": frames.tables(lookups, bounds, groups),
-        "fixed width": frames.tables(lookups, bounds, groups, fixed_width=True),
+        "ours": (None, False),
+        "with ids": (groups, False),
+        "fixed width": (groups, True),
     }
-    return [
-        {way: frames.encode([of_way[t]], data) - frames.HEAD_BYTES for way, of_way in ways.items()}
-        for t in range(len(bounds))
-    ]
+
+    def size(table: int, known: frames.Groups | None, fixed_width: bool) -> int:
+        frame = frames.frame(lookups, bounds, known, fixed_width, only=table)
+        return frames.encode(frame, data) - frames.HEAD_BYTES
+
+    return [{way: size(t, *how) for way, how in ways.items()} for t in range(len(bounds))]

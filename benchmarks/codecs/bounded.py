@@ -61,15 +61,16 @@ def batches(folder: Path, name: str, rows: int) -> Iterator[Batch]:
 
 
 def ours(batch: Batch, groups: Any = None, fixed: Any = None) -> Calls:
-    def tables(arrays: Arrays) -> "list[_native.Table]":
-        of_rows, are_fixed = groups or [()] * len(arrays), fixed or [False] * len(arrays)
-        return [
-            (_native.ERROR_BOUNDED, a.ctypes.data, *a.shape, a.shape[1], BOUND, is_fixed,
-             *((g.ctypes.data, int(g.max()) + 1) if len(g) else (0, 0)))
-            for a, g, is_fixed in zip(arrays, of_rows, are_fixed, strict=True)
-        ]  # fmt: skip
+    def frame(arrays: Arrays) -> "_native.Frame":
+        columns, are_fixed = [a.shape[1] for a in arrays], fixed or [False] * len(arrays)
+        coded = [
+            (_native.ERROR_BOUNDED, n, BOUND, f) for n, f in zip(columns, are_fixed, strict=True)
+        ]
+        addresses, rows = [a.ctypes.data for a in arrays], [len(a) for a in arrays]
+        known = [(g.ctypes.data, int(g.max()) + 1) if len(g) else (0, 0) for g in groups or ()]
+        return _native.CodedFeatures(coded), addresses, rows, columns, known
 
-    source, target = tables(batch.values), tables(batch.out)
+    source, target = frame(batch.values), frame(batch.out)
     room = np.empty(_native.encode_frame(source, 0, 0), np.uint8)
     where = room.ctypes.data, len(room)
     used = batch, groups, room  # as long as the calls are

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -30,41 +31,73 @@ Codec codec_of(uint8_t number) {
   return static_cast<Codec>(number);
 }
 
-/// (codec, address, rows, columns, items from one row to the next, error bound or 0, whether codes
-/// have a fixed width, address of the group of each row as uint32 or 0, groups)
-using TableTuple =
-    std::tuple<uint8_t, uintptr_t, size_t, size_t, size_t, float, bool, uintptr_t, size_t>;
+/// (codec, columns, error bound or 0, whether codes have a fixed width)
+using FeatureTuple = std::tuple<uint8_t, size_t, float, bool>;
 
-template <typename T>
-FrameTable<T> table(const TableTuple& tuple, bool summed) {
-  const auto& [codec, address, rows, columns, stride, bound, fixed_width, of_row, groups] = tuple;
-  FrameTable<T> result{codec_of(codec), matrix<T>({address, rows, columns, stride}), bound};
-  result.fixed_width = fixed_width;
-  if (of_row != 0) {
-    result.groups = {{reinterpret_cast<const uint32_t*>(of_row), rows}, groups};
-    result.summed = summed;
+/// How the features of a rank travel. Made once, since a list of tuples takes microseconds to read.
+struct CodedFeatures {
+  explicit CodedFeatures(const std::vector<FeatureTuple>& tuples) {
+    for (const auto& [codec, columns, bound, fixed_width] : tuples) {
+      features.push_back({codec_of(codec), columns, bound, fixed_width});
+    }
   }
-  return result;
-}
+
+  struct Feature {
+    Codec codec;
+    size_t columns;
+    float bound;
+    bool fixed_width;
+  };
+  std::vector<Feature> features;
+};
+
+/// (features; of each its address, rows, and items from one row to the next; of each or of none,
+/// address of the group of each row as uint32 or 0, and groups)
+using FrameTuple =
+    std::tuple<const CodedFeatures*, std::vector<uintptr_t>, std::vector<size_t>,
+               std::vector<size_t>, std::vector<std::pair<uintptr_t, size_t>>>;
 
 /// The tables of all frames, and which are whose.
 template <typename T>
 class FrameList {
  public:
   /// `summed`: the rows of a group travel as their sum, in place of the first one.
-  explicit FrameList(const std::vector<std::vector<TableTuple>>& frames, bool summed = false) {
+  explicit FrameList(const std::vector<FrameTuple>& frames, bool summed = false) {
     size_t count = 0;
-    for (const auto& frame : frames) count += frame.size();
+    for (const auto& frame : frames) count += std::get<0>(frame)->features.size();
     tables_.reserve(count);  // spans point into it
     for (const auto& frame : frames) {
       const size_t first = tables_.size();
-      for (const auto& tuple : frame) tables_.push_back(table<T>(tuple, summed));
-      spans_.emplace_back(tables_.data() + first, frame.size());
+      append(frame, summed);
+      spans_.emplace_back(tables_.data() + first, tables_.size() - first);
     }
   }
   Frames<T> frames() const { return spans_; }
 
  private:
+  void append(const FrameTuple& frame, bool summed) {
+    const auto& [coded, addresses, rows, strides, groups] = frame;
+    const auto& features = coded->features;
+    for (const size_t found : {addresses.size(), rows.size(), strides.size(),
+                               groups.empty() ? features.size() : groups.size()}) {
+      if (found == features.size()) continue;
+      throw std::invalid_argument("a frame has " + std::to_string(features.size()) +
+                                  " features, and something of " + std::to_string(found));
+    }
+    for (size_t i = 0; i < features.size(); ++i) {
+      const auto& feature = features[i];
+      FrameTable<T>& table = tables_.emplace_back();
+      table.codec = feature.codec;
+      table.rows = matrix<T>({addresses[i], rows[i], feature.columns, strides[i]});
+      table.bound = feature.bound;
+      table.fixed_width = feature.fixed_width;
+      if (groups.empty() || groups[i].first == 0) continue;
+      const auto& [of_row, count] = groups[i];
+      table.groups = {{reinterpret_cast<const uint32_t*>(of_row), rows[i]}, count};
+      table.summed = summed;
+    }
+  }
+
   std::vector<FrameTable<T>> tables_;
   std::vector<std::span<const FrameTable<T>>> spans_;
 };
@@ -94,32 +127,34 @@ void bind_codecs(py::module_& module) {
         decode(codec_of(codec), {pointer(in), bytes}, matrix<float>(rows));
       },
       Release());
-  module.def("usual_frame_bytes", [](const std::vector<TableTuple>& tables) {
-    const FrameList<const float> list({tables});
+  py::class_<CodedFeatures>(module, "CodedFeatures")
+      .def(py::init<const std::vector<FeatureTuple>&>());
+  module.def("usual_frame_bytes", [](const FrameTuple& frame) {
+    const FrameList<const float> list({frame});
     return usual_frame_bytes(list.frames()[0]);
   });
-  module.def("encode_frame", [](const std::vector<TableTuple>& tables, uintptr_t out, size_t room) {
-    const FrameList<const float> list({tables});
+  module.def("encode_frame", [](const FrameTuple& frame, uintptr_t out, size_t room) {
+    const FrameList<const float> list({frame});
     const py::gil_scoped_release release;
     return encode_frame(list.frames()[0], {pointer(out), room});
   });
-  module.def("decode_frame", [](uintptr_t in, size_t bytes, const std::vector<TableTuple>& tables) {
-    const FrameList<float> list({tables});
+  module.def("decode_frame", [](uintptr_t in, size_t bytes, const FrameTuple& frame) {
+    const FrameList<float> list({frame});
     const py::gil_scoped_release release;
     decode_frame({pointer(in), bytes}, list.frames()[0]);
   });
   module.def("post_frames",
-             [](Channel& channel, const std::vector<std::vector<TableTuple>>& frames, bool summed) {
+             [](Channel& channel, const std::vector<FrameTuple>& frames, bool summed) {
                const FrameList<const float> list(frames, summed);
                const py::gil_scoped_release release;
                post_frames(channel, list.frames());
              });
-  module.def("collect_frames", [](const Arrival& arrival,
-                                  const std::vector<std::vector<TableTuple>>& frames, bool summed) {
-    const FrameList<float> list(frames, summed);
-    const py::gil_scoped_release release;
-    collect_frames(arrival, list.frames());
-  });
+  module.def("collect_frames",
+             [](const Arrival& arrival, const std::vector<FrameTuple>& frames, bool summed) {
+               const FrameList<float> list(frames, summed);
+               const py::gil_scoped_release release;
+               collect_frames(arrival, list.frames());
+             });
   module.def("instruction_sets", &instruction_sets);
   module.def("use_instruction_set", &use_instruction_set);
 }

@@ -76,19 +76,17 @@ class _Rows:
 
     def __init__(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]], codec: Codec):
         self._rows, self._received = rows, np.zeros_like(rows)
-        self._codec = codec
-        self._bytes = _native.encode_frame(self._tables(rows), 0, 0)
+        self._features = _native.CodedFeatures([(codec, rows.shape[1], 0.0, False)])
+        self._bytes = _native.encode_frame(self._frame(rows), 0, 0)
         self._out = np.zeros(self._bytes, np.uint8)
 
     def encode(self) -> None:
-        _native.encode_frame(self._tables(self._rows), self._out.ctypes.data, self._bytes)
+        _native.encode_frame(self._frame(self._rows), self._out.ctypes.data, self._bytes)
 
     def decode(self) -> None:
-        tables = self._tables(self._received)
-        _native.decode_frame(self._out.ctypes.data, self._bytes, tables)
+        frame = self._frame(self._received)
+        _native.decode_frame(self._out.ctypes.data, self._bytes, frame)
 
-    def _tables(
-        self, rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-    ) -> list[_native.Table]:
+    def _frame(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> _native.Frame:
         count, columns = rows.shape
-        return [(self._codec, rows.ctypes.data, count, columns, columns, 0.0, False, 0, 0)]
+        return self._features, [rows.ctypes.data], [count], [columns], []

@@ -51,28 +51,28 @@ class Frame:
             (len(lookup.rows), len(lookup.ids), stages.unique and not weighted)
             for lookup in lookups
         ]
-        self._codec = (
-            (_native.ERROR_BOUNDED, ErrorBound(bound).at(0), stages is Stages.FIXED)
-            if stages.bounded
-            else (_FP32, 0.0, False)
-        )
-        self._heads = [_head(rows) for rows in self._rows]
-        self._heads_received = [_head(rows) for rows in self.received]
+        coded = (_native.ERROR_BOUNDED, ErrorBound(bound).at(0), stages is Stages.FIXED)
+        codec, *how = coded if stages.bounded else (_FP32, 0.0, False)
+        columns = [rows.shape[1] for rows in self._rows]
+        self._features = _native.CodedFeatures([(codec, each, *how) for each in columns])
+        self._counts = [len(rows) for rows in self._rows]
+        self._strides = columns
+        self._sent = [rows.ctypes.data for rows in self._rows]
+        self._arrived = [rows.ctypes.data for rows in self.received]
         groups = self._find_groups()
-        self.bytes = _native.encode_frame(self._tables(self._heads, groups), 0, 0)
+        self.bytes = _native.encode_frame(self._frame(self._sent, groups), 0, 0)
         self._out = np.zeros(self.bytes, np.uint8)
         self._address = self._out.ctypes.data
 
     def encode(self) -> None:
         """Finds equal rows by their ids, if the stages ask for it, and encodes."""
         groups = self._find_groups()
-        _native.encode_frame(self._tables(self._heads, groups), self._address, self.bytes)
+        _native.encode_frame(self._frame(self._sent, groups), self._address, self.bytes)
 
     def decode(self) -> None:
         """Does the same as the receiver, who has the ids as well."""
         groups = self._find_groups()
-        tables = self._tables(self._heads_received, groups)
-        _native.decode_frame(self._address, self.bytes, tables)
+        _native.decode_frame(self._address, self.bytes, self._frame(self._arrived, groups))
 
     def _find_groups(self) -> _native.EqualBags | None:
         if not any(wanted for _, _, wanted in self._blocks):
@@ -86,21 +86,9 @@ class Frame:
             self._blocks,
         )
 
-    def _tables(
-        self, heads: Sequence[tuple[int, int, int, int]], equal: _native.EqualBags | None
-    ) -> list[_native.Table]:
-        codec, bound, fixed_width = self._codec
-        groups = [(0, 0)] * len(heads) if equal is None else equal.groups
-        return [
-            (codec, *head, bound, fixed_width, *group)
-            for head, group in zip(heads, groups, strict=True)
-        ]
-
-
-def _head(rows: Floats) -> tuple[int, int, int, int]:
-    """Returns address, rows, columns, and items from one row to the next."""
-    count, columns = rows.shape
-    return rows.ctypes.data, count, columns, columns
+    def _frame(self, addresses: list[int], equal: _native.EqualBags | None) -> _native.Frame:
+        groups = [] if equal is None else equal.groups
+        return self._features, addresses, self._counts, self._strides, groups
 
 
 def rounded(rows: Floats, bound: float) -> Floats:

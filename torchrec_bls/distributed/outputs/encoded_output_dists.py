@@ -4,8 +4,10 @@ Rows are encoded straight into the slots of their receivers and decoded straight
 of this rank for itself are encoded, too: an embedding is the same wherever its table lies.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
-from torchrec_bls.distributed.inputs.equal_rows import UNKNOWN, EqualRows, Groups
+from torchrec_bls.distributed.inputs.equal_rows import EqualRows, Groups
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.output_dist import (
@@ -28,16 +30,12 @@ from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutput
 from torchrec_bls.distributed.outputs.table_codecs import (
     CodecPlan,
     CodedFeature,
-    EncodedFeature,
+    EncodedFeatures,
     in_force,
 )
 
-# Of a frame: codec, address, rows, columns, columns from one row to the next, bound, whether codes
-# have a fixed width, and group of each row and groups, where it is known which rows are equal.
-Table = tuple[int, int, int, int, int, float, bool, int, int]
-Frame = list[Table]
-
 _ITEM = torch.float32.itemsize
+_NOTHING: _native.Frame = (_native.CodedFeatures([]), (), (), (), ())
 
 
 class _Encoding(OutputDist):
@@ -58,10 +56,10 @@ class _Encoding(OutputDist):
         self._non_finite = non_finite
         self._iteration = iteration
         self._encoded_at = -1
-        self._of_embeddings: list[list[EncodedFeature]] | None = None
+        self._of_embeddings: list[EncodedFeatures] | None = None
         self._of_gradients = self._encoded(codecs.backward, 0)
 
-    def _codecs_of_embeddings(self) -> list[list[EncodedFeature]] | None:
+    def _codecs_of_embeddings(self) -> list[EncodedFeatures] | None:
         """Returns those of this iteration, by rank."""
         iteration = self._iteration() if self._codecs.decays else 0
         if iteration != self._encoded_at:
@@ -71,7 +69,7 @@ class _Encoding(OutputDist):
 
     def _encoded(
         self, planned: list[list[CodedFeature]] | None, iteration: int
-    ) -> list[list[EncodedFeature]] | None:
+    ) -> list[EncodedFeatures] | None:
         return None if planned is None else in_force(planned, iteration, self._addends())
 
     def _addends(self) -> list[int]:
@@ -111,7 +109,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         return EmbeddingsAwaitable(self._post_rows(codecs, sharding_ctx, rows).wait)
 
     def _post_rows(
-        self, codecs: list[list[EncodedFeature]], sharding_ctx: Any, rows: torch.Tensor
+        self, codecs: list[EncodedFeatures], sharding_ctx: Any, rows: torch.Tensor
     ) -> Pending[torch.Tensor]:
         layout = layout_of(sharding_ctx)
         order = order_of(sharding_ctx)
@@ -148,35 +146,42 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         return _post(target, self._non_finite, by_rank, frames, collect, summed=True)
 
     def _looked_up(
-        self, codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
-    ) -> list[Frame]:
+        self, codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
+    ) -> list[_native.Frame]:
         """Returns the part of each rank in [ids looked up, dim], by feature and rank."""
-        frames: list[Frame] = [[] for _ in layout.order]
-        address, counts = rows.data_ptr(), iter(layout.counts)
-        groups = _groups_of(layout.equal_received)
-        for feature in codecs[self._rank]:
-            for rank in layout.order:
-                count = next(counts)
-                frames[rank].append(_table(feature, address, count, feature.columns, groups))
-                address += count * feature.columns * _ITEM
+        features, dim, world_size = codecs[self._rank], rows.shape[1], len(layout.order)
+        addresses = _addresses(rows.data_ptr(), layout.counts, dim)
+        frames: list[_native.Frame] = [_NOTHING] * world_size
+        for place, rank in enumerate(layout.order):
+            counts = layout.counts[place::world_size]
+            groups = _groups_of(layout.equal_received, place, world_size)
+            strides = [dim] * features.count
+            own = features.native, addresses[place::world_size], counts, strides, list(groups)
+            frames[rank] = own
         return frames
 
 
 def _of_samples(
-    codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
-) -> list[Frame]:
+    codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
+) -> list[_native.Frame]:
     """Returns the part of each rank in [own ids, dim], by rank and feature."""
-    frames: list[Frame] = []
-    address, counts = rows.data_ptr(), iter(layout.counts_sent)
+    dim = rows.shape[1]
+    counts, addresses = layout.counts_sent, _addresses(rows.data_ptr(), layout.counts_sent, dim)
     groups = _groups_of(layout.equal_sent)
-    for of_rank in codecs:
-        frame: Frame = []
-        for feature in of_rank:
-            count = next(counts)
-            frame.append(_table(feature, address, count, feature.columns, groups))
-            address += count * feature.columns * _ITEM
-        frames.append(frame)
+    frames: list[_native.Frame] = []
+    first = 0
+    for features in codecs:
+        own = slice(first, first + features.count)
+        strides, known = [dim] * features.count, list(islice(groups, features.count))
+        frames.append((features.native, addresses[own], counts[own], strides, known))
+        first = own.stop
     return frames
+
+
+def _addresses(address: int, counts: list[int], dim: int) -> list[int]:
+    """Returns where so many rows each begin, that lie behind each other."""
+    row_bytes = dim * _ITEM
+    return [address + row_bytes * rows for rows in [0, *accumulate(counts)][: len(counts)]]
 
 
 class CodedPooledOutputDist(_Encoding, PooledOutputDist):
@@ -219,7 +224,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         return awaitable
 
     def _post_rows(
-        self, codecs: list[list[EncodedFeature]], layout: IdsLayout, rows: torch.Tensor
+        self, codecs: list[EncodedFeatures], layout: IdsLayout, rows: torch.Tensor
     ) -> Pending[torch.Tensor]:
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._decode(codecs, arrival, layout)
@@ -229,12 +234,12 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         return _post(target, self._non_finite, rows, frames, collect, summed=False)
 
     def _decode(
-        self, codecs: list[list[EncodedFeature]], arrival: _native.Arrival, layout: IdsLayout
+        self, codecs: list[EncodedFeatures], arrival: _native.Arrival, layout: IdsLayout
     ) -> torch.Tensor:
         batch = layout.strides[self._rank]
         groups = _groups_of(layout.equal_sent)
         out = empty_output((batch, self._offsets[-1]), torch.float32)
-        frames: list[Frame] = []
+        frames: list[_native.Frame] = []
         addends: list[tuple[torch.Tensor, torch.Tensor]] = []
         for rank, index in enumerate(self._group_of_rank):
             group = self._groups[index]
@@ -274,10 +279,10 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         return _post(target, self._non_finite, gradient, frames, collect, summed=True)
 
     def _looked_up(
-        self, codecs: list[list[EncodedFeature]], rows: torch.Tensor, layout: IdsLayout
-    ) -> list[Frame]:
+        self, codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
+    ) -> list[_native.Frame]:
         """Returns the part of each rank in [samples of all ranks, columns of this rank]."""
-        frames: list[Frame] = [[] for _ in layout.order]
+        frames: list[_native.Frame] = [_NOTHING] * len(layout.order)
         address, columns = rows.data_ptr(), rows.shape[1]
         for place, rank in enumerate(layout.order):
             batch = layout.strides[rank]
@@ -289,30 +294,17 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
 
 
 def _groups_of(equal: EqualRows | None, first: int = 0, step: int = 1) -> Iterator[Groups]:
-    return repeat(UNKNOWN) if equal is None else iter(equal.groups[first::step])
-
-
-def _table(
-    feature: EncodedFeature, address: int, rows: int, stride: int, groups: Iterator[Groups]
-) -> Table:
-    """Returns the rows of a feature; takes the next of `groups`."""
-    codec, columns, bound, fixed_width = feature
-    return codec, address, rows, columns, stride, bound, fixed_width, *next(groups)
+    return iter(() if equal is None else equal.groups[first::step])
 
 
 def _side_by_side(
-    features: Iterable[EncodedFeature],
-    address: int,
-    rows: int,
-    stride: int,
-    groups: Iterator[Groups],
-) -> Frame:
-    """Returns features whose columns lie side by side, and takes as many of `groups`."""
-    frame: Frame = []
-    for feature in features:
-        frame.append(_table(feature, address, rows, stride, groups))
-        address += feature.columns * _ITEM
-    return frame
+    features: EncodedFeatures, address: int, rows: int, stride: int, groups: Iterator[Groups]
+) -> _native.Frame:
+    """Returns features whose columns lie side by side, and takes as many of `groups`, if any."""
+    count = features.count
+    addresses = [address + offset for offset in features.offsets]
+    known = list(islice(groups, count))
+    return features.native, addresses, [rows] * count, [stride] * count, known
 
 
 class _Target(NamedTuple):
@@ -327,7 +319,7 @@ def _post(
     target: _Target,
     non_finite: str,
     rows: torch.Tensor,
-    frames: list[Frame],
+    frames: list[_native.Frame],
     collect: Callable[[_native.Arrival], torch.Tensor],
     summed: bool,
 ) -> Pending[torch.Tensor]:

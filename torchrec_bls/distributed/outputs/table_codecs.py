@@ -1,7 +1,12 @@
 """Which codec each looked-up feature of a rank travels with."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
+
+import torch
 
 from torchrec_bls import _native
 from torchrec_bls.codecs.error_bound import ErrorBound
@@ -16,20 +21,24 @@ class CodedFeature(NamedTuple):
     columns: int
 
 
-class EncodedFeature(NamedTuple):
-    """How a feature travels in one iteration.
+class EncodedFeatures:
+    """How the features of a rank travel in one iteration.
+
+    Args:
+        features: of each its codec's number in frames, its columns, the bound of its error or 0,
+            and whether its codes have a fixed width.
 
     Attributes:
-        codec: its number in frames.
-        columns: of its rows.
-        bound: of the error; 0 where the codec has none.
-        fixed_width: whether its codes are to be as long.
+        native: what native code takes.
+        count: of the features.
+        offsets: in bytes, of each one's columns in rows that have those of all side by side.
     """
 
-    codec: int
-    columns: int
-    bound: float
-    fixed_width: bool
+    def __init__(self, features: Sequence[_native.Feature]) -> None:
+        self.native = _native.CodedFeatures(features)
+        self.count = len(features)
+        widths = [columns * torch.float32.itemsize for _, columns, _, _ in features]
+        self.offsets = [0, *accumulate(widths)][: self.count]
 
 
 class CodecPlan(NamedTuple):
@@ -81,8 +90,8 @@ def plan_codecs(config: CodecConfig, sharding: Any, is_weighted: bool = False) -
 
 def in_force(
     planned: list[list[CodedFeature]], iteration: int, addends: Sequence[int]
-) -> list[list[EncodedFeature]]:
-    """Returns how features travel in an iteration.
+) -> list[EncodedFeatures]:
+    """Returns how features travel in an iteration, by rank.
 
     Args:
         planned: of a CodecPlan.
@@ -90,14 +99,14 @@ def in_force(
         addends: by rank, how many ranks' rows are added to those of this one.
     """
 
-    def encoded(feature: CodedFeature, addends: int) -> EncodedFeature:
+    def encoded(feature: CodedFeature, addends: int) -> _native.Feature:
         codec, columns = feature
         if isinstance(codec, ErrorBound):
             bound = codec.at(iteration, addends)
-            return EncodedFeature(_native.ERROR_BOUNDED, columns, bound, codec.fixed_width)
-        return EncodedFeature(codec, columns, 0.0, False)
+            return _native.ERROR_BOUNDED, columns, bound, codec.fixed_width
+        return codec, columns, 0.0, False
 
     return [
-        [encoded(feature, added) for feature in of_rank]
+        EncodedFeatures([encoded(feature, added) for feature in of_rank])
         for of_rank, added in zip(planned, addends, strict=True)
     ]

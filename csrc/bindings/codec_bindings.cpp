@@ -53,9 +53,8 @@ struct CodedFeatures {
 
 /// (features; of each its address, rows, and items from one row to the next; of each or of none,
 /// address of the group of each row as uint32 or 0, and groups)
-using FrameTuple =
-    std::tuple<const CodedFeatures*, std::vector<uintptr_t>, std::vector<size_t>,
-               std::vector<size_t>, std::vector<std::pair<uintptr_t, size_t>>>;
+using FrameTuple = std::tuple<const CodedFeatures*, std::vector<uintptr_t>, std::vector<size_t>,
+                              std::vector<size_t>, std::vector<std::pair<uintptr_t, size_t>>>;
 
 /// The tables of all frames, and which are whose.
 template <typename T>

@@ -173,7 +173,7 @@ def post_buffers(channel: Channel, buffers: Sequence[Buffer]) -> None: ...
 def collect_buffers(arrival: Arrival, buffers: Sequence[Buffer]) -> None: ...
 def collect_sum(arrival: Arrival, rank: int, output: int, floats: int) -> None: ...
 
-class ArrivedIds:
+class BatchIds:
     def __init__(self, arrival: Arrival, features: int, order: Sequence[int]) -> None: ...
     @property
     def length_bytes(self) -> int: ...
@@ -183,8 +183,6 @@ class ArrivedIds:
     def weight_bytes(self) -> int: ...
     @property
     def total_stride(self) -> int: ...
-    @property
-    def total_values(self) -> int: ...
     @property
     def strides(self) -> list[int]: ...
     @property
@@ -201,7 +199,12 @@ class ArrivedIds:
     def wanted_slot_bytes(self) -> list[int]: ...
     @property
     def refusals(self) -> list[tuple[int, bytes]]: ...
-    def assemble(self, lengths: int, values: int, weights: int) -> None: ...
+    @property
+    def lengths(self) -> memoryview: ...
+    @property
+    def values(self) -> memoryview: ...
+    @property
+    def weights(self) -> memoryview: ...
 
 class EqualBags:
     def __init__(
@@ -249,48 +252,13 @@ class Tables:
     def row_bytes(self) -> int: ...
 
 def post_table_rows(
-    channel: Channel,
-    tables: Tables,
-    ids: Items,
-    count: int,
-    row_bytes: int,
-    counts: Sequence[int],
-    order: Sequence[int],
-    own: int,
+    channel: Channel, tables: Tables, ids: BatchIds, row_bytes: int, own: int
 ) -> None: ...
-def sum_rows(
-    tables: Tables,
-    ids: Items,
-    count: int,
-    lengths: Items,
-    length_count: int,
-    weights: int,
-    batches: Sequence[int],
-    order: Sequence[int],
-    out: int,
-) -> None: ...
-def copy_table_rows(
-    tables: Tables,
-    ids: Items,
-    count: int,
-    row_bytes: int,
-    counts: Sequence[int],
-    order: Sequence[int],
-    out: int,
-) -> None: ...
+def copy_table_rows(tables: Tables, ids: BatchIds, row_bytes: int, out: int) -> None: ...
 def post_pooled_rows(
-    channel: Channel,
-    tables: Tables,
-    ids: Items,
-    count: int,
-    lengths: Items,
-    length_count: int,
-    weights: int,
-    batches: Sequence[int],
-    order: Sequence[int],
-    own: int,
-    own_stride: int,
+    channel: Channel, tables: Tables, ids: BatchIds, own: int, own_stride: int
 ) -> None: ...
+def sum_rows(tables: Tables, ids: BatchIds, out: int) -> None: ...
 def collect_grouped_rows(
     arrival: Arrival, out: int, row_bytes: int, counts: Sequence[int], order: Sequence[int]
 ) -> None: ...

@@ -52,7 +52,7 @@ void translate(std::exception_ptr pointer) {
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
-  module.doc() = "The compiled core of torchrec_bls: channel, transports and row messages.";
+  module.doc() = "The compiled core of torchrec_bls: channel, transports and messages.";
   module.attr("WIRE_VERSION") = bls::kWireVersion;
   module.attr("MIN_SLOT_BYTES") = bls::kMinSlotBytes;
   module.attr("MAX_SLOT_BYTES") = bls::kMaxSlotBytes;
@@ -69,6 +69,7 @@ PYBIND11_MODULE(_native, module) {
 #endif
   bls::bind_channel(module);
   bls::bind_codecs(module);
+  bls::bind_ids(module);
   bls::bind_rows(module);
   bls::bind_all_to_all(module);
 }

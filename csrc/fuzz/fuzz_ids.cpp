@@ -1,9 +1,9 @@
-// The ids message: what ArrivedIds accepts fits the memory that its figures ask for.
+// The ids message: what BatchIds accepts fits the memory that its figures ask for.
 
 #include <numeric>
 
 #include "fuzz/arrival.h"
-#include "messages/ids/arrived_ids.h"
+#include "messages/ids/batch_ids.h"
 
 namespace bls::fuzzing {
 namespace {
@@ -58,7 +58,8 @@ std::vector<Bytes> take_message(Input& input, size_t features) {
   return parts;
 }
 
-void check(const ArrivedIds& ids) {
+void check(const BatchIds& batch) {
+  const ArrivedIds& ids = batch.arrived();
   const auto stride = static_cast<size_t>(ids.total_stride());
   const auto values = static_cast<size_t>(ids.total_values());
   require(
@@ -68,11 +69,12 @@ void check(const ArrivedIds& ids) {
     require(ids.strides()[static_cast<size_t>(rank)] == 0, "a refused batch has samples");
     touch({reinterpret_cast<const std::byte*>(reason.data()), reason.size()});
   }
-  // What a caller allocates.
-  Bytes to_lengths(ids.features() * stride * ids.length_bytes());
-  Bytes to_values(values * ids.value_bytes());
-  Bytes to_weights(values * ids.weight_bytes());
-  ids.assemble(to_lengths.data(), to_values.data(), to_weights.data());
+  require(batch.lengths()->bytes == ids.features() * stride * ids.length_bytes(), "lengths");
+  require(batch.values()->bytes == values * ids.value_bytes(), "values");
+  require(batch.weights()->bytes == values * ids.weight_bytes(), "weights");
+  for (const auto* memory : {&batch.lengths(), &batch.values(), &batch.weights()}) {
+    touch({(*memory)->data.get(), (*memory)->bytes});
+  }
 }
 
 }  // namespace
@@ -87,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     parts.push_back(take_message(input, features));
   }
   const HostileArrival arrival(std::move(parts));
-  accepts([&] { check(ArrivedIds(*arrival, features, order)); });
+  accepts([&] { check(BatchIds(*arrival, features, order)); });
   return 0;
 }
 

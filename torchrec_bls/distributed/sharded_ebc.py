@@ -30,6 +30,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
+from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
@@ -42,6 +43,7 @@ from torchrec_bls.distributed.training_iterations import keep_in_checkpoints
 
 # Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
 _BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+_NONE_OR_FLOATS = (0, torch.float32.itemsize)
 # TorchRec makes means of sums for tables of these.
 _BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
@@ -66,10 +68,10 @@ def _gradient_divisors(sharding_type: str, theirs: Any, world_size: int) -> list
     return [world_size]
 
 
-def _fits_weights(ids: KeyedJaggedTensor) -> bool:
-    """Whether there are none, or such as a lookup takes as they are."""
-    weights = ids.weights_or_none()
-    return weights is None or weights.dtype == torch.float32
+def _can_be_summed(ids: object) -> bool:
+    """Whether they are as they arrived, without weights or with such as a lookup takes as they
+    are."""
+    return isinstance(ids, ArrivedFeatures) and ids.native.weight_bytes in _NONE_OR_FLOATS
 
 
 class _PooledEmbeddings(
@@ -224,10 +226,11 @@ class BLSEmbeddingBagCollection(
         return (
             self._may_skip_lookups()
             and not mean_pooling
-            and all(_fits_weights(ids) for ids in input)
             and all(
-                is_replicated(lookup) or tables.sums_rows()
-                for lookup, tables in zip(self._lookups, self._lookup_tables(), strict=True)
+                is_replicated(lookup) or (_can_be_summed(ids) and tables.sums_rows())
+                for lookup, tables, ids in zip(
+                    self._lookups, self._lookup_tables(), input, strict=True
+                )
             )
         )
 

@@ -24,6 +24,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
+from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
@@ -108,7 +109,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         """See BoundedLagModule. TorchRec's cannot do batches without samples."""
         features = ctx.sharding_contexts[0].features_before_input_dist
         counts = getattr(ctx, "bls_counts", None)
-        if self._bls.routes is not None and counts is not None and self._only_copies_rows():
+        if self._bls.routes is not None and counts is not None and self._only_copies_rows(input):
             sent = self._look_up_and_post(ctx, input)
         elif all(ids.stride() > 0 for ids in input):
             awaitable = ShardedEmbeddingCollection.compute_and_output_dist(self, ctx, input)
@@ -125,9 +126,11 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         indices = features.values()[:0] if self._need_indices else None
         return _EmptyBatchAwaitable(sent, names, self._embedding_dim, indices)
 
-    def _only_copies_rows(self) -> bool:
-        return self._may_skip_lookups() and all(
-            tables.copies_rows() for tables in self._lookup_tables()
+    def _only_copies_rows(self, input: Any) -> bool:
+        return (
+            self._may_skip_lookups()
+            and all(isinstance(ids, ArrivedFeatures) for ids in input)
+            and all(tables.copies_rows() for tables in self._lookup_tables())
         )
 
     def _look_up_and_post(self, ctx: Any, input: Any) -> list[Awaitable[torch.Tensor]]:

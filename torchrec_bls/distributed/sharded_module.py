@@ -1,8 +1,7 @@
 """What the bounded-lag sharded modules have in common: their exchanges and the checks of inputs."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +33,22 @@ from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mo
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, plan_codecs
 from torchrec_bls.errors import BLSError, named
+
+
+class _AllOrNone:
+    """See BoundedLagModule. A generator takes longer to enter and leave."""
+
+    def __init__(self, module: "BoundedLagModule", what: str) -> None:
+        self._module = module
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        # What is a BLSError is known to all ranks.
+        if error is not None and not isinstance(error, BLSError):
+            self._module.fail(f"{self._what} failed: {named(error)}")
 
 
 class BoundedLagModule(OwnInputDist):
@@ -218,16 +233,9 @@ class BoundedLagModule(OwnInputDist):
             return embeddings
         return RefusedEmbeddings(embeddings, refusal, partial(take_part_in_the_rest, self))
 
-    @contextmanager
-    def _all_or_none(self, what: str) -> Iterator[None]:
+    def _all_or_none(self, what: str) -> "_AllOrNone":
         """Fails all ranks for whatever ends this rank's part between the messages of a batch."""
-        try:
-            yield
-        except BLSError:
-            raise  # known to all ranks
-        except BaseException as error:
-            self.fail(f"{what} failed: {named(error)}")
-            raise
+        return _AllOrNone(self, what)
 
     @abstractmethod
     def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[Any]:

@@ -46,7 +46,7 @@ void check_lengths(int source, uint64_t bytes, size_t features, size_t length_by
 }  // namespace
 
 ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const int> order)
-    : arrival_(arrival), features_(features), order_(order.begin(), order.end()) {
+    : features_(features), order_(order.begin(), order.end()) {
   const size_t world = order_.size();
   strides_.resize(world);
   values_per_source_.resize(world);
@@ -142,13 +142,14 @@ std::vector<int64_t> ArrivedIds::values_per_feature() const {
   return values;
 }
 
-void ArrivedIds::assemble(std::byte* lengths, std::byte* values, std::byte* weights) const {
+void ArrivedIds::assemble(const Arrival& arrival, std::byte* lengths, std::byte* values,
+                          std::byte* weights) const {
   const size_t world = order_.size();
   std::vector<size_t> read(world, 0);  // values taken from each source so far
   for (size_t feature = 0; feature < features_; ++feature) {
     for (size_t place = 0; place < world; ++place) {
       const int source = order_[place];
-      const auto parts = arrival_.parts(source);
+      const auto parts = arrival.parts(source);
       const size_t stride_bytes = static_cast<size_t>(strides_[source]) * length_bytes_;
       const auto count = static_cast<size_t>(counts_[feature * world + place]);
       if (stride_bytes != 0) {

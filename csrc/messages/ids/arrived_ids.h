@@ -23,6 +23,8 @@ class ArrivedIds {
   ArrivedIds(const Arrival& arrival, size_t features, std::span<const int> order);
 
   size_t features() const { return features_; }
+  /// Of the ranks within a feature.
+  const std::vector<int>& order() const { return order_; }
   size_t length_bytes() const { return length_bytes_; }
   size_t value_bytes() const { return value_bytes_; }
   size_t weight_bytes() const { return weight_bytes_; }
@@ -44,16 +46,17 @@ class ArrivedIds {
   /// Why ranks refuse their batch, by rank.
   const std::vector<std::pair<int, std::string>>& refusals() const { return refusals_; }
 
-  /// Writes lengths, values and weights feature-major, within a feature by rank in `order`. Throws
-  /// ChannelError(kProtocol) where lengths are not those that the constructor checked.
-  void assemble(std::byte* lengths, std::byte* values, std::byte* weights) const;
+  /// Writes lengths, values and weights feature-major, within a feature by rank in `order`, from
+  /// the arrival that the constructor checked. Throws ChannelError(kProtocol) where lengths are not
+  /// those of then.
+  void assemble(const Arrival& arrival, std::byte* lengths, std::byte* values,
+                std::byte* weights) const;
 
  private:
   void read_note(int source, const IdsPreamble& preamble, std::span<const View> parts);
   void check_items(int source, const IdsPreamble& preamble);
   void count_values(size_t place, const IdsPreamble& preamble, std::span<const View> parts);
 
-  const Arrival& arrival_;
   size_t features_;
   std::vector<int> order_;
   int sized_by_ = 0;  // the rank that the item sizes are from

@@ -4,8 +4,10 @@
 #include <array>
 #include <cstring>
 #include <numeric>
+#include <span>
 
 #include "messages/ids/arrived_ids.h"
+#include "messages/ids/batch_ids.h"
 #include "messages/ids/ids_message.h"
 #include "tests/messages/ids_of.h"
 #include "tests/support/payload.h"
@@ -123,7 +125,9 @@ void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes&
     const size_t first =
         std::accumulate(features_per_rank.begin(), features_per_rank.begin() + rank, size_t{0});
     const std::vector<int> order = order_of(world_size, rank);
-    const ArrivedIds arrived(channel.wait(), mine, order);
+    const BatchIds batch(channel.wait(), mine, order);
+    channel.release();
+    const ArrivedIds& arrived = batch.arrived();
     Encoded expected;
     std::vector<int64_t> counts;
     int64_t total_stride = 0;
@@ -146,13 +150,16 @@ void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes&
     expect(arrived.length_bytes() == there.length && arrived.value_bytes() == there.value &&
                arrived.weight_bytes() == there.weight,
            "item sizes");
-    Encoded got{Bytes(expected.lengths.size()), Bytes(expected.values.size()),
-                Bytes(expected.weights.size())};
-    arrived.assemble(got.lengths.data(), got.values.data(), got.weights.data());
-    expect(got.lengths == expected.lengths, "lengths");
-    expect(got.values == expected.values, "values");
-    expect(got.weights == expected.weights, "weights");
-    channel.release();
+    const auto holds = [](const std::shared_ptr<IdsMemory>& memory, const Bytes& wanted) {
+      return std::ranges::equal(std::span(memory->data.get(), memory->bytes), wanted);
+    };
+    expect(holds(batch.lengths(), expected.lengths), "lengths");
+    expect(holds(batch.values(), expected.values), "values");
+    expect(holds(batch.weights(), expected.weights), "weights");
+    for (size_t place = 0; place < order.size(); ++place) {
+      const auto rank = static_cast<size_t>(order[place]);
+      expect(batch.batches()[place] == arrived.strides()[rank], "batch by place");
+    }
   });
 }
 
@@ -244,7 +251,7 @@ TEST_CASE("lengths that a sender changes after they were checked are refused") {
   std::vector<int32_t> out_lengths(4);
   std::vector<int64_t> out_values(6);
   const auto failure = failure_of([&] {
-    ids.assemble(reinterpret_cast<std::byte*>(out_lengths.data()),
+    ids.assemble(arrival, reinterpret_cast<std::byte*>(out_lengths.data()),
                  reinterpret_cast<std::byte*>(out_values.data()), nullptr);
   });
   REQUIRE(failure);

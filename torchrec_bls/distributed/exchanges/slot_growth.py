@@ -47,6 +47,8 @@ class SlotGrowth:
 
     def learn(self, number: int, wanted: Sequence[int]) -> None:
         """Takes over what the ranks asked for, at most, along with the ids of batch `number`."""
+        if not any(wanted):
+            return
         latest = self._agreed[-1][1] if self._agreed else self._in_force
         larger = SlotBytes(*map(max, wanted, latest))
         if larger == latest:

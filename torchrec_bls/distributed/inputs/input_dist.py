@@ -4,6 +4,7 @@ Replaces TorchRec's KJTAllToAll, which exchanges splits, lengths and values one 
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -16,49 +17,65 @@ from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.exchanges.slot_growth import SlotBytes, SlotGrowth
+from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.equal_rows import EqualRows, UniqueRows
 from torchrec_bls.distributed.inputs.refused_batches import refused
 
-_INTEGERS = {4: torch.int32, 8: torch.int64}
-_FLOATS = {2: torch.float16, 4: torch.float32, 8: torch.float64}
-_DTYPES = (_INTEGERS, _INTEGERS, _FLOATS)
 
-
-class IdsLayout(NamedTuple):
+class IdsLayout:
     """How the ids that this rank looks up came to it, for the way back of their embeddings.
 
     Attributes:
+        native: what came, with the ids.
         number: of the batch, counted from 0 on all ranks alike.
         order: ranks in the order of their samples in the batch that is looked up.
         strides: batch size of each rank.
-        counts: ids by feature and, within a feature, by rank in `order`, flattened.
         values_sent: ids that this rank sent to each rank.
-        values_received: ids that each rank sent to this one.
         counts_sent: ids that this rank sent to each rank of each of its features, flattened; only
             where rows are encoded.
         equal_sent: which rows that come for ids of this rank are equal, by rank and feature like
             `counts_sent`; None where nobody asks.
         equal_received: which rows are that this rank looks up, by feature and rank like `counts`.
         slot_bytes: of the exchanges, for this batch.
-        all_ended: whether no rank has a batch any more.
-        updates: of the weights that all ranks have ready.
-        refusals: why ranks refuse to go on with this batch, by rank.
     """
 
-    number: int
-    order: list[int]
-    strides: list[int]
-    counts: list[int]
-    values_sent: list[int]
-    values_received: list[int]
-    counts_sent: list[int]
-    equal_sent: EqualRows | None
-    equal_received: EqualRows | None
-    slot_bytes: SlotBytes
-    all_ended: bool
-    updates: int
-    refusals: dict[int, str]
+    def __init__(self, native: _native.BatchIds, order: list[int], own: "_Batch") -> None:
+        self.native = native
+        self.number = own.number
+        self.order = order
+        self.strides = native.strides
+        self.values_sent = own.sent
+        self.counts_sent = own.counts_sent
+        self.equal_sent = next(iter(own.equal), None)
+        self.equal_received: EqualRows | None = None
+        self.slot_bytes = own.slot_bytes
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Ids by feature and, within a feature, by rank in `order`, flattened."""
+        return self.native.counts
+
+    @cached_property
+    def values_received(self) -> list[int]:
+        """Ids that each rank sent to this one."""
+        return self.native.values_per_source
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no rank has a batch any more."""
+        return self.native.all_ended
+
+    @property
+    def updates(self) -> int:
+        """Updates of the weights that all ranks have ready."""
+        return self.native.updates
+
+    @property
+    def refusals(self) -> dict[int, str]:
+        """Why ranks refuse to go on with this batch, by rank."""
+        refusals = self.native.refusals
+        return {rank: reason.decode(errors="replace") for rank, reason in refusals}
 
 
 def layout_of(sharding_context: Any) -> IdsLayout:
@@ -79,29 +96,12 @@ class _Batch(NamedTuple):
     counts_sent: list[int]
     equal: list[EqualRows]
 
-    def dtypes_of(
-        self, arrived: _native.ArrivedIds
-    ) -> tuple[torch.dtype, torch.dtype, torch.dtype | None]:
-        """Returns the dtypes of lengths, values and weights. Those of this rank's batch say more
-        than sizes, but a batch without samples may be of any."""
-        sizes = [arrived.length_bytes, arrived.value_bytes]
-        if arrived.weight_bytes:
-            sizes.append(arrived.weight_bytes)
-        own = [dtype.itemsize for dtype in self.dtypes]
-        if not arrived.total_stride or sizes == own:
-            lengths, values, *weights = self.dtypes
-        else:
-            lengths, values, *weights = (
-                by_size[size] for by_size, size in zip(_DTYPES, sizes, strict=False)
-            )
-        return lengths, values, weights[0] if weights else None
-
 
 class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
     """Second wait of an input dist: the ids of all ranks, put together."""
 
     def __init__(
-        self, rank: int, name: str, pending: Pending[tuple[KeyedJaggedTensor, IdsLayout]]
+        self, rank: int, name: str, pending: Pending[tuple[ArrivedFeatures, IdsLayout]]
     ) -> None:
         super().__init__()
         self._rank = rank
@@ -111,8 +111,9 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         ids, layout = self._pending.wait()
-        if layout.refusals:
-            raise refused(self._rank, self._name, layout.refusals)
+        refusals = layout.refusals
+        if refusals:
+            raise refused(self._rank, self._name, refusals)
         if self.sharding_context is not None:
             self._fill(self.sharding_context, layout)
         return ids
@@ -244,57 +245,27 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
                 counts = ids.length_per_key()
                 own.equal.append(self._unique.sent(lengths, values, stride, counts, order))
 
-        def collect(arrival: _native.Arrival) -> tuple[KeyedJaggedTensor, IdsLayout]:
-            return self._assemble(arrival, own)
+        def collect(arrival: _native.Arrival) -> tuple[ArrivedFeatures, IdsLayout]:
+            return self._put_together(arrival, own)
 
         pending = self._exchange.post(send, collect, tensors, number)
         return IdsAwaitable(IdsTensorsAwaitable(self._rank, self._exchange.name, pending))
 
-    def _assemble(
+    def _put_together(
         self, arrival: _native.Arrival, own: "_Batch"
-    ) -> tuple[KeyedJaggedTensor, IdsLayout]:
-        arrived = _native.ArrivedIds(arrival, len(own.local_keys), self._order)
-        self._growth.learn(own.number, arrived.wanted_slot_bytes)
-        of_lengths, of_values, of_weights = own.dtypes_of(arrived)
-        lengths = torch.empty(len(own.local_keys) * arrived.total_stride, dtype=of_lengths)
-        values = torch.empty(arrived.total_values, dtype=of_values)
-        weights = None
-        if of_weights is not None:
-            weights = torch.empty(arrived.total_values, dtype=of_weights)
-        arrived.assemble(
-            lengths.data_ptr(), values.data_ptr(), 0 if weights is None else weights.data_ptr()
-        )
-        length_per_key = arrived.values_per_feature
-        ids = KeyedJaggedTensor(
-            keys=own.local_keys,
-            values=values,
-            weights=weights,
-            lengths=lengths,
-            stride=arrived.total_stride,
-            length_per_key=length_per_key,
-            offset_per_key=[0, *accumulate(length_per_key)],
-        )
-        equal_received = None
-        if self._unique is not None and weights is None:
-            strides = [arrived.strides[rank] for rank in self._order]
-            equal_received = self._unique.received(
-                self._rank, lengths, values, strides, arrived.counts
+    ) -> tuple[ArrivedFeatures, IdsLayout]:
+        native = _native.BatchIds(arrival, len(own.local_keys), self._order)
+        self._growth.learn(own.number, native.wanted_slot_bytes)
+        layout = IdsLayout(native, self._order, own)
+        ids = ArrivedFeatures.of(native, own.local_keys, own.dtypes)
+        if self._unique is not None and not native.weight_bytes:
+            layout.equal_received = self._unique.received(
+                self._rank,
+                ids.lengths(),
+                ids.values(),
+                [layout.strides[rank] for rank in self._order],
+                layout.counts,
             )
-        layout = IdsLayout(
-            number=own.number,
-            order=self._order,
-            strides=arrived.strides,
-            counts=arrived.counts,
-            values_sent=own.sent,
-            values_received=arrived.values_per_source,
-            counts_sent=own.counts_sent,
-            equal_sent=next(iter(own.equal), None),
-            equal_received=equal_received,
-            slot_bytes=own.slot_bytes,
-            all_ended=arrived.all_ended,
-            updates=arrived.updates,
-            refusals={rank: reason.decode(errors="replace") for rank, reason in arrived.refusals},
-        )
         return ids, layout
 
     def _largest_message(self, ids: KeyedJaggedTensor, order: list[int]) -> int:

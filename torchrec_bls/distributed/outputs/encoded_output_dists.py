@@ -11,10 +11,10 @@ from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
+from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.equal_rows import EqualRows, Groups
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
@@ -88,23 +88,16 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         return self._post_rows(codecs, request.sharding_ctx, rows)
 
     def look_up_and_post(
-        self, tables: LookupTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
+        self, tables: LookupTables, dim: int, ids: ArrivedFeatures, sharding_ctx: Any
     ) -> EmbeddingsAwaitable:
         """See SequenceOutputDist."""
         codecs = self._codecs_of_embeddings()
         if codecs is None:
             return super().look_up_and_post(tables, dim, ids, sharding_ctx)
-        layout = layout_of(sharding_ctx)
-        values = ids.values()
-        rows = empty_output((values.numel(), dim), tables.dtype)
+        looked_up = sum(layout_of(sharding_ctx).values_received)
+        rows = empty_output((looked_up, dim), tables.dtype)
         _native.copy_table_rows(
-            tables.by_feature,
-            (values.data_ptr(), values.element_size()),
-            values.numel(),
-            dim * tables.dtype.itemsize,
-            layout.counts,
-            layout.order,
-            rows.data_ptr(),
+            tables.by_feature, ids.native, dim * tables.dtype.itemsize, rows.data_ptr()
         )
         return EmbeddingsAwaitable(self._post_rows(codecs, sharding_ctx, rows).wait)
 
@@ -198,27 +191,16 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         return self._post_rows(codecs, request.layout, rows)
 
     def look_up_and_post(
-        self, tables: LookupTables, ids: KeyedJaggedTensor, sharding_ctx: Any
+        self, tables: LookupTables, ids: ArrivedFeatures, sharding_ctx: Any
     ) -> EmbeddingsAwaitable:
         """See PooledOutputDist."""
         codecs = self._codecs_of_embeddings()
         if codecs is None:
             return super().look_up_and_post(tables, ids, sharding_ctx)
         layout = layout_of(sharding_ctx)
-        values, lengths, weights = ids.values(), ids.lengths(), ids.weights_or_none()
         shape = (sum(layout.strides), tables.by_feature.row_bytes // _ITEM)
         rows = empty_output(shape, torch.float32)
-        _native.sum_rows(
-            tables.by_feature,
-            (values.data_ptr(), values.element_size()),
-            values.numel(),
-            (lengths.data_ptr(), lengths.element_size()),
-            lengths.numel(),
-            0 if weights is None else weights.data_ptr(),
-            [layout.strides[rank] for rank in layout.order],
-            layout.order,
-            rows.data_ptr(),
-        )
+        _native.sum_rows(tables.by_feature, ids.native, rows.data_ptr())
         awaitable = EmbeddingsAwaitable(self._post_rows(codecs, layout, rows).wait)
         awaitable.callbacks.extend(self._callbacks)
         return awaitable

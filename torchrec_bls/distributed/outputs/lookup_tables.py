@@ -53,7 +53,12 @@ class LookupTables:
         self._lookup = replicas
         self._kernels: list[Any] = list(replicas._emb_modules)
         self._fbgemm: list[Any] = [kernel.emb_module for kernel in self._kernels]
-        self._hooked: list[nn.Module] = [replicas, *self._kernels, *self._fbgemm]
+        # Modules keep their dictionaries of hooks, so that it is quick to ask for any.
+        self._hooks = [
+            hooks
+            for module in (replicas, *self._kernels, *self._fbgemm)
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        ]
         self._only_copies = type(replicas) is GroupedEmbeddingsLookup and self._are_plain(
             BatchedFusedEmbedding
         )
@@ -94,7 +99,7 @@ class LookupTables:
 
     def has_hooks(self) -> bool:
         """Whether somebody may change what is looked up."""
-        return any(module._forward_pre_hooks or module._forward_hooks for module in self._hooked)
+        return any(self._hooks)
 
     def _is_watched(self) -> bool:
         return self._lookup.optim_state_tracker_fn is not None or self.has_hooks()

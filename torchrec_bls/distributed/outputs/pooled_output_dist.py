@@ -5,10 +5,10 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Pending
+from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.input_dist import layout_of
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.output_dist import (
@@ -92,7 +92,7 @@ class PooledOutputDist(OutputDist):
         return self._exchange.post(send, collect, [rows], layout.number)
 
     def look_up_and_post(
-        self, tables: LookupTables, ids: KeyedJaggedTensor, sharding_ctx: Any
+        self, tables: LookupTables, ids: ArrivedFeatures, sharding_ctx: Any
     ) -> EmbeddingsAwaitable:
         """Posts sums straight from the tables, in place of a lookup and `forward`. No gradients.
 
@@ -109,24 +109,13 @@ class PooledOutputDist(OutputDist):
         self._exchange.open(
             largest * tables.by_feature.row_bytes, largest, layout.slot_bytes.embeddings
         )
-        values, lengths, weights = ids.values(), ids.lengths(), ids.weights_or_none()
         out = empty_output((layout.strides[self._rank], self._offsets[-1]), torch.float32)
         own, arriving = self._own_and_arriving
+        to_self = 0 if own is None else out.data_ptr() + own
+        row_bytes = self._offsets[-1] * out.element_size()
 
         def send(channel: _native.Channel) -> None:
-            _native.post_pooled_rows(
-                channel,
-                tables.by_feature,
-                (values.data_ptr(), values.element_size()),
-                values.numel(),
-                (lengths.data_ptr(), lengths.element_size()),
-                lengths.numel(),
-                0 if weights is None else weights.data_ptr(),
-                [layout.strides[rank] for rank in layout.order],
-                layout.order,
-                0 if own is None else out.data_ptr() + own,
-                self._offsets[-1] * out.element_size(),
-            )
+            _native.post_pooled_rows(channel, tables.by_feature, ids.native, to_self, row_bytes)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             _collect_columns(arrival, out, arriving)

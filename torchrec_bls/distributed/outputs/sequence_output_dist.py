@@ -4,10 +4,10 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Pending
+from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.output_dist import (
@@ -51,7 +51,7 @@ class SequenceOutputDist(OutputDist):
         return self._exchange.post(send, collect, [rows], layout.number)
 
     def look_up_and_post(
-        self, tables: LookupTables, dim: int, ids: KeyedJaggedTensor, sharding_ctx: Any
+        self, tables: LookupTables, dim: int, ids: ArrivedFeatures, sharding_ctx: Any
     ) -> EmbeddingsAwaitable:
         """Posts rows straight from the tables, in place of a lookup and `forward`. No gradients.
 
@@ -72,7 +72,6 @@ class SequenceOutputDist(OutputDist):
             layout.slot_bytes.embeddings,
         )
         order = order_of(sharding_ctx)
-        values = ids.values()
         out = empty_output((sum(layout.values_sent), dim), tables.dtype)
         own_rows = layout.values_sent[self._rank]
         by_rank = None  # rows of this rank for itself, where they are not in order
@@ -83,16 +82,7 @@ class SequenceOutputDist(OutputDist):
             own = by_rank.data_ptr()
 
         def send(channel: _native.Channel) -> None:
-            _native.post_table_rows(
-                channel,
-                tables.by_feature,
-                (values.data_ptr(), values.element_size()),
-                values.numel(),
-                row_bytes,
-                layout.counts,
-                layout.order,
-                own,
-            )
+            _native.post_table_rows(channel, tables.by_feature, ids.native, row_bytes, own)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._collect(arrival, out, layout, order, (own, [own_rows], [self._rank]))

@@ -10,7 +10,7 @@
 namespace bls {
 
 /// Sums or means of float rows that ids name, over bags: `lengths` is [features x samples], the ids
-/// lie bag after bag, as ArrivedIds puts them together. A sample's sums stand side by side in the
+/// lie bag after bag, as BatchIds puts them together. A sample's sums stand side by side in the
 /// order of the features. Samples come by rank: `batches[place]` of rank `order[place]`.
 struct PooledRows : Lookup {
   const std::byte* lengths = nullptr;

@@ -10,7 +10,7 @@
 
 namespace bls {
 
-/// A lookup whose ids lie in the order of `groups`, as ArrivedIds puts them together.
+/// A lookup whose ids lie in the order of `groups`, as BatchIds puts them together.
 struct TableRows : Lookup {
   GroupedRows groups;
 };

@@ -10,7 +10,7 @@ namespace bls {
 
 /// Rows of a matrix grouped by feature and, within a feature, by rank in `order`:
 /// `counts[feature * order.size() + place]` rows each. This is how a lookup returns the rows of
-/// ids that ArrivedIds put together.
+/// ids that BatchIds put together.
 struct GroupedRows {
   size_t row_bytes = 0;
   std::span<const int64_t> counts;

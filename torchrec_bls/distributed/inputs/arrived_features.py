@@ -5,6 +5,7 @@ KeyedJaggedTensor, whose making costs more than to put the ids of a small batch 
 when somebody first asks for it.
 """
 
+import copy
 from itertools import accumulate
 from typing import Any
 
@@ -51,12 +52,12 @@ class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
             return self.__dict__[name]
         raise AttributeError(f"'KeyedJaggedTensor' object has no attribute '{name}'")
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, _: Any) -> Any:
         """Copies and pickles are those of a plain one."""
         plain = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
         self.values()
         plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "native"})
-        return plain.__reduce_ex__(protocol)
+        return copy.copy, (plain,)
 
     def _make(self, keys: list[str], own_dtypes: list[torch.dtype]) -> None:
         ids = self.native

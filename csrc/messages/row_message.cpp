@@ -7,6 +7,7 @@
 
 #include "messages/message_builder.h"
 #include "messages/only_part.h"
+#include "messages/output_writer.h"
 
 namespace bls {
 namespace {
@@ -17,11 +18,6 @@ const std::byte* rows_from(const Arrival& arrival, int source, uint64_t bytes) {
            " do not fit: " + std::to_string(found) + " bytes instead of " +
            std::to_string(expected) + ". All ranks must shard the same module by the same plan";
   });
-}
-
-void copy(std::byte* to, const std::byte* from, size_t bytes) {
-  // Rows of this rank may have been looked up in their place.
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
 /// Consecutive rows in memory.
@@ -49,8 +45,8 @@ void append_own_runs(std::vector<Run>& runs, const OwnRows& own, int64_t expecte
   }
 }
 
-void permute_rows(std::byte* out, size_t row_bytes, const std::vector<Run>& runs,
-                  std::span<const int64_t> permutation) {
+void permute_rows(const OutputWriter& writer, std::byte* out, size_t row_bytes,
+                  const std::vector<Run>& runs, std::span<const int64_t> permutation) {
   // One address per row of the concatenation: the random reads then need no search.
   std::vector<const std::byte*> row_address;
   row_address.reserve(permutation.size());
@@ -62,7 +58,7 @@ void permute_rows(std::byte* out, size_t row_bytes, const std::vector<Run>& runs
       throw std::invalid_argument("permutation index " + std::to_string(index) + " of " +
                                   std::to_string(row_address.size()) + " rows");
     }
-    std::memcpy(out, row_address[static_cast<size_t>(index)], row_bytes);
+    writer.copy(out, row_address[static_cast<size_t>(index)], row_bytes);
     out += row_bytes;
   }
 }
@@ -102,7 +98,7 @@ void collect_grouped_rows(const Arrival& arrival, std::byte* out, const GroupedR
     for (size_t place = 0; place < world; ++place) {
       const size_t bytes =
           static_cast<size_t>(rows.counts[feature * world + place]) * rows.row_bytes;
-      copy(out, read[place], bytes);
+      if (bytes != 0) std::memcpy(out, read[place], bytes);
       read[place] += bytes;
       out += bytes;
     }
@@ -123,12 +119,15 @@ void collect_rows(const Arrival& arrival, std::byte* out, size_t row_bytes,
       runs.push_back({rows_from(arrival, source, bytes), static_cast<size_t>(rows)});
     }
   }
+  size_t rows = 0;
+  for (const Run& run : runs) rows += run.rows;
+  const OutputWriter writer(rows * row_bytes);
   if (!permutation.empty()) {
-    permute_rows(out, row_bytes, runs, permutation);
+    permute_rows(writer, out, row_bytes, runs, permutation);
     return;
   }
   for (const Run& run : runs) {
-    copy(out, run.data, run.rows * row_bytes);
+    writer.copy(out, run.data, run.rows * row_bytes);
     out += run.rows * row_bytes;
   }
 }
@@ -141,17 +140,12 @@ void collect_columns(const Arrival& arrival, std::byte* out, size_t rows, size_t
       sources[source] = rows_from(arrival, source, static_cast<uint64_t>(rows) * group.width_bytes);
     }
   }
-  // Row by row, so that a row of the output is written once and stays in the cache for the sums.
+  const OutputWriter writer(rows * out_row_bytes);
   for (size_t row = 0; row < rows; ++row) {
     for (const ColumnGroup& group : groups) {
-      const size_t at = row * group.width_bytes;
-      std::byte* const to = out + row * out_row_bytes + group.offset_bytes;
-      copy(to, sources[group.first] + at, group.width_bytes);
-      for (int source = group.first + 1; source < group.first + group.count; ++source) {
-        auto* sum = reinterpret_cast<float*>(to);
-        const auto* addend = reinterpret_cast<const float*>(sources[source] + at);
-        for (size_t i = 0; i < group.width_bytes / sizeof(float); ++i) sum[i] += addend[i];
-      }
+      const std::span terms(sources.data() + group.first, static_cast<size_t>(group.count));
+      writer.sum(out + row * out_row_bytes + group.offset_bytes, terms, row * group.width_bytes,
+                 group.width_bytes);
     }
   }
 }

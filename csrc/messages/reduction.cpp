@@ -1,7 +1,7 @@
 #include "messages/reduction.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <cstring>
 
 #include "codecs/kernels/kernels.h"
 
@@ -11,14 +11,28 @@ namespace {
 // Elements reduced before the next ones are begun: small enough for the nearest cache.
 constexpr size_t kBlock = 1024;
 
+/// Elements of type `T`, reduced as they are.
+template <class T>
+struct Plain {
+  using Value = T;
+  static constexpr size_t kBytes = sizeof(T);
+  static const T* load(const std::byte* from, size_t, T*) {
+    return reinterpret_cast<const T*>(from);
+  }
+  static void store(const T* from, size_t count, std::byte* to) {
+    std::memmove(to, from, count * sizeof(T));  // of one source onto itself, perhaps
+  }
+};
+
 /// Elements of type `T`, reduced as `Accumulator`.
 template <class T, class Accumulator>
-struct Numbers {
+struct Widened {
   using Value = Accumulator;
   static constexpr size_t kBytes = sizeof(T);
-  static void load(const std::byte* from, size_t count, Value* to) {
+  static const Value* load(const std::byte* from, size_t count, Value* to) {
     const T* numbers = reinterpret_cast<const T*>(from);
     for (size_t i = 0; i < count; ++i) to[i] = static_cast<Value>(numbers[i]);
+    return to;
   }
   static void store(const Value* from, size_t count, std::byte* to) {
     T* numbers = reinterpret_cast<T*>(to);
@@ -29,8 +43,9 @@ struct Numbers {
 struct Float16 {
   using Value = float;
   static constexpr size_t kBytes = 2;
-  static void load(const std::byte* from, size_t count, float* to) {
+  static const float* load(const std::byte* from, size_t count, float* to) {
     kernels().from_float16(from, count, to);
+    return to;
   }
   static void store(const float* from, size_t count, std::byte* to) {
     kernels().to_float16(from, count, to);
@@ -40,8 +55,9 @@ struct Float16 {
 struct Bfloat16 {
   using Value = float;
   static constexpr size_t kBytes = 2;
-  static void load(const std::byte* from, size_t count, float* to) {
+  static const float* load(const std::byte* from, size_t count, float* to) {
     kernels().from_bfloat16(from, count, to);
+    return to;
   }
   static void store(const float* from, size_t count, std::byte* to) {
     kernels().to_bfloat16(from, count, to);
@@ -79,32 +95,34 @@ void reduce_as(std::span<const std::byte* const> sources, size_t count, std::byt
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t length = std::min(kBlock, count - at);
     const size_t offset = at * Type::kBytes;
-    Type::load(sources[0] + offset, length, result);
+    const Value* so_far = Type::load(sources[0] + offset, length, result);
     for (const std::byte* source : sources.subspan(1)) {
-      Type::load(source + offset, length, next);
-      for (size_t i = 0; i < length; ++i) result[i] = Operation::apply(result[i], next[i]);
+      const Value* more = Type::load(source + offset, length, next);
+      for (size_t i = 0; i < length; ++i) result[i] = Operation::apply(so_far[i], more[i]);
+      so_far = result;
     }
     if (divisor != 1) {
       const Value by = static_cast<Value>(divisor);
-      for (size_t i = 0; i < length; ++i) result[i] /= by;
+      for (size_t i = 0; i < length; ++i) result[i] = so_far[i] / by;
+      so_far = result;
     }
-    Type::store(result, length, out + offset);
+    Type::store(so_far, length, out + offset);
   }
 }
 
-/// `Exact` for sums and `Plain` for the rest.
-template <class Exact, class Plain>
+/// `Added` for sums and `Compared` for the rest.
+template <class Added, class Compared>
 void reduce_by(Reduction reduction, std::span<const std::byte* const> sources, size_t count,
                std::byte* out) {
   switch (reduction) {
     case Reduction::kSum:
-      return reduce_as<Exact, Sum>(sources, count, out);
+      return reduce_as<Added, Sum>(sources, count, out);
     case Reduction::kAverage:
-      return reduce_as<Exact, Sum>(sources, count, out, sources.size());
+      return reduce_as<Added, Sum>(sources, count, out, sources.size());
     case Reduction::kMax:
-      return reduce_as<Plain, Max>(sources, count, out);
+      return reduce_as<Compared, Max>(sources, count, out);
     case Reduction::kMin:
-      return reduce_as<Plain, Min>(sources, count, out);
+      return reduce_as<Compared, Min>(sources, count, out);
   }
 }
 
@@ -139,24 +157,20 @@ void reduce(Element element, Reduction reduction, std::span<const std::byte* con
     case Element::kFloat32:
       // The sum of two is rounded once in either way.
       if (sources.size() == 2 && reduction == Reduction::kSum) {
-        return reduce_as<Numbers<float, float>, Sum>(sources, count, out);
+        return reduce_as<Plain<float>, Sum>(sources, count, out);
       }
-      return reduce_by<Numbers<float, double>, Numbers<float, float>>(reduction, sources, count,
-                                                                      out);
+      return reduce_by<Widened<float, double>, Plain<float>>(reduction, sources, count, out);
     case Element::kFloat64:
-      return reduce_by<Numbers<double, double>, Numbers<double, double>>(reduction, sources, count,
-                                                                         out);
+      return reduce_by<Plain<double>, Plain<double>>(reduction, sources, count, out);
     case Element::kFloat16:
       return reduce_by<Float16, Float16>(reduction, sources, count, out);
     case Element::kBfloat16:
       return reduce_by<Bfloat16, Bfloat16>(reduction, sources, count, out);
     // Unsigned, where sums may wrap around.
     case Element::kInt32:
-      return reduce_by<Numbers<uint32_t, uint32_t>, Numbers<int32_t, int32_t>>(reduction, sources,
-                                                                               count, out);
+      return reduce_by<Plain<uint32_t>, Plain<int32_t>>(reduction, sources, count, out);
     case Element::kInt64:
-      return reduce_by<Numbers<uint64_t, uint64_t>, Numbers<int64_t, int64_t>>(reduction, sources,
-                                                                               count, out);
+      return reduce_by<Plain<uint64_t>, Plain<int64_t>>(reduction, sources, count, out);
   }
 }
 

@@ -33,7 +33,7 @@ def be_killed(rank: int, in_a_future: bool) -> None:
     works = [start(group, 100_000), start(group)]
     if in_a_future:
         # What C++ can be told of an exception.
-        with pytest.raises(RuntimeError, match="(PeerDied|Poisoned)Error: .*rank 1 died"):
+        with pytest.raises(RuntimeError, match=r"(PeerDied|Poisoned)Error: .*rank 1 died"):
             works[0].get_future().wait()
     with pytest.raises((PeerDiedError, PoisonedError), match="rank 1 died"):
         works[0].wait()

@@ -59,6 +59,7 @@ class AllReduces:
     def __init__(self, channel: BoundedLagChannel) -> None:
         self.channel = channel
         self._order = threading.Lock()
+        self._finishing = threading.Condition()
         self._newest: AllReduceWork | None = None
         self._queue: SimpleQueue[AllReduceWork | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -76,7 +77,7 @@ class AllReduces:
             ChannelClosedError: this is a forked child, which has no such thread.
         """
         self.channel.check_not_abandoned()
-        work = AllReduceWork(self.channel, tensor, reduction)
+        work = AllReduceWork(self.channel, tensor, reduction, self._finishing)
         try:
             with self._order:
                 if waits and (self._newest is None or self._newest.finished):
@@ -113,21 +114,22 @@ class AllReduceWork(dist.Work):
     """Handle of one all-reduce. The deadline of the group counts, and not the `timeout` of a
     single call."""
 
-    def __init__(self, channel: BoundedLagChannel, tensor: torch.Tensor, reduction: int) -> None:
+    def __init__(
+        self,
+        channel: BoundedLagChannel,
+        tensor: torch.Tensor,
+        reduction: int,
+        finishing: threading.Condition,
+    ) -> None:
         super().__init__()
+        self.finished = False
         self._channel = channel
         self._tensor = tensor
         self._reduction = reduction
-        self._done = threading.Event()
+        self._finishing = finishing  # of any handle of the group
         self._error: BaseException | None = None
         self._future: Future[list[torch.Tensor]] | None = None
-        self._finishing: Future[None] | None = None  # which completes `_future`
-        self._completing = threading.Lock()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the result is there, or an error."""
-        return self._done.is_set()
+        self._completes: Future[None] | None = None  # what completes `_future`
 
     def run(self) -> None:
         """Does it. `wait` raises what goes wrong."""
@@ -148,10 +150,11 @@ class AllReduceWork(dist.Work):
             self._error = error
             if not isinstance(error, BLSError):  # those are told by whoever raises them
                 self._channel.poison(named(error))
-        with self._completing:
-            self._done.set()
-        if self._finishing is not None:
-            self._finishing.set_result(None)
+        with self._finishing:
+            self.finished = True
+            self._finishing.notify_all()
+        if self._completes is not None:
+            self._completes.set_result(None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until the tensor has the result.
@@ -160,7 +163,9 @@ class AllReduceWork(dist.Work):
             BLSError: of the type and with the text that the channel has for the failure.
         """
         try:
-            self._done.wait()
+            if not self.finished:
+                with self._finishing:
+                    self._finishing.wait_for(lambda: self.finished)
         except BaseException as error:  # of a signal's handler
             self._channel.poison(named(error))
             raise
@@ -192,16 +197,15 @@ class AllReduceWork(dist.Work):
         """Returns a future of the tensor, whose errors are RuntimeErrors with type and text of the
         one that `wait` raises: those of Python that a future may be given are none to C++, where
         DistributedDataParallel takes them for a result."""
-        with self._completing:
-            if self._future is None:
-                finishing: Future[None] = Future()
-                self._future = finishing.then(self._result_or_error)
-                if not self.finished:
-                    self._finishing = finishing
-                    return self._future
-            else:
+        with self._finishing:
+            if self._future is not None:
                 return self._future
-        finishing.set_result(None)
+            completes: Future[None] = Future()
+            self._future = completes.then(self._result_or_error)
+            if not self.finished:
+                self._completes = completes
+                return self._future
+        completes.set_result(None)
         return self._future
 
     def _result_or_error(self, _: object) -> list[torch.Tensor]:

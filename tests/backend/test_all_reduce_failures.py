@@ -78,6 +78,8 @@ def give_up(rank: int, how: str) -> None:
         dist.destroy_process_group(group) if how == "destroyed" else group.abort()
         with pytest.raises((ChannelClosedError, PoisonedError)):
             work.wait()
+        with pytest.raises(ChannelClosedError):
+            group.allreduce([torch.ones(8)]).wait()
     else:
         time.sleep(0.3)
         for _ in range(2):

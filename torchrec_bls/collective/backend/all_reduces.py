@@ -61,6 +61,7 @@ class AllReduces:
         self._order = threading.Lock()
         self._finishing = threading.Condition()
         self._newest: AllReduceWork | None = None
+        self._closed = False
         self._queue: SimpleQueue[AllReduceWork | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stop = weakref.finalize(self, self._queue.put, None)
@@ -80,7 +81,8 @@ class AllReduces:
         work = AllReduceWork(self.channel, tensor, reduction, self._finishing)
         try:
             with self._order:
-                if waits and (self._newest is None or self._newest.finished):
+                idle = self._newest is None or self._newest.finished
+                if self._closed or (waits and idle):  # which fails at once when closed
                     work.run()
                 else:
                     self._enqueue(work)
@@ -100,6 +102,7 @@ class AllReduces:
 
     def close(self) -> None:
         """Closes the channel, which fails what is under way, and ends the thread."""
+        self._closed = True
         self._stop()
         self.channel.close()
 

@@ -1,14 +1,13 @@
 """All-reduce of float32 sums on one host: backends bls and gloo against Open MPI, in one run."""
 
-import argparse
 import importlib.util
 import json
 import os
 import shutil
 import sys
-import time
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,32 +93,11 @@ def _measure_mpi(rank: int, parameters: dict[str, str], sizes: list[int]) -> lis
     found: list[float] = []
     if rank == 0:  # all others wait in the kernel
         start = native.mpirun(dist.get_world_size(), _MPI_LIMIT_S, parameters)
-        program = [sys.executable, "-m", __spec__.name, "--mpi", *map(str, sizes)]
+        program = [sys.executable, str(Path(__file__).with_name("mpi_all_reduce.py"))]
+        for size in sizes:
+            program += [str(size), str(calls(size))]
         found = json.loads(native.checked([*start, *program]).splitlines()[-1])
     return gathered(found)[0]
-
-
-def be_mpi_rank(sizes: list[int]) -> None:
-    """Prints the µs a call of the slowest rank, by size."""
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    pin_to_core(world.rank)
-    found = []
-    for size in sizes:
-        numbers = np.zeros(size // 4, np.float32)
-
-        def seconds(count: int, numbers: np.ndarray = numbers) -> float:
-            world.Barrier()
-            start = time.perf_counter()
-            for _ in range(count):
-                world.Allreduce(MPI.IN_PLACE, numbers)
-            return world.allreduce((time.perf_counter() - start) / count, MPI.MAX)
-
-        seconds(2)
-        found.append(1e6 * seconds(calls(size)))
-    if world.rank == 0:
-        print(json.dumps(found))
 
 
 def section(made: record.Record) -> str:
@@ -147,12 +125,7 @@ def section(made: record.Record) -> str:
 
 
 def main() -> None:
-    made = record.parser(__doc__, quick="2 ranks, two sizes, two turns")
-    made.add_argument("--mpi", type=int, nargs="+", help=argparse.SUPPRESS)
-    arguments = made.parse_args()
-    if arguments.mpi:
-        be_mpi_rank(arguments.mpi)
-        return
+    arguments = record.parser(__doc__, quick="2 ranks, two sizes, two turns").parse_args()
     before, settings = record.environment(), dict(QUICK if arguments.quick else FULL)
     has_mpi = shutil.which("mpirun") and importlib.util.find_spec("mpi4py")
     settings["mpi"] = native.checked(["mpirun", "--version"]).splitlines()[0] if has_mpi else None

@@ -24,7 +24,12 @@ ELEMENTS = {
     torch.int64: 5,
 }
 #: Those of `Reduction`.
-REDUCTIONS = {"SUM": 0, "AVG": 1, "MAX": 2, "MIN": 3}
+REDUCTIONS = {
+    dist.ReduceOp.SUM: 0,
+    dist.ReduceOp.AVG: 1,
+    dist.ReduceOp.MAX: 2,
+    dist.ReduceOp.MIN: 3,
+}
 # Large enough that waiting for the other ranks is little of it, and small enough that the slots of
 # a few ranks stay in a core's cache.
 SLOT_BYTES = 64 << 10
@@ -39,10 +44,9 @@ def reduction_of(tensors: list[torch.Tensor], operation: Any) -> int | None:
     strided = tensor.is_cpu and tensor.layout == torch.strided
     if others or not strided or tensor.dtype not in ELEMENTS:
         return None
-    name = operation.op.name
-    if name == "AVG" and not tensor.is_floating_point():
-        return None
-    return REDUCTIONS.get(name)
+    reduction = REDUCTIONS.get(operation.op)
+    averages = reduction == REDUCTIONS[dist.ReduceOp.AVG]
+    return None if averages and not tensor.is_floating_point() else reduction
 
 
 class AllReduces:

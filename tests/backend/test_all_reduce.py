@@ -251,6 +251,19 @@ def test_other_reductions_dtypes_and_transports_are_left_to_gloo() -> None:
     run(2, leave_to_gloo)
 
 
+def reduce_parameters(rank: int) -> None:
+    group = new_group()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        weights = torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=layout)
+        parameter = nn.Parameter(weights + rank)
+        dist.all_reduce(parameter, group=group)
+        assert torch.equal(parameter.detach(), 2 * weights + 1)
+
+
+def test_parameters_of_any_layout() -> None:
+    run(2, reduce_parameters)
+
+
 def meet_from_two_hosts(rank: int) -> None:
     from torchrec_bls.collective.backend import process_group
 

@@ -152,7 +152,7 @@ class AllReduceWork(dist.Work):
                     flat.numel(),
                 )
             if flat is not tensor:
-                tensor.copy_(flat)
+                tensor.detach().copy_(flat)  # a parameter, perhaps
         except BaseException as error:
             self._error = error
             if not isinstance(error, BLSError):  # those are told by whoever raises them

@@ -1,5 +1,7 @@
 """All-reduces over the backend `bls`: in the order of ranks, with one set of bits everywhere."""
 
+import time
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,6 +229,23 @@ def use_futures(rank: int) -> None:
 
 def test_futures_and_functional_collectives() -> None:
     run(2, use_futures)
+
+
+def let_go(rank: int) -> None:
+    group = new_group()
+    for is_async in (False, True):
+        tensor = torch.ones(10)
+        kept = weakref.ref(tensor)
+        work = dist.all_reduce(tensor, group=group, async_op=is_async)
+        if work is not None:
+            work.wait()
+        del tensor, work
+        while kept() is not None:  # the thread may be about to
+            time.sleep(0.01)
+
+
+def test_nothing_keeps_a_tensor_that_is_reduced() -> None:
+    run(2, let_go)
 
 
 def leave_to_gloo(rank: int) -> None:

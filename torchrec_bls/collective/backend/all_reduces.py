@@ -64,7 +64,8 @@ class AllReduces:
         self.channel = channel
         self._order = threading.Lock()
         self._finishing = threading.Condition()
-        self._newest: AllReduceWork | None = None
+        # Of those that the thread does. Its tensor is the caller's alone to keep.
+        self._newest: weakref.ref[AllReduceWork] | None = None
         self._closed = False
         self._queue: SimpleQueue[AllReduceWork | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -85,19 +86,22 @@ class AllReduces:
         work = AllReduceWork(self.channel, tensor, reduction, self._finishing)
         try:
             with self._order:
-                idle = self._newest is None or self._newest.finished
-                if self._closed or (waits and idle):  # which fails at once when closed
+                if self._closed or (waits and self._is_idle()):  # it fails at once when closed
                     work.run()
                 else:
                     self._enqueue(work)
-                self._newest = work
         except BaseException as error:  # of a signal's handler: the others count on this call
             self.channel.poison(named(error))
             raise
         return work
 
+    def _is_idle(self) -> bool:
+        newest = None if self._newest is None else self._newest()
+        return newest is None or newest.finished
+
     def _enqueue(self, work: "AllReduceWork") -> None:
         self._queue.put(work)
+        self._newest = weakref.ref(work)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_run_all, args=(self._queue,), name="torchrec_bls all-reduce", daemon=True
@@ -106,9 +110,12 @@ class AllReduces:
 
     def close(self) -> None:
         """Closes the channel, which fails what is under way, and ends the thread."""
-        self._closed = True
-        self._stop()
-        self.channel.close()
+        try:
+            self.channel.close()
+        finally:
+            with self._order:  # so that nothing comes behind the end of the queue
+                self._closed = True
+                self._stop()
 
 
 def _run_all(queue: "SimpleQueue[AllReduceWork | None]") -> None:

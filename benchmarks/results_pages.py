@@ -9,6 +9,7 @@ from benchmarks.bounded import page as bounded
 from benchmarks.bounded import paper
 from benchmarks.codecs import page as codecs
 from benchmarks.delays import page as delays
+from benchmarks.exchange import all_reduce
 from benchmarks.exchange import page as exchange
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
@@ -22,6 +23,7 @@ from benchmarks.soak import soak
 
 #: The program that writes each record.
 PROGRAMS = {
+    "all_reduce": "exchange.all_reduce",
     "alltoall": "exchange.alltoall",
     "backend": "modules.backend",
     "bounded_codec": "codecs.bounded",
@@ -84,6 +86,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/modules.md", "results"): (modules.section, "embedding"),
     ("docs/results/backend.md", "results"): (modules.backend_section, "backend"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
+    ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
     ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded_codec"),
     ("docs/results/planner.md", "results"): (planner.section, "simulator", "sharding_search"),

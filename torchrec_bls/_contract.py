@@ -40,6 +40,7 @@ _OF_COLLECTIONS = (
 # By "module" or "module:Class": names of a module, or attributes of a class and of its instances.
 CONTRACT: Mapping[str, tuple[str, ...]] = {
     "torch.autograd": ("_profiler_enabled",),
+    "torch.autograd.function:BackwardCFunction": ("_set_sequence_nr",),
     "torch.distributed:ProcessGroup": (
         "_get_backend",
         "_register_backend",

@@ -1,10 +1,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
+#include <stdexcept>
 #include <tuple>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "messages/all_reduce.h"
 #include "messages/all_to_all.h"
 #include "messages/reduce_scatter.h"
 
@@ -39,6 +42,17 @@ void bind_all_to_all(py::module_& module) {
   module.def("collect_sum", [](const Arrival& arrival, int rank, uintptr_t output, size_t floats) {
     const py::gil_scoped_release release;
     collect_sum(arrival, rank, {reinterpret_cast<float*>(output), floats});
+  });
+
+  module.attr("ALL_REDUCE_POSTS") = kAllReducePosts;
+  module.def("all_reduce", [](Channel& channel, uint8_t element, uint8_t reduction, uintptr_t data,
+                              size_t count) {
+    if (element >= kElements || reduction >= kReductions) {
+      throw std::invalid_argument("no such element or reduction");
+    }
+    const py::gil_scoped_release release;
+    all_reduce(channel, static_cast<Element>(element), static_cast<Reduction>(reduction),
+               reinterpret_cast<std::byte*>(data), count);
   });
 }
 

@@ -1,4 +1,7 @@
-"""Over the backend `bls` every function of torch.distributed but the all-to-alls is gloo's."""
+"""Over the backend `bls` all functions of torch.distributed but all-to-alls give what gloo does.
+
+Sums of all-reduces are exact here; what they are elsewhere is in test_all_reduce.py.
+"""
 
 import inspect
 import re
@@ -10,11 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as with_autograd
-from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.processes import run
 from torchrec_bls.collective.backend.process_group import BLSProcessGroup
@@ -331,14 +332,6 @@ def gradients(group: Group) -> Any:
     sum(result.square().sum() for result in results).backward()
     # gloo's `gather` and `reduce` leave what other ranks get undefined.
     return parameter.grad if group.rank() == 0 else None
-
-
-@case()
-def data_parallel(group: Group) -> Any:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(3, 2), process_group=group)
-    model(numbers(group, 4, 3)).square().sum().backward()
-    return [parameter.grad for parameter in model.parameters()]
 
 
 @case()

@@ -3,6 +3,7 @@
 import signal
 from dataclasses import replace
 
+from tests.faults.all_reduce_rows import ALL_REDUCE
 from tests.faults.creation_rows import CREATION
 from tests.faults.damage_rows import DAMAGE
 from tests.faults.faults import (
@@ -228,6 +229,7 @@ MATRIX: list[Row] = [
     *LEAVING,
     *SERVICE,
     *RESHARDING,
+    *ALL_REDUCE,
     *INTERRUPTS,
     *DAMAGE,
     *CREATION,

@@ -15,7 +15,13 @@ from tests.distributed import models
 from tests.distributed.pipeline.test_torchrec_pipelines import sharded
 from tests.distributed.test_reshard import batch_of, by_key, new_plan
 from tests.faults.row import LeaveError, Row, Scene
-from torchrec_bls import BLSConfig, BoundedLagChannel, BoundedLagPipeline, CodecConfig
+from torchrec_bls import (
+    BLSConfig,
+    BLSOptions,
+    BoundedLagChannel,
+    BoundedLagPipeline,
+    CodecConfig,
+)
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.errors import PipelineError
 
@@ -226,6 +232,21 @@ def move(scene: Scene) -> None:
             batch = batch_of(models.EBC, scene.rank, iteration)
             answer, expected = by_key(model(batch)[1]), by_key(unmoved(batch)[1])
             models.assert_same_bits(answer, expected)
+
+
+def reduce(scene: Scene) -> None:
+    """All-reduces of the backend, of as many "dtype" as the row's "items" says."""
+    options = BLSOptions(deadline=scene.row.deadline)
+    group = dist.new_group(backend="bls", pg_options=options)
+    dist.all_reduce(torch.zeros(1), group=group)
+    for iteration in range(ITERATIONS):
+        scene.reach("post", iteration)
+        items = scene.arguments.get("items", scene.row.items)
+        dtype = scene.arguments.get("dtype", torch.float32)
+        terms = torch.full((items,), scene.rank + iteration, dtype=dtype)
+        dist.all_reduce(terms, group=group)
+        expected = sum(rank + iteration for rank in range(scene.row.world))
+        assert torch.equal(terms, torch.full_like(terms, expected))
 
 
 def refresh(model: Any) -> None:

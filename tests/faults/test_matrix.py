@@ -20,6 +20,7 @@ LONG = {
     "interpreter shutdown with posts outstanding and a thread in wait",
     "SIGSTOP longer than the deadline",
     "SIGSTOP between post and wait",
+    "SIGSTOP longer than the deadline, in an all-reduce",
     "SIGKILL before a reshard",
     "older message replayed",
 }

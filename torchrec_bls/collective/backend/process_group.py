@@ -1,5 +1,5 @@
 """The torch.distributed backend "bls": personalised exchanges go through a bounded-lag channel, the
-rest by gloo.
+all-reduces of one host through another, and the rest by gloo.
 
 Importing torchrec_bls registers it (docs/design/backend.md).
 """
@@ -7,7 +7,8 @@ Importing torchrec_bls registers it (docs/design/backend.md).
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,9 +17,15 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls import _native
 from torchrec_bls.collective.backend import buffers
+from torchrec_bls.collective.backend.all_reduces import SLOT_BYTES, AllReduces, reduction_of
 from torchrec_bls.collective.backend.calls import CallQueue, CallWork, Receive
 from torchrec_bls.collective.backend.options import DEFAULT_SLOT_BYTES, BLSOptions
 from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
+from torchrec_bls.collective.transport.rendezvous import (
+    Rendezvous,
+    host_identity,
+    require_equal,
+)
 
 NAME = "bls"
 # What torch calls it: the first from 2.13 on.
@@ -70,8 +77,9 @@ class BLSProcessGroup(dist.ProcessGroup):
     """A process group of CPU tensors.
 
     Everything is gloo's but `all_to_all_single`, `all_to_all` and sums of float32 by
-    `reduce_scatter_tensor`. The first of these sets up the channel, for which all ranks have to
-    call it.
+    `reduce_scatter_tensor`, and among the ranks of one host `all_reduce` of the usual dtypes by
+    SUM, AVG, MAX and MIN. The first call of either kind sets up its channel, for which all ranks
+    have to make it.
 
     - Inputs that are not contiguous are copied; outputs that are not are refused.
     - An input stays unchanged until its handle is completed, an output is undefined until then.
@@ -79,7 +87,7 @@ class BLSProcessGroup(dist.ProcessGroup):
 
     Args:
         given: what torch knows about the group: store, rank, size, timeout and name.
-        options: of the all-to-alls.
+        options: of the channels.
     """
 
     def __init__(self, given: Any, options: BLSOptions) -> None:
@@ -103,12 +111,21 @@ class BLSProcessGroup(dist.ProcessGroup):
         self._options = options
         self._deadline = options.deadline or min(given.timeout.total_seconds(), LONGEST_DEADLINE)
         self._queue: CallQueue | None = None
+        # None before the first all-reduce, False where they are gloo's.
+        self._all_reduces: AllReduces | Literal[False] | None = None
+        # One each: ranks whose threads make their first calls at once need no order of the two.
         self._making_queue = threading.Lock()
+        self._making_all_reduces = threading.Lock()
 
     @property
     def channel(self) -> BoundedLagChannel | None:
         """The channel of the all-to-alls, None before the first."""
         return self._queue.channel if self._queue else None
+
+    @property
+    def all_reduce_channel(self) -> BoundedLagChannel | None:
+        """That of the all-reduces, None before the first and where they are gloo's."""
+        return self._all_reduces.channel if self._all_reduces else None
 
     def all_to_all_single(  # type: ignore[override]
         self,
@@ -187,6 +204,22 @@ class BLSProcessGroup(dist.ProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Called by `torch.distributed.all_reduce`, and by DistributedDataParallel from the thread
+        of autograd.
+
+        Sums over the channel are made in the order of ranks, so that all ranks have the same bits
+        in every run (docs/design/all-reduce.md).
+        """
+        opts = opts or dist.AllreduceOptions()
+        reduction = reduction_of(tensors, opts.reduceOp)
+        if reduction is not None and (all_reduces := self._made_all_reduces()):
+            return all_reduces.start(tensors[0], reduction, not getattr(opts, "asyncOp", True))
+        work: dist.Work = self._plain.allreduce(tensors, opts)
+        return work
+
     def gather(  # type: ignore[override]
         self, output: list[list[torch.Tensor]], input: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
@@ -207,7 +240,6 @@ class BLSProcessGroup(dist.ProcessGroup):
     allgather = _by_plain_group("allgather")
     all_gather_single_coalesced = _by_plain_group("all_gather_single_coalesced")
     allgather_into_tensor_coalesced = _by_plain_group("allgather_into_tensor_coalesced")
-    allreduce = _by_plain_group("allreduce")
     allreduce_coalesced = _by_plain_group("allreduce_coalesced")
     barrier = _by_plain_group("barrier")
     broadcast = _by_plain_group("broadcast")
@@ -241,6 +273,34 @@ class BLSProcessGroup(dist.ProcessGroup):
             work.wait()
         return work
 
+    def _made_all_reduces(self) -> AllReduces | Literal[False]:
+        with self._making_all_reduces:
+            if self._all_reduces is None:
+                self._all_reduces = self._make_all_reduces()
+            return self._all_reduces
+
+    def _make_all_reduces(self) -> AllReduces | Literal[False]:
+        """Makes the channel of the all-reduces, where all ranks share a host's memory."""
+        name = f"all-reduce of group {self.group_name}"
+        rendezvous = Rendezvous(self, f"{name}, hosts", self._deadline)
+        with rendezvous.own_part("hosts"):
+            record = {"host": host_identity(), "transport": self._options.transport}
+        records = rendezvous.exchange("hosts", record)
+        require_equal(name, records, {"transport": "Give every rank the same transport"})
+        one_host = len({each["host"] for each in records}) == 1
+        if self._options.transport not in ("auto", "shm") or not one_host:
+            return False
+        return AllReduces(
+            BoundedLagChannel(
+                self,
+                bound=_native.ALL_REDUCE_POSTS - 1,
+                slot_bytes=SLOT_BYTES,
+                name=name,
+                deadline=self._deadline,
+                transport="shm",
+            )
+        )
+
     def _make_channel(self) -> BoundedLagChannel:
         return BoundedLagChannel(
             self,
@@ -261,18 +321,25 @@ class BLSProcessGroup(dist.ProcessGroup):
         return NAME
 
     def shutdown(self) -> None:
-        """Called by `destroy_process_group`: closes the channel."""
+        """Called by `destroy_process_group`: closes the channels."""
         try:
-            if self.channel is not None:
-                self.channel.close()
+            self._close_channels()
         finally:
             super().shutdown()
 
     def abort(self) -> None:
-        """Fails the all-to-alls of all ranks, and aborts gloo."""
+        """Fails the all-to-alls and all-reduces of all ranks, and aborts gloo."""
         try:
-            if self.channel is not None:
-                self.channel.poison("aborted")
-                self.channel.close()
+            for channel in (self.channel, self.all_reduce_channel):
+                if channel is not None:
+                    channel.poison("aborted")
+            self._close_channels()
         finally:
             super().abort()
+
+    def _close_channels(self) -> None:
+        with ExitStack() as stack:  # both, also if a signal ends the waiting of one
+            if self.channel is not None:
+                stack.callback(self.channel.close)
+            if self._all_reduces:
+                stack.callback(self._all_reduces.close)

@@ -38,6 +38,9 @@ class OutputDist(nn.Module):
         gradients: its channel for gradients, made at the first forward that needs them.
         gradient_divisors: what TorchRec divides gradients by, one after the other.
         callbacks: what TorchRec's own output dist does to the embeddings once they have arrived.
+
+    Attributes:
+        forwards: that autograd follows, since gradients were last sent.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class OutputDist(nn.Module):
         self._gradients = gradients
         self._gradient_divisors = gradient_divisors
         self._callbacks = list(callbacks)
+        self.forwards = 0
 
     def forward(self, local_embs: torch.Tensor, sharding_ctx: Any) -> EmbeddingsAwaitable:
         """Posts the rows and returns the awaitable of this rank's embeddings.
@@ -65,6 +69,9 @@ class OutputDist(nn.Module):
         request = Request(self, sharding_ctx, local_embs)
         if torch.is_grad_enabled() and local_embs.requires_grad:
             request.dummy = _Send.apply(request, local_embs)  # type: ignore[no-untyped-call]
+            # A module used several times in a step updates its rows in the order without this.
+            run_last(request.dummy, self.forwards)
+            self.forwards += 1
         else:
             request.send(local_embs.detach())
         awaitable = EmbeddingsAwaitable(request.finish)
@@ -111,9 +118,21 @@ class Request:
         return output
 
 
+def run_last(output: torch.Tensor, place: int) -> None:
+    """Has a backward run the node that made `output` when no other can, and of several the one of
+    the largest `place` first.
+
+    Of the nodes whose gradients are there, autograd runs the one with the largest number first. The
+    forward numbers them as it makes them, so that a wait for embeddings' gradients would come
+    before the backward of what a model computes before its lookup: in a DLRM the bottom MLP.
+    """
+    node: Any = output.grad_fn
+    node._set_sequence_nr(place)
+
+
 # The two halves of the exchange are two nodes of the autograd graph, as in TorchRec: the gradient's
-# exchange starts in the backward of the second and ends in that of the first, and other backward
-# work fits in between. The dummy tensor joins them.
+# exchange starts in the backward of the second and ends in that of the first. All other backward
+# work that does not need the gradient comes in between. The dummy tensor joins them.
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, request: Request, rows: torch.Tensor) -> torch.Tensor:
@@ -137,6 +156,7 @@ class _Receive(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
         request: Request = ctx.request
+        request.dist.forwards = 0
         request.pending = request.dist.post_gradient(request, gradient.contiguous())
         return None, torch.zeros_like(ctx.dummy)
 

@@ -1,0 +1,228 @@
+"""All-reduces of a group through a channel of their own, one after the other."""
+
+import threading
+import weakref
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from torchrec_bls import _native
+from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.errors import BLSError, named
+
+#: Numbers of `Element` in csrc/messages/reduction.h.
+ELEMENTS = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+}
+#: Those of `Reduction`.
+REDUCTIONS = {
+    dist.ReduceOp.SUM: 0,
+    dist.ReduceOp.AVG: 1,
+    dist.ReduceOp.MAX: 2,
+    dist.ReduceOp.MIN: 3,
+}
+# Large enough that waiting for the other ranks is little of it, and small enough that the slots of
+# a few ranks stay in a core's cache.
+SLOT_BYTES = 64 << 10
+
+
+def reduction_of(tensors: list[torch.Tensor], operation: Any) -> int | None:
+    """Returns the number of the reduction if the channel does it for such tensors, else None.
+
+    Ranks that call alike get the same: it depends on nothing else.
+    """
+    tensor, *others = tensors
+    strided = tensor.is_cpu and tensor.layout == torch.strided
+    if others or not strided or tensor.dtype not in ELEMENTS:
+        return None
+    reduction = REDUCTIONS.get(operation.op)
+    averages = reduction == REDUCTIONS[dist.ReduceOp.AVG]
+    return None if averages and not tensor.is_floating_point() else reduction
+
+
+class AllReduces:
+    """The all-reduces of one rank in a group, in the order of their calls.
+
+    A call that waits for its result is done by the thread that makes it, where no other is under
+    way. All others are done by one thread of this object, so that they go on while their callers
+    do something else.
+
+    Args:
+        channel: for these alone, of a bound of `_native.ALL_REDUCE_POSTS` - 1.
+    """
+
+    def __init__(self, channel: BoundedLagChannel) -> None:
+        self.channel = channel
+        self._order = threading.Lock()
+        self._finishing = threading.Condition()
+        # Of those that the thread does. Its tensor is the caller's alone to keep.
+        self._newest: weakref.ref[AllReduceWork] | None = None
+        self._closed = False
+        self._queue: SimpleQueue[AllReduceWork | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stop = weakref.finalize(self, self._queue.put, None)
+
+    def start(self, tensor: torch.Tensor, reduction: int, waits: bool) -> "AllReduceWork":
+        """Begins an all-reduce; the first call that does not wait starts the thread.
+
+        Args:
+            tensor: of a dtype of ELEMENTS; replaced by the result.
+            reduction: one of REDUCTIONS.
+            waits: whether the caller waits for the result at once.
+
+        Raises:
+            ChannelClosedError: this is a forked child, which has no such thread.
+        """
+        self.channel.check_not_abandoned()
+        work = AllReduceWork(self.channel, tensor, reduction, self._finishing)
+        try:
+            with self._order:
+                if self._closed or (waits and self._is_idle()):  # it fails at once when closed
+                    work.run()
+                else:
+                    self._enqueue(work)
+        except BaseException as error:  # of a signal's handler: the others count on this call
+            self.channel.poison(named(error))
+            raise
+        return work
+
+    def _is_idle(self) -> bool:
+        newest = None if self._newest is None else self._newest()
+        return newest is None or newest.finished
+
+    def _enqueue(self, work: "AllReduceWork") -> None:
+        self._queue.put(work)
+        self._newest = weakref.ref(work)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_run_all, args=(self._queue,), name="torchrec_bls all-reduce", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Closes the channel, which fails what is under way, and ends the thread."""
+        try:
+            self.channel.close()
+        finally:
+            with self._order:  # so that nothing comes behind the end of the queue
+                self._closed = True
+                self._stop()
+
+
+def _run_all(queue: "SimpleQueue[AllReduceWork | None]") -> None:
+    while (work := queue.get()) is not None:
+        work.run()
+        del work  # and its tensor, before the next one comes
+
+
+class AllReduceWork(dist.Work):
+    """Handle of one all-reduce. The deadline of the group counts, and not the `timeout` of a
+    single call."""
+
+    def __init__(
+        self,
+        channel: BoundedLagChannel,
+        tensor: torch.Tensor,
+        reduction: int,
+        finishing: threading.Condition,
+    ) -> None:
+        super().__init__()
+        self.finished = False
+        self._channel = channel
+        self._tensor = tensor
+        self._reduction = reduction
+        self._finishing = finishing  # of any handle of the group
+        self._error: BaseException | None = None
+        self._future: Future[list[torch.Tensor]] | None = None
+        self._completes: Future[None] | None = None  # what completes `_future`
+
+    def run(self) -> None:
+        """Does it. `wait` raises what goes wrong."""
+        tensor = self._tensor
+        try:
+            flat = tensor.contiguous()
+            with self._channel.range("all-reduce"):
+                _native.all_reduce(
+                    self._channel.native,
+                    ELEMENTS[tensor.dtype],
+                    self._reduction,
+                    flat.data_ptr(),
+                    flat.numel(),
+                )
+            if flat is not tensor:
+                tensor.detach().copy_(flat)  # a parameter, perhaps
+        except BaseException as error:
+            self._error = error
+            if not isinstance(error, BLSError):  # those are told by whoever raises them
+                self._channel.poison(named(error))
+        with self._finishing:
+            self.finished = True
+            self._finishing.notify_all()
+        if self._completes is not None:
+            self._completes.set_result(None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until the tensor has the result.
+
+        Raises:
+            BLSError: of the type and with the text that the channel has for the failure.
+        """
+        try:
+            if not self.finished:
+                with self._finishing:
+                    self._finishing.wait_for(lambda: self.finished)
+        except BaseException as error:  # of a signal's handler
+            self._channel.poison(named(error))
+            raise
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would not have to wait."""
+        return self.finished
+
+    def is_success(self) -> bool:
+        """Whether the tensor has the result."""
+        return self.finished and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Returns what `wait` would raise, None if nothing or not known yet."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensor, reduced or not."""
+        return [self._tensor]
+
+    def get_future(self) -> "Future[list[torch.Tensor]]":
+        """Returns a future of the tensor, whose errors are RuntimeErrors with type and text of the
+        one that `wait` raises: those of Python that a future may be given are none to C++, where
+        DistributedDataParallel takes them for a result."""
+        with self._finishing:
+            if self._future is not None:
+                return self._future
+            completes: Future[None] = Future()
+            self._future = completes.then(self._result_or_error)
+            if not self.finished:
+                self._completes = completes
+                return self._future
+        completes.set_result(None)
+        return self._future
+
+    def _result_or_error(self, _: object) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return [self._tensor]

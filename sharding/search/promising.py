@@ -18,6 +18,7 @@ from .ways import least_charges
 
 # Sets that are put in order by what takes longer, a linear programme each.
 _RELAXED = 8
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _worth_their_charges(
         relaxed = relax(problem, allowed, capacity, Constants.none(problem)) if enough else None
         if relaxed is None:
             return np.inf, np.inf, allowed
-        used = np.unique(pair[relaxed.shares > 0])
+        used = np.unique(pair[relaxed.shares > _ROUNDING])
         charges = float(problem.charges[used].sum())
         return relaxed.bound + charges, relaxed.bound, allowed & np.isin(pair, used)
 

@@ -22,7 +22,7 @@ _Entries = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
 
 # Options whose shard exceeds its phase's longest rank by more than such a part are left out, one
 # part after the other, until what is left is a plan nearly as the programme has it.
-_TOO_LARGE = (0.15, 0.05, 0.02, 0.0)
+_TOO_LARGE = (0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0.0)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
 # First plans of a set of a large problem: to place a thousand tables takes a tenth of a second.
 _PLACED_OF_LARGE = 2
 # Sets of options that are searched, the most promising first, beside those of one way each; without
-# a plan the largest other one.
-_SETS = 4
+# a plan the largest other one. Of large problems fewer.
+_SETS, _SETS_OF_LARGE = 4, 2
 # Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
 _ATTEMPTS = 5
 
@@ -179,8 +179,9 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
     large = len(problem.options) >= _LARGE
     most = _PLACED_OF_LARGE if large else len(_SHARES)
     # One way for all tables is what people try by hand: no plan is to be worse.
-    first = [*promising[:_SETS], *(each for each in promising[_SETS:] if each.number == 1)]
-    others = [options for options in promising[_SETS:] if options.number > 1]
+    sets = _SETS_OF_LARGE if large else _SETS
+    first = [*promising[:sets], *(each for each in promising[sets:] if each.number == 1)]
+    others = [options for options in promising[sets:] if options.number > 1]
     others.sort(key=lambda options: -int(options.allowed.sum()))
     for number, options in enumerate([*first, *others[:1]]):
         if number == len(first) and starts:

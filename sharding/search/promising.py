@@ -18,6 +18,8 @@ from .ways import least_charges
 
 # Sets that are put in order by what takes longer, a linear programme each.
 _RELAXED = 8
+# Those of them that are sought without the ways that are not worth their charges, too.
+_FEWER_WAYS = 2
 _ROUNDING = 1e-9
 
 
@@ -137,10 +139,12 @@ def _by_relaxation(
             replace(options, expected=options.expected + more, bound=options.bound + more)
         )
     looked_at.sort(key=lambda options: options.expected)
-    fewer = _worth_their_charges(problem, looked_at[0], capacity)
-    if not (fewer.allowed == looked_at[0].allowed).all():
-        looked_at.insert(0, fewer)
-    return looked_at + found[_RELAXED:]
+    fewer = [_worth_their_charges(problem, each, capacity) for each in looked_at[:_FEWER_WAYS]]
+    fewer.sort(key=lambda options: options.expected)
+    sets: dict[bytes, PlanOptions] = {}
+    for options in [*fewer, *looked_at, *found[_RELAXED:]]:
+        sets.setdefault(options.allowed.tobytes(), options)
+    return list(sets.values())
 
 
 def _worth_their_charges(

@@ -18,11 +18,14 @@ class Estimate:
         microseconds: the prediction.
         low: lower end of the interval, microseconds.
         high: upper end of the interval, microseconds.
+        on_core: how much of the time a rank works on a core, 0 to 1; the rest it waits for what no
+            core does.
     """
 
     microseconds: float
     low: float
     high: float
+    on_core: float = 1.0
 
 
 @dataclass(frozen=True)

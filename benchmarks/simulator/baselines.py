@@ -52,8 +52,8 @@ def algorithm_1_us(plan: MeasuredPlan, costs: ProfiledCosts) -> float:
             case Compute(work=work) if np.any(work):
                 add(work, depends=waited)
                 waited = False
-            case Begin(worker=work):
-                add(work, communicates=True)
+            case Begin(worker=work, pause=pause):
+                add(np.add(work, pause), communicates=True)
             case Post(work=work):
                 add(2 * np.asarray(work), communicates=True)  # with what its Collect reads
             case Finish() | Collect():

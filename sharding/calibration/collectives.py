@@ -50,8 +50,9 @@ def measure_collectives(tasks: Sequence[CollectiveTask]) -> Iterator[list[dict[s
         tasks: one after the other, in the same processes.
 
     Yields:
-        For each task its messages' fields, each with `backend`, `world_size` and `us`: one sample a
-        round, the microseconds of the slowest rank.
+        For each task its messages' fields, each with `backend` and `world_size`. `us` has one
+        sample a round, the microseconds of the slowest rank; `cpu_us` those of a rank's threads on
+        cores, the mean of all ranks.
 
     Raises:
         RanksFailedError: a rank failed.
@@ -93,20 +94,22 @@ def _rank(
 def _measure(task: CollectiveTask, rank: int, group: dist.ProcessGroup) -> list[dict[str, Any]]:
     works = _prepare(task, rank, group)
     calls = [_calls(work, group) for work in works]
-    samples: list[list[float]] = [[] for _ in works]
+    samples: list[list[tuple[float, float]]] = [[] for _ in works]
     end = time.monotonic() + task.seconds
     rounds = 0
     while rounds < LEAST_ROUNDS or _everybody_has_time(end, group):
         # The same order for all ranks, another one each round.
         for i in np.random.default_rng(rounds).permutation(len(works)):
-            samples[i].append(round(slowest_us(works[i], calls[i], group), 2))
+            wall, cpu = _wall_and_cpu_us(works[i], calls[i], group)
+            samples[i].append((round(wall, 2), round(cpu, 2)))
         rounds += 1
     return [
         {
             **message.as_json(),
             "backend": task.backend,
             "world_size": task.world_size,
-            "us": each,
+            "us": [wall for wall, _ in each],
+            "cpu_us": [cpu for _, cpu in each],
         }
         for message, each in zip(task.messages, samples, strict=True)
     ]
@@ -141,13 +144,22 @@ def _calls(work: Callable[[], object], group: dist.ProcessGroup) -> int:
 def slowest_us(work: Callable[[], object], calls: int, group: dist.ProcessGroup | None) -> float:
     """Returns the microseconds of a call on the slowest rank, of some back to back that begin
     together; None is the default group."""
+    return _wall_and_cpu_us(work, calls, group)[0]
+
+
+def _wall_and_cpu_us(
+    work: Callable[[], object], calls: int, group: dist.ProcessGroup | None
+) -> tuple[float, float]:
+    """Returns that, and the microseconds of all threads of a process on cores, the mean rank's."""
     dist.barrier(group)
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     for _ in range(calls):
         work()
-    elapsed = torch.tensor((time.perf_counter() - start) / calls * 1e6, dtype=torch.float64)
-    dist.all_reduce(elapsed, dist.ReduceOp.MAX, group=group)
-    return elapsed.item()
+    seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    wall, cpu = (torch.tensor(each / calls * 1e6, dtype=torch.float64) for each in seconds)
+    dist.all_reduce(wall, dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(cpu, group=group)
+    return wall.item(), cpu.item() / dist.get_world_size(group)
 
 
 def _everybody_has_time(end: float, group: dist.ProcessGroup) -> bool:

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..costs.collective_model import CollectiveModel
+from ..costs.collective_model import AlphaBeta, CollectiveModel
 from ..costs.dense.model import DenseModel
 from ..costs.fitting.accuracy import gmae_percent
-from ..costs.fitting.collectives import choose_curve, fit_imbalance, held_out_uneven_us
+from ..costs.fitting.collectives import (
+    choose_curve,
+    fit_alpha_beta,
+    fit_imbalance,
+    held_out_uneven_us,
+)
 from ..costs.fitting.dense import dense_samples, fit_dense
 from ..costs.fitting.intervals import interval_log
 from ..costs.fitting.lookups import LEAST_OPS, fit_lookup, samples_of
@@ -46,6 +51,7 @@ class CollectiveSamples:
         largest_bytes: (n,) float64, of the rank that sends or receives most.
         measured_us: (n,) float64.
         visits_us: (visits, n) float64, by each of the visits alone.
+        cpu_us: (n,) float64, of a rank's threads on cores; None if that was not measured.
     """
 
     role: npt.NDArray[np.str_]
@@ -53,6 +59,7 @@ class CollectiveSamples:
     largest_bytes: Floats
     measured_us: Floats
     visits_us: Floats
+    cpu_us: Floats | None = None
 
 
 def fit_profile(
@@ -192,7 +199,16 @@ def fit_collective(key: tuple[str, str, int], samples: CollectiveSamples) -> Col
         (float(sizes[~uneven].min()), float(sizes[~uneven].max())),
         _gmae(held_out),
         _gmae(uneven_held_out),
+        _work_of(key[1], samples),
     )
+
+
+def _work_of(backend: str, samples: CollectiveSamples) -> AlphaBeta | None:
+    """Returns what ranks do on cores; None of channels, where a rank that waits spins."""
+    if samples.cpu_us is None or backend == "bls":
+        return None
+    grid = (samples.role == "grid") & (samples.cpu_us > 0)
+    return fit_alpha_beta(samples.largest_bytes[grid], samples.cpu_us[grid])
 
 
 def _gmae(errors: Floats) -> float:
@@ -276,10 +292,13 @@ def _collective_samples(visits: list[list[dict[str, Any]]]) -> CollectiveSamples
     totals = [np.asarray(message["bytes"], dtype=np.float64) for message in messages]
     samples = [[message["us"] for message in visit] for visit in visits]
     together = [list(chain.from_iterable(each)) for each in zip(*samples, strict=True)]
+    cpu = [[message.get("cpu_us", []) for message in visit] for visit in visits]
+    of_cpu = [list(chain.from_iterable(each)) for each in zip(*cpu, strict=True)]
     return CollectiveSamples(
         role=np.asarray([message["role"] for message in messages]),
         mean_bytes=np.asarray([each.sum() / len(each) for each in totals]),
         largest_bytes=np.asarray([max(each.sum(0).max(), each.sum(1).max()) for each in totals]),
         measured_us=np.asarray([undisturbed_us(each) for each in together]),
         visits_us=np.asarray([[undisturbed_us(each) for each in visit] for visit in samples]),
+        cpu_us=np.asarray([undisturbed_us(each) for each in of_cpu]) if all(of_cpu) else None,
     )

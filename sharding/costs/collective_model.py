@@ -102,6 +102,8 @@ class CollectiveModel:
         calibrated_bytes: smallest and largest message that was measured.
         held_out_gmae_percent: of messages with equal sizes that nothing was fitted to.
         uneven_held_out_gmae_percent: the same where the ranks' sizes differ.
+        work: message bytes to microseconds that a rank's threads work on cores meanwhile; None, all
+            of the time, where that was not measured or ranks that wait spin.
     """
 
     operation: str
@@ -114,6 +116,7 @@ class CollectiveModel:
     calibrated_bytes: tuple[float, float]
     held_out_gmae_percent: float
     uneven_held_out_gmae_percent: float
+    work: AlphaBeta | None = None
 
     def estimate(self, message_bytes: float, *, even: bool = True) -> Estimate:
         """The time for a message size.
@@ -125,12 +128,18 @@ class CollectiveModel:
         outside = max(0.0, float(np.log2(max(message_bytes, 1.0) / self.calibrated_bytes[1])))
         logs = self.interval_log if even else self.uneven_interval_log
         low, high = (time * float(np.exp(log * (1.0 + outside))) for log in logs)
-        return Estimate(time, low, high)
+        on_core = 1.0
+        if self.work is not None:
+            on_core = min(float(self.work.microseconds(np.asarray([message_bytes]))[0]) / time, 1.0)
+        return Estimate(time, low, high, on_core)
 
     def as_json(self) -> dict[str, Any]:
         """An object for the profile."""
         kind = next(name for name, curve in _CURVES.items() if isinstance(self.curve, curve))
-        return {**asdict(self), "curve": {"kind": kind, **asdict(self.curve)}}
+        record = {**asdict(self), "curve": {"kind": kind, **asdict(self.curve)}}
+        if self.work is None:
+            del record["work"]
+        return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> CollectiveModel:
@@ -172,6 +181,7 @@ class CollectiveModel:
             _interval(record["calibrated_bytes"]),
             _percent(record["held_out_gmae_percent"]),
             _percent(record["uneven_held_out_gmae_percent"]),
+            _work(record["work"]) if "work" in record else None,
         )
 
 
@@ -194,6 +204,13 @@ def message_bytes(sent_bytes: Any, received_bytes: Any, imbalance: float) -> flo
     mean = float(np.mean(sent_bytes))
     largest = float(max(np.max(sent_bytes), np.max(received_bytes)))
     return mean * (largest / mean) ** imbalance if mean > 0 else largest
+
+
+def _work(record: Any) -> AlphaBeta:
+    work = AlphaBeta(float(record["start_us"]), float(record["us_per_byte"]))
+    if not all(np.isfinite(number) and number >= 0 for number in asdict(work).values()):
+        raise ValueError(f"a collective's work with numbers that can't be: {record}")
+    return work
 
 
 def _interval(pair: Any) -> tuple[float, float]:

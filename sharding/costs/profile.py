@@ -20,7 +20,7 @@ from .machine import Machine
 
 FORMAT = "torchrec-bls profile"
 VERSION = 2
-# Those of version 1 lack host costs.
+# Those of version 1 lack host costs; in some of version 2 collectives lack their work.
 _READ = (1, 2)
 KINDS = ("cpu",)
 

@@ -211,4 +211,4 @@ def _scaled(model: CollectiveModel, world_size: int, estimate: Estimate) -> Esti
     time = estimate.microseconds + (peers - 1) * start
     unsure = 2 ** abs(math.log2(world_size / model.world_size))
     low, high = estimate.low / estimate.microseconds, estimate.high / estimate.microseconds
-    return Estimate(time, time * low**unsure, time * high**unsure)
+    return Estimate(time, time * low**unsure, time * high**unsure, estimate.on_core)

@@ -38,6 +38,7 @@ class Placement:
         memory: (ranks), bytes.
         option: (tables), index of the option of each table, -1 where it is not placed.
         ranks: of the shards of each table, in the order of the shards.
+        holds: (tables, ranks), whether a rank has shards of a table.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Placement:
         self.memory = np.zeros(ranks)
         self.option = np.full(len(problem.tables), -1)
         self.ranks: list[NDArray[np.intp]] = [np.empty(0, np.intp) for _ in problem.tables]
+        self.holds = np.zeros((len(problem.tables), ranks), bool)
 
     def copy(self) -> Placement:
         """Returns a placement that can be changed apart from this one."""
@@ -62,7 +64,12 @@ class Placement:
         other.loads, other.memory = self.loads.copy(), self.memory.copy()
         other.shared, other.shards_of_op = self.shared.copy(), self.shards_of_op.copy()
         other.option, other.ranks = self.option.copy(), list(self.ranks)
+        other.holds = self.holds.copy()
         return other
+
+    def rescale(self) -> None:
+        """Has the penalty count a phase by what its slowest rank has, not the mean one."""
+        self.scale = np.maximum(self.loads.max(axis=1), 1e-9)[:, None]
 
     @property
     def cost(self) -> float:
@@ -129,3 +136,4 @@ class Placement:
         self.shared += times * len(ranks) * problem.shared[option]
         self.shards_of_op[problem.option_op[option], ranks] += times
         self.memory[ranks] += times * problem.memory[option]
+        self.holds[problem.option_table[option], ranks] = times > 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,13 @@ from .infeasible import (
     InfeasiblePlanError,
     explain,
     explain_packing,
-    fits_somewhere,
-    least_memory,
 )
 from .local_search import improve, polish
-from .lower_bound import lower_bound
 from .placement import Placement
+from .promising import PlanOptions, promising_options
+from .relaxation import relaxed_choice
 from .slot_memory import least_slots, memory_for_shards, slots_of
 from .step_bound import step_bound
-from .ways import least_charges
 
 # When options are chosen, shards of at most these shares of the lower bound are tried.
 _SHARES = (1.0, 0.7, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.18, 0.125, 0.09)
@@ -38,8 +35,8 @@ _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
 # First plans of a set of a large problem: to place a thousand tables takes a tenth of a second.
 _PLACED_OF_LARGE = 2
 # Sets of options that are searched, the most promising first, beside those of one way each; without
-# a plan the largest other one.
-_SETS = 4
+# a plan the largest other one. Of large problems fewer.
+_SETS, _SETS_OF_LARGE = 4, 2
 # Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
 _ATTEMPTS = 5
 
@@ -168,49 +165,23 @@ def _check_host_memory(problem: Problem, used: float) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Options that a plan is made of.
-
-    Attributes:
-        expected: microseconds of a plan, if it is at the bound and all ranks have shards.
-        number: of ways that they are of.
-        bound: microseconds (lower_bound).
-        allowed: (options), which ones.
-    """
-
-    expected: float
-    number: int
-    bound: float
-    allowed: NDArray[np.bool_]
-
-
 def _search_beside(problem: Problem, slots: float) -> list[Placement]:
     """Returns plans that leave room for `slots`, the best first."""
     capacity = memory_for_shards(problem, slots)
     reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
     if capacity.min() < 0:
         raise explain(problem, capacity, reserved)
-    fits = fits_somewhere(problem, capacity)
-    one_op = problem.job.ranks_per_core * float(problem.op_us.min(axis=0).sum())
-    promising: list[_Options] = []
-    for number, of_ways in _sets_of_ways(problem):
-        beside, modules = least_charges(problem, of_ways)
-        beside += max(number - modules, 0) * problem.charges.min() + max(number, modules) * one_op
-        promising.extend(
-            _Options(bound + beside, number, bound, allowed)
-            for bound, allowed in _with_one_width(problem, fits & of_ways, capacity)
-        )
+    promising = promising_options(problem, capacity)
     if not promising:
         raise explain(problem, capacity, reserved)
-    promising = _without_equivalents(problem, promising)
-    starts: list[tuple[float, Placement, _Options]] = []
+    starts: list[tuple[float, Placement, PlanOptions]] = []
     nearest: list[tuple[Placement, list[int]]] = []
     large = len(problem.options) >= _LARGE
     most = _PLACED_OF_LARGE if large else len(_SHARES)
     # One way for all tables is what people try by hand: no plan is to be worse.
-    first = [*promising[:_SETS], *(each for each in promising[_SETS:] if each.number == 1)]
-    others = [options for options in promising[_SETS:] if options.number > 1]
+    sets = _SETS_OF_LARGE if large else _SETS
+    first = [*promising[:sets], *(each for each in promising[sets:] if each.number == 1)]
+    others = [options for options in promising[sets:] if options.number > 1]
     others.sort(key=lambda options: -int(options.allowed.sum()))
     for number, options in enumerate([*first, *others[:1]]):
         if number == len(first) and starts:
@@ -230,8 +201,8 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
 
 
 def _worth_improving(
-    starts: list[tuple[float, Placement, _Options]], large: bool
-) -> list[tuple[Placement, _Options]]:
+    starts: list[tuple[float, Placement, PlanOptions]], large: bool
+) -> list[tuple[Placement, PlanOptions]]:
     """Returns the best of all first plans, and unless the problem is large those of each way."""
     ordered = [entry[1:] for entry in sorted(starts, key=lambda entry: entry[0])]
     if large:
@@ -244,71 +215,8 @@ def _worth_improving(
     return chosen
 
 
-def _without_equivalents(problem: Problem, found: list[_Options]) -> list[_Options]:
-    """Returns the sets, the most promising first, and one of those that make up the same plans:
-    column-wise shards that are whole tables are table-wise ones."""
-    shapes: dict[tuple[int, int, int, int], int] = {}
-    shape = np.array(
-        [
-            shapes.setdefault((o.table, o.rows, o.columns, o.spread), len(shapes))
-            for o in problem.options
-        ]
-    )
-    merged: dict[bytes, _Options] = {}
-    for options in sorted(found, key=lambda options: (options.expected, options.number)):
-        merged.setdefault(np.unique(shape[options.allowed]).tobytes(), options)
-    return list(merged.values())
-
-
-def _sets_of_ways(problem: Problem) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yields the sets of ways that a plan may use at once: how many, and the options of them.
-
-    Ways are sharding types; column-wise is one for EmbeddingBagCollections and another one for
-    EmbeddingCollections.
-    """
-    ways = [
-        (kind, kind == COLUMN_WISE and not problem.tables[option.table].pooled)
-        for option in problem.options
-        for kind in [option.sharding_type]
-    ]
-    names = sorted(set(ways))
-    for size in range(1, len(names) + 1):
-        for chosen in combinations(names, size):
-            yield size, np.array([way in chosen for way in ways])
-
-
-def _with_one_width(
-    problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
-) -> list[tuple[float, NDArray[np.bool_]]]:
-    """Returns sets of the allowed options, with bounds of their plans.
-
-    In a set each EmbeddingCollection has one width for its column-wise tables. They get it one
-    after the other, the one with the least bound, while those after it may still mix theirs. Of the
-    last collection all widths are returned. Without a plan there is no set.
-    """
-    widths = [[allowed & width for width in widths] for widths in problem.collection_widths]
-    widths = [[width for width in each if width.any()] for each in widths]
-    sets = [(0.0, allowed)]
-    for of_collection in (each for each in widths if each):
-        _, before = min(sets, key=lambda entry: entry[0])
-        others = before & ~np.any(of_collection, axis=0)
-        sets = [_bounded(problem, others | width, capacity) for width in of_collection]
-    if not any(widths):
-        sets = [_bounded(problem, allowed, capacity)]
-    if not any(np.isfinite(bound) for bound, _ in sets):
-        # Widths that were best while others could mix theirs left no room for these.
-        sets = [_bounded(problem, least_memory(problem, allowed)[1], capacity)]
-    return [entry for entry in sets if np.isfinite(entry[0])]
-
-
-def _bounded(
-    problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
-) -> tuple[float, NDArray[np.bool_]]:
-    return lower_bound(problem, allowed, capacity), allowed
-
-
 def _starts(
-    problem: Problem, options: _Options, capacity: NDArray[np.float64], most: int
+    problem: Problem, options: PlanOptions, capacity: NDArray[np.float64], most: int
 ) -> tuple[list[Placement], list[tuple[Placement, list[int]]]]:
     """Returns up to `most` first plans of a set, and those with options left over for memory."""
     starts: list[Placement] = []
@@ -322,7 +230,11 @@ def _starts(
                 choose_options(problem, options.allowed, share * options.bound, per_byte)
             ]
         }
-        for chosen in sorted(choices.values(), key=lambda chosen: at_best(problem, chosen)):
+        in_order = sorted(choices.values(), key=lambda chosen: at_best(problem, chosen))
+        relaxed = relaxed_choice(problem, options.allowed, capacity) if price == 0 else None
+        if relaxed is not None:
+            in_order.insert(0, relaxed)
+        for chosen in in_order:
             placement, left = place(problem, chosen, capacity, per_byte)
             if left:
                 unfinished.append((placement, chosen[left].tolist()))

@@ -9,14 +9,16 @@ from ..problem.options import ALL_RANKS, Problem
 from .dual_feasible import dual_feasible
 from .infeasible import fits_somewhere
 from .lower_bound import least_of_tables, price_of_memory
+from .relaxation import Constants, of_largest, relax
 from .ways import Ways, all_ways, sets_of_ways
 
-# Options of all sets of ways that are looked at: of 1,000 tables on 128 ranks half a second.
-_EFFORT = 100_000
-# Bounds are sought to this part of themselves.
-_NEAR = 1e-4
-# Options are left out, and what is left is looked at again, so many times.
-_ROUNDS = 3
+# Options of all sets of ways that are looked at: of 1,000 tables on 128 ranks some 60 sets.
+_EFFORT = 300_000
+# Bounds are sought to this part of themselves; where each try solves linear programmes to this.
+_NEAR, _NEAR_RELAXED = 1e-4, 4e-3
+# Options are left out, and what is left is looked at again, so many times at most.
+_ROUNDS, _ROUNDS_RELAXED = 20, 3
+_ROUNDING = 1e-9
 
 
 def step_bound(problem: Problem, capacity: NDArray[np.float64], known: float) -> float:
@@ -34,11 +36,11 @@ def step_bound(problem: Problem, capacity: NDArray[np.float64], known: float) ->
             break
         if effort >= _EFFORT:
             # No set that is left is below this one.
-            least = ways.at_least
-            break
+            every = _Proof(problem, capacity, all_ways(problem, usable)).bound(0.0, known)
+            return max(ways.at_least, min(every, least))
         least = _Proof(problem, capacity, ways).bound(ways.at_least, least)
         effort += len(problem.options)
-    return max(least, _Proof(problem, capacity, all_ways(problem, usable)).bound(0.0, known))
+    return least
 
 
 class _Proof:
@@ -56,38 +58,87 @@ class _Proof:
         price = price_of_memory(np.where(options, work, np.inf), memory, total, first)
         self._work, self._allowance = work + price * memory, price * total
         # A phase takes at least so much of the mean and so much of the largest rank's load.
-        e = problem.imbalance
-        self._of_largest = np.where(e < 1, (ranks**e - 1) / max(ranks - 1, 1), 1.0)
+        self._of_largest = of_largest(problem)
         self._every = problem.op_us[ways.ops_of_all].sum(axis=0)
         beside = np.where(ways.ops_of_all[problem.option_op], 0.0, 1.0)
         self._op_us = problem.op_us[problem.option_op] * beside[:, None]
         self._one_more = np.where(np.isfinite(ways.one_more), ways.one_more, 0.0)
-        self._ops = job.ranks_per_core * self._every.sum()
         # All ranks' work on shared cores is no longer than that of a rank that has this op, too.
         crowded = job.ranks_per_core > 1 and self._every.any()
-        self._ops += self._one_more.sum() * (job.ranks_per_core / ranks if crowded else 1.0)
+        on_mean = self._one_more * (job.ranks_per_core / ranks if crowded else 1.0)
+        self._ops = job.ranks_per_core * self._every.sum() + on_mean.sum()
+        self._capacity = capacity
+        self._constants = Constants(self._every, self._op_us, on_mean)
+        self._options = ways.options
 
     def bound(self, low: float, high: float) -> float:
         """Returns the largest time found, from `low` to `high`, that no plan is below."""
-        if self._impossible(high):
+        if self._impossible(high) or (proven := self._relaxed(high)) > high:
             return high
-        while high - low > _NEAR * high:
-            middle = (low + high) / 2
+        low, top = max(low, proven), high
+        while top - low > _NEAR * top:
+            middle = (low + top) / 2
             if self._impossible(middle):
                 low = middle
             else:
-                high = middle
-        return low
+                top = middle
+        top = high
+        while top - low > _NEAR_RELAXED * top:
+            middle = (low + top) / 2
+            proven = self._relaxed(middle)
+            if proven > middle:
+                low = middle
+            else:
+                low, top = max(low, proven), middle
+        return min(low, high)
 
     def _impossible(self, step: float) -> bool:
-        """Returns whether no plan takes `step` microseconds, or less."""
-        problem, first = self._problem, self._problem.first_options
+        """Returns whether no plan takes `step` microseconds, or less, by what tables take alone,
+        together, and packed."""
+        first = self._problem.first_options
         time = step - self._ways.charges
+        options, fixed, on_all, shared = self._left(time)
+        if not np.maximum.reduceat(options, first).all():
+            return True
+        work = least_of_tables(np.where(options, self._work, np.inf), first) - self._allowance
+        if work + self._ops > time:
+            return True
+        room = time - self._of_largest @ on_all - (1 - self._of_largest) @ shared
+        is_fixed = fixed[self._problem.option_table]
+        return self._too_large(options & ~is_fixed, ~fixed, float(room))
+
+    def _relaxed(self, step: float) -> float:
+        """Returns microseconds that no plan is below which takes `step` or less; infinity if there
+        is none.
+
+        Steps that are asked for after one that may be have to be less."""
+        first = self._problem.first_options
+        time = (step - self._ways.charges) * (1 + _ROUNDING)
+        options, bound = self._options & self._left(time)[0], 0.0
+        for _ in range(_ROUNDS_RELAXED):
+            if not np.maximum.reduceat(options, first).all():
+                return float(np.inf)
+            relaxed = relax(self._problem, options, self._capacity, self._constants)
+            if relaxed is None:
+                break
+            bound = max(bound, relaxed.bound)
+            possible = options & (relaxed.bound + relaxed.excess <= time)
+            if bound > time:
+                return float(np.inf)
+            if (possible == options).all():
+                break
+            options = possible
+        self._options = options
+        return bound + self._ways.charges
+
+    def _left(
+        self, time: float
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """Returns the options that plans of at most `time` can have; (tables), which of them can
+        only be on all ranks; (phases), what is on every rank, and shared, at the least."""
+        problem, first = self._problem, self._problem.first_options
         options = self._ways.options
         for _ in range(_ROUNDS):
-            if not np.maximum.reduceat(options, first).all():
-                return True
-            # Tables that can only be on all ranks.
             fixed = ~np.maximum.reduceat(options & ~self._by_all, first)
             costs = np.where(options[:, None], problem.costs, np.inf)
             on_all = np.minimum.reduceat(costs, first)[fixed].sum(axis=0) + self._every
@@ -97,16 +148,10 @@ class _Proof:
             is_fixed = fixed[problem.option_table]
             alone = on_all + np.where(is_fixed[:, None], 0.0, problem.costs + self._op_us)
             possible = options & (problem.time(alone, shared).sum(axis=1) <= time)
-            if (possible == options).all():
-                break
+            if (possible == options).all() or not np.maximum.reduceat(possible, first).all():
+                return possible, fixed, on_all, shared
             options = possible
-        if not np.maximum.reduceat(options, first).all():
-            return True
-        work = least_of_tables(np.where(options, self._work, np.inf), first) - self._allowance
-        if work + self._ops > time:
-            return True
-        room = time - self._of_largest @ on_all - (1 - self._of_largest) @ shared
-        return self._too_large(options & ~is_fixed, ~fixed, float(room))
+        return options, fixed, on_all, shared
 
     def _too_large(
         self, options: NDArray[np.bool_], tables: NDArray[np.bool_], room: float

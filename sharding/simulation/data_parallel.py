@@ -46,13 +46,15 @@ class Bucket:
 
     Attributes:
         work_us: of the backward until they are ready and in the bucket.
-        all_reduce_us: of the bucket.
+        all_reduce_us: of the bucket, on a core.
         unpack_us: their copies back.
+        pause_us: of the all-reduce, on no core.
     """
 
     work_us: float
     all_reduce_us: float
     unpack_us: float
+    pause_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,17 @@ class DenseSteps:
             ready = sum(work[number] + gradients[number].pack_us for number in numbers)
             reduced = sum(sizes[number] for number in numbers)
             unpack = sum(gradients[number].unpack_us for number in numbers)
-            all_reduce = model.all_reduce(reduced, ranks, _BACKEND, 1.0).microseconds
-            buckets.append(Bucket(ready, all_reduce, unpack))
+            all_reduce = model.all_reduce(reduced, ranks, _BACKEND, 1.0)
+            on_core = all_reduce.microseconds * all_reduce.on_core
+            pause = all_reduce.microseconds - on_core
+            buckets.append(Bucket(ready, on_core, unpack, pause))
         return cls(forward, tuple(buckets), since, optimizer)
 
     def backward(self) -> Iterator[Stage]:
         """Yields the backward, in which each full bucket is handed to the communication thread."""
         for number, bucket in enumerate(self.buckets):
             yield Compute("dense backward", bucket.work_us)
-            yield Begin(_name(number), 0.0, bucket.all_reduce_us)
+            yield Begin(_name(number), 0.0, bucket.all_reduce_us, pause=bucket.pause_us)
         if self.rest_us:
             yield Compute("dense backward", self.rest_us)
 

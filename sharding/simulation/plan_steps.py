@@ -205,24 +205,24 @@ class _Step:
     def _begin(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
-        name, times = exchange.name, self._times(exchange.sizes, exchange.collectives)
+        name, (work, pause) = exchange.name, self._times(exchange.sizes, exchange.collectives)
         transfer = self._transfer(exchange)
         if self._job.backend == "bls":
-            yield Post(name, exchange.encode + times * _PUTS, lag=lag, transfer=transfer)
+            yield Post(name, exchange.encode + work * _PUTS, lag=lag, transfer=transfer)
             return
         if name.startswith("ids"):
             # Splits, which nothing goes on without, then lengths; values are what is large.
-            nothing = np.zeros_like(exchange.sizes)
-            yield Begin(f"{name}: splits", 0.0, self._times(nothing, exchange.collectives))
+            worker, idle = self._times(np.zeros_like(exchange.sizes), exchange.collectives)
+            yield Begin(f"{name}: splits", 0.0, worker, pause=idle)
             yield Finish(f"{name}: splits")
-            yield Begin(f"{name}: lengths", 0.0, self._times(nothing, exchange.collectives))
-        yield Begin(name, exchange.encode, times, transfer=transfer)
+            yield Begin(f"{name}: lengths", 0.0, worker, pause=idle)
+        yield Begin(name, exchange.encode, work, transfer=transfer, pause=pause)
 
     def _finish(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
         if self._job.ranks == 1:
             return
         if self._job.backend == "bls":
-            reading = self._times(exchange.sizes, exchange.collectives) * (1 - _PUTS)
+            reading = self._times(exchange.sizes, exchange.collectives)[0] * (1 - _PUTS)
             yield Collect(exchange.name, reading + exchange.decode, lag=lag)
         else:
             yield Finish(exchange.name, exchange.decode)
@@ -234,14 +234,15 @@ class _Step:
         sizes = exchange.sizes if exchange.to_rank else exchange.sizes[:, None]
         return self._link.transfer_us(np.broadcast_to(sizes, (ranks, ranks)))
 
-    def _times(self, for_each: Floats, collectives: Collectives) -> Floats:
-        """Returns what collectives take each rank, as if all ranks had as many bytes as it."""
+    def _times(self, for_each: Floats, collectives: Collectives) -> tuple[Floats, Floats]:
+        """Returns what collectives take each rank on a core and on none, as if all ranks had as
+        many bytes as it. Ranks of channels spin while they wait: all of it is on a core."""
         each, back = np.unique(for_each, return_inverse=True)
-        times = [
-            sum(
-                one.estimate([size] * one.ranks, self._job, self._model, 1.0).microseconds
-                for one in collectives
-            )
-            for size in each.tolist()
-        ]
-        return np.array(times, np.float64)[back] * self._host.exchange
+        times = np.zeros((len(each), 2))
+        for row, size in zip(times, each.tolist(), strict=True):
+            for one in collectives:
+                time = one.estimate([size] * one.ranks, self._job, self._model, 1.0)
+                on_core = 1.0 if self._job.backend == "bls" else time.on_core
+                row += time.microseconds * np.array([on_core, 1 - on_core])
+        work, pause = (times[back] * self._host.exchange).T
+        return work, pause

@@ -84,6 +84,7 @@ class Begin:
         worker: of the communication thread.
         latency: microseconds on no core, after all have come.
         transfer: on the host's link, after `worker`, as of a Post.
+        pause: of the communication thread, on no core, after `worker`.
     """
 
     collective: str
@@ -91,6 +92,7 @@ class Begin:
     worker: PerRank
     latency: float = 0.0
     transfer: PerRank = 0.0
+    pause: PerRank = 0.0
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ class _Graph:
             stage.collective,
             self._worker,
             self._of(stage.worker, batch),
+            pause=self._of(stage.pause, batch),
             after=[After(together)],
             step=self._step,
         )

@@ -90,6 +90,16 @@ class Recording:
         return len(self.ranks[0])
 
     @property
+    def has_workers(self) -> bool:
+        """Whether workers make exchanges, as those of a process group do."""
+        return any(
+            isinstance(op, Begin) and op.worker is not None
+            for steps in self.ranks
+            for step in steps
+            for op in step
+        )
+
+    @property
     def begins_early(self) -> bool:
         """Whether a step waits for what an earlier one began."""
         return any(

@@ -110,6 +110,8 @@ def test_the_command_says_it_in_words(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"4 ranks, {BATCHES} steps at bound 0" in text
     assert "Others waited for rank 2 most." in text
     assert "bound 8: " in text
+    # Over channels they would be shorter.
+    assert "Exchanges are taken to last as long as the recorded ones." in text
     events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 100, 200, 300}
 

@@ -46,6 +46,8 @@ def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
     assert profile.as_json() == made.as_json()
     assert profile.machine == this_machine()
     assert {"lookup_forward", "all_to_all_bls_2_ranks"} <= set(profile.retest_percent)
+    for (_, backend, _), model in profile.collectives.items():
+        assert (model.work is None) == (backend == "bls")
     costs = ProfiledCosts(profile)
     for estimate in (
         costs.lookup_forward([WORK]),

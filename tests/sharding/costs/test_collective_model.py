@@ -180,12 +180,59 @@ def test_beyond_the_largest_message_the_interval_widens() -> None:
     assert uneven.low / uneven.microseconds == pytest.approx(np.exp(-0.3))
 
 
-@pytest.mark.parametrize("curve", [AlphaBeta(1.5, 2e-3), SIGMOID])
-def test_json_gives_the_same_collective_back(curve: AlphaBeta | Sigmoid) -> None:
-    model = CollectiveModel(
-        "all_reduce", "bls", 2, curve, 0.3, (-0.1, 0.2), (-0.3, 0.4), (64.0, 1e6), 5.0, 8.0
+@pytest.mark.parametrize(
+    ("cpu_us", "backend", "expected"),
+    [
+        (40.0 + 2e-4 * SIZES, "gloo", AlphaBeta(40.0, 2e-4)),
+        # Ranks of channels spin, and older measurements have no times of cores.
+        (40.0 + 2e-4 * SIZES, "bls", None),
+        (None, "gloo", None),
+    ],
+)
+def test_work_on_cores_is_fitted_apart(
+    cpu_us: np.ndarray | None, backend: str, expected: AlphaBeta | None
+) -> None:
+    us = 120.0 + 4e-4 * SIZES
+    role = np.repeat("grid", len(SIZES))
+    samples = CollectiveSamples(role, SIZES, SIZES, us, us[None], cpu_us)
+    model = fit_collective(("all_to_all", backend, 2), samples)
+    if expected is None:
+        assert model.work is None
+        assert model.estimate(1e6).on_core == 1.0
+    else:
+        assert model.work is not None
+        assert dataclasses.astuple(model.work) == pytest.approx(dataclasses.astuple(expected))
+        assert model.estimate(1e6).on_core == pytest.approx((40 + 200) / (120 + 400), rel=1e-3)
+
+
+def test_work_of_several_threads_is_no_more_than_all_of_the_time() -> None:
+    model = dataclasses.replace(collective(AlphaBeta(10.0, 1e-3)), work=AlphaBeta(5.0, 2e-3))
+    assert model.estimate(1e3).on_core == pytest.approx(7 / 11)
+    assert model.estimate(1e6).on_core == 1.0
+
+
+def collective(curve: AlphaBeta | Sigmoid) -> CollectiveModel:
+    return CollectiveModel(
+        "all_reduce", "gloo", 2, curve, 0.3, (-0.1, 0.2), (-0.3, 0.4), (64.0, 1e6), 5.0, 8.0
     )
+
+
+@pytest.mark.parametrize("work", [None, AlphaBeta(1.0, 0.0)])
+@pytest.mark.parametrize("curve", [AlphaBeta(1.5, 2e-3), SIGMOID])
+def test_json_gives_the_same_collective_back(
+    curve: AlphaBeta | Sigmoid, work: AlphaBeta | None
+) -> None:
+    model = dataclasses.replace(collective(curve), work=work)
+    assert ("work" in model.as_json()) == (work is not None)
     assert CollectiveModel.from_json(json.loads(json.dumps(model.as_json()))) == model
+
+
+@pytest.mark.parametrize("work", [{"start_us": -1.0}, {"us_per_byte": float("nan")}])
+def test_work_that_cannot_be_is_refused(work: dict[str, float]) -> None:
+    record = dataclasses.replace(collective(SIGMOID), work=AlphaBeta(1.0, 1e-3)).as_json()
+    record["work"] |= work
+    with pytest.raises(ValueError, match="a collective's work"):
+        CollectiveModel.from_json(record)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The lower bound against the best of all plans, and the sets of ways that it looks at."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -34,6 +35,14 @@ EVERY = 1e12
 
 def least_objective(problem: Problem, capacity: float = np.inf) -> float:
     """Returns the least objective of all plans within the memory; infinity without one."""
+    return min(
+        (each.cost for each in all_placements(problem) if each.memory.max() <= capacity),
+        default=np.inf,
+    )
+
+
+def all_placements(problem: Problem) -> Iterator[Placement]:
+    """Yields all plans."""
     job = problem.job
     ways = []
     for table in range(len(problem.tables)):
@@ -50,7 +59,6 @@ def least_objective(problem: Problem, capacity: float = np.inf) -> float:
             placed += [(number, np.array(each)) for each in ranks]
         ways.append(placed)
     everywhere = np.full(job.ranks, np.inf), np.ones(len(problem.imbalance))
-    best = np.inf
     for plan in product(*ways):
         chosen = [problem.options[option] for option, _ in plan]
         widths = {(problem.tables[o.table].module, o.group) for o in chosen if "/" in o.group}
@@ -59,9 +67,7 @@ def least_objective(problem: Problem, capacity: float = np.inf) -> float:
         placement = Placement(problem, *everywhere)
         for option, ranks in plan:
             placement.put(option, ranks)
-        if placement.memory.max() <= capacity:
-            best = min(best, placement.cost)
-    return best
+        yield placement
 
 
 @st.composite

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from torchrec_bls.sharding.cost_interface import Estimate
 from torchrec_bls.sharding.costs.host_costs import HostCosts
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import make_problem
@@ -149,6 +151,35 @@ def test_lag_hides_delays_of_inference() -> None:
         graph = graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, _RANKS), 60, delays)
         ends.append(simulate(graph).end.max())
     assert ends[0] > 1.1 * ends[1] > 1.1 * ends[2]
+
+
+class WaitingCosts(AdditiveTestCosts):
+    """Of collectives a quarter is work, the rest no core's."""
+
+    def all_to_all(self, *arguments: Any, **others: Any) -> Estimate:
+        return replace(super().all_to_all(*arguments, **others), on_core=0.25)
+
+    def all_reduce(self, *arguments: Any, **others: Any) -> Estimate:
+        return replace(super().all_reduce(*arguments, **others), on_core=0.25)
+
+
+@pytest.mark.parametrize("backend", ["bls", "gloo"])
+def test_what_collectives_wait_for_takes_no_core(backend: str) -> None:
+    workload, job = random_workload(3, 6, modules=2), roomy(_RANKS, backend=backend)
+    plan = search(make_problem(workload, job, COSTS)).plan
+    ends: dict[tuple[str, int], float] = {}
+    for costs in (COSTS, WaitingCosts(COSTS.imbalance)):
+        program = program_of(plan, workload, job, costs)
+        for cores in (1, 2 * _RANKS):
+            graph = graph_of(program, Ranks.on_hosts(_RANKS, _RANKS, cores), 1)
+            ends[type(costs).__name__, cores] = float(simulate(graph).end.max())
+    usual, waiting = "AdditiveTestCosts", "WaitingCosts"
+    # With a core a thread it makes no difference; ranks of channels spin.
+    assert ends[waiting, 2 * _RANKS] == pytest.approx(ends[usual, 2 * _RANKS])
+    if backend == "bls":
+        assert ends[waiting, 1] == pytest.approx(ends[usual, 1])
+    else:
+        assert ends[waiting, 1] < 0.9 * ends[usual, 1]
 
 
 def test_a_rank_alone_exchanges_nothing() -> None:

@@ -141,6 +141,16 @@ def test_collectives_take_cores_from_what_runs_meanwhile() -> None:
     assert timeline.end.max() == pytest.approx(20.0)
 
 
+def test_while_a_collective_waits_others_have_its_core() -> None:
+    program = [Begin("sum", 0.0, worker=10.0, pause=30.0), Compute("meanwhile", 10.0)]
+    one_core = Ranks.on_hosts(2, per_host=2, cores=1)
+    # Four threads have ten each until 40; then nobody needs the core, until 70.
+    timeline = simulate(graph_of([*program, Finish("sum")], one_core, 1))
+    assert timeline.end.max() == pytest.approx(70.0)
+    all_work = [Begin("sum", 0.0, worker=40.0), Compute("meanwhile", 10.0), Finish("sum")]
+    assert simulate(graph_of(all_work, one_core, 1)).end.max() == pytest.approx(100.0)
+
+
 def test_pinned_ranks_do_not_share() -> None:
     pinned = Ranks(2, cores=(1, 1), pool=(0, 1))
     timeline = simulate(graph_of([Compute("work", [10.0, 4.0])], pinned, 1))

@@ -1,0 +1,227 @@
+"""Plans whose tables may be part one option, part another: a linear programme.
+
+Its solution says what no plan of the options is below, and which options a good plan has. What is
+proven are the programme's multipliers, whatever a solver made of them (docs/design/planner.md,
+lower bound, (4)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import csr_matrix, vstack
+
+from ..problem.options import ALL_RANKS, Problem
+
+Floats = NDArray[np.float64]
+_Entries = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
+
+# Options whose shard exceeds its phase's longest rank by more than such a part are left out, one
+# part after the other, until what is left is a plan nearly as the programme has it.
+_TOO_LARGE = (0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0.0)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What ranks have beside shards, in microseconds (ways.Ways).
+
+    Attributes:
+        of_all: (phases), ops that every rank runs.
+        of_option: (options, phases), the op of an option's shards; 0 of those that every rank runs.
+        one_more: (phases), what the mean rank has beside its shards and `of_all` at the least.
+    """
+
+    of_all: Floats
+    of_option: Floats
+    one_more: Floats
+
+    @staticmethod
+    def none(problem: Problem) -> Constants:
+        """Returns those of shards alone."""
+        phases = np.zeros(len(problem.imbalance))
+        return Constants(phases, np.zeros_like(problem.costs), phases)
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The best plan of parts of options.
+
+    Attributes:
+        bound: microseconds; the phases of no plan take less, charges apart.
+        excess: (options), by how much more the phases take with an option, at the least; infinity
+            for options that are not allowed.
+        shares: (options), how much of its table each option has.
+        longest: (phases), microseconds of the rank that has most.
+        on_all: (phases), microseconds of what every rank has.
+    """
+
+    bound: float
+    excess: Floats
+    shares: Floats
+    longest: Floats
+    on_all: Floats
+
+
+def of_largest(problem: Problem) -> Floats:
+    """Returns how much of the largest rank's load a phase takes at the least, beside the mean's
+    rest, (phases): the chord of imbalance's power."""
+    ranks, e = problem.job.ranks, problem.imbalance
+    return np.where(e < 1, (ranks**e - 1) / max(ranks - 1, 1), 1.0)
+
+
+def relax(
+    problem: Problem, allowed: NDArray[np.bool_], capacity: Floats, constants: Constants
+) -> Relaxed | None:
+    """Returns the relaxation of plans of some options, None where the solver has none.
+
+    Args:
+        problem: what is planned.
+        allowed: (options), of which every table has one.
+        capacity: (ranks), bytes.
+        constants: beside the shards.
+    """
+    programme = _Programme(problem, np.flatnonzero(allowed), capacity, constants)
+    return programme.solved()
+
+
+def relaxed_choice(
+    problem: Problem, allowed: NDArray[np.bool_], capacity: Floats
+) -> NDArray[np.intp] | None:
+    """Returns the option of each table that a good plan has, None where no relaxation was solved.
+
+    Args:
+        problem: what is planned.
+        allowed: (options), of which every table has one.
+        capacity: (ranks), bytes.
+    """
+    none = Constants.none(problem)
+    first, by_all = problem.first_options, problem.option_spread == ALL_RANKS
+    chosen = None
+    for too_large in _TOO_LARGE:
+        relaxed = relax(problem, allowed, capacity, none)
+        if relaxed is None:
+            break
+        ends = np.append(first[1:], len(by_all))
+        ranges = zip(first.tolist(), ends.tolist(), strict=True)
+        chosen = np.array([low + relaxed.shares[low:high].argmax() for low, high in ranges])
+        beside = relaxed.on_all + np.where(by_all[:, None], 0.0, problem.costs)
+        over = (beside / np.maximum(relaxed.longest, 1e-9)).max(axis=1)
+        if over[chosen].max() <= 1:
+            break
+        over = np.where(allowed, over, np.inf)
+        least = np.repeat(np.minimum.reduceat(over, first), np.diff([*first, len(over)]))
+        allowed = allowed & (over <= np.maximum(1 + too_large, least))
+    return chosen
+
+
+class _Programme:
+    """Variables: the share of each option, then of each phase the longest rank and what is on all.
+
+    The mean rank is no longer than the longest one, and no rank with a shard of a table is: it has
+    what all have beside it.
+    """
+
+    def __init__(
+        self, problem: Problem, options: NDArray[np.intp], capacity: Floats, constants: Constants
+    ) -> None:
+        self._problem, self._options, self._constants = problem, options, constants
+        self._table = problem.option_table[options]
+        self._by_all = problem.option_spread[options] == ALL_RANKS
+        # What several tables have on all ranks may share an op, which then is none of their own.
+        ops = np.where(self._by_all[:, None], 0.0, constants.of_option[options])
+        self._costs = problem.costs[options] + ops
+        shards = problem.option_shards[options]
+        self._means = problem.shared[options] * shards[:, None] / problem.job.ranks
+        self._memory = shards * problem.memory[options] / max(float(capacity.sum()), 1.0)
+        self._of_largest = of_largest(problem)
+        # Tables that may be elsewhere than on all ranks, and the row of each option's.
+        apart = np.flatnonzero(~self._by_all)
+        self._tables, row = np.unique(self._table[apart], return_inverse=True)
+        self._apart, self._row = apart, row
+
+    def solved(self) -> Relaxed | None:
+        """Returns the solution, with what its multipliers prove."""
+        options, phases, rows = len(self._options), len(self._of_largest), len(self._tables)
+        every, each_row = np.arange(options), np.arange(rows)
+        longest, on_all = options + np.arange(phases), options + phases + np.arange(phases)
+        variables = options + 2 * phases
+        constants, crowd = self._constants, self._problem.job.ranks_per_core
+        # At most, and exactly: the left sides, and the right ones.
+        most: list[csr_matrix] = []
+        exactly = [_matrix(len(self._problem.tables), variables, [(self._table, every, 1.0)])]
+        at_most: list[Floats] = []
+        for phase in range(phases):
+            costs = self._costs[:, phase]
+            mean: list[_Entries] = [(0, every, self._means[:, phase]), (0, longest[phase], -1.0)]
+            shard: list[_Entries] = [
+                (self._row, self._apart, costs[self._apart]),
+                (each_row, on_all[phase], 1.0),
+                (each_row, longest[phase], -1.0),
+            ]
+            by_all: list[_Entries] = [
+                (0, every, np.where(self._by_all, costs, 0.0)),
+                (0, on_all[phase], -1.0),
+            ]
+            of_all = constants.of_all[phase]
+            most += [_matrix(1, variables, mean), _matrix(rows, variables, shard)]
+            at_most += [-crowd * of_all - constants.one_more[[phase]], np.full(rows, -of_all)]
+            exactly.append(_matrix(1, variables, by_all))
+        most.append(_matrix(1, variables, [(0, every, self._memory)]))
+        at_most.append(np.ones(1))
+        shared = self._means @ (1 - self._of_largest)
+        solution = linprog(
+            np.concatenate([shared, self._of_largest, np.zeros(phases)]),
+            A_ub=vstack(most),
+            b_ub=np.concatenate(at_most),
+            A_eq=vstack(exactly),
+            b_eq=np.concatenate([np.ones(len(self._problem.tables)), np.zeros(phases)]),
+            method="highs",
+        )
+        if solution.status != 0:
+            return None
+        multipliers = np.maximum(-solution.ineqlin.marginals, 0.0)
+        of_phases = multipliers[:-1].reshape(phases, 1 + rows)
+        bound, excess = self._proven(of_phases, float(multipliers[-1]))
+        shares = np.zeros(len(excess))
+        shares[self._options] = solution.x[:options]
+        return Relaxed(bound, excess, shares, solution.x[longest], solution.x[on_all])
+
+    def _proven(self, of_phases: Floats, of_memory: float) -> tuple[float, Floats]:
+        """Returns the bound and each option's excess that any multipliers prove.
+
+        Args:
+            of_phases: (phases, 1 + tables), of the mean rank and of those with a table's shard;
+                not negative.
+            of_memory: likewise.
+        """
+        # The solver's are right but for rounding: of each phase they are to sum up to all of it.
+        whole = of_phases.sum(axis=1)
+        of_phases = np.where(
+            whole[:, None] > 0,
+            of_phases * (self._of_largest / np.maximum(whole, 1e-300))[:, None],
+            np.eye(1, of_phases.shape[1]) * self._of_largest[:, None],
+        )
+        mean, single = of_phases[:, 0], of_phases[:, 1:]
+        constants, crowd = self._constants, self._problem.job.ranks_per_core
+        on_means = 1 - self._of_largest + mean
+        cost = self._means @ on_means + of_memory * self._memory
+        cost += np.where(self._by_all, self._costs @ single.sum(axis=1), 0.0)
+        cost[self._apart] += (self._costs[self._apart] * single.T[self._row]).sum(axis=1)
+        of_options = np.full(len(self._problem.options), np.inf)
+        of_options[self._options] = cost
+        first = self._problem.first_options
+        least = np.minimum.reduceat(of_options, first)
+        bound = float(least.sum()) - of_memory + float(mean @ constants.one_more)
+        bound += float((crowd * on_means + single.sum(axis=1)) @ constants.of_all)
+        return bound, of_options - np.repeat(least, np.diff([*first, len(of_options)]))
+
+
+def _matrix(rows: int, columns: int, entries: list[_Entries]) -> csr_matrix:
+    """Returns the matrix of some entries: their rows, columns and values."""
+    each = [[np.ravel(part) for part in np.broadcast_arrays(*entry)] for entry in entries]
+    row, column, value = (np.concatenate([entry[part] for entry in each]) for part in range(3))
+    return csr_matrix((value, (row, column)), shape=(rows, columns))

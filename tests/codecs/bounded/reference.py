@@ -67,7 +67,7 @@ def good_code(counts: dict[int, int]) -> Code:
         pairs.append((taken[0][0] + taken[1][0], depths))
     lengths = Counter(min(depth, LONGEST) for depth in pairs[0][1])
     share = sum(number << LONGEST - length for length, number in lengths.items())
-    if share > 2**LONGEST + 16:
+    if share > 2**LONGEST + 64:
         return best_code(counts)
     for _ in range(share - 2**LONGEST):
         shorter = max(length for length in range(LONGEST) if lengths[length])

@@ -51,9 +51,9 @@ struct CodeTable {
   uint8_t lengths[256];
 };
 
-/// What some bits begin with: in the low six bits how many the codes have that are whole there, then
-/// a byte for the symbol of each, and in the highest two bits the number of these codes, up to three.
-/// Those of the first code and of what follows it add up to that of both.
+/// What some bits begin with: in the low six bits how many the codes have that are whole there,
+/// then a byte for the symbol of each, and in the highest two bits the number of these codes, up to
+/// three. Those of the first code and of what follows it add up to that of both.
 using DecodingEntry = uint32_t;
 
 constexpr int kBitsOfSize = 6;
@@ -66,7 +66,7 @@ constexpr DecodingEntry decoding_entry(int place, int bits, uint8_t symbol) {
 /// of each symbol's code.
 struct DecodingTable {
   int shift;        ///< from 64 bits to these
-  bool one_by_one;  ///< no entry has more than one symbol
+  bool one_by_one;  ///< no entry has more than one symbol, and these are as long as codes may be
   DecodingEntry entries[1 << 11];
   uint8_t lengths[256];
 };

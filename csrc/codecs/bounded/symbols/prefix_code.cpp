@@ -91,7 +91,7 @@ SymbolsOf huffman_lengths(const Sorted& sorted) {
 }
 
 // Of the longest code's share. Where more is missing other codes suffer.
-constexpr uint32_t kMostMissing = 16;
+constexpr uint32_t kMostMissing = 64;
 
 /// Makes all lengths at most kLongestCode, and the code complete again; false where it would not be
 /// a good one.

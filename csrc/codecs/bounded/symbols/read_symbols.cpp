@@ -56,7 +56,7 @@ size_t read_size(const std::byte*& in, const std::byte* end) {
 /// For so many symbols it pays to make a larger table, which yields three of them at once.
 constexpr size_t kWorthThree = 2048;
 /// With more bits a symbol hardly two are found at once.
-constexpr size_t kOneByOneBits = 6;
+constexpr double kOneByOneBits = 6.5;
 
 /// The codes of a table in their order, that of their bits and lengths.
 struct Codes {
@@ -140,12 +140,11 @@ void fill(DecodingTable& table, const Codes& codes, const Thirds* thirds, int bi
 
 /// Fills a table whose entries have one symbol each.
 void fill_one_by_one(DecodingTable& table, const Codes& codes) {
-  const int bits = codes.longest();
-  table.shift = 64 - bits;
+  table.shift = 64 - kLongestCode;
   DecodingEntry* at = table.entries;
   for (size_t i = 0; i < codes.count; ++i) {
     const auto& [length, symbol] = codes.of[i];
-    at = std::fill_n(at, 1 << (bits - length), decoding_entry(0, length, symbol));
+    at = std::fill_n(at, 1 << (kLongestCode - length), decoding_entry(0, length, symbol));
     table.lengths[symbol] = length;
   }
 }
@@ -181,8 +180,8 @@ Streams find_streams(const std::byte* in, const std::byte* end, size_t count) {
 /// is one stream it is not known how long that is.
 bool read_one_by_one(const Streams& streams, size_t count) {
   if (streams.count == 1) return false;
-  const auto bytes = static_cast<size_t>(streams.begin[3] - streams.begin[0]);
-  return 8 * bytes > 3 * ((count + 3) / 4) * kOneByOneBits;
+  const auto bits = static_cast<double>(8 * (streams.begin[3] - streams.begin[0]));
+  return bits > 3 * kOneByOneBits * static_cast<double>((count + 3) / 4);
 }
 
 const std::byte* read_streams(const CodeLengths& code, const std::byte* in, const std::byte* end,
@@ -190,8 +189,7 @@ const std::byte* read_streams(const CodeLengths& code, const std::byte* in, cons
   const Streams streams = find_streams(in, end, count);
   DecodingTable table;
   fill(table, code, count, read_one_by_one(streams, count));
-  const std::byte* const done =
-      kernels().read_streams(table, streams, end, symbols, count, ahead);
+  const std::byte* const done = kernels().read_streams(table, streams, end, symbols, count, ahead);
   if (done == nullptr) refuse_stream();
   return done;
 }

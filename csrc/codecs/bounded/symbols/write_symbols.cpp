@@ -77,9 +77,7 @@ struct ShortCounts {
   }
   uint64_t bits_by(const StandardLengths& lengths) const {
     int32_t bits = 0;
-    for (size_t block = first; block < last; block += kBlock) {
-      for (size_t i = 0; i < kBlock; ++i) bits += counts[block + i] * lengths[block + i];
-    }
+    for (size_t place = first; place < last; ++place) bits += counts[place] * lengths[place];
     return static_cast<uint64_t>(bits);
   }
 

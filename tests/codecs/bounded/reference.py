@@ -72,8 +72,8 @@ def good_code(counts: dict[int, int]) -> Code:
         lengths.update({shorter: -1, LONGEST: -1})
         lengths[shorter + 1] += 2
     code = dict(zip(symbols, sorted(lengths.elements(), reverse=True), strict=True))
-    depths = dict(zip(symbols, sorted(pairs[0][1], reverse=True), strict=True))
-    bits, least = (sum(counts[s] * of[s] for s in symbols) for of in (code, depths))
+    huffman = dict(zip(symbols, sorted(pairs[0][1], reverse=True), strict=True))
+    bits, least = (sum(counts[s] * of[s] for s in symbols) for of in (code, huffman))
     return code if bits <= least + least // 128 else best_code(counts)
 
 

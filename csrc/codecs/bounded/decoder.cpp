@@ -19,6 +19,14 @@ struct DecoderScratch {
   Scratch<uint32_t> sources, sources_of_rows;
 };
 
+// A part of what processors keep of their own.
+constexpr size_t kBytesAhead = size_t{1} << 18;
+
+RowsAhead first_rows(const Matrix<float>& rows) {
+  const size_t most = kBytesAhead / sizeof(float) / rows.columns;
+  return {rows.data, std::min(rows.rows, most), rows.columns, rows.stride};
+}
+
 const std::byte* join_low_bits(const std::byte* in, const std::byte* end, const int8_t* high,
                                size_t count, int low_bits, int16_t* codes) {
   BitReader reader(in, end);
@@ -104,7 +112,7 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
   const size_t values = found.new_count * columns;
   int8_t* const codes = scratch.codes.of(columns + values);
   std::memset(codes, 0, columns);
-  in = read_symbols(in, end, codes + columns, values);
+  in = read_symbols(in, end, codes + columns, values, first_rows(rows));
   const uint32_t* const of_rows =
       for_rows(found.sources, groups, rows.rows, scratch.sources_of_rows);
   const int16_t* wide = nullptr;

@@ -108,6 +108,32 @@ TEST_CASE("a good code that had to be shortened is complete and hardly worse tha
   }
 }
 
+TEST_CASE("symbols of which none is as frequent as two others have a code of fixed width") {
+  std::mt19937 random(4);
+  for (int bits = 1; bits <= 8; ++bits) {
+    CAPTURE(bits);
+    const int first = bits == 8 ? 0 : static_cast<int>(random() % (kSymbols - (1u << bits)));
+    Counts counts{};
+    std::vector<int8_t> symbols;
+    for (int place = first; place < first + (1 << bits); ++place) {
+      const uint32_t count = 100 + random() % 101;
+      counts[static_cast<size_t>(place)] = count;
+      symbols.insert(symbols.end(), count, static_cast<int8_t>(place - place_of(0)));
+    }
+    std::shuffle(symbols.begin(), symbols.end(), random);
+    const CodeLengths best = best_code(counts);
+    for (int place = best.first; place <= best.last; ++place) {
+      CHECK(best.of[static_cast<size_t>(place)] == bits);
+    }
+    bls::testing::Bytes bytes(room_for_symbols(symbols.size()));
+    const std::byte* const end = write_symbols(symbols.data(), symbols.size(), false, bytes.data());
+    CHECK(static_cast<int>(bytes[0]) == bits);
+    std::vector<int8_t> back(symbols.size());
+    CHECK(read_symbols(bytes.data(), end, back.data(), back.size()) == end);
+    CHECK(back == symbols);
+  }
+}
+
 TEST_CASE("standard codes are complete, even on both sides, and ever wider") {
   for (int number = 0; number < kStandardCodes; ++number) {
     const CodeLengths& code = standard_code(number).lengths;
@@ -146,6 +172,26 @@ TEST_CASE("symbols come back, however many and however spread") {
       }
     }
   });
+}
+
+TEST_CASE("symbols come back where the sizes of streams take more or less room than the average") {
+  std::mt19937 random(5);
+  for (const size_t quarter : {300, 1000, 40000}) {
+    for (size_t noisy = 0; noisy < 4; ++noisy) {
+      CAPTURE(quarter);
+      CAPTURE(noisy);
+      std::vector<int8_t> symbols(4 * quarter);
+      for (size_t i = 0; i < quarter; ++i) {
+        symbols[noisy * quarter + i] = static_cast<int8_t>(random());
+      }
+      bls::testing::Bytes bytes(room_for_symbols(symbols.size()));
+      const std::byte* const end =
+          write_symbols(symbols.data(), symbols.size(), false, bytes.data());
+      std::vector<int8_t> back(symbols.size());
+      CHECK(read_symbols(bytes.data(), end, back.data(), back.size()) == end);
+      CHECK(back == symbols);
+    }
+  }
 }
 
 TEST_SUITE_END();

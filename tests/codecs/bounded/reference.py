@@ -67,14 +67,14 @@ def good_code(counts: dict[int, int]) -> Code:
         pairs.append((taken[0][0] + taken[1][0], depths))
     lengths = Counter(min(depth, LONGEST) for depth in pairs[0][1])
     share = sum(number << LONGEST - length for length, number in lengths.items())
-    if share > 2**LONGEST + 16:
-        return best_code(counts)
     for _ in range(share - 2**LONGEST):
         shorter = max(length for length in range(LONGEST) if lengths[length])
         lengths.update({shorter: -1, LONGEST: -1})
         lengths[shorter + 1] += 2
-    longest_first = sorted(lengths.elements(), reverse=True)
-    return dict(zip(symbols, longest_first, strict=True))
+    code = dict(zip(symbols, sorted(lengths.elements(), reverse=True), strict=True))
+    huffman = dict(zip(symbols, sorted(pairs[0][1], reverse=True), strict=True))
+    bits, least = (sum(counts[s] * of[s] for s in symbols) for of in (code, huffman))
+    return code if bits <= least + least // 128 else best_code(counts)
 
 
 def codewords(code: Code) -> dict[int, str]:

@@ -51,19 +51,22 @@ struct CodeTable {
   uint8_t lengths[256];
 };
 
-/// What some bits begin with: in the low six bits how many the codes have that are whole there, in
-/// two more the number of these codes, up to three, then a byte for the symbol of each. Those of
-/// the first code and of what follows it add up to that of both.
+/// What some bits begin with: in the low six bits how many the codes have that are whole there,
+/// then a byte for the symbol of each, and in the highest two bits the number of these codes, up to
+/// three. Those of the first code and of what follows it add up to that of both.
 using DecodingEntry = uint32_t;
 
+constexpr int kBitsOfSize = 6;
+
 constexpr DecodingEntry decoding_entry(int place, int bits, uint8_t symbol) {
-  return static_cast<uint32_t>(bits | 1 << 6) | uint32_t{symbol} << (8 + 8 * place);
+  return static_cast<uint32_t>(bits) | uint32_t{symbol} << (kBitsOfSize + 8 * place) | 1u << 30;
 }
 
 /// An entry for all that the next bits may be, no fewer than the longest code has; and the length
 /// of each symbol's code.
 struct DecodingTable {
-  int shift;  ///< from 64 bits to these
+  int shift;        ///< from 64 bits to these
+  bool one_by_one;  ///< no entry has more than one symbol, and these are as long as codes may be
   DecodingEntry entries[1 << 11];
   uint8_t lengths[256];
 };
@@ -72,6 +75,15 @@ struct DecodingTable {
 struct Streams {
   size_t count;
   const std::byte* begin[4];
+};
+
+/// Rows that are written once symbols are read. Reading these waits for its own results rather than
+/// for memory, so that it has rows fetched meanwhile.
+struct RowsAhead {
+  const float* next = nullptr;
+  size_t rows = 0;
+  size_t columns = 0;
+  size_t stride = 0;
 };
 
 /// What takes the time of error-bounded rows, compiled for one instruction set.
@@ -94,7 +106,8 @@ struct Kernels {
   /// Returns the end of the last stream, or null if one is not of the right length, goes beyond
   /// `end` or has other bits than 0 behind its last code.
   const std::byte* (*read_streams)(const DecodingTable& table, const Streams& streams,
-                                   const std::byte* end, int8_t* symbols, size_t count);
+                                   const std::byte* end, int8_t* symbols, size_t count,
+                                   RowsAhead ahead);
   /// Row i becomes that of the codes of row `sources[i]`.
   void (*dequantize8)(const int8_t* codes, const uint32_t* sources, float scale,
                       const Matrix<float>& rows);

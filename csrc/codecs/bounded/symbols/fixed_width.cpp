@@ -1,6 +1,6 @@
 #include "codecs/bounded/symbols/fixed_width.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "codecs/bounded/symbols/bits.h"
 #include "codecs/bounded/symbols/prefix_code.h"
@@ -46,9 +46,16 @@ class EightCodes {
   Step steps_[3];
 };
 
+/// Eight bits are the whole symbol, of which the first one has the place 0.
+constexpr std::byte kSign{0x80};
+
 }  // namespace
 
 std::byte* write_fixed_width(FixedWidth code, const int8_t* symbols, size_t count, std::byte* out) {
+  if (code.bits == 8) {
+    return std::transform(symbols, symbols + count, out,
+                          [](int8_t symbol) { return static_cast<std::byte>(symbol) ^ kSign; });
+  }
   const EightCodes eight(code.bits);
   const uint64_t flipped = 0x80 * kEachByte, first = static_cast<uint64_t>(code.first) * kEachByte;
   size_t i = 0;
@@ -66,6 +73,12 @@ std::byte* write_fixed_width(FixedWidth code, const int8_t* symbols, size_t coun
 
 const std::byte* read_fixed_width(FixedWidth code, const std::byte* in, const std::byte* end,
                                   int8_t* symbols, size_t count) {
+  if (code.bits == 8) {
+    if (static_cast<size_t>(end - in) < count) return nullptr;
+    std::transform(in, in + count, symbols,
+                   [](std::byte byte) { return static_cast<int8_t>(byte ^ kSign); });
+    return in + count;
+  }
   const EightCodes eight(code.bits);
   const uint64_t flipped = 0x80 * kEachByte, first = static_cast<uint64_t>(code.first) * kEachByte;
   size_t i = 0;

@@ -52,17 +52,21 @@ struct Sorted {
   int place(size_t i) const { return static_cast<int>(by_weight[i] & 0xff); }
 };
 
-/// How many symbols have a code of each length.
-using SymbolsOf = std::array<uint32_t, kSymbols>;
+/// How many symbols have a code of each length, and the bits of all symbols.
+struct Lengths {
+  std::array<uint32_t, kSymbols> symbols_of{};
+  uint64_t bits = 0;
+};
 
 /// Huffman's code from two queues, of symbols and of pairs: both come in the order of their
 /// weights.
-SymbolsOf huffman_lengths(const Sorted& sorted) {
+Lengths huffman_lengths(const Sorted& sorted) {
   const size_t pairs = sorted.symbols - 1;
   std::array<uint64_t, kSymbols> weights;  // of pairs
   std::fill_n(weights.begin(), pairs, kNoItem);
   std::array<uint16_t, kSymbols> parents;
   std::array<uint8_t, kSymbols> symbols_in;  // a pair has none, one or two
+  Lengths lengths;
   size_t symbol = 0, pair = 0;
   for (size_t next = 0; next < pairs; ++next) {
     uint64_t weight = 0;
@@ -79,23 +83,20 @@ SymbolsOf huffman_lengths(const Sorted& sorted) {
     }
     weights[next] = weight;
     symbols_in[next] = static_cast<uint8_t>(symbols);
+    lengths.bits += weight;  // each pair is a bit for all that is in it
   }
-  SymbolsOf symbols_of{};
   std::array<uint8_t, kSymbols> depths;
   depths[pairs - 1] = 0;
   for (size_t i = pairs; i-- > 0;) {
     if (i + 1 < pairs) depths[i] = static_cast<uint8_t>(depths[parents[i]] + 1);
-    symbols_of[depths[i] + 1u] += symbols_in[i];
+    lengths.symbols_of[depths[i] + 1u] += symbols_in[i];
   }
-  return symbols_of;
+  return lengths;
 }
 
-// Of the longest code's share. Where more is missing other codes suffer.
-constexpr uint32_t kMostMissing = 16;
-
-/// Makes all lengths at most kLongestCode, and the code complete again; false where it would not be
-/// a good one.
-bool shorten(SymbolsOf& symbols_of) {
+/// Makes all lengths at most kLongestCode, and the code complete again.
+void shorten(Lengths& lengths) {
+  auto& symbols_of = lengths.symbols_of;
   uint32_t used = 0;  // of all that a complete code has, in parts of the longest one
   for (size_t length = kSymbols - 1; length > 0; --length) {
     if (length > kLongestCode) {
@@ -105,7 +106,6 @@ bool shorten(SymbolsOf& symbols_of) {
       used += symbols_of[length] << (kLongestCode - length);
     }
   }
-  if (used > (1u << kLongestCode) + kMostMissing) return false;
   for (; used > 1u << kLongestCode; --used) {
     size_t length = kLongestCode - 1;
     while (symbols_of[length] == 0) --length;
@@ -114,23 +114,28 @@ bool shorten(SymbolsOf& symbols_of) {
     symbols_of[length + 1] += 2;
     symbols_of[kLongestCode] -= 1;
   }
-  return true;
 }
+
+// Bits to each of which one more is hardly worse.
+constexpr uint64_t kBitsToOneMore = 128;
 
 }  // namespace
 
 CodeLengths good_code(const Counts& counts) {
   const Sorted sorted(counts);
-  SymbolsOf symbols_of = huffman_lengths(sorted);
-  if (!shorten(symbols_of)) return best_code(counts);
+  Lengths lengths = huffman_lengths(sorted);
+  shorten(lengths);
   CodeLengths code;
   size_t symbol = 0;
+  uint64_t bits = 0;
   for (int length = kLongestCode; length > 0; --length) {
-    for (uint32_t i = 0; i < symbols_of[static_cast<size_t>(length)]; ++i) {
-      code.set(sorted.place(symbol++), length);
+    for (uint32_t i = 0; i < lengths.symbols_of[static_cast<size_t>(length)]; ++i, ++symbol) {
+      code.set(sorted.place(symbol), length);
+      bits += sorted.weights[symbol] * static_cast<uint64_t>(length);
     }
   }
-  return code;
+  // No code takes fewer bits than Huffman's before it was shortened.
+  return bits <= lengths.bits + lengths.bits / kBitsToOneMore ? code : best_code(counts);
 }
 
 CodeLengths best_code(const Counts& counts) {

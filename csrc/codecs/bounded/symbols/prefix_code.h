@@ -36,8 +36,8 @@ struct CodeLengths {
 CodeLengths best_code(const Counts& counts);
 
 /// A code for symbols that occur so often, no code longer than kLongestCode: Huffman's, if need be
-/// with a few codes shortened, which is hardly worse than the best one and found sooner; and the
-/// best one where many would be.
+/// with codes shortened, which is found sooner than the best one; and that where shortening costs
+/// more than one bit in 128.
 ///
 /// At least two symbols occur.
 CodeLengths good_code(const Counts& counts);

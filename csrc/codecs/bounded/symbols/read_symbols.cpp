@@ -55,6 +55,8 @@ size_t read_size(const std::byte*& in, const std::byte* end) {
 
 /// For so many symbols it pays to make a larger table, which yields three of them at once.
 constexpr size_t kWorthThree = 2048;
+/// With more bits a symbol hardly two are found at once.
+constexpr double kOneByOneBits = 6.5;
 
 /// The codes of a table in their order, that of their bits and lengths.
 struct Codes {
@@ -127,17 +129,30 @@ void fill(DecodingTable& table, const Codes& codes, const Thirds* thirds, int bi
     at = fill_behind(length, bits, codes, thirds, at);
     // The same may follow all codes of this length.
     for (++i; i < codes.count && codes.of[i].length == length; ++i, at += entries) {
-      const uint32_t symbol = uint32_t{codes.of[i].symbol} << 8;
+      const DecodingEntry symbol = DecodingEntry{codes.of[i].symbol} << kBitsOfSize;
       for (size_t j = 0; j < entries; ++j) at[j] = behind[j] | symbol;
     }
-    const uint32_t symbol = uint32_t{codes.of[first].symbol} << 8;
+    const DecodingEntry symbol = DecodingEntry{codes.of[first].symbol} << kBitsOfSize;
     for (size_t j = 0; j < entries; ++j) table.entries[behind - table.entries + j] |= symbol;
   }
   for (size_t i = 0; i < codes.count; ++i) table.lengths[codes.of[i].symbol] = codes.of[i].length;
 }
 
-void fill(DecodingTable& table, const CodeLengths& code, size_t symbols) {
+/// Fills a table whose entries have one symbol each.
+void fill_one_by_one(DecodingTable& table, const Codes& codes) {
+  table.shift = 64 - kLongestCode;
+  DecodingEntry* at = table.entries;
+  for (size_t i = 0; i < codes.count; ++i) {
+    const auto& [length, symbol] = codes.of[i];
+    at = std::fill_n(at, 1 << (kLongestCode - length), decoding_entry(0, length, symbol));
+    table.lengths[symbol] = length;
+  }
+}
+
+void fill(DecodingTable& table, const CodeLengths& code, size_t symbols, bool one_by_one) {
   const Codes codes(code);
+  table.one_by_one = one_by_one;
+  if (one_by_one) return fill_one_by_one(table, codes);
   if (symbols < kWorthThree) return fill(table, codes, nullptr, codes.longest());
   const Thirds thirds(codes, kLongestCode - 2);
   fill(table, codes, &thirds, kLongestCode);
@@ -161,12 +176,20 @@ Streams find_streams(const std::byte* in, const std::byte* end, size_t count) {
   refuse("have a stream of codes that is too short or too long");
 }
 
+/// Whether symbols have so many bits that it does not pay to look for several at once. Where there
+/// is one stream it is not known how long that is.
+bool read_one_by_one(const Streams& streams, size_t count) {
+  if (streams.count == 1) return false;
+  const auto bits = static_cast<double>(8 * (streams.begin[3] - streams.begin[0]));
+  return bits > 3 * kOneByOneBits * static_cast<double>((count + 3) / 4);
+}
+
 const std::byte* read_streams(const CodeLengths& code, const std::byte* in, const std::byte* end,
-                              int8_t* symbols, size_t count) {
+                              int8_t* symbols, size_t count, RowsAhead ahead) {
   const Streams streams = find_streams(in, end, count);
   DecodingTable table;
-  fill(table, code, count);
-  const std::byte* const done = kernels().read_streams(table, streams, end, symbols, count);
+  fill(table, code, count, read_one_by_one(streams, count));
+  const std::byte* const done = kernels().read_streams(table, streams, end, symbols, count, ahead);
   if (done == nullptr) refuse_stream();
   return done;
 }
@@ -187,17 +210,18 @@ const std::byte* read_streams(FixedWidth code, const std::byte* in, const std::b
 }  // namespace
 
 const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t* symbols,
-                              size_t count) {
+                              size_t count, RowsAhead ahead) {
   if (count == 0) return in;
   const int kind = read_byte(in, end);
   if (kind >= kStandard) {
     if (kind >= kStandard + kStandardCodes) refuse("have a code of an unknown kind");
-    return read_streams(standard_code(kind - kStandard).lengths, in, end, symbols, count);
+    const CodeLengths& code = standard_code(kind - kStandard).lengths;
+    return read_streams(code, in, end, symbols, count, ahead);
   }
   if (kind == kLengthsFollow) {
     const CodeLengths code = read_lengths(in, end);
     if (!is_complete(code)) refuse("have a code that is not complete");
-    return read_streams(code, in, end, symbols, count);
+    return read_streams(code, in, end, symbols, count, ahead);
   }
   const int width = kind - kFixedWidth;
   if (width > 8) refuse("have a code of an unknown kind");

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codecs/bounded/kernels/kernels.h"
 #include "codecs/bounded/symbols/prefix_code.h"
 
 /// Signed bytes by a prefix code that their counts choose (docs/wire-format.md): what the code is,
@@ -28,10 +29,10 @@ constexpr size_t room_for_symbols(size_t count) { return count * kLongestCode / 
 /// Returns the end of what it wrote. The code is the shortest one, or of fixed width.
 std::byte* write_symbols(const int8_t* symbols, size_t count, bool fixed_width, std::byte* out);
 
-/// Returns the end of what it read.
+/// Returns the end of what it read, and has some rows `ahead` fetched meanwhile.
 ///
 /// Throws ChannelError (kProtocol) if `in` does not begin with so many symbols.
 const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t* symbols,
-                              size_t count);
+                              size_t count, RowsAhead ahead = {});
 
 }  // namespace bls::bounded

@@ -40,6 +40,20 @@ struct Histogram : Range {
     while (counts[static_cast<size_t>(first)] == 0) ++first;
     while (counts[static_cast<size_t>(last)] == 0) --last;
   }
+  /// Whether there are as many symbols as some bits tell apart, none of which is more frequent than
+  /// two others together. Huffman's algorithm pairs such symbols, then these pairs, and so on: its
+  /// code has a fixed width.
+  bool is_flat() const {
+    if (!std::has_single_bit(static_cast<unsigned>(last - first + 1))) return false;
+    uint32_t least = UINT32_MAX, second = UINT32_MAX, greatest = 0;
+    for (int place = first; place <= last; ++place) {
+      const uint32_t count = counts[static_cast<size_t>(place)];
+      greatest = std::max(greatest, count);
+      second = std::min(second, std::max(least, count));
+      least = std::min(least, count);
+    }
+    return least > 0 && greatest <= uint64_t{least} + second;
+  }
   uint64_t bits_by(const CodeLengths& code) const {
     uint64_t bits = 0;
     for (int place = first; place <= last; ++place) {
@@ -63,9 +77,7 @@ struct ShortCounts {
   }
   uint64_t bits_by(const StandardLengths& lengths) const {
     int32_t bits = 0;
-    for (size_t block = first; block < last; block += kBlock) {
-      for (size_t i = 0; i < kBlock; ++i) bits += counts[block + i] * lengths[block + i];
-    }
+    for (size_t place = first; place < last; ++place) bits += counts[place] * lengths[place];
     return static_cast<uint64_t>(bits);
   }
 
@@ -115,8 +127,10 @@ Choice plain_choice(const Range& range, size_t count) {
 Choice choose(const Histogram& histogram, size_t count) {
   Choice choice = plain_choice(histogram, count);
   if (choice.kind == kFixedWidth) return choice;  // of no bits
-  const CodeLengths own = good_code(histogram.counts);
-  choice.offer(own, kLengthsFollow, description_bits(own) + histogram.bits_by(own));
+  if (!histogram.is_flat()) {
+    const CodeLengths own = good_code(histogram.counts);
+    choice.offer(own, kLengthsFollow, description_bits(own) + histogram.bits_by(own));
+  }
   if (count > kMostOfStandard) return choice;
   const ShortCounts counts(histogram);
   for (int number = 0; number < kStandardCodes; ++number) {
@@ -145,23 +159,33 @@ std::byte* write_size(size_t size, std::byte* out) {
   return out;
 }
 
-/// `write(symbols, count, out)` writes one stream and returns its end.
+size_t bytes_of_size(size_t size) {
+  size_t bytes = 1;
+  while (size >>= 7) ++bytes;
+  return bytes;
+}
+
+/// `write(symbols, count, out)` writes one stream and returns its end. All have about `bits`.
 template <typename Write>
-std::byte* write_streams(const int8_t* symbols, size_t count, std::byte* out, Write write) {
+std::byte* write_streams(const int8_t* symbols, size_t count, uint64_t bits, std::byte* out,
+                         Write write) {
   if (count < kFourStreams) return write(symbols, count, out);
   const size_t quarter = (count + 3) / 4;
-  // The sizes stand before the streams, and have four bytes each for now.
-  constexpr size_t kRoom = 3 * 5;
-  std::byte* const streams = out + kRoom;
+  // Before the streams stand the sizes of three, which hardly ever take more or less room.
+  std::byte* const streams = out + 3 * bytes_of_size(bits / 4 / 8);
   std::byte* end = streams;
+  size_t sizes[4], room = 0;
   for (size_t stream = 0; stream < 4; ++stream) {
     const size_t from = stream * quarter;
     std::byte* const begin = end;
     end = write(symbols + from, std::min(quarter, count - from), begin);
-    if (stream < 3) out = write_size(static_cast<size_t>(end - begin), out);
+    sizes[stream] = static_cast<size_t>(end - begin);
+    room += stream < 3 ? bytes_of_size(sizes[stream]) : 0;
   }
-  std::memmove(out, streams, static_cast<size_t>(end - streams));
-  return out + (end - streams);
+  const auto all = static_cast<size_t>(end - streams);
+  if (out + room != streams) std::memmove(out + room, streams, all);
+  for (size_t stream = 0; stream < 3; ++stream) out = write_size(sizes[stream], out);
+  return out + all;
 }
 
 }  // namespace
@@ -174,9 +198,10 @@ std::byte* write_symbols(const int8_t* symbols, size_t count, bool fixed_width, 
   if (choice.kind == kFixedWidth) return out;  // of no bits
   if (choice.kind < kLengthsFollow) {
     const FixedWidth code{choice.kind - kFixedWidth, choice.code.first};
-    return write_streams(symbols, count, out, [&](const int8_t* from, size_t size, std::byte* to) {
-      return write_fixed_width(code, from, size, to);
-    });
+    return write_streams(symbols, count, choice.bits, out,
+                         [&](const int8_t* from, size_t size, std::byte* to) {
+                           return write_fixed_width(code, from, size, to);
+                         });
   }
   CodeTable table;
   for_each_code(choice.code, [&](int place, int length, uint32_t code) {
@@ -184,9 +209,10 @@ std::byte* write_symbols(const int8_t* symbols, size_t count, bool fixed_width, 
     table.codes[symbol] = uint64_t{code} << (64 - length);
     table.lengths[symbol] = static_cast<uint8_t>(length);
   });
-  return write_streams(symbols, count, out, [&](const int8_t* from, size_t size, std::byte* to) {
-    return kernels().write_stream(table, from, size, to);
-  });
+  return write_streams(symbols, count, choice.bits, out,
+                       [&](const int8_t* from, size_t size, std::byte* to) {
+                         return kernels().write_stream(table, from, size, to);
+                       });
 }
 
 }  // namespace bls::bounded

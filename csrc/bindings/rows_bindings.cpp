@@ -13,7 +13,7 @@
 #include "lookup/pooled_rows.h"
 #include "lookup/table_rows.h"
 #include "messages/ids/batch_ids.h"
-#include "messages/row_message.h"
+#include "messages/rows/row_message.h"
 
 namespace py = pybind11;
 

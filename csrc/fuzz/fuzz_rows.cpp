@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "fuzz/arrival.h"
-#include "messages/row_message.h"
+#include "messages/rows/row_message.h"
 
 namespace bls::fuzzing {
 namespace {

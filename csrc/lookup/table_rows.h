@@ -6,7 +6,7 @@
 
 #include "channel/channel.h"
 #include "lookup/table.h"
-#include "messages/row_message.h"
+#include "messages/rows/row_message.h"
 
 namespace bls {
 

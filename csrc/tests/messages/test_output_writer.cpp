@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "messages/output_writer.h"
+#include "messages/rows/output_writer.h"
 
 using namespace bls;
 

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "messages/row_message.h"
+#include "messages/rows/row_message.h"
 #include "tests/support/payload.h"
 #include "tests/support/ranks.h"
 

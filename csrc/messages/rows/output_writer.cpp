@@ -1,4 +1,4 @@
-#include "messages/output_writer.h"
+#include "messages/rows/output_writer.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "messages/row_message.h"
+#include "messages/rows/row_message.h"
 
 #include <cstring>
 #include <stdexcept>
@@ -7,7 +7,7 @@
 
 #include "messages/message_builder.h"
 #include "messages/only_part.h"
-#include "messages/output_writer.h"
+#include "messages/rows/output_writer.h"
 
 namespace bls {
 namespace {

@@ -38,12 +38,14 @@ class Mode:
         times: fitted.
         draws: fitted to resampled measurements, from which intervals come; may be empty.
         changes_values: whether averages are other ones than those of float32: codecs.
+        channels: NCCL's, of a CTA each (`max_ctas`); None for other libraries.
     """
 
     name: str
     times: ModeTimes
     draws: tuple[ModeTimes, ...] = ()
     changes_values: bool = False
+    channels: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from torchrec_bls.processes import stream
 
 from ..costs.contention import Mode, Overlap
-from ..costs.fitting.contention import ModeSamples, draw_modes, fit_mode
+from ..costs.fitting.contention import ModeSamples, draw_modes, fit_mode, held_out_percent
 from ..costs.machine import this_machine
 from ..costs.profile import Profile, ProfileError, load_profile
 from .overlap import FLOAT32, LEAST_ROUNDS, SIZES, OverlapTimer
@@ -49,7 +50,9 @@ class OverlapSettings:
     sizes: tuple[int, ...] = SIZES
 
     def __post_init__(self) -> None:
-        """Raises ValueError for world sizes that nothing can be measured among."""
+        """Raises ValueError for settings by which nothing can be measured."""
+        if not (math.isfinite(self.minutes) and self.minutes >= 0):
+            raise ValueError(f"all-reduces can't be measured for {self.minutes} minutes")
         if not self.world_sizes or min(self.world_sizes) < 2:
             raise ValueError(
                 f"all-reduces among {self.world_sizes} ranks: name world sizes of at least 2"
@@ -88,9 +91,15 @@ def calibrate_overlap(out: Path, settings: OverlapSettings) -> Overlap:
 
 
 def fit_modes(samples: dict[str, ModeSamples]) -> tuple[Mode, ...]:
-    """Fits each mode, with draws."""
+    """Fits each mode, with draws and the error on sizes that are held out."""
     return tuple(
-        Mode(name, fit_mode(each), draw_modes(each), changes_values=name != FLOAT32)
+        Mode(
+            name,
+            fit_mode(each),
+            draw_modes(each),
+            changes_values=name != FLOAT32,
+            held_out_percent=round(held_out_percent(each), 2),
+        )
         for name, each in samples.items()
     )
 

@@ -201,8 +201,9 @@ def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
         raise ProfileError(
             f"profile {profile.name} does not say how all-reduces of {backend} among {ranks} ranks"
             f" fare beside the backward, but of {known or 'no group at all'}: add it by"
-            f" `torchrec-bls calibrate --overlap --out PROFILE --world-sizes {ranks}`, or with"
-            " ranks on several hosts by the same without --world-sizes under torchrun"
+            f" `torchrec-bls calibrate --overlap --out PROFILE --world-sizes {ranks}`, or, where"
+            " ranks are on several hosts, by `torchrun --no-python torchrec-bls calibrate --overlap"
+            " --out PROFILE` with torchrun's options for these"
         )
     return profile.overlap[backend, ranks]
 

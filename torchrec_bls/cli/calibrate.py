@@ -57,7 +57,8 @@ def add_command(commands: Any) -> None:
         "--overlap",
         action="store_true",
         help="add to a profile what all-reduces of gradients and the backward beside them take from"
-        " each other, and measure nothing else; under torchrun among its ranks, on whichever hosts",
+        " each other, and measure nothing else; under torchrun --no-python among its"
+        " ranks, on whichever hosts",
     )
     parser.set_defaults(command=_calibrate, defaults=parser.get_default)
 

@@ -64,8 +64,11 @@ class Stage:
 def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
     """Returns what becomes of an all-reduce of `size` bytes beside `compute_us` of backward.
 
-    Either goes on at its own pace, whatever part of it is done (section III-B).
+    Either goes on at its own pace, whatever part of it is done (section III-B). Without bytes nothing
+    is sent, and no startup is due (Eq. 8).
     """
+    if not size:
+        return Stage(0.0, 0.0, compute_us)
     together = times.startup_us + size * times.overlapped_us_per_byte
     alone = times.startup_us + size * times.alone_us_per_byte
     slowed = compute_us / times.compute_rate

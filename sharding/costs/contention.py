@@ -1,4 +1,4 @@
-"""What an all-reduce and the backward that it runs beside take from each other (LIBRA, section III)."""
+"""What an all-reduce and the backward beside it take from each other (LIBRA, section III)."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Stage:
 def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
     """Returns what becomes of an all-reduce of `size` bytes beside `compute_us` of backward.
 
-    Either goes on at its own pace, whatever part of it is done (section III-B). Without bytes nothing
-    is sent, and no startup is due (Eq. 8).
+    Either goes on at its own pace, whatever part of it is done (section III-B). Without bytes
+    nothing is sent, and no startup is due (Eq. 8).
     """
     if not size:
         return Stage(0.0, 0.0, compute_us)

@@ -1,7 +1,8 @@
 """The groups and modes with which a backward ends soonest: label-setting dynamic programming.
 
-After LIBRA, section IV, without its grid of chunks and its limit of groups, so that the result is the
-optimum and not within (K - 1) / Z of it. Why it is, and why no group is ever held: docs/design/overlap.md.
+After LIBRA, section IV, without its grid of chunks and its limit of groups, so that the result is
+the optimum and not within (K - 1) / Z of it. Why it is, and why no group is ever held:
+docs/design/overlap.md.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .timeline import Group, Layer
 _BEAM = 8
 #: Of the time in all: plans that are better by less are as good.
 _SLACK = 1e-13
-# Rows of labels: microseconds added to the backward's own, and done of it; and from where they came:
-# the layer and the number of the label before, and the mode.
+# Rows of labels: microseconds added to the backward's own, and done of it; and from where they
+# came: the layer and the number of the label before, and the mode.
 _ADDED, _COMPUTED, _LAYER, _LABEL, _MODE = range(5)
 
 
@@ -91,12 +92,12 @@ def _undominated(labels: list[Floats], worth: float) -> Floats:
     A label A dominates B if `added` of A + worth * max(0, computed of A - computed of B) is no more
     than `added` of B, since V does not fall with what is computed, and grows by `worth` at most.
     In the paper's terms:
-    - A has less computed, and adds no more: it may compute alone until it has as much as B, and is no
-      later then. For given groups that takes Assumption 3 (Lemma 4); where the groups are free as they
-      are here, it always holds, because what had better wait is better sent with the last group.
-    - A is no later and has no less computed. That takes Assumption 2 (Lemma 3), in each mode; `worth`
-      is at most 1 with it, and where a mode sends faster beside a backward than alone, it is above 1,
-      and the rule the stricter.
+    - A has less computed, and adds no more: it may compute alone until it has as much as B, and is
+      no later then. For given groups that takes Assumption 3 (Lemma 4). Where groups are free, as
+      they are here, it always holds: what had better wait is better sent with the last group.
+    - A is no later and has no less computed. That takes Assumption 2 (Lemma 3), in each mode:
+      `worth` is at most 1 then. Where a mode sends faster beside a backward than alone, `worth` is
+      above 1, and this rule the stricter.
     """
     if not labels:
         return np.empty((5, 0))

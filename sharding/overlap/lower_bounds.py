@@ -1,4 +1,4 @@
-"""What the all-reduces of the layers that are left add at the least, for any part of the backward done."""
+"""What all-reduces of the layers that are left add at the least to a backward done in part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any group of layers does to the backward, in arrays: costs.contention.stage for all of them at once."""
+"""What groups of layers do to the backward: costs.contention.stage for many of them at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stages:
     """A backward and the modes in which its gradients may travel.
 
     Attributes:
-        ready: (layers + 1), microseconds of compute until the gradients of so many layers are there.
+        ready: (layers + 1), microseconds of compute until so many layers' gradients are there.
         bytes: (layers + 1), of the gradients of so many layers.
         modes: (4, modes), the fields of ModeTimes.
     """
@@ -95,7 +95,7 @@ class Stages:
         sent = self.sent(first, lasts)
         begin = np.maximum(computed[:, None], self.ready[lasts])[:, :, None]
         some = np.where(sent.hidden > 0, sent.hidden, 1.0)
-        # Of the all-reduce, what fits beside what is left of the backward. One that takes no time fits.
+        # What part of the all-reduce fits beside what is left of the backward.
         part = np.minimum((self.ready[-1] - begin) / some, 1.0)
         added = sent.alone + part * (sent.together - sent.hidden - sent.alone)
         return added, begin + part * sent.hidden

@@ -1,4 +1,4 @@
-"""Every fusion x mode x hold of small backwards, without the package's timeline: what plans are compared with."""
+"""Every fusion x mode x hold of small backwards, without the package's own timeline."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_where_overlap_costs_more_than_it_hides_one_group_at_the_end_is_best() -
 
 
 def test_modes_differ_where_that_pays() -> None:
-    # The first sends slowly beside the backward and leaves it alone, the second is fast and does not.
+    # The first is slow and leaves the backward alone, the second is fast and does not.
     modes = [ModeTimes(0.0, 0.1, 0.1, 1.0), ModeTimes(0.0, 0.01, 0.01, 0.1)]
     assert allocate([Layer(10.0, 100)] * 2, modes) == [Group(1, 0), Group(1, 1)]
 

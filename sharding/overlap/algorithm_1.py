@@ -71,7 +71,7 @@ class _Grid:
     def _to_edge(self, compute: Floats) -> Ints:
         """Returns how many chunks that much compute takes part in."""
         if not self._width:
-            return np.zeros(compute.shape, np.intp)
+            return np.where(compute > 0, self._chunks + 1, 0)
         return np.ceil(compute / self._width * (1 - 1e-12)).astype(np.intp)
 
     def groups(self, rounds: Sequence[Sequence[tuple[int, Ints]]]) -> list[Group]:

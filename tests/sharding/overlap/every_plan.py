@@ -79,8 +79,19 @@ def random_layers(draw: random.Random, most: int) -> list[Layer]:
     ]
 
 
+def traded_modes(draw: random.Random) -> list[ModeTimes]:
+    """Returns a slow mode that leaves the backward alone, and a fast one that does not."""
+    startup, per_byte = draw.uniform(0, 4), draw.uniform(0.05, 0.25)
+    return [
+        ModeTimes(startup, alone, alone * draw.uniform(1, 1.3), draw.uniform(*rates))
+        for alone, rates in ((2 * per_byte, (0.9, 1.0)), (per_byte, (0.4, 0.8)))
+    ]
+
+
 def random_modes(draw: random.Random, most: int) -> list[ModeTimes]:
     """Returns modes of which some break Assumption 2, and many Assumption 3."""
+    if most > 1 and draw.random() < 0.3:
+        return traded_modes(draw)
     found = []
     for _ in range(draw.randint(1, most)):
         alone = draw.choice([0.0, 0.1, draw.uniform(0, 0.4)])

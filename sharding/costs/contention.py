@@ -1,4 +1,6 @@
-"""What all-reduces and the backward beside them take from each other (LIBRA, section III)."""
+    if not size:
+        return Stage(0.0, 0.0, compute_us)
+    together, alone = times.overlapped_us(size), times.alone_us(size)
 
 from __future__ import annotations
 
@@ -151,8 +153,11 @@ class Stage:
 def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
     """Returns what becomes of an all-reduce of `size` bytes beside `compute_us` of backward.
 
-    Either goes on at its own pace, whatever part of it is done (section III-B).
+    Either goes on at its own pace, whatever part of it is done (section III-B). Without bytes
+    nothing is sent, and no startup is due (Eq. 8).
     """
+    if not size:
+        return Stage(0.0, 0.0, compute_us)
     together, alone = times.overlapped_us(size), times.alone_us(size)
     slowed = compute_us / times.compute_rate
     if together <= slowed:

@@ -1,4 +1,4 @@
-"""When the gradients of a backward are ready, and when their all-reduces run (LIBRA, section III-B)."""
+"""When gradients of a backward are ready, and their all-reduces run (LIBRA, section III-B)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def timeline(
 
     for number, group in enumerate(groups):
         first, last = last, last + group.layers
-        if not 0 < group.layers or not last <= last + group.hold <= len(layers):
+        if group.layers < 1 or not last <= last + group.hold <= len(layers):
             raise ValueError(f"group {number} can't be of {len(layers)} layers: {group}")
         advance(max(computed, done[last + group.hold]), 1.0)
         begins.append(now)

@@ -19,12 +19,11 @@ NCCL = tuple(
 
 
 def test_buckets_by_their_parameters() -> None:
-    plan = plan_of((Group(1), Group(2, mode=1, hold=1), Group(1)), FLOAT32, UINT8)
+    plan = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8)
     first, second, third = plan.buckets
     assert first.parameters == ("6.bias", "6.weight") and first.bytes == 4 * 65
     assert second.parameters == ("4.bias", "4.weight", "2.bias", "2.weight")
-    assert (second.mode, second.after) == ("uint8", "0.weight")
-    assert (third.mode, third.after, third.bytes) == ("float32", None, 4 * 64 * 65)
+    assert (second.mode, third.mode, third.bytes) == ("uint8", "float32", 4 * 64 * 65)
 
 
 def test_the_prediction_by_hand() -> None:
@@ -62,9 +61,9 @@ def test_defaults_stay_where_nothing_is_certain(draws: tuple[ModeTimes, ...]) ->
 
 
 def test_the_report() -> None:
-    text = plan_of((Group(1), Group(2, mode=1, hold=1), Group(1)), FLOAT32, UINT8).report()
+    text = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8).report()
     assert "8 parameters, 0.05 MiB, 2 ranks over gloo, profile by hand, today" in text
-    assert "uint8, 4.bias to 2.weight, held for 0.weight" in text
+    assert "uint8, 4.bias to 2.weight" in text
     assert "over the default of TorchRec:" in text
 
 
@@ -93,7 +92,7 @@ def test_the_trace(tmp_path: Path) -> None:
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     profile = profile_with(FLOAT32)
-    plan = plan_of((Group(1), Group(2, mode=1, hold=1), Group(1)), FLOAT32, UINT8)
+    plan = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8)
     plan.save(path)
     with pytest.raises(ValueError, match="made with the profile 'by hand, today', this one is"):
         load_plan(path, profile)

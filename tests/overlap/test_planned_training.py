@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +30,7 @@ from tests.processes import run
 STEPS = 8
 GROUPS = {
     "one by one": (Group(1),) * 4,
-    "held": (Group(1, hold=2), Group(2, hold=1), Group(1)),
+    "several": (Group(1), Group(2), Group(1)),
     "all": (Group(4),),
 }
 
@@ -82,36 +81,8 @@ def test_ddp_follows_and_trains_as_by_default(groups: tuple[Group, ...], backend
     run(2, follow, groups, backend)
 
 
-def hold(rank: int) -> None:
-    plan = plan_of((Group(1, hold=2), Group(3)))
-    model = make_model()
-    ddp = DistributedDataParallel(model, **plan._buckets_argument())
-    happened: list[str] = []
-    reduced = dist.all_reduce
-
-    def noting(buffer: torch.Tensor, **how: Any) -> None:
-        happened.append(f"all-reduce of {buffer.numel()}")
-        reduced(buffer, **how)
-
-    for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: happened.append(name))
-    plan._register(ddp, True)
-    with patch.object(dist, "all_reduce", noting):
-        for step in range(STEPS):
-            happened.clear()
-            ddp(batch_of(rank, step)).sum().backward()
-    # Held for the third layer from the end, of which the weight comes last.
-    assert happened.index("all-reduce of 65") > happened.index("2.weight")
-    assert happened.index("all-reduce of 65") < happened.index(f"all-reduce of {3 * 64 * 65}")
-
-
-def test_a_held_bucket_begins_after_what_it_is_held_for() -> None:
-    run(2, hold)
-
-
 def accumulate(rank: int) -> None:
-    """Backwards without synchronization release holds, and the next one holds again."""
-    plan = plan_of(GROUPS["held"])
+    plan = plan_of(GROUPS["several"])
     ddp = DistributedDataParallel(make_model(), **plan._buckets_argument())
     plan._register(ddp, True)
     default = DistributedDataParallel(make_model())
@@ -230,34 +201,6 @@ def test_a_failed_all_reduce_ends_the_backward() -> None:
     run(1, fail_in_all_reduce)
 
 
-def wait_in_vain(rank: int) -> None:
-    model = make_model()
-    names = dict(model.named_parameters())
-    buckets = [PlannedBucket(("6.bias",), 4, "float32", "0.weight")]
-    group = dist.group.WORLD
-    assert group is not None
-    state = PlannedAllReduce(model, buckets, group)
-    bucket: Any = SimpleNamespace(
-        buffer=lambda: torch.zeros(1),
-        parameters=lambda: [names["6.bias"]],
-        is_last=lambda: False,
-        index=lambda: 0,
-    )
-    with patch.object(hook, "_HOLD_DEADLINE_S", 0.1):
-        with pytest.raises(RuntimeError, match="rank 0: bucket 0 was held for '0.weight'"):
-            state.reduce(bucket).wait()
-    # What comes last releases what is held.
-    future = state.reduce(bucket)
-    bucket.is_last = lambda: True
-    bucket.parameters = lambda: [names["0.weight"]]
-    state.reduce(bucket).wait()
-    future.wait()
-
-
-def test_a_hold_has_a_deadline_and_ends_with_the_backward() -> None:
-    run(1, wait_in_vain)
-
-
 def change_the_order(rank: int) -> None:
     """The plan is of the other order of two branches."""
 
@@ -273,7 +216,7 @@ def change_the_order(rank: int) -> None:
     names = [name for name, _ in model.named_parameters()]
     assert names == ["a.weight", "a.bias", "b.weight", "b.bias"]
     buckets = [
-        PlannedBucket((f"{layer}.bias", f"{other}.weight"), 0, "float32", None)
+        PlannedBucket((f"{layer}.bias", f"{other}.weight"), 0, "float32")
         for layer, other in (("a", "b"), ("b", "a"))
     ]
     group = dist.group.WORLD

@@ -1,9 +1,8 @@
 """Runs a plan: reduces each bucket of DistributedDataParallel as it says."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Event
 
 import torch
 import torch.distributed as dist
@@ -16,8 +15,6 @@ from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.overlap.bucket_thread import BucketThread
 from torchrec_bls.overlap.quantized_hook import QuantizedAllReduceState
 
-#: A held bucket that is never released fails: the backward ended in an error, perhaps.
-_HOLD_DEADLINE_S = 600.0
 # DistributedDataParallel makes its buckets anew in one of the first steps, for static graphs in the
 # third one.
 _STEPS_WITH_OTHER_BUCKETS = 4
@@ -31,14 +28,11 @@ class PlannedBucket:
         parameters: their names, in the order in which their gradients are ready.
         bytes: of all of them.
         mode: how they travel: "float32", or the name of a codec.
-        after: name of the parameter whose gradient has to be ready before they may travel; None: at
-            once.
     """
 
     parameters: tuple[str, ...]
     bytes: int
     mode: str
-    after: str | None
 
 
 class PlannedAllReduce:
@@ -64,11 +58,6 @@ class PlannedAllReduce:
             mode: QuantizedAllReduceState(module, codec=Codec[mode.upper()], group=group)
             for mode in {bucket.mode for bucket in buckets} - {"float32"}
         }
-        parameters = dict(module.named_parameters())
-        self._released = {bucket: Event() for bucket in buckets if bucket.after is not None}
-        for bucket, released in self._released.items():
-            assert bucket.after is not None
-            parameters[bucket.after].register_post_accumulate_grad_hook(_setting(released))
         self._steps = 0
         self._warned = False
 
@@ -78,24 +67,12 @@ class PlannedAllReduce:
         planned = self._buckets.get(frozenset(self._names[each] for each in parameters))
         if planned is None:
             self._warn_of(bucket)
-        released = None if planned is None else self._released.get(planned)
-        if released is not None:
-            released.clear()
         if bucket.is_last():
-            # All gradients are ready. One came out of order, perhaps, before its bucket was held.
-            for each in self._released.values():
-                each.set()
             self._steps += 1
         mode = "float32" if planned is None else planned.mode
         label = f"torchrec_bls bucket {bucket.index()}, {mode}"
 
         def average() -> None:
-            if released is not None and not released.wait(_HOLD_DEADLINE_S):
-                raise TimeoutError(
-                    f"rank {self._group.rank()}: bucket {bucket.index()} was held for "
-                    f"'{planned and planned.after}', whose gradient did not come within "
-                    f"{_HOLD_DEADLINE_S:.0f} s: did this backward fail?"
-                )
             with record_function(label):
                 if mode == "float32":
                     # What DistributedDataParallel does where it has no hook.
@@ -125,6 +102,3 @@ def planned_all_reduce_hook(
     """For `DistributedDataParallel.register_comm_hook`: averages gradients as a plan says."""
     return state.reduce(bucket)
 
-
-def _setting(released: Event) -> Callable[[torch.Tensor], None]:
-    return lambda _: released.set()

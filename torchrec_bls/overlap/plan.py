@@ -139,13 +139,11 @@ class OverlapPlan:
         for each in self.groups:
             last = first + each.layers
             own = self.layers[first:last]
-            held_for = self.layers[last + each.hold - 1].parameters[-1]
             buckets.append(
                 PlannedBucket(
                     parameters=tuple(name for layer in own for name in layer.parameters),
                     bytes=sum(layer.bytes for layer in own),
                     mode=self.modes[each.mode].name,
-                    after=held_for if each.hold else None,
                 )
             )
             first = last

@@ -47,10 +47,9 @@ def _buckets(plan: OverlapPlan) -> Iterator[str]:
     moments = zip(plan.buckets, times.begin, times.end, strict=True)
     for number, (bucket, begin, end) in enumerate(moments):
         parameters = f"{bucket.parameters[0]} to {bucket.parameters[-1]}"
-        held = f", held for {bucket.after}" if bucket.after else ""
         yield (
             f"{number:>6} {bucket.bytes / _MIB:>8.3f} {begin / 1e3:>9.2f} {end / 1e3:>9.2f}  "
-            f"{bucket.mode}, {parameters}{held}"
+            f"{bucket.mode}, {parameters}"
         )
 
 

@@ -15,9 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec_bls import overlap
-from torchrec_bls.overlap.plan import OverlapPlan
-from torchrec_bls.overlap.prediction import predict, typical_layers
 from torchrec_bls.sharding import load_profile
 from torchrec_bls.sharding.calibration.overlap import OverlapTimer
 from torchrec_bls.sharding.calibration.overlap_run import fit_modes
@@ -30,6 +27,9 @@ from benchmarks.harness.launch import gathered
 from benchmarks.harness.networks import Network, check_rights, over_network
 from benchmarks.harness.statistics import geometric_mean, in_turns, ratio_of_medians
 from benchmarks.overlap.models import MODELS, model_and_batch
+from torchrec_bls import overlap
+from torchrec_bls.overlap.plan import OverlapPlan
+from torchrec_bls.overlap.prediction import predict, typical_layers
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}
 FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 3, "minutes": 0.7, "oracle": True}
@@ -50,7 +50,9 @@ def measure_on_rank(rank: int, backend: str, settings: dict[str, Any]) -> list[d
     timer.close()
     modes = [fit_modes(timer.samples())]
     dist.broadcast_object_list(modes)
-    profile = replace(load_profile(), overlap={(backend, dist.get_world_size()): modes[0]})
+    profile = replace(
+        load_profile("epyc-milan-2-cores"), overlap={(backend, dist.get_world_size()): modes[0]}
+    )
     found = []
     for name in tqdm(settings["models"], disable=rank != 0, unit="model"):
         model, batch = model_and_batch(name, rank)
@@ -80,7 +82,7 @@ def _compare(
     result = {
         "layers": each,
         "mib": sum(layer.bytes for layer in plan.layers) / 2**20,
-        "groups": [[group.layers, group.hold] for group in plan.groups],
+        "groups": [[group.layers, group.mode] for group in plan.groups],
         "replaces": {"ddp": plan.replaces_ddp_default, "torchrec": plan.replaces_torchrec_default},
         "alone_ms": predictions["plan"].alone.middle,
         "ms": ms,
@@ -131,9 +133,7 @@ def _backward_ms(
         sample(model, _WARM_UP)
     if starts is not None:
         starts.clear()
-    samplers = {
-        name: partial(sample, model, settings["steps"]) for name, model in policies.items()
-    }
+    samplers = {name: partial(sample, model, settings["steps"]) for name, model in policies.items()}
     return in_turns(samplers, settings["turns"])
 
 
@@ -182,12 +182,17 @@ def _oracle(
         for inner in combinations(range(1, len(sizes)), count):
             bounds = (*inner, len(sizes))
             groups = [
-                Group(sum(sizes[first:last])) for first, last in zip((0, *bounds), bounds, strict=False)
+                Group(sum(sizes[first:last]))
+                for first, last in zip((0, *bounds), bounds, strict=False)
             ]
             policies[bounds] = _following(replace(plan, groups=tuple(groups)), model, group)
     ms = _backward_ms(policies, batch, settings)
     best = min(ms, key=lambda each: ms[each]["median"])
-    return {"best": list(best), "chosen": list(wanted), "excess": ms[wanted]["median"] / ms[best]["median"] - 1}
+    return {
+        "best": list(best),
+        "chosen": list(wanted),
+        "excess": ms[wanted]["median"] / ms[best]["median"] - 1,
+    }
 
 
 def section(made: record.Record) -> str:
@@ -197,7 +202,9 @@ def section(made: record.Record) -> str:
         ms = {name: each["median"] for name, each in cell["ms"].items()}
         link = "loopback" if cell["gbit"] is None else f"{cell['gbit']:g} Gbit/s"
         where = f"{cell['model']}, {cell['ranks']} ranks, {cell['backend']}, {link}"
-        ratios = [f"{r:.2f} ({low:.2f}-{high:.2f})" for low, r, high in map(cell["over"].get, DEFAULTS)]
+        ratios = [
+            f"{r:.2f} ({low:.2f}-{high:.2f})" for low, r, high in map(cell["over"].get, DEFAULTS)
+        ]
         decision = [DEFAULTS[name] for name in DEFAULTS if cell["replaces"][name]]
         rows.append(
             [
@@ -238,7 +245,8 @@ def section(made: record.Record) -> str:
     if oracle:
         lines.append(
             f"Beside the best of all fusions of {_MERGED} merged layers, executed: "
-            f"{100 * np.median(oracle):.1f} % more in the median, {100 * max(oracle):.1f} % at worst."
+            f"{100 * np.median(oracle):.1f} % more in the median, "
+            f"{100 * max(oracle):.1f} % at worst."
         )
     return page.section(
         made,

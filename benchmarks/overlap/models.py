@@ -1,4 +1,4 @@
-"""Dense parts of recommenders, and a transformer: embeddings come in as an input with a gradient."""
+"""Dense parts of recommenders, and a transformer: embeddings come in as an input with gradient."""
 
 from collections.abc import Callable
 from typing import Any

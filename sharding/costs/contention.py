@@ -1,6 +1,4 @@
-    if not size:
-        return Stage(0.0, 0.0, compute_us)
-    together, alone = times.overlapped_us(size), times.alone_us(size)
+"""What all-reduces and the backward beside them take from each other (LIBRA, section III)."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ class Stages:
     Attributes:
         ready: (layers + 1), microseconds of compute until so many layers' gradients are there.
         bytes: (layers + 1), of the gradients of so many layers.
-        modes: (5, modes): startups alone and beside the backward, time per byte alone and beside it,
-            and the backward's rate.
+        modes: of the times of each.
     """
 
     ready: Floats

@@ -4,13 +4,14 @@ import dataclasses
 
 import torch
 from torch import nn
-from torchrec_bls.overlap.dense_layers import DenseLayer
-from torchrec_bls.overlap.plan import OverlapPlan
-from torchrec_bls.overlap.plan_file import PlanOrigin
 from torchrec_bls.sharding import load_profile
 from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.costs.profile import Profile
 from torchrec_bls.sharding.overlap.timeline import Group
+
+from torchrec_bls.overlap.dense_layers import DenseLayer
+from torchrec_bls.overlap.plan import OverlapPlan
+from torchrec_bls.overlap.plan_file import PlanOrigin
 
 # Of 1 Gbit/s, where much is to be gained.
 FLOAT32 = Mode("float32", ModeTimes(100.0, 8e-3, 8e-3, 1.0))
@@ -27,7 +28,9 @@ def make_model() -> nn.Module:
 
 def profile_with(*modes: Mode, backend: str = "gloo", ranks: int = 2) -> Profile:
     """The shipped profile with modes of its own."""
-    return dataclasses.replace(load_profile(), overlap={(backend, ranks): modes})
+    return dataclasses.replace(
+        load_profile("epyc-milan-2-cores"), overlap={(backend, ranks): modes}
+    )
 
 
 def layers_of(model: nn.Module, compute_us: float = 1000.0) -> tuple[DenseLayer, ...]:

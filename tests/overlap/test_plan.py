@@ -5,15 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrec_bls.overlap.plan import load_plan
 from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, UINT8, layers_of, make_model, plan_of, profile_with
+from torchrec_bls.overlap.plan import load_plan
 
 MIB = 2**20
 NCCL = tuple(
-    Mode(f"{channels} channels", ModeTimes(10.0, 8e-3 / channels, 9e-3 / channels, rate), (), False, channels)
+    Mode(
+        f"{channels} channels",
+        ModeTimes(10.0, 8e-3 / channels, 9e-3 / channels, rate),
+        (),
+        False,
+        channels,
+    )
     for channels, rate in ((1, 1.0), (4, 0.9))
 )
 
@@ -85,7 +91,9 @@ def test_the_trace(tmp_path: Path) -> None:
     assert planned["layer 1"] == pytest.approx((1000, 2000))
     assert planned["bucket 0, float32"] == pytest.approx((1000, 1000 + 100 + 260 * 8e-3))
     assert planned["bucket 1, float32"] == pytest.approx((4000, 4100 + 49_920 * 8e-3))
-    others = [each for each in events if each["ph"] == "X" and each["pid"] == 2 and each["tid"] == 1]
+    others = [
+        each for each in events if each["ph"] == "X" and each["pid"] == 2 and each["tid"] == 1
+    ]
     assert len(others) == 1  # 25 MiB hold everything
 
 
@@ -103,7 +111,7 @@ def test_files(tmp_path: Path) -> None:
     assert (again.layers, again.modes, again.groups) == (plan.layers, plan.modes, plan.groups)
     content["origin"]["torch"] = "1.0"
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="made with torch 1.0, this is"):
+    with pytest.raises(ValueError, match=r"made with torch 1\.0, this is"):
         load_plan(path, profile)
     path.write_text(json.dumps({"format": "another", "version": 1}))
     with pytest.raises(ValueError, match="is no torchrec-bls overlap plan of version 1"):

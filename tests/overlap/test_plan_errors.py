@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec_bls import overlap
-from torchrec_bls.overlap.quantized_hook import QuantizedAllReduceState, quantized_all_reduce_hook
 from torchrec_bls.sharding.costs.profile import ProfileError
 from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, WIDTH, make_model, plan_of, profile_with
 from tests.processes import run
+from torchrec_bls import overlap
+from torchrec_bls.overlap.quantized_hook import QuantizedAllReduceState, quantized_all_reduce_hook
 
 BATCH = torch.ones(4, WIDTH)
 
@@ -111,7 +111,9 @@ def refuse_ddps(rank: int) -> None:
         DistributedDataParallel(model[:-1]), "gradients of '6.bias' have no place here and 4 bytes"
     )
     refused(model, "is registered with a DistributedDataParallel, not <class .*Sequential")
-    refused(DistributedDataParallel(model, find_unused_parameters=True), "find_unused_parameters is")
+    refused(
+        DistributedDataParallel(model, find_unused_parameters=True), "find_unused_parameters is"
+    )
     hooked = DistributedDataParallel(model)
     hooked.register_comm_hook(QuantizedAllReduceState(hooked), quantized_all_reduce_hook)
     refused(hooked, "has the hook quantized_all_reduce_hook already")
@@ -126,7 +128,11 @@ def refuse_ddps(rank: int) -> None:
     ):
         origin = dataclasses.replace(plan.origin, **changed)
         refused(ddp, text, dataclasses.replace(plan, origin=origin))
-    refused(ddp, r"ranks \[1\] have another plan than rank 0", plan_of((Group(1 + 2 * rank), Group(3 - 2 * rank))))
+    refused(
+        ddp,
+        r"ranks \[1\] have another plan than rank 0",
+        plan_of((Group(1 + 2 * rank), Group(3 - 2 * rank))),
+    )
     plan.register(ddp)
     refused(ddp, "has the hook planned_all_reduce_hook already")
     dist.barrier()
@@ -141,7 +147,7 @@ def refuse_torch(rank: int) -> None:
 
     with (
         patch.object(DistributedDataParallel, "__init__", init),
-        pytest.raises(ValueError, match="has one size for all buckets: plans need torch 2.13"),
+        pytest.raises(ValueError, match=r"has one size for all buckets: plans need torch 2\.13"),
     ):
         overlap.plan(make_model(), profile_with(FLOAT32, ranks=1), [BATCH])
 

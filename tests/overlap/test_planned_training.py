@@ -16,16 +16,16 @@ from torchrec.distributed.model_parallel import (
     DistributedModelParallel,
 )
 from torchrec.distributed.types import ShardingPlan
-from torchrec_bls import BLSEmbeddingBagCollectionSharder, overlap
-from torchrec_bls.overlap import hook
-from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket
-from torchrec_bls.overlap.plan import OverlapPlan
 from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.distributed.dlrm import EMBEDDINGS_IN_DLRM, make_batch, make_whole_dlrm
 from tests.distributed.models import CPU, make_plan
 from tests.overlap.plans import FLOAT32, UINT8, WIDTH, make_model, plan_of, profile_with
 from tests.processes import run
+from torchrec_bls import BLSEmbeddingBagCollectionSharder, overlap
+from torchrec_bls.overlap import hook
+from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket
+from torchrec_bls.overlap.plan import OverlapPlan
 
 STEPS = 8
 GROUPS = {
@@ -111,12 +111,13 @@ def encode(rank: int) -> None:
             each.zero_grad()
             each(batch_of(rank, step)).sum().backward()
     encoded, exact = (dict(each.module.named_parameters()) for each in (ddp, default))
+    largest = max(float(p.grad.abs().max()) for name, p in exact.items() if name[0] in "64")
     for name, parameter in encoded.items():
         mine, theirs = parameter.grad, exact[name].grad
         assert mine is not None and theirs is not None
         if name.startswith(("6.", "4.")):
             assert not torch.equal(mine, theirs)
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02 * float(theirs.abs().max()))
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02 * largest)
         else:
             assert torch.equal(mine, theirs)
 
@@ -168,7 +169,8 @@ def train_dlrm(wrapper: Any, rank: int, sharder: Any) -> list[bytes]:
     optimizer = torch.optim.SGD(dense, lr=0.1)
     for step in range(STEPS):
         optimizer.zero_grad()
-        model(make_batch(rank, step)).sum().backward()
+        # Of as many samples on all ranks, which TorchRec's own backward over gloo needs.
+        model(make_batch(rank, 4 * step - rank)).sum().backward()
         optimizer.step()
     return [parameter.detach().numpy().tobytes() for parameter in dense]
 
@@ -193,7 +195,10 @@ def fail_in_all_reduce(rank: int) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("the link is down")
 
-    with patch.object(dist, "all_reduce", broken), pytest.raises(RuntimeError, match="link is down"):
+    with (
+        patch.object(dist, "all_reduce", broken),
+        pytest.raises(RuntimeError, match="link is down"),
+    ):
         ddp(batch_of(0, 0)).sum().backward()
 
 
@@ -235,5 +240,3 @@ def change_the_order(rank: int) -> None:
 
 def test_another_order_than_the_plan_is_said_once() -> None:
     run(1, change_the_order)
-
-

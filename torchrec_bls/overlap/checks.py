@@ -50,9 +50,7 @@ def check_ddp(ddp: DistributedDataParallel, layers: Sequence[DenseLayer]) -> Non
     }
     if planned != found:
         differing = sorted(
-            name
-            for name in planned.keys() | found.keys()
-            if planned.get(name) != found.get(name)
+            name for name in planned.keys() | found.keys() if planned.get(name) != found.get(name)
         )
         name = differing[0]
         raise ValueError(

@@ -67,7 +67,9 @@ def measure_layers(
     samples = max(LEAST_SAMPLES, len(batches))
     with _as_it_was(model, parameters):
         order, times = _run(model, parameters, islice(cycle(batches), samples + 1), group)
-    mine = [[after - before for before, after in zip((0.0, *row), row, strict=False)] for row in times]
+    mine = [
+        [after - before for before, after in zip((0.0, *row), row, strict=False)] for row in times
+    ]
     of_ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, (order, mine), group)
     for rank, (other, _) in enumerate(of_ranks):

@@ -44,7 +44,7 @@ class PlannedAllReduce:
     Args:
         module: the one inside DistributedDataParallel.
         buckets: planned.
-        group: ranks.
+        group: of the ranks, for this alone.
     """
 
     def __init__(
@@ -98,7 +98,6 @@ class PlannedAllReduce:
 
 def planned_all_reduce_hook(
     state: PlannedAllReduce, bucket: GradBucket
-) -> "Future[torch.Tensor]":
+) -> torch.futures.Future[torch.Tensor]:
     """For `DistributedDataParallel.register_comm_hook`: averages gradients as a plan says."""
     return state.reduce(bucket)
-

@@ -217,12 +217,19 @@ class OverlapPlan:
         return {"bucket_cap_mb_list": [bucket.bytes / _MIB for bucket in self.buckets]}
 
     def _register(self, ddp: DistributedDataParallel, replaces_default: bool) -> None:
-        group = ddp.process_group
         check_ddp(ddp, self.layers)
+        group = ddp.process_group
         check_origin(self.origin, backend_of(group, device_of(ddp)), group)
         check_same_on_all_ranks(self, group)
         if replaces_default:
-            state = PlannedAllReduce(ddp.module, self.buckets, group)
+            # The thread's calls are in no order with those of other threads, as the sharded
+            # modules' in this backward, which ranks would then match with each other.
+            own = dist.new_group(
+                dist.get_process_group_ranks(group),
+                backend=self.origin.backend,
+                use_local_synchronization=True,
+            )
+            state = PlannedAllReduce(ddp.module, self.buckets, own)
             ddp.register_comm_hook(state, planned_all_reduce_hook)
 
 

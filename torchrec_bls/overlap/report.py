@@ -30,10 +30,9 @@ def _head(plan: OverlapPlan) -> Iterator[str]:
         f"dense gradients: {len(names)} parameters, {size / _MIB:.2f} MiB, {origin.ranks} ranks "
         f"over {origin.backend}, profile {origin.profile}"
     )
-    name, largest = max(
-        ((name, own) for layer in plan.layers for name, own in zip(layer.parameters, layer.sizes)),
-        key=lambda each: each[1],
-    )
+    sizes = [own for layer in plan.layers for own in layer.sizes]
+    largest = max(sizes)
+    name = names[sizes.index(largest)]
     if 2 * largest > size and len(names) > 1:
         yield (
             f"'{name}' has {100 * largest / size:.0f} % of all bytes: a gradient is never cut, "

@@ -26,9 +26,7 @@ class PlannedDataParallelWrapper(DefaultDataParallelWrapper):
         super().__init__(ddp_kwargs=ddp_kwargs)
         self._register = register
 
-    def wrap(
-        self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device
-    ) -> None:
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Called by DistributedModelParallel.
 
         Raises:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from torchrec_bls.collective.backend import process_group
 from torchrec_bls.processes import stream
 
 from ..costs.contention import Mode, Overlap
@@ -129,6 +130,9 @@ def _rank(rank: int, settings: OverlapSettings) -> Iterator[Samples]:
 def _measure_joined(settings: OverlapSettings) -> Samples:
     """Measures among the ranks of torchrun, of which this process is one."""
     torch.set_num_threads(1)
+    # The command leaves out what importing the package does.
+    if not hasattr(dist.Backend, process_group.NAME.upper()):
+        process_group.register()
     dist.init_process_group("gloo", timeout=timedelta(seconds=_deadline_s(settings)))
     samples = measure_groups(replace(settings, world_sizes=(dist.get_world_size(),)))
     dist.destroy_process_group()

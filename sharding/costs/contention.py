@@ -16,9 +16,12 @@ class ModeTimes:
         startup_us: of each all-reduce (a in Eq. 3).
         alone_us_per_byte: of gradients, where no backward runs (q in section III-A).
         overlapped_us_per_byte: where one does (p in Eq. 6).
-        compute_rate: of a backward under it, as a share of what it is alone (Eq. 5's denominator).
+        compute_rate: of a backward beside the bytes, as a share of what it is alone (Eq. 5's
+            denominator).
         added_startup_us: more of each all-reduce where a backward runs, whose threads wake up late
             on cores that are busy; the paper has none.
+        added_compute_us: of the backward, done in each startup beyond that rate: an all-reduce that
+            waits for threads leaves it more of the cores than one that sends; likewise.
     """
 
     startup_us: float
@@ -26,15 +29,15 @@ class ModeTimes:
     overlapped_us_per_byte: float
     compute_rate: float
     added_startup_us: float = 0.0
+    added_compute_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for times that no mode can have."""
         if not all(math.isfinite(number) for number in astuple(self)):
             raise ValueError(f"times of a mode are numbers: {self}")
-        startup_us, alone, overlapped, rate, added_us = astuple(self)
-        if min(startup_us, alone, overlapped, added_us) < 0:
+        if min(astuple(self)) < 0:
             raise ValueError(f"times of a mode are not negative: {self}")
-        if rate <= 0:
+        if self.compute_rate <= 0:
             raise ValueError(f"a backward goes on at a rate above 0: {self}")
 
     def alone_us(self, size: float) -> float:
@@ -44,6 +47,11 @@ class ModeTimes:
     def overlapped_us(self, size: float) -> float:
         """Likewise, where one runs throughout."""
         return self.startup_us + self.added_startup_us + size * self.overlapped_us_per_byte
+
+    def rate(self, size: float) -> float:
+        """That of a backward beside an all-reduce of so many bytes, on average over its time."""
+        us = self.overlapped_us(size)
+        return self.compute_rate + (self.added_compute_us / us if us else 0.0)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class Mode:
         return {
             "name": self.name,
             "changes_values": self.changes_values,
+            "channels": self.channels,
             "held_out_percent": self.held_out_percent,
             "times": asdict(self.times),
             "draws": {name: [getattr(draw, name) for draw in self.draws] for name in _PARAMETERS},
@@ -98,6 +107,7 @@ class Mode:
             ModeTimes(*(float(record["times"][name]) for name in _PARAMETERS)),
             tuple(ModeTimes(*map(float, draw)) for draw in zip(*columns, strict=True)),
             bool(record["changes_values"]),
+            None if record["channels"] is None else int(record["channels"]),
             None if error is None else float(error),
         )
 
@@ -157,7 +167,8 @@ def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
     if not size:
         return Stage(0.0, 0.0, compute_us)
     together, alone = times.overlapped_us(size), times.alone_us(size)
-    slowed = compute_us / times.compute_rate
+    rate = times.rate(size)
+    slowed = compute_us / rate
     if together <= slowed:
-        return Stage(together, 0.0, compute_us - together * times.compute_rate)
+        return Stage(together, 0.0, compute_us - together * rate)
     return Stage(slowed, alone * (1 - slowed / together), 0.0)

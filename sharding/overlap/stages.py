@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Stages:
     Attributes:
         ready: (layers + 1), microseconds of compute until so many layers' gradients are there.
         bytes: (layers + 1), of the gradients of so many layers.
-        modes: of the times of each.
+        modes: (fields of ModeTimes, modes).
     """
 
     ready: Floats
@@ -53,20 +53,10 @@ class Stages:
         """
         if not modes:
             raise ValueError("gradients need a mode to travel by: name at least one")
-        fields = [
-            (
-                each.startup_us,
-                each.startup_us + each.added_startup_us,
-                each.alone_us_per_byte,
-                each.overlapped_us_per_byte,
-                each.compute_rate,
-            )
-            for each in modes
-        ]
         return cls(
             np.cumsum([0.0, *(layer.compute_us for layer in layers)]),
             np.cumsum([0.0, *(layer.bytes for layer in layers)]),
-            np.array(fields).T,
+            np.array([astuple(each) for each in modes]).T,
         )
 
     @property
@@ -77,9 +67,12 @@ class Stages:
     def sent(self, first: int, lasts: Ints) -> Sent:
         """Returns what all-reduces of the layers from `first` until before each of `lasts` take."""
         size = (self.bytes[lasts] - self.bytes[first])[:, None]
-        startup, beside, alone, overlapped, rate = self.modes
-        together = np.where(size > 0, beside + size * overlapped, 0.0)
-        return Sent(together, np.where(size > 0, startup + size * alone, 0.0), together * rate)
+        startup, per_byte, beside, rate, added_startup, added_compute = self.modes
+        alone = np.where(size > 0, startup + size * per_byte, 0.0)
+        together = np.where(size > 0, startup + added_startup + size * beside, 0.0)
+        # An all-reduce that takes no time leaves no time to compute more in.
+        hidden = together * rate + np.where(together > 0, added_compute, 0.0)
+        return Sent(together, alone, hidden)
 
     def run(self, first: int, lasts: Ints, computed: Floats) -> tuple[Floats, Floats]:
         """Returns what groups that begin at `first` add, and how much is computed after them.

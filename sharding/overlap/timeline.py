@@ -95,7 +95,7 @@ def timeline(
         size = sum(layer.bytes for layer in layers[first:last])
         times = modes[group.mode]
         part = stage(times, size, done[-1] - computed)
-        advance(done[-1] - part.compute_left_us, times.compute_rate)
+        advance(done[-1] - part.compute_left_us, times.rate(size))
         now += part.communication_us
         ends.append(now)
     advance(done[-1], 1.0)

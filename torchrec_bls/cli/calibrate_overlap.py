@@ -16,7 +16,8 @@ _COLUMNS: tuple[tuple[str, Callable[[ModeTimes], float]], ...] = (
     ("beside a backward", lambda times: times.overlapped_us(0)),
     ("us/MB", lambda times: 1e6 * times.alone_us_per_byte),
     ("beside a backward", lambda times: 1e6 * times.overlapped_us_per_byte),
-    ("rate of the backward", lambda times: times.compute_rate),
+    ("backward's rate beside 1 MB", lambda times: times.rate(1e6)),
+    ("beside more", lambda times: times.compute_rate),
 )
 
 

@@ -12,6 +12,7 @@ from .accuracy import mape_percent
 from .least_squares import nonnegative_relative
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 #: Of resampled measurements, for intervals of 90 %.
 DRAWS = 40
@@ -38,13 +39,13 @@ class ModeSamples:
     overlapped_us: Floats
     compute_rate: Floats
 
-    def of_rounds(self, rounds: npt.NDArray[np.int64]) -> ModeSamples:
+    def of_rounds(self, rounds: Integers) -> ModeSamples:
         """Those of some rounds, of which any may come several times."""
         return ModeSamples(
             self.bytes, self.alone_us[rounds], self.overlapped_us[rounds], self.compute_rate[rounds]
         )
 
-    def of_sizes(self, sizes: npt.NDArray[np.int64]) -> ModeSamples:
+    def of_sizes(self, sizes: Integers) -> ModeSamples:
         """Likewise those of some sizes."""
         return ModeSamples(
             self.bytes[sizes],
@@ -68,9 +69,11 @@ def fit_mode(samples: ModeSamples) -> ModeTimes:
     overlapped = np.stack([ones, none, sizes, ones], axis=1)
     measured = np.concatenate([_median(samples.alone_us), _median(samples.overlapped_us)])
     parameters = nonnegative_relative(np.concatenate([alone, overlapped]), measured)
-    rate = float(np.median(_median(samples.compute_rate)))
     startup, alone_us, overlapped_us, added = map(float, parameters)
-    return ModeTimes(startup, alone_us, overlapped_us, max(rate, _LEAST_RATE), added)
+    took = _median(samples.overlapped_us)
+    computed = took * _median(samples.compute_rate)
+    more, rate = map(float, nonnegative_relative(np.stack([ones, took], axis=1), computed))
+    return ModeTimes(startup, alone_us, overlapped_us, max(rate, _LEAST_RATE), added, more)
 
 
 def draw_modes(samples: ModeSamples, draws: int = DRAWS, seed: int = 0) -> tuple[ModeTimes, ...]:
@@ -81,12 +84,13 @@ def draw_modes(samples: ModeSamples, draws: int = DRAWS, seed: int = 0) -> tuple
     """
     random = np.random.default_rng(seed)
     rounds, sizes = samples.alone_us.shape
-    fitted = []
+    fitted: list[ModeTimes] = []
     while len(fitted) < draws:
         of_sizes = np.sort(random.integers(sizes, size=sizes))
         if len(np.unique(of_sizes)) < _LEAST_SIZES:
             continue
-        drawn = samples.of_rounds(random.integers(rounds, size=rounds)).of_sizes(of_sizes)
+        of_rounds = np.asarray(random.integers(rounds, size=rounds))
+        drawn = samples.of_rounds(of_rounds).of_sizes(of_sizes)
         fitted.append(fit_mode(drawn))
     return tuple(fitted)
 

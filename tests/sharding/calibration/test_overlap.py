@@ -113,7 +113,9 @@ def test_the_command_adds_to_the_profile(
     float32, uint8 = after.overlap["gloo", 2]
     assert not float32.changes_values
     assert uint8.changes_values
-    assert dataclasses.astuple(uint8.times) == pytest.approx((200.0, 0.001, 0.002, 0.5, 300.0))
+    assert dataclasses.astuple(uint8.times) == pytest.approx(
+        (200.0, 0.001, 0.002, 0.5, 300.0, 0.0), abs=1e-6
+    )
     assert dataclasses.replace(after, overlap={}).as_json() == (
         dataclasses.replace(before, overlap={}).as_json()
     )
@@ -125,7 +127,7 @@ def test_the_command_adds_to_the_profile(
         "uint8",
         *("200 [200-200]", "500 [500-500]"),
         *("1,000 [1,000-1,000]", "2,000 [2,000-2,000]"),
-        *("0.5 [0.5-0.5]", "0.0 %"),
+        *("0.5 [0.5-0.5]", "0.5 [0.5-0.5]", "0.0 %"),
     ]
 
 

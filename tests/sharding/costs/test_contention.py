@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+from torchrec_bls.sharding.costs.contention import Mode, ModeTimes, stage
 from torchrec_bls.sharding.costs.fitting.contention import (
     ModeSamples,
     draw_modes,
@@ -24,7 +24,7 @@ from torchrec_bls.sharding.costs.profile import (
 
 from tests.sharding.synthetic import small_profile
 
-TRUE = ModeTimes(300.0, 0.0005, 0.0012, 0.6, added_startup_us=500.0)
+TRUE = ModeTimes(300.0, 0.0005, 0.0012, 0.4, added_startup_us=500.0, added_compute_us=160.0)
 SIZES = np.geomspace(2**14, 2**25, 10)
 NAMES = [field.name for field in dataclasses.fields(ModeTimes)]
 
@@ -36,12 +36,10 @@ def made(seed: int, noise: float, rounds: int = 15) -> ModeSamples:
     def measured(true: Any) -> Any:
         return true * np.exp(random.normal(0, noise, (rounds, len(SIZES))))
 
-    return ModeSamples(
-        SIZES,
-        measured(300.0 + 0.0005 * SIZES),
-        measured(800.0 + 0.0012 * SIZES),
-        measured(np.full_like(SIZES, 0.6)),
-    )
+    beside = 800.0 + 0.0012 * SIZES
+    # In the startup of 800 microseconds the backward's rate is 0.6.
+    rate = (0.6 * 800.0 + 0.4 * 0.0012 * SIZES) / beside
+    return ModeSamples(SIZES, measured(300.0 + 0.0005 * SIZES), measured(beside), measured(rate))
 
 
 def values(times: ModeTimes) -> list[float]:
@@ -54,6 +52,21 @@ def test_measurements_without_noise_are_fitted_exactly() -> None:
     assert held_out_percent(samples) == pytest.approx(0.0, abs=1e-6)
     for draw in draw_modes(samples):
         assert values(draw) == pytest.approx(values(TRUE))
+
+
+def test_the_rate_of_a_backward_depends_on_how_much_is_sent() -> None:
+    assert TRUE.rate(0) == pytest.approx(0.6)
+    assert TRUE.rate(1_000_000) == pytest.approx((0.6 * 800 + 0.4 * 1200) / 2000)
+    assert dataclasses.replace(TRUE, added_compute_us=0.0).rate(1_000_000) == 0.4
+    # An all-reduce of nothing in no time.
+    assert ModeTimes(0.0, 0.0, 0.0, 0.7).rate(0) == 0.7
+
+
+def test_stages_by_hand() -> None:
+    # 2,000 us beside a backward, of which 960 us are done in that time; 800 us alone.
+    assert dataclasses.astuple(stage(TRUE, 1_000_000, 1960.0)) == pytest.approx((2000, 0, 1000))
+    # Half of the all-reduce is done when the backward ends.
+    assert dataclasses.astuple(stage(TRUE, 1_000_000, 480.0)) == pytest.approx((1000, 400, 0))
 
 
 def test_rounds_in_which_the_host_was_disturbed_hardly_matter() -> None:
@@ -74,7 +87,7 @@ def test_a_size_off_the_line_hardly_matters() -> None:
 def test_the_draws_hold_the_truth() -> None:
     inside = []
     for seed in range(25):
-        drawn = np.asarray([values(draw) for draw in draw_modes(made(seed, noise=0.1))])
+        drawn = np.asarray([values(draw) for draw in draw_modes(made(seed, noise=0.05))])
         assert len(drawn) >= 20
         low, high = np.quantile(drawn, [0.05, 0.95], axis=0)
         inside.append((low <= values(TRUE)) & (values(TRUE) <= high))

@@ -39,7 +39,8 @@ def finish(layers: Sequence[Layer], groups: Sequence[Group], modes: Sequence[Mod
             continue
         p = size * mode.overlapped_us_per_byte + mode.startup_us + mode.added_startup_us
         q = size * mode.alone_us_per_byte + mode.startup_us
-        g = b / mode.compute_rate
+        done = p * mode.compute_rate + (mode.added_compute_us if p else 0.0)
+        g = b * p / done if p else b
         overlap = min(p, g)
         rest_of_compute = b * (1 - overlap / g) if g else 0.0
         rest_of_sending = q * (1 - overlap / p) if p else 0.0
@@ -97,6 +98,6 @@ def random_modes(draw: random.Random, most: int) -> list[ModeTimes]:
         alone = draw.choice([0.0, 0.1, draw.uniform(0, 0.4)])
         slower = draw.choice([1.0, draw.uniform(1, 4), draw.uniform(0.4, 1)])
         rate = draw.choice([1.0, 0.5, draw.uniform(0.05, 1.0), draw.uniform(1.0, 1.2)])
-        startup, added = (draw.choice([0.0, 1.0, draw.uniform(0, 8)]) for _ in range(2))
-        found.append(ModeTimes(startup, alone, alone * slower, rate, added))
+        startup, *added = (draw.choice([0.0, 1.0, draw.uniform(0, 8)]) for _ in range(3))
+        found.append(ModeTimes(startup, alone, alone * slower, rate, *added))
     return found

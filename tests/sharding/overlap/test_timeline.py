@@ -110,7 +110,10 @@ def _small_steps(
             startup = mode.startup_us + mode.added_startup_us * computing
             takes = startup + size * per_byte if size else 0.0
             sent = 1.0 if takes == 0 else sent + step / takes
-            rate = mode.compute_rate if size else 1.0
+            beside = mode.startup_us + mode.added_startup_us + size * mode.overlapped_us_per_byte
+            rate = 1.0
+            if size and beside:
+                rate = mode.compute_rate + mode.added_compute_us / beside
             if sent >= 1 - 1e-9:
                 end.append(now + (step if takes else 0.0))
         computed = min(total, computed + step * rate)

@@ -13,6 +13,7 @@ from benchmarks.exchange import all_reduce
 from benchmarks.exchange import page as exchange
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
+from benchmarks.libra import page as libra
 from benchmarks.modules import page as modules
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
@@ -32,6 +33,7 @@ PROGRAMS = {
     "codecs": "codecs.rows",
     "delays": "delays.delays",
     "embedding": "modules.embedding",
+    "libra": "libra.study",
     "paper_bls": "paper_bls.evaluation",
     "performance-models": "planner.study_models",
     "quantized": "quantized.study",
@@ -99,6 +101,8 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     (_STEPS, "traces"): (traced.section, "simulator_traced"),
     (_STEPS, "transformers"): (transformer.section, "simulator_transformer"),
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
+    ("docs/reproduction/libra.md", "implied"): (libra.implied,),
+    ("docs/reproduction/libra.md", "results"): (libra.section, "libra"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),
     ("docs/reproduction/bounded.md", "errors"): (paper.errors,),
     ("docs/reproduction/bounded.md", "results"): (bounded.section, "bounded"),
@@ -130,6 +134,7 @@ def draw(docs: Path, records: dict[str, Any]) -> None:
     quantized.plot(docs / "figures/quantized.png", records["quantized"])
     bounded.plot(docs / "figures/bounded.png", records["bounded"])
     paper_bls.draw(docs / "reproduction", records["paper_bls"])
+    libra.plot(docs / "reproduction/libra-fig9.png", records["libra"])
     of_simulator = [records[f"simulator{each}"] for each in ("", "_lag", "_transformer")]
     simulator.draw(docs / "reproduction/simulated-steps.png", *of_simulator)
 

@@ -92,19 +92,24 @@ def _fit(cluster: Cluster, of: tuple[Network, ...], found: list[dict[str, Any]])
     return Fit(cluster, of, found, float(off.sum()))
 
 
-def search(rest: float | None, steps: int, seed: int) -> Fit:
+def _begin(rest: float) -> Fit:
+    of_each = zip(networks.PARTS, _BACKWARDS_MS, strict=True)
+    of = tuple(Network(name, 1e3 * ms, rest, _BERT_ALPHA_2, 0.8) for name, ms in of_each)
+    cluster = Cluster(5.0, 5.0, 0.02)
+    return _fit(cluster, of, [_evaluate(cluster, network) for network in of])
+
+
+def search(rest: float | None, steps: int, seed: int, begin: Fit | None = None) -> Fit:
     """Changes parameters at random and keeps what fits better.
 
     Args:
         rest: of the iteration, over the backward's compute; None where it is fitted.
         steps: how many changes are tried.
         seed: of what is tried.
+        begin: from there; by default from round numbers.
     """
     draw = np.random.default_rng(seed)
-    of_each = zip(networks.PARTS, _BACKWARDS_MS, strict=True)
-    of = tuple(Network(name, 1e3 * ms, rest or 1.0, _BERT_ALPHA_2, 0.8) for name, ms in of_each)
-    cluster = Cluster(5.0, 5.0, 0.02)
-    best = _fit(cluster, of, [_evaluate(cluster, network) for network in of])
+    best = begin or _begin(rest or 1.0)
     for _ in tqdm(range(steps), desc="rest fitted" if rest is None else f"rest {rest}"):
         spread = draw.choice([0.02, 0.1, 0.4])
 
@@ -113,7 +118,7 @@ def search(rest: float | None, steps: int, seed: int) -> Fit:
             factors = np.exp(draw.normal(0, spread, len(low)) * (draw.random(len(low)) < 0.5))
             return np.clip(part[first : first + len(low)] * factors, low, high).tolist()
 
-        number = int(draw.integers(len(of) + 1))
+        number = int(draw.integers(len(best.networks) + 1))
         cluster, of, found = best.cluster, best.networks, list(best.found)
         if number == len(of):
             others = cluster[3:]

@@ -72,7 +72,8 @@ class _Grid:
         """Returns how many chunks that much compute takes part in."""
         if not self._width:
             return np.where(compute > 0, self._chunks + 1, 0)
-        return np.ceil(compute / self._width * (1 - 1e-12)).astype(np.intp)
+        edges: Ints = np.ceil(compute / self._width * (1 - 1e-12)).astype(np.intp)
+        return edges
 
     def groups(self, rounds: Sequence[Sequence[tuple[int, Ints]]]) -> list[Group]:
         """Returns the best plan; a round has where its group may begin, and what may follow it."""

@@ -46,8 +46,9 @@ class LowerBounds:
         cell = np.minimum(place.astype(np.intp), _CELLS - 1)
         to_edge = np.maximum(cell + 1 - place, 0.0)
         below = self._values[layers, cell]
-        above = self._values[layers, cell + 1]
-        return np.maximum(below, above - self.worth[layers] * self._cell[layers] * to_edge)
+        worth = self.worth[layers] * self._cell[layers] * to_edge
+        bounds: Floats = np.maximum(below, self._values[layers, cell + 1] - worth)
+        return bounds
 
 
 def _inverse(values: Floats) -> Floats:

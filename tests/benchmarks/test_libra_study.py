@@ -30,9 +30,9 @@ def test_what_the_papers_numbers_imply() -> None:
     text = " ".join(implied().split())
     for shown in (
         # f is (0.121 / 0.879) / 0.113 - 1, and (0.13 / 0.87) / 0.062 - 1.
-        "f of at most 0.22",
+        "f is at most 0.22",
         "at least 1.41",
-        "needs 0.94",
+        "at least 0.94",
         "9.3%",
         "14.9%",
         # 0.225 / 0.107 - 1.225 and 0.109 / 0.055 - 1.109.

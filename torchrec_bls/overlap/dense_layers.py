@@ -139,7 +139,7 @@ def _run(
         return note
 
     hooks = [
-        parameter.register_post_accumulate_grad_hook(noting(name))
+        parameter.register_post_accumulate_grad_hook(noting(name))  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items()
     ]
     hooks += [
@@ -183,8 +183,8 @@ class _Clock:
 
     def note(self) -> None:
         if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
             self._moments.append(event)
         else:
             self._moments.append(time.perf_counter())

@@ -50,7 +50,9 @@ class PlannedAllReduce:
     def __init__(
         self, module: nn.Module, buckets: Sequence[PlannedBucket], group: dist.ProcessGroup
     ) -> None:
-        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._names: dict[torch.Tensor, str] = {
+            parameter: name for name, parameter in module.named_parameters()
+        }
         self._group = group
         self._thread = BucketThread("torchrec_bls planned all-reduce")
         self._buckets = {frozenset(bucket.parameters): bucket for bucket in buckets}

@@ -30,7 +30,7 @@ from torchrec_bls.overlap.wrapper import PlannedDataParallelWrapper
 from torchrec_bls.sharding.costs.contention import Mode
 from torchrec_bls.sharding.costs.profile import Profile, modes_of
 from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, timeline
+from torchrec_bls.sharding.overlap.timeline import Group, Timeline, timeline
 
 _MIB = 2**20
 
@@ -182,12 +182,13 @@ class OverlapPlan:
 
     def report(self) -> str:
         """Returns a text for people: the plan, what it is predicted to take, and what stays."""
-        return as_text(self)
+        return as_text(
+            self.origin, self.layers, self.buckets, self._planned_timeline(), self.prediction
+        )
 
     def trace(self, path: str | Path) -> None:
         """Writes the predicted timelines of plan and defaults for ui.perfetto.dev."""
-        times = [mode.times for mode in self.modes]
-        planned = list(self.groups), timeline(typical_layers(self.layers), self.groups, times)
+        planned = list(self.groups), self._planned_timeline()
         timelines = {"plan": planned, **default_timelines(self.layers, self.modes)}
         write_trace(Path(path), trace_events(timelines, self.modes))
 
@@ -210,6 +211,10 @@ class OverlapPlan:
     def save(self, path: str | Path) -> None:
         """Writes it as JSON, for `load_plan`."""
         write_plan(Path(path), self.origin, self.layers, self.modes, self.groups)
+
+    def _planned_timeline(self) -> Timeline:
+        times = [mode.times for mode in self.modes]
+        return timeline(typical_layers(self.layers), self.groups, times)
 
     def _buckets_argument(self) -> dict[str, Any]:
         # A bucket is closed by the gradient with which it reaches its size: exact, since MiB are

@@ -5,55 +5,56 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchrec_bls.overlap.prediction import Interval, typical_layers
+from torchrec_bls.overlap.dense_layers import DenseLayer
+from torchrec_bls.overlap.hook import PlannedBucket
+from torchrec_bls.overlap.plan_file import PlanOrigin
+from torchrec_bls.overlap.prediction import Interval, Prediction, is_certain
 from torchrec_bls.sharding.costs.contention import Mode
-from torchrec_bls.sharding.overlap.timeline import Group, Timeline, timeline
-
-if TYPE_CHECKING:
-    from torchrec_bls.overlap.plan import OverlapPlan
+from torchrec_bls.sharding.overlap.timeline import Group, Timeline
 
 _MIB = 2**20
 
 
-def as_text(plan: OverlapPlan) -> str:
-    """Returns buckets, times and what stays."""
-    lines = [*_head(plan), "", *_buckets(plan), "", *_times(plan), "", *_verdicts(plan)]
-    return "\n".join(lines) + "\n"
+def as_text(
+    origin: PlanOrigin,
+    layers: Sequence[DenseLayer],
+    buckets: Sequence[PlannedBucket],
+    planned: Timeline,
+    prediction: Prediction,
+) -> str:
+    """Returns what a plan is of, its buckets and their times, and what stays."""
+    parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction)
+    return "\n\n".join("\n".join(part) for part in (*parts, _verdicts(prediction))) + "\n"
 
 
-def _head(plan: OverlapPlan) -> Iterator[str]:
-    origin, size = plan.origin, sum(layer.bytes for layer in plan.layers)
-    names = [name for layer in plan.layers for name in layer.parameters]
+def _head(origin: PlanOrigin, layers: Sequence[DenseLayer]) -> Iterator[str]:
+    names = [name for layer in layers for name in layer.parameters]
+    sizes = [own for layer in layers for own in layer.sizes]
     yield (
-        f"dense gradients: {len(names)} parameters, {size / _MIB:.2f} MiB, {origin.ranks} ranks "
-        f"over {origin.backend}, profile {origin.profile}"
+        f"dense gradients: {len(names)} parameters, {sum(sizes) / _MIB:.2f} MiB, {origin.ranks} "
+        f"ranks over {origin.backend}, profile {origin.profile}"
     )
-    sizes = [own for layer in plan.layers for own in layer.sizes]
     largest = max(sizes)
-    name = names[sizes.index(largest)]
-    if 2 * largest > size and len(names) > 1:
+    if 2 * largest > sum(sizes) and len(names) > 1:
         yield (
-            f"'{name}' has {100 * largest / size:.0f} % of all bytes: a gradient is never cut, "
-            "whatever the plan"
+            f"'{names[sizes.index(largest)]}' has {100 * largest / sum(sizes):.0f} % of all bytes: "
+            "a gradient is never cut, whatever the plan"
         )
 
 
-def _buckets(plan: OverlapPlan) -> Iterator[str]:
-    times = timeline(typical_layers(plan.layers), plan.groups, [mode.times for mode in plan.modes])
+def _buckets(buckets: Sequence[PlannedBucket], times: Timeline) -> Iterator[str]:
     yield f"{'bucket':>6} {'MiB':>8} {'begins ms':>9} {'ends ms':>9}  travels as, parameters"
-    moments = zip(plan.buckets, times.begin, times.end, strict=True)
+    moments = zip(buckets, times.begin, times.end, strict=True)
     for number, (bucket, begin, end) in enumerate(moments):
-        parameters = f"{bucket.parameters[0]} to {bucket.parameters[-1]}"
         yield (
             f"{number:>6} {bucket.bytes / _MIB:>8.3f} {begin / 1e3:>9.2f} {end / 1e3:>9.2f}  "
-            f"{bucket.mode}, {parameters}"
+            f"{bucket.mode}, {bucket.parameters[0]} to {bucket.parameters[-1]}"
         )
 
 
-def _times(plan: OverlapPlan) -> Iterator[str]:
-    prediction = plan.prediction
+def _times(prediction: Prediction) -> Iterator[str]:
     yield "predicted backward, ms (nine of ten draws between)"
     for name, interval in (
         ("with this plan", prediction.planned),
@@ -64,13 +65,12 @@ def _times(plan: OverlapPlan) -> Iterator[str]:
         yield f"  {name:<34} {interval.middle:8.2f}  ({interval.low:.2f} to {interval.high:.2f})"
 
 
-def _verdicts(plan: OverlapPlan) -> Iterator[str]:
-    prediction = plan.prediction
-    for name, replaces, gain in (
-        ("DistributedDataParallel", plan.replaces_ddp_default, prediction.gain_over_ddp),
-        ("TorchRec", plan.replaces_torchrec_default, prediction.gain_over_torchrec),
+def _verdicts(prediction: Prediction) -> Iterator[str]:
+    for name, gain in (
+        ("DistributedDataParallel", prediction.gain_over_ddp),
+        ("TorchRec", prediction.gain_over_torchrec),
     ):
-        verdict = "the plan replaces it" if replaces else "nothing certain: it stays"
+        verdict = "the plan replaces it" if is_certain(gain) else "nothing certain: it stays"
         yield f"over the default of {name}: {_percent(gain)}; {verdict}"
 
 

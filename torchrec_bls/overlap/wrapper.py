@@ -12,7 +12,7 @@ from torchrec.distributed.model_parallel import (
 from torchrec.distributed.types import ShardingEnv
 
 
-class PlannedDataParallelWrapper(DefaultDataParallelWrapper):
+class PlannedDataParallelWrapper(DefaultDataParallelWrapper):  # type: ignore[misc]
     """Wraps what is not sharded in DistributedDataParallel, with the buckets of a plan.
 
     Args:

@@ -32,12 +32,13 @@ from torchrec_bls.overlap.plan import OverlapPlan
 from torchrec_bls.overlap.prediction import predict, typical_layers
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}
-FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 3, "minutes": 0.7, "oracle": True}
+FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 2, "minutes": 0.7}
 QUICK = FULL | {"ranks": [2], "gbit": [None], "models": ["Kaggle DLRM"], "turns": 2, "steps": 1}
-QUICK |= {"minutes": 0.05, "oracle": False}
+QUICK |= {"minutes": 0.05}
 DEFAULTS = {"ddp": "DDP", "torchrec": "TorchRec"}
 _WARM_UP = 5  # DDP makes its buckets in the second step
-_MERGED = 5  # layers of which every fusion is executed
+# Layers of which every fusion is executed, and where.
+_MERGED, _ORACLE = 5, {"ranks": 2, "gbit": 1.0}
 _SIZES = tuple(2**k for k in range(14, 26, 2))
 
 
@@ -93,7 +94,7 @@ def _compare(
         },
         "starts_ms": _starts(plan, starts),
     }
-    if settings["oracle"]:
+    if settings["where"] == _ORACLE:
         result["oracle"] = _oracle(plan, model, batch, group, settings)
     return result
 
@@ -270,9 +271,10 @@ def main() -> None:
         for gbit in settings["gbit"]:
             network = None if gbit is None else Network(gbit, of_rank=True)
             for backend in settings["backends"] if gbit is None else ["gloo"]:
-                found = over_network(network, ranks, measure_on_rank, backend, settings)
-                where = {"ranks": ranks, "gbit": gbit, "backend": backend}
-                results += [where | each for each in found]
+                where = {"ranks": ranks, "gbit": gbit}
+                here = settings | {"where": where}
+                found = over_network(network, ranks, measure_on_rank, backend, here)
+                results += [where | {"backend": backend} | each for each in found]
     record.publish(arguments.json, "overlap", before, settings, results, section)
 
 

@@ -1,13 +1,13 @@
 """What backwards take by plan and by default, with intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from torchrec_bls.overlap.dense_layers import DenseLayer
-from torchrec_bls.sharding.costs.contention import Mode
+from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, Timeline, timeline
 from torchrec_bls.sharding.simulation.data_parallel import (
     BUCKET_BYTES,
@@ -69,6 +69,9 @@ def predict(
 ) -> Prediction:
     """Returns what backwards take, by draws of what was measured: backwards and calibrated modes.
 
+    Draws of modes alone would be too narrow: what a mode is off by, on sizes that it was not fitted
+    to, is drawn as well.
+
     Args:
         layers: measured.
         groups: planned, of `layers`.
@@ -83,7 +86,7 @@ def predict(
     for draw in range(_DRAWS):
         chosen = random.integers(samples.shape[1], size=samples.shape[1])
         compute = np.median(samples[:, chosen], axis=1)
-        times = [mode.draws[draw % len(mode.draws)] if mode.draws else mode.times for mode in modes]
+        times = [_drawn(mode, draw, random) for mode in modes]
         plain = [Layer(us, each.bytes) for us, each in zip(compute, layers, strict=True)]
         fine = _of_parameters(layers, compute)
         rows.append(
@@ -102,6 +105,23 @@ def predict(
         alone=Interval.of(alone / 1e3),
         gain_over_ddp=Interval.of(1 - planned / by_ddp),
         gain_over_torchrec=Interval.of(1 - planned / by_torchrec),
+    )
+
+
+def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:
+    """Returns a draw of a mode, off by as much as it was on sizes that nothing was fitted to."""
+    times = mode.draws[draw % len(mode.draws)] if mode.draws else mode.times
+    if not mode.held_out_percent:
+        return times
+    # Of a normal distribution, whose mean absolute deviation is 0.8 of its standard deviation.
+    off = float(np.exp(random.normal(0, mode.held_out_percent / 80)))
+    return replace(
+        times,
+        startup_us=off * times.startup_us,
+        alone_us_per_byte=off * times.alone_us_per_byte,
+        overlapped_us_per_byte=off * times.overlapped_us_per_byte,
+        added_startup_us=off * times.added_startup_us,
+        added_compute_us=off * times.added_compute_us,
     )
 
 

@@ -15,6 +15,7 @@ from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
 from benchmarks.libra import page as libra
 from benchmarks.modules import page as modules
+from benchmarks.overlap import backward
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
@@ -34,6 +35,7 @@ PROGRAMS = {
     "delays": "delays.delays",
     "embedding": "modules.embedding",
     "libra": "libra.study",
+    "overlap": "overlap.backward",
     "paper_bls": "paper_bls.evaluation",
     "performance-models": "planner.study_models",
     "quantized": "quantized.study",
@@ -89,6 +91,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/backend.md", "results"): (modules.backend_section, "backend"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
+    ("docs/results/overlap.md", "results"): (backward.section, "overlap"),
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
     ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded_codec"),
     ("docs/results/planner.md", "results"): (planner.section, "simulator", "sharding_search"),

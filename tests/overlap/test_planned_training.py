@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -204,6 +205,22 @@ def fail_in_all_reduce(rank: int) -> None:
 
 def test_a_failed_all_reduce_ends_the_backward() -> None:
     run(1, fail_in_all_reduce)
+
+
+def end_with_the_timeout_of_the_group(rank: int) -> None:
+    """The other rank makes no backward."""
+    plan = plan_of((Group(4),))
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    ddp = DistributedDataParallel(make_model(), process_group=group, **plan._buckets_argument())
+    plan._register(ddp, True)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="[Tt]imed? ?out"):
+            ddp(batch_of(0, 0)).sum().backward()
+    dist.barrier()
+
+
+def test_an_all_reduce_ends_with_the_timeout_of_the_group() -> None:
+    run(2, end_with_the_timeout_of_the_group)
 
 
 def change_the_order(rank: int) -> None:

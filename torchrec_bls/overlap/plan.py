@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DataParallelWrapper
 
+from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.overlap import nccl
 from torchrec_bls.overlap.checks import check_ddp, check_origin, check_same_on_all_ranks
 from torchrec_bls.overlap.dense_layers import DenseLayer, measure_layers
@@ -231,6 +233,7 @@ class OverlapPlan:
             # modules' in this backward, which ranks would then match with each other.
             own = dist.new_group(
                 dist.get_process_group_ranks(group),
+                timeout=timedelta(seconds=timeout_of(group)),
                 backend=self.origin.backend,
                 use_local_synchronization=True,
             )

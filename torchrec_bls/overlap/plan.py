@@ -114,8 +114,8 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
 class OverlapPlan:
     """Which gradients travel together, when and how.
 
-    A default stays in place unless the plan is better for certain: by at least 1 %, and in 19 of
-    20 draws of what was measured.
+    A default stays in place unless the plan is better for certain: by at least 10 %, and in 19
+    of 20 draws of what was measured.
 
     Attributes:
         origin: what it was made for.

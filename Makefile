@@ -41,7 +41,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
-  fuzz fuzz-blindly guarantee soak paper-bls study-quantized study-bounded study-planner study-simulator lint format wheel wheels \
+  fuzz fuzz-blindly guarantee soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -127,6 +127,9 @@ soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK
 
 paper-bls: build $(VENV)/.mpi4py  ## Measure what the BLS paper shows: make paper-bls [DATA=path] [PAPER_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python -m benchmarks.paper_bls.evaluation $(if $(DATA),--data "$(DATA)") $(PAPER_ARGS)
+
+paper-libra: build  ## What the LIBRA paper prints, under its own model: make paper-libra [PAPER_ARGS="..."] (3 minutes)
+	$(WITH_VENV) $(BIN)/python -m benchmarks.libra.study $(PAPER_ARGS)
 
 study-quantized: build  ## What quantized collectives cost in accuracy: make study-quantized [STUDY_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python -m benchmarks.quantized.study $(STUDY_ARGS)

@@ -13,7 +13,9 @@ from benchmarks.exchange import all_reduce
 from benchmarks.exchange import page as exchange
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
+from benchmarks.libra import page as libra
 from benchmarks.modules import page as modules
+from benchmarks.overlap import backward
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
@@ -32,6 +34,8 @@ PROGRAMS = {
     "codecs": "codecs.rows",
     "delays": "delays.delays",
     "embedding": "modules.embedding",
+    "libra": "libra.study",
+    "overlap": "overlap.backward",
     "paper_bls": "paper_bls.evaluation",
     "performance-models": "planner.study_models",
     "quantized": "quantized.study",
@@ -87,6 +91,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/backend.md", "results"): (modules.backend_section, "backend"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
+    ("docs/results/overlap.md", "results"): (backward.section, "overlap"),
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
     ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded_codec"),
     ("docs/results/planner.md", "results"): (planner.section, "simulator", "sharding_search"),
@@ -99,6 +104,8 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     (_STEPS, "traces"): (traced.section, "simulator_traced"),
     (_STEPS, "transformers"): (transformer.section, "simulator_transformer"),
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
+    ("docs/reproduction/libra.md", "implied"): (libra.implied,),
+    ("docs/reproduction/libra.md", "results"): (libra.section, "libra"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),
     ("docs/reproduction/bounded.md", "errors"): (paper.errors,),
     ("docs/reproduction/bounded.md", "results"): (bounded.section, "bounded"),
@@ -130,6 +137,7 @@ def draw(docs: Path, records: dict[str, Any]) -> None:
     quantized.plot(docs / "figures/quantized.png", records["quantized"])
     bounded.plot(docs / "figures/bounded.png", records["bounded"])
     paper_bls.draw(docs / "reproduction", records["paper_bls"])
+    libra.plot(docs / "reproduction/libra-fig9.png", records["libra"])
     of_simulator = [records[f"simulator{each}"] for each in ("", "_lag", "_transformer")]
     simulator.draw(docs / "reproduction/simulated-steps.png", *of_simulator)
 

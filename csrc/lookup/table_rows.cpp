@@ -13,6 +13,8 @@
 namespace bls {
 namespace {
 
+constexpr size_t kBytesAhead = 8192;
+
 /// Copies a row, and fetches one to come, a line with each line. With the size known to the
 /// compiler, these are a few moves instead of a call.
 template <size_t kBytes>
@@ -65,7 +67,7 @@ class GatheredRows final : public BlockWriter {
       std::memcpy(&id, ids_ + i * sizeof(Id), sizeof(id));
       return table_.data + static_cast<size_t>(id) * bytes;
     };
-    const size_t distance = rows_ahead(kBytes > 0 ? kBytes : bytes);
+    const size_t distance = rows_ahead(kBytes > 0 ? kBytes : bytes, kBytesAhead);
     for (size_t i = 0; i < count_ && i < distance; ++i) prefetch_row(row(i), bytes);
     for (size_t i = 0; i < count_; ++i, to += bytes) {
       const size_t ahead = i + distance;

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .collective_model import CollectiveModel
+from .contention import Mode, Overlap, overlap_as_json, overlap_from_json
 from .dense.model import DenseModel
 from .host_costs import HostModel
 from .lookup.model import LookupModel
@@ -63,6 +64,8 @@ class Profile:
         hosts: (backend, training, world size) to what steps take beside lookups and exchanges;
             empty if no steps were measured.
         dense: ops of dense layers; None in profiles that were made without them.
+        overlap: (backend, world size) to the ways in which gradients travel beside the backward;
+            empty if they were not measured.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Profile:
     retest_percent: dict[str, float]
     hosts: dict[tuple[str, bool, int], HostModel] = field(default_factory=dict)
     dense: DenseModel | None = None
+    overlap: Overlap = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Writes the JSON file, lists of numbers on one line."""
@@ -105,6 +109,7 @@ class Profile:
             "lookups": lookups,
             "hosts": [model.as_json() for model in self.hosts.values()],
             **({"dense": self.dense.as_json()} if self.dense else {}),
+            **({"overlap": overlap_as_json(self.overlap)} if self.overlap else {}),
         }
 
 
@@ -180,6 +185,29 @@ def check_kind(profile: Profile, kind: str, source: str | None = None) -> None:
         )
 
 
+def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
+    """Returns the ways in which gradients may travel beside the backward.
+
+    Args:
+        profile: with an overlap.
+        backend: of the gradients' group, "gloo" or "bls".
+        ranks: world size of it.
+
+    Raises:
+        ProfileError: no such group was measured.
+    """
+    if (backend, ranks) not in profile.overlap:
+        known = ", ".join(f"{name} among {count} ranks" for name, count in profile.overlap)
+        raise ProfileError(
+            f"profile {profile.name} does not say how all-reduces of {backend} among {ranks} ranks"
+            f" fare beside the backward, but of {known or 'no group at all'}: add it by"
+            f" `torchrec-bls calibrate --overlap --out PROFILE --world-sizes {ranks}`, or, where"
+            " ranks are on several hosts, by `torchrun --no-python torchrec-bls calibrate --overlap"
+            " --out PROFILE` with torchrun's options for these"
+        )
+    return profile.overlap[backend, ranks]
+
+
 def _parse(record: dict[str, Any]) -> Profile:
     lookups = {}
     for pooled, name in ((True, "pooled"), (False, "unpooled")):
@@ -212,6 +240,7 @@ def _parse(record: dict[str, Any]) -> Profile:
         retest_percent=retest,
         hosts=hosts,
         dense=DenseModel.from_json(record["dense"]) if "dense" in record else None,
+        overlap=overlap_from_json(record.get("overlap", [])),
     )
 
 

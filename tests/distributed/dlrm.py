@@ -34,7 +34,15 @@ def make_dlrm(
     wrapper: type[nn.Module] = BatchedDLRM,
     types: Sequence[str] = ("table_wise", "row_wise", "column_wise", "table_wise", "row_wise"),
 ) -> DistributedModelParallel:
-    """Returns a DLRM of five tables, sharded by `types`, the same weights on every rank."""
+    """Returns `make_whole_dlrm`, sharded by `types`, the same weights on every rank."""
+    whole = make_whole_dlrm(wrapper)
+    embeddings = whole.get_submodule(f"model.{EMBEDDINGS_IN_DLRM}")
+    plan = models.make_plan(embeddings, types, sharder)
+    return models.shard_model(whole, {f"model.{EMBEDDINGS_IN_DLRM}": plan}, [sharder])
+
+
+def make_whole_dlrm(wrapper: type[nn.Module] = BatchedDLRM) -> nn.Module:
+    """Returns a DLRM of five tables, the same weights on every rank."""
     torch.manual_seed(1)
     embeddings = EmbeddingBagCollection(
         tables=[
@@ -47,9 +55,7 @@ def make_dlrm(
             for i in range(len(models.FEATURES))
         ]
     )
-    dlrm = DLRM(embeddings, DENSE_FEATURES, [16, 8], [16, 1])
-    plan = models.make_plan(embeddings, types, sharder)
-    return models.shard_model(wrapper(dlrm), {f"model.{EMBEDDINGS_IN_DLRM}": plan}, [sharder])
+    return wrapper(DLRM(embeddings, DENSE_FEATURES, [16, 8], [16, 1]))
 
 
 def make_batch(rank: int, step: int) -> Batch:

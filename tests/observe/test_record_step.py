@@ -139,8 +139,12 @@ def test_gloo_leaves_groups_and_sequence_numbers_to_the_flight_recorder(training
     works = [event for event in content["traceEvents"] if event["name"].startswith("gloo:")]
     assert works and not any("Collective name" in event["args"] for event in works)
     nodes = read_execution_trace(execution_trace_of(traces_in(training)[0]))
-    for event in works:
-        assert nodes[event["args"]["Record function id"]].name == event["name"]
+    ids = sorted(event["args"]["Record function id"] for event in works)
+    names = {event["args"]["Record function id"]: event["name"] for event in works}
+    # DDP goes on when a work's future is done, and gloo ends the work's range after that: the
+    # recording may end in between, and lack the last one.
+    assert set(ids[:-1]) <= nodes.keys()
+    assert all(nodes[id_].name == names[id_] for id_ in ids if id_ in nodes)
 
 
 def test_the_commands_read_what_was_recorded(

@@ -8,7 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.cli import calibrate_overlap
+
 OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
+_MINUTES, _MINUTES_OF_OVERLAP = 9.0, 5.0
+# What they set is in the profile already that an overlap is added to.
+_NOT_OF_OVERLAP = ("name", "memory_gib", "optimizer")
 
 
 def add_command(commands: Any) -> None:
@@ -26,8 +31,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=9.0,
-        help="how long to measure, all starts together (default: %(default)s)",
+        help="how long to measure, all starts together"
+        f" (default: {_MINUTES:g}, of an overlap {_MINUTES_OF_OVERLAP:g})",
     )
     parser.add_argument(
         "--memory-gib",
@@ -45,16 +50,34 @@ def add_command(commands: Any) -> None:
         "--world-sizes",
         type=int,
         nargs="+",
-        default=(2, 4),
         metavar="RANKS",
         help="among how many ranks collectives are measured (default: 2 4)",
     )
-    parser.set_defaults(command=_calibrate)
+    parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="add to a profile what all-reduces of gradients and the backward beside them take from"
+        " each other, and measure nothing else; under torchrun --no-python among its"
+        " ranks, on whichever hosts",
+    )
+    parser.set_defaults(command=_calibrate, defaults=parser.get_default)
 
 
 def _calibrate(options: argparse.Namespace) -> int:
     # Before anything is imported that starts threads: all is measured on one.
     os.environ["OMP_NUM_THREADS"] = "1"
+    if options.overlap:
+        given = [name for name in _NOT_OF_OVERLAP if options.defaults(name) != vars(options)[name]]
+        if given:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            print(
+                f"torchrec-bls calibrate: --overlap adds to the profile {options.out}, where"
+                f" {named} can't be changed: leave it out",
+                file=sys.stderr,
+            )
+            return 1
+        minutes = _MINUTES_OF_OVERLAP if options.minutes is None else options.minutes
+        return calibrate_overlap.run(options.out, minutes, options.world_sizes)
     from torchrec_bls._versions import check_packages
 
     check_packages()
@@ -67,10 +90,10 @@ def _calibrate(options: argparse.Namespace) -> int:
     name = options.name or f"{machine.cpu}, {machine.cores} cores"
     try:
         settings = Settings(
-            minutes=options.minutes,
+            minutes=_MINUTES if options.minutes is None else options.minutes,
             memory_bytes=int(options.memory_gib * 2**30),
             optimizer=options.optimizer,
-            world_sizes=tuple(options.world_sizes),
+            world_sizes=tuple(options.world_sizes or (2, 4)),
         )
         profile = calibrate(options.out, name, settings)
     except (ProfileError, RanksFailedError, ValueError) as error:

@@ -1,6 +1,5 @@
 """Quantized all-reduce of gradients as a communication hook of DistributedDataParallel."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torchrec_bls.codecs.emulation import check_groups
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.quantized import quantized_all_reduce
+from torchrec_bls.overlap.bucket_thread import BucketThread
 
 # Values that share a scale: at 4 bits, scales are 6 % of a message.
 _COLUMNS = 256
@@ -70,7 +70,7 @@ class QuantizedAllReduceState:
         self._group = group
         # By parameter, since DDP arranges its buckets anew after the first iteration.
         self._errors: dict[str, torch.Tensor] | None = {} if error_compensation else None
-        self._thread = ThreadPoolExecutor(1, "torchrec_bls quantized all-reduce")
+        self._thread = BucketThread("torchrec_bls quantized all-reduce")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's errors, to be saved with its checkpoint."""
@@ -98,21 +98,16 @@ class QuantizedAllReduceState:
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Returns the future of a bucket's averages."""
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         buffer, parameters = bucket.buffer(), bucket.parameters()
+        return self._thread.submit(buffer, lambda: self.average(buffer, parameters))
 
-        def average() -> None:
-            try:
-                self._average(buffer, parameters)
-            except BaseException as error:
-                future.set_exception(error)  # type: ignore[arg-type]
-            else:
-                future.set_result(buffer)
+    def average(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> None:
+        """Replaces gradients by the average of all ranks', in the thread that calls.
 
-        self._thread.submit(average)
-        return future
-
-    def _average(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> None:
+        Args:
+            buffer: the gradients of `parameters`, one behind the other, float32.
+            parameters: of the module.
+        """
         group = self._group or dist.group.WORLD
         assert group is not None
         rows = _rows_of(buffer / group.size())

@@ -1,0 +1,1 @@
+"""Planned buckets of dense gradients beside those of DistributedDataParallel and TorchRec."""

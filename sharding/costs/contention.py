@@ -1,0 +1,174 @@
+"""What all-reduces and the backward beside them take from each other (LIBRA, section III)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModeTimes:
+    """The parameters of one mode: Eqs. 3, 5 and 6 for one allocation of the host or device.
+
+    Attributes:
+        startup_us: of each all-reduce (a in Eq. 3).
+        alone_us_per_byte: of gradients, where no backward runs (q in section III-A).
+        overlapped_us_per_byte: where one does (p in Eq. 6).
+        compute_rate: of a backward beside the bytes, as a share of what it is alone (Eq. 5's
+            denominator).
+        added_startup_us: more of each all-reduce where a backward runs, whose threads wake up late
+            on cores that are busy; the paper has none.
+        added_compute_us: of the backward, done in each startup beyond that rate: an all-reduce that
+            waits for threads leaves it more of the cores than one that sends; likewise.
+    """
+
+    startup_us: float
+    alone_us_per_byte: float
+    overlapped_us_per_byte: float
+    compute_rate: float
+    added_startup_us: float = 0.0
+    added_compute_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for times that no mode can have."""
+        if not all(math.isfinite(number) for number in astuple(self)):
+            raise ValueError(f"times of a mode are numbers: {self}")
+        if min(astuple(self)) < 0:
+            raise ValueError(f"times of a mode are not negative: {self}")
+        if self.compute_rate <= 0:
+            raise ValueError(f"a backward goes on at a rate above 0: {self}")
+
+    def alone_us(self, size: float) -> float:
+        """The time of an all-reduce of so many bytes that no backward runs beside."""
+        return self.startup_us + size * self.alone_us_per_byte
+
+    def overlapped_us(self, size: float) -> float:
+        """Likewise, where one runs throughout."""
+        return self.startup_us + self.added_startup_us + size * self.overlapped_us_per_byte
+
+    def rate(self, size: float) -> float:
+        """That of a backward beside an all-reduce of so many bytes, on average over its time."""
+        us = self.overlapped_us(size)
+        return self.compute_rate + (self.added_compute_us / us if us else 0.0)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way for gradients to travel: by so many threads or channels of a library, or encoded.
+
+    Attributes:
+        name: of it, for people and for plans.
+        times: fitted.
+        draws: fitted to resampled measurements, from which intervals come; may be empty.
+        changes_values: whether averages are other ones than those of float32: codecs.
+        channels: NCCL's, of a CTA each (`max_ctas`); None for other libraries.
+        held_out_percent: mean of the absolute relative errors on sizes that nothing was fitted to;
+            None if that was not measured.
+    """
+
+    name: str
+    times: ModeTimes
+    draws: tuple[ModeTimes, ...] = ()
+    changes_values: bool = False
+    channels: int | None = None
+    held_out_percent: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an error that can't be."""
+        error = self.held_out_percent
+        if error is not None and not (math.isfinite(error) and error >= 0):
+            raise ValueError(f"mode {self.name} has an error of {error} %")
+
+    def as_json(self) -> dict[str, Any]:
+        """An object for the profile, in which draws are a list for each parameter."""
+        return {
+            "name": self.name,
+            "changes_values": self.changes_values,
+            "channels": self.channels,
+            "held_out_percent": self.held_out_percent,
+            "times": asdict(self.times),
+            "draws": {name: [getattr(draw, name) for draw in self.draws] for name in _PARAMETERS},
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Mode:
+        """Reads what `as_json` wrote.
+
+        Raises:
+            ValueError: a number that can't be right.
+            KeyError, TypeError: something is missing or of another type.
+        """
+        columns = [record["draws"][name] for name in _PARAMETERS]
+        error = record["held_out_percent"]
+        return cls(
+            str(record["name"]),
+            ModeTimes(*(float(record["times"][name]) for name in _PARAMETERS)),
+            tuple(ModeTimes(*map(float, draw)) for draw in zip(*columns, strict=True)),
+            bool(record["changes_values"]),
+            None if record["channels"] is None else int(record["channels"]),
+            None if error is None else float(error),
+        )
+
+
+_PARAMETERS = tuple(field.name for field in fields(ModeTimes))
+
+#: (backend, world size) to the modes of such a group.
+Overlap = dict[tuple[str, int], tuple[Mode, ...]]
+
+
+def overlap_as_json(overlap: Overlap) -> list[dict[str, Any]]:
+    """Objects for the profile, one for each backend and world size."""
+    return [
+        {"backend": backend, "world_size": ranks, "modes": [mode.as_json() for mode in modes]}
+        for (backend, ranks), modes in overlap.items()
+    ]
+
+
+def overlap_from_json(records: Sequence[Mapping[str, Any]]) -> Overlap:
+    """Reads what `overlap_as_json` wrote; errors as `Mode.from_json`."""
+    overlap: Overlap = {}
+    for record in records:
+        backend, ranks = str(record["backend"]), int(record["world_size"])
+        modes = tuple(Mode.from_json(mode) for mode in record["modes"])
+        if ranks < 2:
+            raise ValueError(f"modes of all-reduces among {ranks} ranks")
+        if (backend, ranks) in overlap:
+            raise ValueError(f"two lists of modes of {backend} among {ranks} ranks")
+        names = [mode.name for mode in modes]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"modes of {backend} among {ranks} ranks have the names {names}")
+        overlap[backend, ranks] = modes
+    return overlap
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An all-reduce and the backward beside it, microseconds (Eqs. 8 to 11).
+
+    Attributes:
+        overlap_us: while both run.
+        communication_us: of the all-reduce, after the backward's end.
+        compute_left_us: of the backward, alone, after the all-reduce's end.
+    """
+
+    overlap_us: float
+    communication_us: float
+    compute_left_us: float
+
+
+def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
+    """Returns what becomes of an all-reduce of `size` bytes beside `compute_us` of backward.
+
+    Either goes on at its own pace, whatever part of it is done (section III-B). Without bytes
+    nothing is sent, and no startup is due (Eq. 8).
+    """
+    if not size:
+        return Stage(0.0, 0.0, compute_us)
+    together, alone = times.overlapped_us(size), times.alone_us(size)
+    rate = times.rate(size)
+    slowed = compute_us / rate
+    if together <= slowed:
+        return Stage(together, 0.0, compute_us - together * rate)
+    return Stage(slowed, alone * (1 - slowed / together), 0.0)

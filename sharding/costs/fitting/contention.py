@@ -1,0 +1,122 @@
+"""Fits what all-reduces and the backward beside them take from each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..contention import ModeTimes
+from .accuracy import mape_percent
+from .least_squares import nonnegative_relative
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+#: Of resampled measurements, for intervals of 90 %.
+DRAWS = 40
+
+_LEAST_SIZES = 3
+# A backward always goes on, if slowly.
+_LEAST_RATE = 0.01
+
+
+@dataclass(frozen=True)
+class ModeSamples:
+    """Measured all-reduces of one mode, in rounds over all sizes.
+
+    Attributes:
+        bytes: (n,) float64, of gradients.
+        alone_us: (rounds, n) float64, of an all-reduce that no backward runs beside.
+        overlapped_us: (rounds, n) float64, of one that a backward runs beside throughout.
+        compute_rate: (rounds, n) float64, how far that backward came, as a share of how far it
+            comes alone in the same time.
+    """
+
+    bytes: Floats
+    alone_us: Floats
+    overlapped_us: Floats
+    compute_rate: Floats
+
+    def of_rounds(self, rounds: Integers) -> ModeSamples:
+        """Those of some rounds, of which any may come several times."""
+        return ModeSamples(
+            self.bytes, self.alone_us[rounds], self.overlapped_us[rounds], self.compute_rate[rounds]
+        )
+
+    def of_sizes(self, sizes: Integers) -> ModeSamples:
+        """Likewise those of some sizes."""
+        return ModeSamples(
+            self.bytes[sizes],
+            self.alone_us[:, sizes],
+            self.overlapped_us[:, sizes],
+            self.compute_rate[:, sizes],
+        )
+
+
+def fit_mode(samples: ModeSamples) -> ModeTimes:
+    """Fits the parameters by relative error to the median of each size over the rounds.
+
+    Raises:
+        ValueError: fewer than three sizes.
+    """
+    sizes = samples.bytes
+    if len(sizes) < _LEAST_SIZES:
+        raise ValueError(f"{len(sizes)} sizes of all-reduces; at least {_LEAST_SIZES} are needed")
+    ones, none = np.ones_like(sizes), np.zeros_like(sizes)
+    alone = np.stack([ones, sizes, none, none], axis=1)
+    overlapped = np.stack([ones, none, sizes, ones], axis=1)
+    measured = np.concatenate([_median(samples.alone_us), _median(samples.overlapped_us)])
+    parameters = nonnegative_relative(np.concatenate([alone, overlapped]), measured)
+    startup, alone_us, overlapped_us, added = map(float, parameters)
+    took = _median(samples.overlapped_us)
+    computed = took * _median(samples.compute_rate)
+    more, rate = map(float, nonnegative_relative(np.stack([ones, took], axis=1), computed))
+    return ModeTimes(startup, alone_us, overlapped_us, max(rate, _LEAST_RATE), added, more)
+
+
+def draw_modes(samples: ModeSamples, draws: int = DRAWS, seed: int = 0) -> tuple[ModeTimes, ...]:
+    """Fits to resampled rounds and sizes (bootstrap).
+
+    Rounds are resampled since times differ from one to the next, and sizes since a straight line
+    does not quite describe them: which sizes it was fitted to shows in the draws.
+    """
+    random = np.random.default_rng(seed)
+    rounds, sizes = samples.alone_us.shape
+    fitted: list[ModeTimes] = []
+    while len(fitted) < draws:
+        of_sizes = np.sort(random.integers(sizes, size=sizes))
+        if len(np.unique(of_sizes)) < _LEAST_SIZES:
+            continue
+        of_rounds = np.asarray(random.integers(rounds, size=rounds))
+        drawn = samples.of_rounds(of_rounds).of_sizes(of_sizes)
+        fitted.append(fit_mode(drawn))
+    return tuple(fitted)
+
+
+def held_out_percent(samples: ModeSamples) -> float:
+    """How far all-reduces of a size, alone and not, are from what is fitted to all other sizes.
+
+    Returns:
+        The mean of the absolute relative errors, per cent.
+
+    Raises:
+        ValueError: fewer than four sizes.
+    """
+    count = len(samples.bytes)
+    predicted, measured = [], []
+    for size in range(count):
+        times = fit_mode(samples.of_sizes(np.delete(np.arange(count), size)))
+        for us, rounds in (
+            (times.alone_us, samples.alone_us),
+            (times.overlapped_us, samples.overlapped_us),
+        ):
+            predicted.append(us(samples.bytes[size]))
+            measured.append(float(np.median(rounds[:, size])))
+    return mape_percent(np.asarray(predicted), np.asarray(measured))
+
+
+def _median(rounds: Floats) -> Floats:
+    median: Floats = np.median(rounds, axis=0)
+    return median

@@ -1,0 +1,56 @@
+"""What all-reduces of the layers that are left add at the least to a backward done in part."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .stages import Floats, Stages
+
+#: Into so many parts what is left of the backward is cut. More take longer, and prune more.
+_CELLS = 256
+
+
+class LowerBounds:
+    """Lower bounds of V(l, c): what the groups after layer l add if c of the backward is done.
+
+    V does not fall with c, and grows by `worth` for a microsecond at most (docs/design/overlap.md).
+    So its values at the edges of cells, themselves bounded from below, bound it within the cells.
+
+    Attributes:
+        worth: (layers + 1), how fast V grows with c at the most.
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        layers = stages.layers
+        # The next group waits for another layer, so that less than that being done is no worse.
+        self._least = np.append(stages.ready[1:], stages.ready[-1])
+        self._cell = (stages.ready[-1] - self._least) / _CELLS
+        self._per_cell = _inverse(self._cell)
+        self._values = np.zeros((layers + 1, _CELLS + 1))
+        self.worth = np.zeros(layers + 1)
+        for layer in reversed(range(layers)):
+            lasts = np.arange(layer + 1, layers + 1)
+            edges = self._least[layer] + np.arange(_CELLS + 1) * self._cell[layer]
+            added, after = stages.run(layer, lasts, edges)
+            self._values[layer] = (added + self.at(lasts[:, None], after)).min(axis=(1, 2))
+            # The last group begins when all is computed: its part of V is the same everywhere.
+            sent = stages.sent(layer, lasts[:-1])
+            slopes = 1 - (sent.together - sent.alone) * _inverse(sent.hidden)
+            self.worth[layer] = max(self.worth[layer + 1], slopes.max(initial=0.0))
+
+    def at(self, layers: npt.ArrayLike, computed: Floats) -> Floats:
+        """Returns bounds of V for numbers of layers sent and microseconds computed, broadcast."""
+        layers = np.asarray(layers)
+        place = np.maximum((computed - self._least[layers]) * self._per_cell[layers], 0.0)
+        cell = np.minimum(place.astype(np.intp), _CELLS - 1)
+        to_edge = np.maximum(cell + 1 - place, 0.0)
+        below = self._values[layers, cell]
+        worth = self.worth[layers] * self._cell[layers] * to_edge
+        bounds: Floats = np.maximum(below, self._values[layers, cell + 1] - worth)
+        return bounds
+
+
+def _inverse(values: Floats) -> Floats:
+    """Returns 1 / values, and 0 of 0."""
+    return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)

@@ -1,0 +1,144 @@
+"""What a plan says, without processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+from torchrec_bls.sharding.overlap.timeline import Group
+
+from tests.overlap.plans import FLOAT32, UINT8, layers_of, make_model, plan_of, profile_with
+from torchrec_bls.overlap.plan import load_plan
+
+MIB = 2**20
+NCCL = tuple(
+    Mode(
+        f"{channels} channels",
+        ModeTimes(10.0, 8e-3 / channels, 9e-3 / channels, rate),
+        (),
+        False,
+        channels,
+    )
+    for channels, rate in ((1, 1.0), (4, 0.9))
+)
+
+
+def test_buckets_by_their_parameters() -> None:
+    plan = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8)
+    first, second, third = plan.buckets
+    assert first.parameters == ("6.bias", "6.weight") and first.bytes == 4 * 65
+    assert second.parameters == ("4.bias", "4.weight", "2.bias", "2.weight")
+    assert (second.mode, third.mode, third.bytes) == ("uint8", "float32", 4 * 64 * 65)
+
+
+def test_the_prediction_by_hand() -> None:
+    # Layers of 1 ms each, 260 bytes and three times 16,640; an all-reduce takes 100 us and 30 ns/B.
+    prediction = plan_of((Group(1), Group(3))).prediction
+    assert prediction.alone.middle == pytest.approx(4.0)
+    assert prediction.planned.middle == pytest.approx(4.0 + 0.1 + 3 * 16_640 * 3e-5)
+    everything = 4.0 + 0.1 + (260 + 3 * 16_640) * 3e-5
+    assert prediction.torchrec_default.middle == pytest.approx(everything)
+    assert prediction.ddp_default.middle == pytest.approx(everything)  # of less than 1 MiB
+    gain = 1 - prediction.planned.middle / everything
+    assert prediction.gain_over_torchrec.middle == pytest.approx(gain)
+
+
+def test_buckets_are_exact_sizes_for_ddp() -> None:
+    plan = plan_of((Group(1),) * 4)
+    assert plan.replaces_ddp_default and plan.replaces_torchrec_default
+    caps = plan.ddp_kwargs()["bucket_cap_mb_list"]
+    assert [int(cap * MIB) for cap in caps] == [260, 16_640, 16_640, 16_640]
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        # Nothing to be gained.
+        (ModeTimes(100.0, 0.0, 0.0, 1.0),),
+        # Much in the middle, but not in all draws.
+        (ModeTimes(10.0, 3e-2, 3e-2, 1.0),) * 8 + (ModeTimes(100.0, 1e-3, 1e-3, 0.5),) * 2,
+    ],
+)
+def test_defaults_stay_where_nothing_is_certain(draws: tuple[ModeTimes, ...]) -> None:
+    plan = plan_of((Group(1),) * 4, Mode("float32", draws[0], draws))
+    assert not plan.replaces_ddp_default and plan.ddp_kwargs() == {}
+    assert "it stays" in plan.report() and "the plan replaces it" not in plan.report()
+
+
+def test_the_report() -> None:
+    text = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8).report()
+    assert "8 parameters, 0.05 MiB, 2 ranks over gloo, profile by hand, today" in text
+    assert "uint8, 4.bias to 2.weight" in text
+    assert "over the default of TorchRec:" in text
+
+
+def test_a_gradient_larger_than_all_others_is_said() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1000), torch.nn.Linear(1000, 1000))
+    assert "'1.weight' has 99 % of all bytes" in plan_of((Group(1), Group(1)), model=model).report()
+
+
+def test_the_trace(tmp_path: Path) -> None:
+    plan_of((Group(1), Group(3))).trace(tmp_path / "out.json")
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    names = [each["args"]["name"] for each in events if each["name"] == "process_name"]
+    assert names == ["plan", "DistributedDataParallel's default", "TorchRec's default"]
+    planned = {
+        each["name"]: (each["ts"], each["ts"] + each["dur"])
+        for each in events
+        if each["ph"] == "X" and each["pid"] == 0
+    }
+    assert planned["layer 1"] == pytest.approx((1000, 2000))
+    assert planned["bucket 0, float32"] == pytest.approx((1000, 1000 + 100 + 260 * 3e-2))
+    assert planned["bucket 1, float32"] == pytest.approx((4000, 4100 + 49_920 * 3e-2))
+    others = [
+        each for each in events if each["ph"] == "X" and each["pid"] == 2 and each["tid"] == 1
+    ]
+    assert len(others) == 1  # 25 MiB hold everything
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    profile = profile_with(FLOAT32)
+    plan = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8)
+    plan.save(path)
+    with pytest.raises(ValueError, match="made with the profile 'by hand, today', this one is"):
+        load_plan(path, profile)
+    content = json.loads(path.read_text())
+    content["origin"]["profile"] = f"{profile.name}, {profile.measured_at}"
+    path.write_text(json.dumps(content))
+    again = load_plan(path, profile)
+    assert (again.layers, again.modes, again.groups) == (plan.layers, plan.modes, plan.groups)
+    content["origin"]["torch"] = "1.0"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"made with torch 1\.0, this is"):
+        load_plan(path, profile)
+    path.write_text(json.dumps({"format": "another", "version": 1}))
+    with pytest.raises(ValueError, match="is no torchrec-bls overlap plan of version 1"):
+        load_plan(path, profile)
+
+
+def test_nccl_gets_channels_by_bucket(tmp_path: Path) -> None:
+    plan = plan_of((Group(1, mode=1), Group(2), Group(1, mode=1)), *NCCL, backend="nccl", ranks=8)
+    assert plan.nccl_options() == {"min_ctas": 1, "max_ctas": 4}
+    plan.nccl_tuner_csv(tmp_path / "tuner.csv")
+    _, *lines = (tmp_path / "tuner.csv").read_text().splitlines()
+    assert lines == [
+        "allreduce,260,260,ring,simple,4,-1,8,-1,-1",
+        "allreduce,16640,16640,ring,simple,4,-1,8,-1,-1",
+        "allreduce,33280,33280,ring,simple,1,-1,8,-1,-1",
+    ]
+
+
+def test_nccl_cannot_tell_buckets_of_one_size(tmp_path: Path) -> None:
+    plan = plan_of((Group(1), Group(1, mode=1), Group(1), Group(1)), *NCCL, backend="nccl")
+    with pytest.raises(ValueError, match="two buckets of 16640 bytes have 4 and 1 channels"):
+        plan.nccl_tuner_csv(tmp_path / "tuner.csv")
+    with pytest.raises(ValueError, match=r"modes \['float32'\] are not NCCL's"):
+        plan_of((Group(4),)).nccl_options()
+
+
+def test_layers_by_hand_are_those_of_the_model() -> None:
+    assert sum(layer.bytes for layer in layers_of(make_model())) == sum(
+        4 * parameter.numel() for parameter in make_model().parameters()
+    )

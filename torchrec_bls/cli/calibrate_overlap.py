@@ -1,0 +1,82 @@
+"""`torchrec-bls calibrate --overlap`: adds the overlap of gradients and backward to a profile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+
+_COLUMNS: tuple[tuple[str, Callable[[ModeTimes], float]], ...] = (
+    ("startup us", lambda times: times.startup_us),
+    ("beside a backward", lambda times: times.overlapped_us(0)),
+    ("us/MB", lambda times: 1e6 * times.alone_us_per_byte),
+    ("beside a backward", lambda times: 1e6 * times.overlapped_us_per_byte),
+    ("backward's rate beside 1 MB", lambda times: times.rate(1e6)),
+    ("beside more", lambda times: times.compute_rate),
+)
+
+
+def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
+    """Measures, writes the profile and prints what is new in it; returns the exit status.
+
+    Args:
+        out: the profile.
+        minutes: of measuring.
+        world_sizes: of the ranks that are started; None for the default, and under torchrun.
+    """
+    from torchrec_bls._versions import check_packages
+
+    check_packages()
+    from torchrec_bls.processes import RanksFailedError
+    from torchrec_bls.sharding.calibration.overlap_run import (
+        OverlapSettings,
+        calibrate_overlap,
+        is_joining,
+    )
+    from torchrec_bls.sharding.costs.profile import ProfileError
+
+    try:
+        if is_joining() and world_sizes:
+            raise ValueError(
+                f"torchrun has started {os.environ['WORLD_SIZE']} ranks, which are measured:"
+                " leave out --world-sizes"
+            )
+        settings = OverlapSettings(minutes)
+        if world_sizes:
+            settings = OverlapSettings(minutes, tuple(world_sizes))
+        overlap = calibrate_overlap(out, settings)
+    except (ProfileError, RanksFailedError, ValueError) as error:
+        print(f"torchrec-bls calibrate: {error}", file=sys.stderr)
+        return 1
+    for (backend, ranks), modes in overlap.items():
+        print(f"{out}: all-reduces of {backend} among {ranks} ranks")
+        print(table(modes))
+    return 0
+
+
+def table(modes: Sequence[Mode]) -> str:
+    """Returns a line for each mode: parameters with intervals that hold 90 % of the draws, and how
+    far sizes that nothing was fitted to are from their prediction."""
+    rows = [["mode", *(title for title, _ in _COLUMNS), "held-out error"]]
+    for mode in modes:
+        parameters = [_with_interval(mode, number) for _, number in _COLUMNS]
+        rows.append([mode.name, *parameters, f"{mode.held_out_percent:.1f} %"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = (map(str.ljust, row, widths) for row in rows)
+    return "\n".join(f"  {'  '.join(row)}".rstrip() for row in padded)
+
+
+def _with_interval(mode: Mode, number: Callable[[ModeTimes], float]) -> str:
+    drawn = sorted(map(number, mode.draws))
+    beyond = len(drawn) // 20
+    low, high = drawn[beyond], drawn[-1 - beyond]
+    return f"{_short(number(mode.times))} [{_short(low)}-{_short(high)}]"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

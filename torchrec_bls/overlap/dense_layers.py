@@ -1,0 +1,287 @@
+"""When a model's gradients are ready in a backward, measured."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+
+#: Backwards that are timed, after one that is not.
+LEAST_SAMPLES = 15
+# A shorter stretch of the backward is no layer of its own: at most so many layers come out.
+_MOST_LAYERS = 200
+_TABLES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """Parameters whose gradients are ready at about the same time.
+
+    Attributes:
+        parameters: their names, in the order in which their gradients are ready.
+        sizes: bytes of each one's gradient.
+        compute_us: of the backward up to there, after the layer before; one number a sample, the
+            mean of all ranks.
+    """
+
+    parameters: tuple[str, ...]
+    sizes: tuple[int, ...]
+    compute_us: tuple[float, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all its gradients."""
+        return sum(self.sizes)
+
+
+def measure_layers(
+    model: nn.Module, batches: Iterable[Any], group: dist.ProcessGroup
+) -> list[DenseLayer]:
+    """Runs backwards on all ranks at once, and returns the layers in the order of their gradients.
+
+    Tables of embeddings are left out: their gradients take another way. The model is left as it
+    was: parameters, gradients, buffers and random numbers.
+
+    Args:
+        model: not sharded. What it returns, or the first of it, is the loss, or is summed up.
+        batches: tuples are the arguments of the model, all else its only one.
+        group: of all ranks that train together.
+
+    Raises:
+        ValueError: the model can't be planned for; the text says why and what to do.
+    """
+    batches = list(batches)
+    if not batches:
+        raise ValueError("there are no batches: give one at least, of the size of the training's")
+    parameters = dense_parameters(model)
+    samples = max(LEAST_SAMPLES, len(batches))
+    with _as_it_was(model, parameters):
+        order, times = _run(model, parameters, islice(cycle(batches), samples + 1), group)
+    mine = [
+        [after - before for before, after in zip((0.0, *row), row, strict=False)] for row in times
+    ]
+    of_ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, (order, mine), group)
+    for rank, (other, _) in enumerate(of_ranks):
+        if other != of_ranks[0][0]:
+            raise ValueError(
+                f"gradients are ready in another order on rank {rank} than on rank 0: "
+                f"{_first_difference(other, of_ranks[0][0])}. All ranks must run the same model"
+            )
+    means = torch.tensor([own for _, own in of_ranks], dtype=torch.float64).mean(dim=0)
+    return _merged(order, parameters, means.T.tolist())
+
+
+def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters that DistributedDataParallel averages, by name.
+
+    Raises:
+        ValueError: there are none, or their gradients can't share buckets.
+    """
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise ValueError("the model is in DistributedDataParallel already: plan before that")
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, _TABLES)
+        for parameter in module.parameters()
+    }
+    found = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in tables
+    }
+    if not found:
+        raise ValueError(
+            "the model has no trainable parameter beside its embedding tables: there is nothing "
+            "to plan"
+        )
+    kinds = {(parameter.dtype, parameter.device) for parameter in found.values()}
+    if len(kinds) > 1:
+        listed = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(
+            f"the model has parameters of {listed}, whose gradients DistributedDataParallel never "
+            "puts into one bucket: plans are for models of one type on one device"
+        )
+    device = next(iter(found.values())).device
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"the model is on '{device}', where no backward can be measured: plan on a CPU or GPU"
+        )
+    return found
+
+
+def _run(
+    model: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    batches: Iterator[Any],
+    group: dist.ProcessGroup,
+) -> tuple[list[str], list[list[float]]]:
+    """Returns names by order, and microseconds by sample and number in that order."""
+    ready: list[str] = []
+    clock = _Clock(next(iter(parameters.values())).device)
+
+    def noting(name: str) -> Callable[[torch.Tensor], None]:
+        def note(_: torch.Tensor) -> None:
+            clock.note()
+            ready.append(name)
+
+        return note
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(noting(name))  # type: ignore[no-untyped-call]
+        for name, parameter in parameters.items()
+    ]
+    hooks += [
+        module.register_forward_hook(lambda _, __, output: _with_gradient(output))
+        for module in model.modules()
+        if isinstance(module, _TABLES)
+    ]
+    order: list[str] = []
+    times: list[list[float]] = []
+    try:
+        for number, batch in enumerate(batches):
+            ready.clear()
+            for parameter in parameters.values():
+                parameter.grad = None
+            loss = _loss(model(*batch) if isinstance(batch, tuple) else model(batch))
+            dist.barrier(group)
+            clock.begin()
+            loss.backward()  # type: ignore[no-untyped-call]
+            _check_order(number, ready, order or ready, parameters)
+            order = list(ready)
+            if number:
+                times.append(clock.since_begin_us())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return order, times
+
+
+class _Clock:
+    """Moments of a backward, by the device that runs it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._moments: list[Any] = []
+
+    def begin(self) -> None:
+        self._moments.clear()
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self.note()
+
+    def note(self) -> None:
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._moments.append(event)
+        else:
+            self._moments.append(time.perf_counter())
+
+    def since_begin_us(self) -> list[float]:
+        first, *others = self._moments
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            return [1e3 * first.elapsed_time(each) for each in others]
+        return [1e6 * (each - first) for each in others]
+
+
+def _check_order(
+    number: int, names: list[str], order: list[str], parameters: dict[str, nn.Parameter]
+) -> None:
+    if len(names) != len(parameters):
+        unused = sorted(set(parameters) - set(names))
+        raise ValueError(
+            f"batch {number} gives no gradient to {unused or 'some parameters, others got several'}"
+            ": plans need every parameter in every step; freeze those that are not used "
+            "(requires_grad_(False)), or train without a plan"
+        )
+    if names != order:
+        raise ValueError(
+            f"the order in which gradients are ready changes from batch to batch: in batch "
+            f"{number} {_first_difference(names, order)}. Buckets can't be planned for it"
+        )
+
+
+def _first_difference(names: Sequence[str], others: Sequence[str]) -> str:
+    for name, other in zip(names, others, strict=False):
+        if name != other:
+            return f"'{name}' comes in place of '{other}'"
+    return f"there are {len(names)} parameters in place of {len(others)}"
+
+
+def _loss(output: Any) -> torch.Tensor:
+    if isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    if not isinstance(output, torch.Tensor) or not output.requires_grad:
+        raise ValueError(
+            f"the model returns a {type(output).__name__} that no gradient can be taken of: plan "
+            "with a module that returns its loss, or a tuple that begins with it"
+        )
+    return output.sum()
+
+
+def _with_gradient(output: Any) -> Any:
+    """Cuts tables off, and lets the layers behind them still compute their inputs' gradients."""
+    if isinstance(output, KeyedTensor):
+        values = output.values().detach().requires_grad_()
+        return KeyedTensor(output.keys(), output.length_per_key(), values)
+    return {
+        name: JaggedTensor(
+            each.values().detach().requires_grad_(), lengths=each.lengths(), offsets=each.offsets()
+        )
+        for name, each in output.items()
+    }
+
+
+@contextmanager
+def _as_it_was(model: nn.Module, parameters: dict[str, nn.Parameter]) -> Iterator[None]:
+    gradients = [parameter.grad for parameter in parameters.values()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _merged(
+    order: Sequence[str], parameters: dict[str, nn.Parameter], times: Sequence[Sequence[float]]
+) -> list[DenseLayer]:
+    """Returns layers of a two-hundredth of the backward at least; `times` are by parameter."""
+    samples = len(times[0])
+    least = sum(map(sum, times)) / _MOST_LAYERS
+    layers: list[DenseLayer] = []
+    names: list[str] = []
+    since = [0.0] * samples
+    for number, name in enumerate(order):
+        # A weight is ready right after its bias, and stays with it.
+        own = sum(times[number])
+        if names and (own >= least or own + sum(since) >= 2 * least):
+            layers.append(_layer(names, parameters, since))
+            names, since = [], [0.0] * samples
+        names.append(name)
+        since = [sum(each) for each in zip(since, times[number], strict=True)]
+    return [*layers, _layer(names, parameters, since)]
+
+
+def _layer(
+    names: Sequence[str], parameters: dict[str, nn.Parameter], times: Sequence[float]
+) -> DenseLayer:
+    sizes = tuple(parameters[name].numel() * parameters[name].element_size() for name in names)
+    return DenseLayer(tuple(names), sizes, tuple(times))

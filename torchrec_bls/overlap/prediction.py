@@ -1,0 +1,161 @@
+"""What backwards take by plan and by default, with intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from torchrec_bls.overlap.dense_layers import DenseLayer
+from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+from torchrec_bls.sharding.overlap.timeline import Group, Layer, Timeline, timeline
+from torchrec_bls.sharding.simulation.data_parallel import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    buckets_of,
+)
+
+Floats = npt.NDArray[np.float64]
+
+# Of an interval, in per cent: nine of ten draws are inside.
+_ENDS = (5.0, 50.0, 95.0)
+_DRAWS = 60
+#: Below this a default stays: measured gains are up to so much from predicted ones
+#: (docs/results/overlap.md).
+LEAST_GAIN = 0.1
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median, and between which numbers nine of ten draws are."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, draws: Floats) -> "Interval":
+        """Returns the interval of (n,) draws."""
+        return cls(*(float(each) for each in np.percentile(draws, _ENDS)))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a backward takes with its all-reduces, milliseconds, beside the defaults.
+
+    Attributes:
+        planned: with the plan.
+        ddp_default: with DistributedDataParallel's buckets: 1 MiB, then 25 MiB.
+        torchrec_default: with TorchRec's: 25 MiB.
+        alone: without all-reduces.
+        gain_over_ddp: share of `ddp_default` that the plan saves.
+        gain_over_torchrec: share of `torchrec_default`.
+    """
+
+    planned: Interval
+    ddp_default: Interval
+    torchrec_default: Interval
+    alone: Interval
+    gain_over_ddp: Interval
+    gain_over_torchrec: Interval
+
+
+def is_certain(gain: Interval) -> bool:
+    """Whether something is to be gained for certain."""
+    return gain.low > 0 and gain.middle >= LEAST_GAIN
+
+
+def predict(
+    layers: Sequence[DenseLayer], groups: Sequence[Group], modes: Sequence[Mode]
+) -> Prediction:
+    """Returns what backwards take, by draws of what was measured: backwards and calibrated modes.
+
+    Draws of modes alone would be too narrow: what a mode is off by, on sizes that it was not fitted
+    to, is drawn as well.
+
+    Args:
+        layers: measured.
+        groups: planned, of `layers`.
+        modes: that they travel by; the first is the defaults'.
+    """
+    random = np.random.default_rng(0)
+    samples = np.array([layer.compute_us for layer in layers])
+    by_parameter = [size for layer in layers for size in layer.sizes]
+    ddp = _default(by_parameter, FIRST_BUCKET_BYTES)
+    torchrec = _default(by_parameter, BUCKET_BYTES)
+    rows = []
+    for draw in range(_DRAWS):
+        chosen = random.integers(samples.shape[1], size=samples.shape[1])
+        compute = np.median(samples[:, chosen], axis=1)
+        times = [_drawn(mode, draw, random) for mode in modes]
+        plain = [Layer(us, each.bytes) for us, each in zip(compute, layers, strict=True)]
+        fine = _of_parameters(layers, compute)
+        rows.append(
+            [
+                timeline(plain, groups, times).finish,
+                timeline(fine, ddp, times).finish,
+                timeline(fine, torchrec, times).finish,
+                float(compute.sum()),
+            ]
+        )
+    planned, by_ddp, by_torchrec, alone = np.array(rows).T
+    return Prediction(
+        planned=Interval.of(planned / 1e3),
+        ddp_default=Interval.of(by_ddp / 1e3),
+        torchrec_default=Interval.of(by_torchrec / 1e3),
+        alone=Interval.of(alone / 1e3),
+        gain_over_ddp=Interval.of(1 - planned / by_ddp),
+        gain_over_torchrec=Interval.of(1 - planned / by_torchrec),
+    )
+
+
+def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:
+    """Returns a draw of a mode, off by as much as it was on sizes that nothing was fitted to."""
+    times = mode.draws[draw % len(mode.draws)] if mode.draws else mode.times
+    if not mode.held_out_percent:
+        return times
+    # Of a normal distribution, whose mean absolute deviation is 0.8 of its standard deviation.
+    off = float(np.exp(random.normal(0, mode.held_out_percent / 80)))
+    return replace(
+        times,
+        startup_us=off * times.startup_us,
+        alone_us_per_byte=off * times.alone_us_per_byte,
+        overlapped_us_per_byte=off * times.overlapped_us_per_byte,
+        added_startup_us=off * times.added_startup_us,
+        added_compute_us=off * times.added_compute_us,
+    )
+
+
+def typical_layers(layers: Sequence[DenseLayer]) -> list[Layer]:
+    """Returns layers with the medians of their samples."""
+    return [Layer(float(np.median(each.compute_us)), each.bytes) for each in layers]
+
+
+def default_timelines(
+    layers: Sequence[DenseLayer], modes: Sequence[Mode]
+) -> dict[str, tuple[list[Group], Timeline]]:
+    """Returns what DistributedDataParallel and TorchRec do by themselves, by their names."""
+    times = [mode.times for mode in modes]
+    fine = _of_parameters(layers, np.array([np.median(each.compute_us) for each in layers]))
+    sizes = [layer.bytes for layer in fine]
+    found = {}
+    for name, first in (
+        ("DistributedDataParallel's default", FIRST_BUCKET_BYTES),
+        ("TorchRec's default", BUCKET_BYTES),
+    ):
+        groups = _default(sizes, first)
+        found[name] = groups, timeline(fine, groups, times)
+    return found
+
+
+def _default(sizes: Sequence[int], first: int) -> list[Group]:
+    return [Group(len(bucket)) for bucket in buckets_of(sizes, first)]
+
+
+def _of_parameters(layers: Sequence[DenseLayer], compute_us: Floats) -> list[Layer]:
+    """Returns a layer for each parameter, since defaults cut between any two of them."""
+    found = []
+    for layer, us in zip(layers, compute_us, strict=True):
+        first, *others = layer.sizes
+        found += [Layer(float(us), first), *(Layer(0.0, size) for size in others)]
+    return found

@@ -1,0 +1,109 @@
+"""Plans for people: a text, and timelines for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchrec_bls.overlap.dense_layers import DenseLayer
+from torchrec_bls.overlap.hook import PlannedBucket
+from torchrec_bls.overlap.plan_file import PlanOrigin
+from torchrec_bls.overlap.prediction import Interval, Prediction, is_certain
+from torchrec_bls.sharding.costs.contention import Mode
+from torchrec_bls.sharding.overlap.timeline import Group, Timeline
+
+_MIB = 2**20
+
+
+def as_text(
+    origin: PlanOrigin,
+    layers: Sequence[DenseLayer],
+    buckets: Sequence[PlannedBucket],
+    planned: Timeline,
+    prediction: Prediction,
+) -> str:
+    """Returns what a plan is of, its buckets and their times, and what stays."""
+    parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction)
+    return "\n\n".join("\n".join(part) for part in (*parts, _verdicts(prediction))) + "\n"
+
+
+def _head(origin: PlanOrigin, layers: Sequence[DenseLayer]) -> Iterator[str]:
+    names = [name for layer in layers for name in layer.parameters]
+    sizes = [own for layer in layers for own in layer.sizes]
+    yield (
+        f"dense gradients: {len(names)} parameters, {sum(sizes) / _MIB:.2f} MiB, {origin.ranks} "
+        f"ranks over {origin.backend}, profile {origin.profile}"
+    )
+    largest = max(sizes)
+    if 2 * largest > sum(sizes) and len(names) > 1:
+        yield (
+            f"'{names[sizes.index(largest)]}' has {100 * largest / sum(sizes):.0f} % of all bytes: "
+            "a gradient is never cut, whatever the plan"
+        )
+
+
+def _buckets(buckets: Sequence[PlannedBucket], times: Timeline) -> Iterator[str]:
+    yield f"{'bucket':>6} {'MiB':>8} {'begins ms':>9} {'ends ms':>9}  travels as, parameters"
+    moments = zip(buckets, times.begin, times.end, strict=True)
+    for number, (bucket, begin, end) in enumerate(moments):
+        yield (
+            f"{number:>6} {bucket.bytes / _MIB:>8.3f} {begin / 1e3:>9.2f} {end / 1e3:>9.2f}  "
+            f"{bucket.mode}, {bucket.parameters[0]} to {bucket.parameters[-1]}"
+        )
+
+
+def _times(prediction: Prediction) -> Iterator[str]:
+    yield "predicted backward, ms (nine of ten draws between)"
+    for name, interval in (
+        ("with this plan", prediction.planned),
+        ("DistributedDataParallel's default", prediction.ddp_default),
+        ("TorchRec's default", prediction.torchrec_default),
+        ("without all-reduces", prediction.alone),
+    ):
+        yield f"  {name:<34} {interval.middle:8.2f}  ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def _verdicts(prediction: Prediction) -> Iterator[str]:
+    for name, gain in (
+        ("DistributedDataParallel", prediction.gain_over_ddp),
+        ("TorchRec", prediction.gain_over_torchrec),
+    ):
+        verdict = "the plan replaces it" if is_certain(gain) else "nothing certain: it stays"
+        yield f"over the default of {name}: {_percent(gain)}; {verdict}"
+
+
+def _percent(gain: Interval) -> str:
+    return f"{100 * gain.middle:.1f} % ({100 * gain.low:.1f} to {100 * gain.high:.1f})"
+
+
+def trace_events(
+    timelines: Mapping[str, tuple[Sequence[Group], Timeline]], modes: Sequence[Mode]
+) -> list[dict[str, Any]]:
+    """Returns Chrome's trace events: a process for each timeline, with backward and all-reduces."""
+    events = []
+    for pid, (name, (groups, times)) in enumerate(timelines.items()):
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+        for tid, thread in enumerate(("backward", "all-reduces")):
+            where = {"pid": pid, "tid": tid}
+            events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": thread}})
+        before = 0.0
+        for number, ready in enumerate(times.ready):
+            events.append(_slice(f"layer {number}", pid, 0, before, ready))
+            before = ready
+        for number, (group, begin, end) in enumerate(
+            zip(groups, times.begin, times.end, strict=True)
+        ):
+            label = f"bucket {number}, {modes[group.mode].name}"
+            events.append(_slice(label, pid, 1, begin, end))
+    return events
+
+
+def _slice(name: str, pid: int, tid: int, begin: float, end: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": begin, "dur": end - begin}
+
+
+def write_trace(path: Path, events: Sequence[dict[str, Any]]) -> None:
+    """Writes trace events to a file."""
+    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)}))

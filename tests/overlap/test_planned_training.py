@@ -214,7 +214,7 @@ def end_with_the_timeout_of_the_group(rank: int) -> None:
     ddp = DistributedDataParallel(make_model(), process_group=group, **plan._buckets_argument())
     plan._register(ddp, True)
     if rank == 0:
-        with pytest.raises(RuntimeError, match="[Tt]imed? ?out"):
+        with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
             ddp(batch_of(0, 0)).sum().backward()
     dist.barrier()
 

@@ -52,6 +52,9 @@ def refuse_models(rank: int) -> None:
     refused(Choosing(), r"batch 0 gives no gradient to \['b.bias', 'b.weight'\]", (BATCH, "a"))
     both = (BATCH, "ab"), (BATCH, "ba")
     refused(Choosing(), "in batch 1 '[ab].bias' comes in place of '[ab].bias'", *both)
+    with pytest.raises(ValueError, match=r"codecs are for gradients of float32, not torch.float64"):
+        profile = profile_with(FLOAT32, ranks=1)
+        overlap.plan(make_model().double(), profile, [BATCH.double()], codecs=True)
     with pytest.raises(ValueError, match="there are no batches"):
         overlap.plan(make_model(), profile_with(FLOAT32, ranks=1), [])
     with pytest.raises(ProfileError, match="all-reduces of gloo among 1 ranks"):
@@ -69,6 +72,26 @@ def refuse_different_models(rank: int) -> None:
 
 def test_ranks_with_different_models() -> None:
     run(2, refuse_different_models)
+
+
+def refuse_on_one_rank(rank: int) -> None:
+    """The other rank hears of it, and does not wait for the timeout."""
+    text = "" if rank == 1 else "rank 1: "
+    with pytest.raises(ValueError, match=f"^{text}the model has no trainable parameter"):
+        overlap.plan(make_model().requires_grad_(rank == 0), profile_with(FLOAT32), [BATCH])
+    batches = [(BATCH, "ab"), (BATCH, "ba" if rank else "ab")]
+    with pytest.raises(ValueError, match=f"^{text}the order in which gradients are ready changes"):
+        overlap.plan(Choosing(), profile_with(FLOAT32), batches)
+    unused = [(BATCH, "ab"), (BATCH, "a" if rank else "ab")]
+    with pytest.raises(ValueError, match=f"^{text}batch 1 gives no gradient to"):
+        overlap.plan(Choosing(), profile_with(FLOAT32), unused)
+    ddp = DistributedDataParallel(make_model(), find_unused_parameters=rank == 1)
+    with pytest.raises(ValueError, match=f"^{text}find_unused_parameters is on"):
+        plan_of((Group(1),) * 4).register(ddp)
+
+
+def test_all_ranks_hear_what_one_refuses() -> None:
+    run(2, refuse_on_one_rank)
 
 
 class NoLoss(nn.Module):

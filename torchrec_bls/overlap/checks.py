@@ -20,8 +20,6 @@ def check_ddp(ddp: DistributedDataParallel, layers: Sequence[DenseLayer]) -> Non
     Raises:
         ValueError: they can't.
     """
-    if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"a plan is registered with a DistributedDataParallel, not {type(ddp)}")
     if ddp._comm_hooks:
         hook, _ = ddp._comm_hooks[0]
         raise ValueError(

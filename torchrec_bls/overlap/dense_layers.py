@@ -16,6 +16,8 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from torchrec_bls.overlap.agreement import raise_together
+
 #: Backwards that are timed, after one that is not.
 LEAST_SAMPLES = 15
 # A shorter stretch of the backward is no layer of its own: at most so many layers come out.
@@ -63,7 +65,13 @@ def measure_layers(
     batches = list(batches)
     if not batches:
         raise ValueError("there are no batches: give one at least, of the size of the training's")
-    parameters = dense_parameters(model)
+    parameters: dict[str, nn.Parameter] = {}
+    error = None
+    try:
+        parameters = dense_parameters(model)
+    except ValueError as refused:
+        error = refused
+    raise_together(error, group)
     samples = max(LEAST_SAMPLES, len(batches))
     with _as_it_was(model, parameters):
         order, times = _run(model, parameters, islice(cycle(batches), samples + 1), group)
@@ -149,19 +157,28 @@ def _run(
     ]
     order: list[str] = []
     times: list[list[float]] = []
+    error: ValueError | None = None
+    loss = torch.empty(0)
     try:
         for number, batch in enumerate(batches):
             ready.clear()
             for parameter in parameters.values():
                 parameter.grad = None
-            loss = _loss(model(*batch) if isinstance(batch, tuple) else model(batch))
-            dist.barrier(group)
+            try:
+                loss = _loss(model(*batch) if isinstance(batch, tuple) else model(batch))
+            except ValueError as refused:
+                error = error or refused
+            raise_together(error, group)  # and begin together
             clock.begin()
             loss.backward()  # type: ignore[no-untyped-call]
-            _check_order(number, ready, order or ready, parameters)
+            try:
+                _check_order(number, ready, order or ready, parameters)
+            except ValueError as refused:
+                error = refused
             order = list(ready)
             if number:
                 times.append(clock.since_begin_us())
+        raise_together(error, group)
     finally:
         for hook in hooks:
             hook.remove()

@@ -16,8 +16,9 @@ from torchrec.distributed.model_parallel import DataParallelWrapper
 
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.overlap import nccl
+from torchrec_bls.overlap.agreement import raise_together
 from torchrec_bls.overlap.checks import check_ddp, check_origin, check_same_on_all_ranks
-from torchrec_bls.overlap.dense_layers import DenseLayer, measure_layers
+from torchrec_bls.overlap.dense_layers import DenseLayer, dense_parameters, measure_layers
 from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket, planned_all_reduce_hook
 from torchrec_bls.overlap.plan_file import PlanOrigin, read_plan, write_plan
 from torchrec_bls.overlap.prediction import (
@@ -73,7 +74,10 @@ def plan(
     if group is None:
         raise ValueError("there is no process group: call init_process_group first, on all ranks")
     layers = measure_layers(model, batches, group)
-    backend = backend_of(group, device_of(model))
+    dense = next(iter(dense_parameters(model).values()))
+    if codecs and dense.dtype != torch.float32:
+        raise ValueError(f"codecs are for gradients of float32, not {dense.dtype}: leave them out")
+    backend = backend_of(group, dense.device)
     modes = [
         mode
         for mode in modes_of(profile, backend, dist.get_world_size(group))
@@ -224,9 +228,18 @@ class OverlapPlan:
         return {"bucket_cap_mb_list": [bucket.bytes / _MIB for bucket in self.buckets]}
 
     def _register(self, ddp: DistributedDataParallel, replaces_default: bool) -> None:
-        check_ddp(ddp, self.layers)
+        if not isinstance(ddp, DistributedDataParallel):
+            raise ValueError(
+                f"a plan is registered with a DistributedDataParallel, not {type(ddp)}"
+            )
         group = ddp.process_group
-        check_origin(self.origin, backend_of(group, device_of(ddp)), group)
+        error = None
+        try:
+            check_ddp(ddp, self.layers)
+            check_origin(self.origin, backend_of(group, device_of(ddp)), group)
+        except ValueError as refused:
+            error = refused
+        raise_together(error, group)
         check_same_on_all_ranks(self, group)
         if replaces_default:
             # The thread's calls are in no order with those of other threads, as the sharded

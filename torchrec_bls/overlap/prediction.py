@@ -8,12 +8,8 @@ import numpy.typing as npt
 
 from torchrec_bls.overlap.dense_layers import DenseLayer
 from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+from torchrec_bls.sharding.overlap.baselines import data_parallel, torchrec_data_parallel
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, Timeline, timeline
-from torchrec_bls.sharding.simulation.data_parallel import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    buckets_of,
-)
 
 Floats = npt.NDArray[np.float64]
 
@@ -80,9 +76,6 @@ def predict(
     """
     random = np.random.default_rng(0)
     samples = np.array([layer.compute_us for layer in layers])
-    by_parameter = [size for layer in layers for size in layer.sizes]
-    ddp = _default(by_parameter, FIRST_BUCKET_BYTES)
-    torchrec = _default(by_parameter, BUCKET_BYTES)
     rows = []
     for draw in range(_DRAWS):
         chosen = random.integers(samples.shape[1], size=samples.shape[1])
@@ -93,8 +86,8 @@ def predict(
         rows.append(
             [
                 timeline(plain, groups, times).finish,
-                timeline(fine, ddp, times).finish,
-                timeline(fine, torchrec, times).finish,
+                timeline(fine, data_parallel(fine), times).finish,
+                timeline(fine, torchrec_data_parallel(fine), times).finish,
                 float(compute.sum()),
             ]
         )
@@ -137,19 +130,11 @@ def default_timelines(
     """Returns what DistributedDataParallel and TorchRec do by themselves, by their names."""
     times = [mode.times for mode in modes]
     fine = _of_parameters(layers, np.array([np.median(each.compute_us) for each in layers]))
-    sizes = [layer.bytes for layer in fine]
-    found = {}
-    for name, first in (
-        ("DistributedDataParallel's default", FIRST_BUCKET_BYTES),
-        ("TorchRec's default", BUCKET_BYTES),
-    ):
-        groups = _default(sizes, first)
-        found[name] = groups, timeline(fine, groups, times)
-    return found
-
-
-def _default(sizes: Sequence[int], first: int) -> list[Group]:
-    return [Group(len(bucket)) for bucket in buckets_of(sizes, first)]
+    defaults = {
+        "DistributedDataParallel's default": data_parallel(fine),
+        "TorchRec's default": torchrec_data_parallel(fine),
+    }
+    return {name: (groups, timeline(fine, groups, times)) for name, groups in defaults.items()}
 
 
 def _of_parameters(layers: Sequence[DenseLayer], compute_us: Floats) -> list[Layer]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torchrec_bls.sharding.cost_interface import LookupWork
@@ -147,3 +150,16 @@ def small_profile() -> Profile:
             for world_size in (2, 4)
         },
     )
+
+
+def changed(profile: Profile, path: Sequence[Any], value: Any) -> dict[str, Any]:
+    """Returns a profile's file with another value at a path, or, with KeyError, without it."""
+    record: dict[str, Any] = json.loads(json.dumps(profile.as_json()))
+    place: Any = record
+    for name in path[:-1]:
+        place = place[name]
+    if value is KeyError:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return record

@@ -22,7 +22,7 @@ from torchrec_bls.sharding.costs.profile import (
     profile_from_json,
 )
 
-from tests.sharding.synthetic import small_profile
+from tests.sharding.synthetic import changed, small_profile
 
 TRUE = ModeTimes(300.0, 0.0005, 0.0012, 0.4, added_startup_us=500.0, added_compute_us=160.0)
 SIZES = np.geomspace(2**14, 2**25, 10)
@@ -157,13 +157,6 @@ def test_the_modes_of_a_group() -> None:
     ],
 )
 def test_an_overlap_that_cannot_be_used(path: tuple[Any, ...], value: Any, message: str) -> None:
-    record = json.loads(json.dumps(with_overlap().as_json()))
-    place = record["overlap"]
-    for name in path[:-1]:
-        place = place[name]
-    if value is KeyError:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
+    record = changed(with_overlap(), ("overlap", *path), value)
     with pytest.raises(ProfileError, match=message):
         profile_from_json(record, "profile")

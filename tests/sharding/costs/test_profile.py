@@ -13,19 +13,7 @@ from torchrec_bls.sharding.costs.profile import (
     shipped_profiles,
 )
 
-from tests.sharding.synthetic import small_profile
-
-
-def changed(path: list[Any], value: Any) -> dict[str, Any]:
-    record = json.loads(json.dumps(small_profile().as_json()))
-    place = record
-    for name in path[:-1]:
-        place = place[name]
-    if value is KeyError:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    return record
+from tests.sharding.synthetic import changed, small_profile
 
 
 def test_a_saved_profile_comes_back(tmp_path: Path) -> None:
@@ -35,7 +23,7 @@ def test_a_saved_profile_comes_back(tmp_path: Path) -> None:
 
 
 def test_profiles_of_version_1_have_no_host_costs() -> None:
-    record = changed(["version"], 1)
+    record = changed(small_profile(), ["version"], 1)
     del record["hosts"]
     assert profile_from_json(record, "old").hosts == {}
 
@@ -92,7 +80,7 @@ def test_profiles_that_cannot_be_used(
     tmp_path: Path, path: list[Any], value: Any, message: str
 ) -> None:
     file = tmp_path / "profile.json"
-    file.write_text(json.dumps(changed(path, value)))
+    file.write_text(json.dumps(changed(small_profile(), path, value)))
     with pytest.raises(ProfileError, match=message):
         load_profile(file)
 

@@ -84,6 +84,7 @@ def take_part_in_the_rest(module: Any) -> None:
         other
         for other in modules
         if isinstance(getattr(other, "calls", None), Calls)
+        and not other.reads_directly
         and other.calls.number == module.calls.number - 1
     ]
     for other in sorted(rest, key=lambda each: each.calls.last):

@@ -63,7 +63,7 @@ class LiveWeights:
         with torch.no_grad():
             for tensor, offset in places:
                 shown = pages[offset : offset + tensor.nbytes].view(tensor.dtype)
-                tensor.set_(  # type: ignore[call-overload]
+                tensor.set_(
                     shown.untyped_storage(),
                     shown.storage_offset(),
                     tensor.shape,

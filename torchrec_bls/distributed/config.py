@@ -50,8 +50,8 @@ class BLSConfig(ExchangeOptions):
                 raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(possible)}")
         if self.lookup == "direct" and self.codecs is not None:
             raise ValueError(
-                'codecs encode embeddings on their way, and lookup="direct" sends none: leave codecs '
-                'out, or use lookup="exchange"'
+                'codecs encode embeddings on their way, and lookup="direct" sends none: leave '
+                'codecs out, or use lookup="exchange"'
             )
 
 

@@ -164,8 +164,9 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
     def _read(self, reads: DirectReads, batch: CheckedBatch) -> DirectEmbeddings:
         if batch.varying is not None:
             raise ValueError(
-                f"{self._where}: the KeyedJaggedTensor has a batch size per key, which direct reads "
-                'of an EmbeddingCollection cannot do: give it one size, or use lookup="exchange"'
+                f"{self._where}: the KeyedJaggedTensor has a batch size per key, which direct "
+                "reads of an EmbeddingCollection cannot do: give it one size, or use "
+                'lookup="exchange"'
             )
         order = reads.order
         ids = sum([batch.counts[key] for key in order])

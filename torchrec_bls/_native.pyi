@@ -74,7 +74,6 @@ class TableSegment:
 
 class PrivatePages:
     def __init__(self, segment: TableSegment) -> None: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # Column in bytes, row bytes, rows per block, and addresses of the blocks.
 TableColumns = tuple[int, int, int, Sequence[int]]

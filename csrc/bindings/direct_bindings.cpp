@@ -112,10 +112,9 @@ void bind_segments(py::module_& module) {
                     const py::gil_scoped_release release;
                     return TableSegment::adopt(std::move(file), label);
                   })
-      .def_property_readonly("data",
-                             [](const TableSegment& segment) {
-                               return reinterpret_cast<uintptr_t>(segment.data());
-                             })
+      .def_property_readonly(
+          "data",
+          [](const TableSegment& segment) { return reinterpret_cast<uintptr_t>(segment.data()); })
       .def_property_readonly("size", &TableSegment::size)
       .def_property_readonly("descriptor", &TableSegment::descriptor)
       .def_property_readonly("address", [](const TableSegment& segment) {
@@ -149,8 +148,7 @@ void bind_direct(py::module_& module) {
                 const Items& weights, size_t stride, size_t count,
                 const std::vector<int64_t>& counts, size_t out_stride, uintptr_t out) {
                const py::gil_scoped_release release;
-               const JaggedIds ids =
-                   ids_of(lengths, values, weights, counts.size(), stride, count);
+               const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
                sum_rows_directly({ids, counts, features.in_order}, out_stride, pointer(out));
              });
 }

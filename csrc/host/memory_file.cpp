@@ -28,12 +28,11 @@ constexpr uint64_t kPiece = kMebibyte;
 bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
 
 [[noreturn]] void no_memory(uint64_t bytes, uint64_t left, const MemoryPurpose& purpose) {
-  throw ChannelError(ErrorKind::kRendezvous, "no memory for " + purpose.what + ": " +
-                                                 mebibytes(bytes) + " needed, " +
-                                                 std::to_string(left / kMebibyte) + " MiB left. " +
-                                                 purpose.cure +
-                                                 ", or raise the limit of memory (in a "
-                                                 "container --memory)");
+  throw ChannelError(ErrorKind::kRendezvous,
+                     "no memory for " + purpose.what + ": " + mebibytes(bytes) + " needed, " +
+                         std::to_string(left / kMebibyte) + " MiB left. " + purpose.cure +
+                         ", or raise the limit of memory (in a "
+                         "container --memory)");
 }
 
 int create_file() {

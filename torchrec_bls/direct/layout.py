@@ -57,9 +57,14 @@ class TableLayout:
     def _in_equal_blocks(self, shards: list[Shard]) -> list[Shard]:
         blocks = sorted(shards, key=lambda shard: (shard.first_row, shard.owner))
         length = blocks[0].rows
-        for number, block in enumerate(blocks):
+        for number in range(max(len(blocks), -(-self.rows // max(1, length)))):
+            block = blocks[number] if number < len(blocks) else None
             expected = max(0, min(length, self.rows - number * length))
-            if block.rows != expected or (expected and block.first_row != number * length):
+            if (
+                block is None
+                or block.rows != expected
+                or (expected and block.first_row != number * length)
+            ):
                 raise ValueError(
                     f"table '{self.name}' is planned in blocks of unequal rows "
                     f"({[each.rows for each in blocks]}), of which direct reads cannot tell which "

@@ -82,9 +82,12 @@ class LiveWeights:
 
     def _in_storages(self, views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         tensors = {id(tensor): tensor for tensor in self._storages}
-        for view in views:
+        for view in (*self._storages, *views):
             if view.nbytes and any(_same_memory(view, storage) for storage in self._storages):
                 tensors[id(view)] = view
+                # What it was cut out of would keep the former memory.
+                if view._base is not None:
+                    tensors[id(view._base)] = view._base
         return list(tensors.values())
 
 

@@ -23,6 +23,7 @@ from torchrec_bls.distributed.direct_reads import (
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.refused_batches import (
     Calls,
+    RefusedBatchError,
     RefusedEmbeddings,
     take_part_in_the_rest,
 )
@@ -87,7 +88,7 @@ class DirectModule:
         try:
             return UnsentBatch(self.check_input(features))
         except ValueError as error:
-            ctx.bls_refusal = error
+            ctx.bls_refusal = RefusedBatchError(str(error))
             return UnsentBatch(self.nothing())
 
     @outside_inference_mode

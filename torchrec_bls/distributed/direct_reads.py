@@ -189,7 +189,12 @@ def _shard_of(metadata: ShardMetadata) -> Shard:
 
 def _tensors_of(module: Any) -> Iterator[torch.Tensor]:
     """Yields every tensor through which the weights of a sharded module may be reached."""
-    yield from module.parameters()
+    for parameter in module.parameters():
+        yield parameter
+        # All tables of a kernel, of which a parameter shows one; TorchRec copies modules by it.
+        whole = getattr(parameter, "_original_tensor", None)
+        if whole is not None:
+            yield whole
     for lookup in module._lookups:
         yield from lookup.parameters()
         for kernel in lookup._emb_modules:

@@ -10,8 +10,8 @@
 
 namespace bls {
 
-/// A batch of this rank's own samples, to be looked up in the tables of all ranks. `find_bad_id` has
-/// found none in it: these functions read whatever row an id names.
+/// A batch of this rank's own samples, to be looked up in the tables of all ranks. `find_bad_id`
+/// has found none in it: these functions read whatever row an id names.
 struct DirectBatch {
   JaggedIds ids;                             ///< weights are floats, if there are any
   std::span<const int64_t> counts;           ///< ids of each key of the batch
@@ -29,8 +29,8 @@ void copy_rows_directly(const DirectBatch& batch, size_t row_bytes, std::byte* o
 /// added in the order of the blocks: these are the bits of partial sums that ranks exchange.
 void sum_rows_directly(const DirectBatch& batch, size_t stride, std::byte* out);
 
-/// Where the ids of each key begin, [keys + 1]. Throws std::invalid_argument where the counts do not
-/// fit the batch.
+/// Where the ids of each key begin, [keys + 1]. Throws std::invalid_argument where the counts do
+/// not fit the batch.
 std::vector<size_t> starts_of_keys(const DirectBatch& batch);
 
 }  // namespace bls

@@ -34,6 +34,10 @@ def refused(rank: int, name: str, refusals: Mapping[int, str]) -> Exception:
     )
 
 
+class RefusedBatchError(ValueError):
+    """A batch that does not fit its module, where nobody else takes part in it."""
+
+
 class RefusedEmbeddings(LazyAwaitable[Any]):  # type: ignore[misc]
     """Stands for the embeddings of a refused batch of inference, and raises when they are used.
 

@@ -4,8 +4,8 @@
 
 namespace bls {
 
-/// Bags of rows of floats, of one table unless ids are addresses, one behind the other: the ids of bag b are
-/// `starts[b]` to `starts[b + 1]` of `ids`.
+/// Bags of rows of floats, of one table unless ids are addresses, one behind the other: the ids of
+/// bag b are `starts[b]` to `starts[b + 1]` of `ids`.
 struct Bags {
   const std::byte* table = nullptr;
   size_t row_bytes = 0;

@@ -48,6 +48,62 @@ class ShmTransport(Transport):
     def connect(self, addresses: Sequence[Address]) -> None: ...
     def seal(self) -> None: ...
 
+FIRST_TABLE_OFFSET: int
+
+# Rank, generation, and digest of the layout.
+TableLabel = tuple[int, int, bytes]
+
+class TableSegment:
+    # Parts are (address, bytes, offset in the segment).
+    @staticmethod
+    def create(
+        label: TableLabel, parts: Sequence[tuple[int, int, int]], bytes: int, huge_pages: bool
+    ) -> TableSegment: ...
+    @staticmethod
+    def open(address: Address, expected: TableLabel) -> TableSegment: ...
+    @staticmethod
+    def adopt(descriptor: int, expected: TableLabel) -> TableSegment: ...
+    @property
+    def data(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def address(self) -> Address: ...
+
+class PrivatePages:
+    def __init__(self, segment: TableSegment) -> None: ...
+
+# Column in bytes, row bytes, rows per block, and addresses of the blocks.
+TableColumns = tuple[int, int, int, Sequence[int]]
+
+class ShardedFeatures:
+    # Key, place in the output in bytes, whether means, and columns of the table.
+    def __init__(
+        self, features: Sequence[tuple[int, int, bool, Sequence[TableColumns]]]
+    ) -> None: ...
+
+def copy_rows_directly(
+    features: ShardedFeatures,
+    values: Items,
+    count: int,
+    counts: Sequence[int],
+    row_bytes: int,
+    out: int,
+) -> None: ...
+def sum_rows_directly(
+    features: ShardedFeatures,
+    lengths: Items,
+    values: Items,
+    weights: Items,
+    stride: int,
+    count: int,
+    counts: Sequence[int],
+    out_stride: int,
+    out: int,
+) -> None: ...
+
 class VerbsConfig:
     device: str
     port: int

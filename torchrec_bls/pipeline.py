@@ -22,6 +22,7 @@ from torchrec.distributed.types import ShardedModule
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
+from torchrec_bls.distributed.inputs.refused_batches import RefusedBatchError, RefusedEmbeddings
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.errors import (
     BadBatchError,
@@ -66,6 +67,9 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     Ranks may have different numbers of batches: one that is at its end takes part without samples
     until all are. The pipeline runs under torch.no_grad().
 
+    Where all embedding modules read tables directly (BLSConfig(lookup="direct")), the pipeline
+    waits for nobody: `progress` calls the model with the next batch, and its result has no lag.
+
     Args:
         model: a DistributedModelParallel whose embedding modules were sharded by bounded-lag
             sharders of one bound. It is called with a batch, as TorchRec's pipelines do, and
@@ -84,6 +88,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             name: ModuleStages(module, _owner_of(module, model))
             for name, module in bounded_lag_modules(model).items()
         }
+        self._has_agreed_on_lookups = False
         bounds = {stages.module.bound for stages in self._stages.values()}
         if len(bounds) > 1:
             raise ValueError(f"the model's embedding modules have different bounds: {bounds}")
@@ -131,6 +136,9 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
                 pipeline has come to its end.
         """
         with torch.no_grad():
+            self._agree_on_lookups()
+            if not self._stages:
+                return self._answer_at_once(dataloader_iter)
             while True:
                 if not self._is_last_posted():
                     self._post_next(dataloader_iter)
@@ -168,7 +176,8 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
 
         Requests may go on meanwhile. The call happens in a later `progress`, once all ranks have
         asked for as many updates: batches before it see none of it, in the embeddings of any rank
-        and in the rest of the model, and batches after it see all of it.
+        and in the rest of the model, and batches after it see all of it. Where all modules read
+        tables directly, it happens before the next batch of this rank, whatever the others do.
 
         Args:
             function: changes this rank's part of the model, e.g. by `load_state_dict`. What it
@@ -191,6 +200,10 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         """
         if self._posted:
             raise ValueError("prepare comes before the first batch, whose size made the channels")
+        with torch.no_grad():
+            self._agree_on_lookups()
+        if not self._stages:
+            return  # what is read is shared by now, whatever the size of a batch
         with torch.no_grad(), self._all_or_none("preparing"):
             model = self._rewrite(sample_batch)
             for stages in self._stages.values():
@@ -214,6 +227,42 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             self._rewritten.restore()
             self._rewritten = None
         return self._model
+
+    def _agree_on_lookups(self) -> None:
+        """Leaves the modules that read tables directly to the model's forward."""
+        if not self._has_agreed_on_lookups:
+            self._stages = {
+                name: stages
+                for name, stages in self._stages.items()
+                if not stages.module.agree_on_lookup()
+            }
+            self._has_agreed_on_lookups = True
+
+    def _answer_at_once(self, batches: Iterator[In | None]) -> Out | None:
+        """Returns the output of the next batch, with nobody to wait for."""
+        while self._updates:
+            self._updates.popleft()()
+        number = self._batches
+        try:
+            batch = next(batches)
+        except StopIteration:
+            raise
+        except Exception as error:
+            raise _failed("loading", number, error) from error
+        self._batches += 1
+        if batch is None:
+            return None
+        try:
+            answer: Out = self._model(batch)
+            if isinstance(answer, RefusedEmbeddings):
+                answer.wait()
+            return answer
+        except RefusedBatchError as error:
+            raise BadBatchError(f"iteration {number}: {error}", number) from error
+        except BLSError:
+            raise
+        except Exception as error:
+            raise _failed("model", number, error) from error
 
     def _is_last_posted(self) -> bool:
         return self._last_step is not None and self._posted > self._last_step

@@ -101,9 +101,15 @@ class RewrittenModel:
         by_owner: dict[Any, ModuleStages] = {each.owner: each for each in stages.values()}
         originals = {owner: owner.forward for owner in by_owner}
         # TorchRec's tracing finds how each sharded module's input comes from the batch.
-        rewritten, *_, left_out = _rewrite_model(
+        found, *_, left_out = _rewrite_model(
             model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
         )
+        # The others read tables directly, when the model calls them.
+        rewritten = [module for module in found if module in by_owner]
+        for module in found:
+            if module not in by_owner:
+                vars(module).pop("forward", None)
+                module.is_pipelined = False
         self._originals: list[tuple[Any, Callable[..., Any]]] = [
             (module, originals[module]) for module in rewritten
         ]

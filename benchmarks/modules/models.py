@@ -28,7 +28,7 @@ Forward = Callable[[], object]
 
 _FORWARDS = 5  # of a sample
 
-_KINDS: dict[str, tuple[Any, ...]] = {
+KINDS: dict[str, tuple[Any, ...]] = {
     "EC": (
         *(EmbeddingConfig, EmbeddingCollection),
         *(EmbeddingCollectionSharder, BLSEmbeddingCollectionSharder),
@@ -76,7 +76,7 @@ class Modules:
     """What is compared: TorchRec's sharded module, the same over the backend bls, and ours."""
 
     def __init__(self, case: Case) -> None:
-        self._ours = sharded(case, _KINDS[case.module][3](BLSConfig()), dist.group.WORLD)
+        self._ours = sharded(case, KINDS[case.module][3](BLSConfig()), dist.group.WORLD)
         self._bounded_lag = lambda ids: self._ours(ids).wait()
         self._torchrec = torchrec_forward(case, dist.group.WORLD)
         self._backend = torchrec_forward(case, dist.new_group(backend="bls"))
@@ -118,7 +118,7 @@ class Modules:
 
 def torchrec_forward(case: Case, group: dist.ProcessGroup) -> Callable[[Any], object]:
     """The forward of TorchRec's own sharded module over `group`."""
-    module = sharded(case, _KINDS[case.module][2](), group)
+    module = sharded(case, KINDS[case.module][2](), group)
     return lambda ids: module(ids).wait()
 
 
@@ -140,7 +140,7 @@ def samplers(
 
 def sharded(case: Case, sharder: Any, group: Any, name: str = "") -> Any:
     """Returns the module of a case, sharded; ours of one group need to differ in case or name."""
-    config, whole, *_ = _KINDS[case.module]
+    config, whole, *_ = KINDS[case.module]
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_embeddings": case.rows, "embedding_dim": case.dim}
     options = {}

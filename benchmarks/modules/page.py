@@ -14,15 +14,15 @@ from benchmarks.modules.models import HOT_ROWS, Case
 def section(record: Record) -> str:
     """Forward times beside TorchRec's over both backends, and the lookup's."""
     forwards, sums, faster = [], [], []
-    for result in sorted(record["results"], key=_place):
+    for result in sorted(record["results"], key=place_of):
         times = {name: f"{ms['median']:.2f}" for name, ms in result["ms"].items()}
-        inputs, speedup = _inputs(result), _interval(result["speedup"])
+        inputs, speedup = inputs_of(result), interval(result["speedup"])
         if alone := result["ranks"] == 1:
             sums.append([*inputs, times["lookup"], times["ours"], speedup])
         else:
             peers = [times[name] for name in ("torchrec", "backend", "ours")]
-            peers += [speedup, _interval(result["over_lookup"])]
-            forwards.append([_module(result), result["ranks"], *inputs, *peers])
+            peers += [speedup, interval(result["over_lookup"])]
+            forwards.append([module_of(result), result["ranks"], *inputs, *peers])
         if result["speedup"][2] < 1:
             faster.append(f"{_case(result)}: {'FBGEMM' if alone else 'TorchRec on gloo'}")
     of = ["batch", "ids", "rows", "dim"]
@@ -60,17 +60,17 @@ def _by_speedup(record: Record) -> list[Record]:
     return sorted(forwards, key=lambda result: result["speedup"][1])
 
 
-def _place(result: Record) -> list[Any]:
+def place_of(result: Record) -> list[Any]:
     names = ("module", "sharding", "ranks", "rows", "pooling", "dim", "ids", "lengths", "batch")
     return [{**Case._field_defaults, **result}[name] for name in names]
 
 
-def _interval(ratio: list[float]) -> str:
+def interval(ratio: list[float]) -> str:
     low, middle, high = ratio
     return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
-def _inputs(result: Record) -> list[Any]:
+def inputs_of(result: Record) -> list[Any]:
     result = {**Case._field_defaults, **result}
     kind = result["lengths"] if result["pooling"] == "sum" else result["pooling"]
     ids = f"{result['ids']}" if kind == "fixed" else f"{result['ids']} {kind}"
@@ -91,7 +91,7 @@ def backend_section(record: Record) -> str:
             small.append(gloo / bls)
     for result in results["torchrec"]:
         gloo, bls, free = (result[name]["median"] for name in ("gloo", "bls", "free"))
-        module, ranks = _module(result), result["ranks"]
+        module, ranks = module_of(result), result["ranks"]
         times = [f"{gloo:.2f}", f"{bls:.2f}", f"{gloo / bls:.1f}", f"{gloo / free:.1f}"]
         modules.append([module, ranks, *times])
         if gloo < bls:
@@ -108,11 +108,11 @@ def backend_section(record: Record) -> str:
     )
 
 
-def _module(result: Record) -> str:
+def module_of(result: Record) -> str:
     return f"{result['module']} {result['sharding'].replace('_', '-')}"
 
 
 def _case(result: Record) -> str:
-    batch, ids, rows, dim = _inputs(result)
-    where = f"{_module(result)}, {result['ranks']} ranks, batch {batch}"
+    batch, ids, rows, dim = inputs_of(result)
+    where = f"{module_of(result)}, {result['ranks']} ranks, batch {batch}"
     return f"{where}, {ids} ids, dim {dim}, {rows}"

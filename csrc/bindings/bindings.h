@@ -11,6 +11,7 @@ namespace bls {
 void bind_all_to_all(pybind11::module_& module);
 void bind_channel(pybind11::module_& module);
 void bind_codecs(pybind11::module_& module);
+void bind_direct(pybind11::module_& module);
 void bind_ids(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 void bind_transports(pybind11::module_& module);

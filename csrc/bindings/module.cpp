@@ -69,6 +69,7 @@ PYBIND11_MODULE(_native, module) {
 #endif
   bls::bind_channel(module);
   bls::bind_codecs(module);
+  bls::bind_direct(module);
   bls::bind_ids(module);
   bls::bind_rows(module);
   bls::bind_all_to_all(module);

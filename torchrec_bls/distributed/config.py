@@ -9,6 +9,7 @@ from torchrec_bls.collective.exchange_options import ExchangeOptions, timeout_of
 from torchrec_bls.distributed.codec_config import CodecConfig
 
 _BAD_IDS = ("refuse", "row0")
+_LOOKUPS = ("exchange", "direct", "auto")
 # In seconds, where nothing is trained: a service rather fails a batch than wait half an hour.
 INFERENCE_DEADLINE = 60.0
 
@@ -24,20 +25,33 @@ class BLSConfig(ExchangeOptions):
         expected_batch: largest batch per rank, to derive `slot_bytes` from when the first is not
             typical.
         codecs: how embeddings and their gradients are encoded; None: they travel as they are.
+        lookup: "exchange": the ranks that have the rows look them up and send them. "direct": each
+            rank reads the rows of its own batch itself, in shared memory. It waits for nobody, and
+            is for inference on one host, where tables do not change (docs/design/direct-reads.md).
+            "auto": direct, if all ranks can at the first forward; otherwise exchange.
+        huge_pages: whether direct reads ask for pages of 2 MiB, which makes them faster and takes
+            seconds per GB of tables at the first forward.
     """
 
     expected_batch: int | None = None
     bad_ids: str = "refuse"
     codecs: CodecConfig | None = None
+    lookup: str = "exchange"
+    huge_pages: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that no channel can have."""
         super().__post_init__()
         if self.expected_batch is not None and self.expected_batch < 1:
             raise ValueError(f"expected_batch is {self.expected_batch}, but must be positive")
-        if self.bad_ids not in _BAD_IDS:
+        for name, possible in (("bad_ids", _BAD_IDS), ("lookup", _LOOKUPS)):
+            value = getattr(self, name)
+            if value not in possible:
+                raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(possible)}")
+        if self.lookup == "direct" and self.codecs is not None:
             raise ValueError(
-                f"bad_ids is {self.bad_ids!r}, but must be one of {', '.join(_BAD_IDS)}"
+                'codecs encode embeddings on their way, and lookup="direct" sends none: leave '
+                'codecs out, or use lookup="exchange"'
             )
 
 

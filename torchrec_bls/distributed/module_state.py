@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.config import BLSConfig, Deadline
+from torchrec_bls.distributed.direct_reads import DirectReads
 from torchrec_bls.distributed.exchanges.exchange import Exchange
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
 from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth
@@ -119,23 +121,36 @@ class ModuleState:
         exchanges: of the module.
         agreement: on the plan that the next batch is exchanged by.
         input_check: of what comes in.
+        tables: EmbeddingConfig or EmbeddingBagConfig of each.
         note: what goes to all ranks along with the ids that are posted next.
         routes: how batches go past TorchRec's input dist; None before the first batch, and where
             they can't.
         lookup_tables: rows of the lookups; None before they are first read.
         iterations: of the training so far, which error bounds may depend on.
+        reads_directly: whether the module reads all ranks' tables in place of exchanging; None
+            until the ranks have agreed.
+        direct: what it reads then; None before the first batch with keys.
     """
 
     exchanges: ModuleExchanges
     agreement: Agreement
     input_check: InputCheck
+    tables: list[Any]
     note: IdsNote = NO_NOTE
     routes: list[Route] | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0
+    reads_directly: bool | None = None
+    direct: DirectReads | None = None
 
     def forget_plan(self, agreement: Agreement) -> None:
         """Drops what follows from the plan so far; the next batch compares `agreement`."""
         self.agreement = agreement
+        self.forget_lookup()
         self.routes = None
         self.lookup_tables = None
+
+    def forget_lookup(self) -> None:
+        """Has the ranks agree anew on how to look up, where there is a choice."""
+        self.direct = None
+        self.reads_directly = False if self.exchanges.config.lookup == "exchange" else None

@@ -16,6 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
+from torchrec_bls.distributed.direct_module import DirectModule
+from torchrec_bls.distributed.direct_reads import UnsentBatch
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable
@@ -51,7 +53,7 @@ class _AllOrNone:
             self._module.fail(f"{self._what} failed: {named(error)}")
 
 
-class BoundedLagModule(OwnInputDist):
+class BoundedLagModule(DirectModule, OwnInputDist):
     """Mix-in of the sharded modules: owns their exchanges and checks what goes in."""
 
     _sharding_types: list[str]  # TorchRec's
@@ -75,7 +77,9 @@ class BoundedLagModule(OwnInputDist):
             exchanges,
             Agreement(group, name, exchanges.deadline, terms_of(config, tables, params)),
             InputCheck(name, tables, is_weighted, config.bad_ids),
+            list(tables),
         )
+        self._bls.forget_lookup()
         self.calls = Calls()
 
     @property
@@ -151,6 +155,8 @@ class BoundedLagModule(OwnInputDist):
         autograd all ranks raise when they wait for the ids: ValueError here, BatchRefusedError on
         the others.
         """
+        if self.agree_on_lookup():
+            return self._direct_input(ctx, features)
         try:
             batch, refusal = self.check_input(features), None
         except ValueError as error:
@@ -220,9 +226,14 @@ class BoundedLagModule(OwnInputDist):
         with self._all_or_none("posting ids"):
             return self._post_ids(ctx, batch)
 
-    @outside_inference_mode
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts the embeddings; see TorchRec."""
+        if isinstance(input, UnsentBatch):
+            return self._direct_output(ctx, input.batch)
+        return self._post_embeddings(ctx, input)
+
+    @outside_inference_mode
+    def _post_embeddings(self, ctx: Any, input: Any) -> Any:
         with self._all_or_none("lookup"):
             self._refuse_hooks()
             embeddings = self._look_up(ctx, input)

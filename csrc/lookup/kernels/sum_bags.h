@@ -4,8 +4,8 @@
 
 namespace bls {
 
-/// Bags of rows of one table of floats, one behind the other: the ids of bag b are
-/// `starts[b]` to `starts[b + 1]` of `ids`.
+/// Bags of rows of floats, of one table unless ids are addresses, one behind the other: the ids of
+/// bag b are `starts[b]` to `starts[b + 1]` of `ids`.
 struct Bags {
   const std::byte* table = nullptr;
   size_t row_bytes = 0;
@@ -14,7 +14,8 @@ struct Bags {
   const float* weights = nullptr;  ///< one of each id, or null for none
   const size_t* starts = nullptr;  ///< [count + 1]
   size_t count = 0;
-  bool means = false;  ///< sums times the inverse of the number of ids
+  bool means = false;              ///< sums times the inverse of the number of ids
+  bool ids_are_addresses = false;  ///< of rows, wherever these lie; `table` is not read then
 };
 
 /// Writes the sum of bag b to `to + b * stride`: from zero, row after row in the order of the ids,

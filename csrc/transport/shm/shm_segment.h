@@ -4,29 +4,20 @@
 #include <cstdint>
 #include <string>
 
+#include "host/memory_file.h"
 #include "transport/transport.h"
 
 namespace bls {
 
-/// How another process of the same user finds a segment: by its creator's descriptor table. The
-/// device and inode tell a recycled process or descriptor number from the real one.
-struct SegmentAddress {
-  int32_t pid = 0;
-  int32_t fd = -1;
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  uint64_t bytes = 0;
-};
+/// See MemoryFileAddress.
+using SegmentAddress = MemoryFileAddress;
 static_assert(sizeof(SegmentAddress) == sizeof(MemoryAddress) &&
               offsetof(SegmentAddress, bytes) == offsetof(MemoryAddress, bytes));
 
-/// Shared memory without a name: a memory file of mode 0600, so there is nothing to unlink, to
-/// guess, or to leave behind after SIGKILL. Its size is sealed: no process can cut off what others
-/// have mapped.
+/// Memory that the ranks of a host write to, without a name and of a sealed size.
 class ShmSegment {
  public:
-  /// Reserves `bytes` (zeroed) at once, so that a lack of memory is an error here and not a SIGBUS
-  /// later. `purpose` goes into the error message.
+  /// `purpose` goes into the error message where there is no memory.
   static ShmSegment create(size_t bytes, const std::string& purpose);
   /// Maps a segment of another process (or of this one). Nothing else that the address may name is
   /// opened.
@@ -49,7 +40,7 @@ class ShmSegment {
   void map(int fd);
 
   std::byte* data_ = nullptr;
-  int fd_ = -1;
+  Descriptor file_;
   SegmentAddress address_;
 };
 

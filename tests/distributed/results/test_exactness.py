@@ -124,6 +124,8 @@ def compare_with_torchrec(rank: int, world_size: int, kind: models.Kind) -> dict
         model = models.shard(kind, sharding, kind.bls_sharder(BLSConfig()), nodes)
         ours = [forward(model, ids) for ids in batches]
         note(sharding, ours, theirs)
+        direct = models.shard(kind, sharding, kind.bls_sharder(BLSConfig(lookup="direct")), nodes)
+        note(f"{sharding}, direct", [forward(direct, ids) for ids in batches], ours)
         for bound in BOUNDS:
             piped = piped_outputs(kind, sharding, nodes, BLSConfig(bound=bound), batches)
             note(f"{sharding}, bound {bound}", piped, ours)
@@ -172,12 +174,12 @@ def comparison(world_size: int, kind: str) -> list[Outcome]:
 
 
 # One test for both, so that all cases of a comparison come after each other, in one process.
-@pytest.mark.parametrize("bound", [None, *BOUNDS])
+@pytest.mark.parametrize("way", ["", ", direct", *(f", bound {bound}" for bound in BOUNDS)])
 @pytest.mark.parametrize(("world_size", "kind", "sharding"), slow_where(is_slow, CASES))
-def test_outputs_are_torchrecs_without_a_pipeline_and_in_one_of_every_bound(
-    world_size: int, kind: str, sharding: str, bound: int | None
+def test_outputs_are_torchrecs_without_a_pipeline_in_one_of_every_bound_and_read_directly(
+    world_size: int, kind: str, sharding: str, way: str
 ) -> None:
-    case = sharding if bound is None else f"{sharding}, bound {bound}"
+    case = f"{sharding}{way}"
     for outcome in comparison(world_size, kind):
         assert outcome.error is None, str(outcome)
         assert outcome.value[case] is None, outcome.value[case]

@@ -89,7 +89,7 @@ def terms_of(
         params: the module's plan.
     """
     # The bound and the transport are compared by the channels themselves.
-    terms = {"slot_bytes": str(config.slot_bytes)}
+    terms = {"slot_bytes": str(config.slot_bytes), "lookup": config.lookup}
     for number, table in enumerate(tables):
         planned = params[table.name]
         shards: list[Any] = getattr(planned.sharding_spec, "shards", [])

@@ -34,6 +34,10 @@ def refused(rank: int, name: str, refusals: Mapping[int, str]) -> Exception:
     )
 
 
+class RefusedBatchError(ValueError):
+    """A batch that does not fit its module, where nobody else takes part in it."""
+
+
 class RefusedEmbeddings(LazyAwaitable[Any]):  # type: ignore[misc]
     """Stands for the embeddings of a refused batch of inference, and raises when they are used.
 
@@ -84,6 +88,7 @@ def take_part_in_the_rest(module: Any) -> None:
         other
         for other in modules
         if isinstance(getattr(other, "calls", None), Calls)
+        and not other.reads_directly
         and other.calls.number == module.calls.number - 1
     ]
     for other in sorted(rest, key=lambda each: each.calls.last):

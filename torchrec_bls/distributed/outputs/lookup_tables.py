@@ -21,6 +21,7 @@ from torchrec.distributed.embedding_lookup import (
     GroupedEmbeddingsLookup,
     GroupedPooledEmbeddingsLookup,
 )
+from torchrec.distributed.types import ShardMetadata
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.data_parallel import is_replicated
@@ -100,6 +101,20 @@ class LookupTables:
     def has_hooks(self) -> bool:
         """Whether somebody may change what is looked up."""
         return any(self._hooks)
+
+    def storages(self) -> list[torch.Tensor]:
+        """Returns the memory of the tables: of each of FBGEMM's kernels the whole of it."""
+        return [fbgemm.weights_host for fbgemm in self._fbgemm]
+
+    def shards(self) -> list[tuple[str, ShardMetadata, torch.Tensor]]:
+        """Returns name, place in the table and weights of each shard of this rank."""
+        return [
+            (table.name, table.local_metadata, weights)
+            for kernel in self._kernels
+            for table, weights in zip(
+                kernel._config.embedding_tables, kernel.split_embedding_weights(), strict=True
+            )
+        ]
 
     def _is_watched(self) -> bool:
         return self._lookup.optim_state_tracker_fn is not None or self.has_hooks()

@@ -1,0 +1,156 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "lookup/direct/direct_batch.h"
+#include "lookup/direct/table_segment.h"
+
+namespace py = pybind11;
+
+namespace bls {
+namespace {
+
+/// (pid, descriptor, device, inode, bytes)
+using AddressTuple = std::tuple<int32_t, int32_t, uint64_t, uint64_t, uint64_t>;
+
+/// (owner, generation, digest of the layout)
+using LabelTuple = std::tuple<uint32_t, uint64_t, py::bytes>;
+
+/// (address, bytes, offset in the segment)
+using PartTuple = std::tuple<uintptr_t, size_t, size_t>;
+
+/// (column in bytes, row bytes, rows per block, addresses of the blocks)
+using ColumnsTuple = std::tuple<size_t, size_t, int64_t, std::vector<uintptr_t>>;
+
+/// (key, place in the output in bytes, whether means, columns)
+using FeatureTuple = std::tuple<size_t, size_t, bool, std::vector<ColumnsTuple>>;
+
+/// (address, bytes of an item)
+using Items = std::pair<uintptr_t, size_t>;
+
+TableLabel label_of(const LabelTuple& tuple) {
+  TableLabel label;
+  label.owner = std::get<0>(tuple);
+  label.generation = std::get<1>(tuple);
+  const std::string_view digest = std::get<2>(tuple);
+  if (digest.size() != label.layout.size()) {
+    throw std::invalid_argument("a digest of " + std::to_string(digest.size()) + " bytes, not " +
+                                std::to_string(label.layout.size()));
+  }
+  std::memcpy(label.layout.data(), digest.data(), digest.size());
+  return label;
+}
+
+/// Features of a lookup, by their place in the output. Made once, as Tables are.
+struct ShardedFeatures {
+  explicit ShardedFeatures(const std::vector<FeatureTuple>& tuples) {
+    for (const auto& [key, out_byte, means, columns] : tuples) {
+      ShardedFeature feature{key, out_byte, means, {}};
+      for (const auto& [column_byte, row_bytes, rows_per_block, blocks] : columns) {
+        if (blocks.empty() || rows_per_block < 1) {
+          throw std::invalid_argument("a table of no blocks, or of blocks without rows");
+        }
+        TableColumns of_table{column_byte, row_bytes, rows_per_block, {}};
+        for (const uintptr_t block : blocks) of_table.blocks.push_back(pointer(block));
+        feature.columns.push_back(std::move(of_table));
+      }
+      in_order.push_back(std::move(feature));
+    }
+  }
+
+  std::vector<ShardedFeature> in_order;
+};
+
+JaggedIds ids_of(const Items& lengths, const Items& values, const Items& weights, size_t keys,
+                 size_t stride, size_t count) {
+  return {pointer(lengths.first),
+          lengths.second,
+          pointer(values.first),
+          values.second,
+          weights.first == 0 ? nullptr : pointer(weights.first),
+          weights.second,
+          keys,
+          stride,
+          count};
+}
+
+void bind_segments(py::module_& module) {
+  py::class_<TableSegment>(module, "TableSegment")
+      .def_static("create",
+                  [](const LabelTuple& label, const std::vector<PartTuple>& tuples, size_t bytes,
+                     bool huge_pages) {
+                    std::vector<TablePart> parts;
+                    for (const auto& [address, size, offset] : tuples) {
+                      parts.push_back({pointer(address), size, offset});
+                    }
+                    const TableLabel of_segment = label_of(label);
+                    const py::gil_scoped_release release;
+                    return TableSegment::create(of_segment, parts, bytes, huge_pages);
+                  })
+      .def_static("open",
+                  [](const AddressTuple& t, const LabelTuple& expected) {
+                    const MemoryFileAddress address{std::get<0>(t), std::get<1>(t), std::get<2>(t),
+                                                    std::get<3>(t), std::get<4>(t)};
+                    const TableLabel label = label_of(expected);
+                    const py::gil_scoped_release release;
+                    return TableSegment::open(address, label);
+                  })
+      .def_static("adopt",
+                  [](int descriptor, const LabelTuple& expected) {
+                    Descriptor file(descriptor);
+                    const TableLabel label = label_of(expected);
+                    const py::gil_scoped_release release;
+                    return TableSegment::adopt(std::move(file), label);
+                  })
+      .def_property_readonly(
+          "data",
+          [](const TableSegment& segment) { return reinterpret_cast<uintptr_t>(segment.data()); })
+      .def_property_readonly("size", &TableSegment::size)
+      .def_property_readonly("descriptor", &TableSegment::descriptor)
+      .def_property_readonly("address", [](const TableSegment& segment) {
+        const MemoryFileAddress a = segment.address();
+        return AddressTuple{a.pid, a.fd, a.device, a.inode, a.bytes};
+      });
+  module.attr("FIRST_TABLE_OFFSET") = TableSegment::kFirstOffset;
+  py::class_<PrivatePages>(module, "PrivatePages", py::buffer_protocol())
+      .def(py::init<const TableSegment&>())
+      .def_buffer([](const PrivatePages& pages) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(pages.data()),
+                               static_cast<py::ssize_t>(pages.size()));
+      });
+}
+
+}  // namespace
+
+void bind_direct(py::module_& module) {
+  bind_segments(module);
+  py::class_<ShardedFeatures>(module, "ShardedFeatures")
+      .def(py::init<const std::vector<FeatureTuple>&>());
+  module.def("copy_rows_directly",
+             [](const ShardedFeatures& features, const Items& values, size_t count,
+                const std::vector<int64_t>& counts, size_t row_bytes, uintptr_t out) {
+               const py::gil_scoped_release release;
+               const JaggedIds ids = ids_of({}, values, {}, counts.size(), 0, count);
+               copy_rows_directly({ids, counts, features.in_order}, row_bytes, pointer(out));
+             });
+  module.def("sum_rows_directly",
+             [](const ShardedFeatures& features, const Items& lengths, const Items& values,
+                const Items& weights, size_t stride, size_t count,
+                const std::vector<int64_t>& counts, size_t out_stride, uintptr_t out) {
+               const py::gil_scoped_release release;
+               const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
+               sum_rows_directly({ids, counts, features.in_order}, out_stride, pointer(out));
+             });
+}
+
+}  // namespace bls

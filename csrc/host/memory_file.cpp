@@ -1,0 +1,149 @@
+#include "host/memory_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "errors.h"
+#include "host/limits.h"
+
+namespace bls {
+namespace {
+
+constexpr const char* kName = "torchrec_bls";  // in /proc/PID/maps
+constexpr unsigned kNoExec = 8;                // MFD_NOEXEC_SEAL of Linux 6.3
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+constexpr uint64_t kMebibyte = 1u << 20;
+// In older kernels a signal ends the reservation of a piece, whose pages are lost then. Timers of
+// profilers leave the time for a small one.
+constexpr uint64_t kPiece = kMebibyte;
+
+bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
+
+[[noreturn]] void no_memory(uint64_t bytes, uint64_t left, const MemoryPurpose& purpose) {
+  throw ChannelError(ErrorKind::kRendezvous,
+                     "no memory for " + purpose.what + ": " + mebibytes(bytes) + " needed, " +
+                         std::to_string(left / kMebibyte) + " MiB left. " + purpose.cure +
+                         ", or raise the limit of memory (in a "
+                         "container --memory)");
+}
+
+int create_file() {
+  const int fd = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExec);
+  return fd < 0 && errno == EINVAL ? memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
+}
+
+/// Takes the memory of a whole file. Returns errno's value, 0 when it is there.
+int reserve(int fd, uint64_t bytes) {
+  for (uint64_t at = 0; at < bytes; at += kPiece) {
+    int error;
+    do {
+      error = posix_fallocate(fd, static_cast<off_t>(at),
+                              static_cast<off_t>(std::min(kPiece, bytes - at)));
+    } while (error == EINTR);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+/// Whether a descriptor that is open for nothing but this look may be opened at all: a device or a
+/// pipe does something when it is, and a file with a name is none of ours.
+bool is_memory_file(int fd, const MemoryFileAddress& address) {
+  struct stat info {};
+  return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 0 &&
+         info.st_uid == geteuid() && info.st_dev == address.device && info.st_ino == address.inode;
+}
+
+[[noreturn]] void fail_open(const MemoryFileAddress& address) {
+  const char* const condition =
+      out_of_descriptors() ? "" : " (ranks must run as one user, in one PID namespace, alive)";
+  fail_by_errno("cannot open shared memory of process " + std::to_string(address.pid) + condition);
+}
+
+[[noreturn]] void not_there(const MemoryFileAddress& address) {
+  throw ChannelError(ErrorKind::kProtocol, "the shared memory announced by process " +
+                                               std::to_string(address.pid) +
+                                               " is not there any more: it restarted or closed");
+}
+
+}  // namespace
+
+Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+void Descriptor::close() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose) {
+  // Before it is taken: the kernel ends processes to find memory, and so does a control group.
+  if (const uint64_t left = memory_left(bytes); left < bytes) no_memory(bytes, left, purpose);
+  Descriptor file(create_file());
+  if (file.get() < 0 || fchmod(file.get(), 0600) != 0) {
+    fail_by_errno("cannot create shared memory for " + purpose.what);
+  }
+  if (const int error = reserve(file.get(), bytes); error != 0) {
+    if (error == ENOSPC || error == ENOMEM) no_memory(bytes, memory_left(bytes), purpose);
+    errno = error;
+    fail_by_errno("cannot reserve " + mebibytes(bytes) + " of shared memory for " + purpose.what);
+  }
+  return file;
+}
+
+void seal_memory_file(int fd, bool contents, const MemoryPurpose& purpose) {
+  if (fcntl(fd, F_ADD_SEALS, contents ? kSizeSeals | F_SEAL_WRITE : kSizeSeals) != 0) {
+    fail_by_errno("cannot seal shared memory for " + purpose.what);
+  }
+}
+
+MemoryFileAddress address_of(int fd) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) fail_by_errno("cannot examine shared memory");
+  return {static_cast<int32_t>(getpid()), fd, info.st_dev, info.st_ino,
+          static_cast<uint64_t>(info.st_size)};
+}
+
+Descriptor open_memory_file(const MemoryFileAddress& address, bool writable) {
+  const Descriptor there(
+      ::open(("/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd)).c_str(),
+             O_PATH | O_CLOEXEC));
+  if (there.get() < 0) fail_open(address);
+  if (!is_memory_file(there.get(), address)) not_there(address);
+  Descriptor file(::open(("/proc/self/fd/" + std::to_string(there.get())).c_str(),
+                         (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  if (file.get() < 0) fail_open(address);
+  if (!is_sealed(file.get(), address.bytes, !writable)) not_there(address);
+  return file;
+}
+
+bool is_sealed(int fd, uint64_t bytes, bool contents) {
+  const int wanted = contents ? kSizeSeals | F_SEAL_WRITE : kSizeSeals;
+  const int seals = fcntl(fd, F_GET_SEALS);
+  struct stat info {};  // of now, when no process can change it
+  return seals >= 0 && (seals & wanted) == wanted && fstat(fd, &info) == 0 &&
+         static_cast<uint64_t>(info.st_size) == bytes;
+}
+
+std::string mebibytes(uint64_t bytes) {
+  return std::to_string((bytes + kMebibyte - 1) / kMebibyte) + " MiB";
+}
+
+void fail_by_errno(const std::string& what) {
+  const char* cure = "";
+  if (out_of_descriptors()) cure = ". Raise the limit of open files (ulimit -n)";
+  if (errno == EFBIG) cure = ". Raise the limit of a file's size (ulimit -f)";
+  throw ChannelError(ErrorKind::kRendezvous, what + ": " + std::strerror(errno) + cure);
+}
+
+}  // namespace bls

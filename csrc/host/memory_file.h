@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace bls {
+
+/// How another process of the same user finds a memory file: by its creator's descriptor table. The
+/// device and inode tell a recycled process or descriptor number from the real one.
+struct MemoryFileAddress {
+  int32_t pid = 0;
+  int32_t fd = -1;
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  uint64_t bytes = 0;
+};
+
+/// A descriptor that is closed at the end.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { close(); }
+
+  int get() const { return fd_; }
+  void close();
+
+ private:
+  int fd_;
+};
+
+/// What a memory file is for, in words for messages.
+struct MemoryPurpose {
+  std::string what;  ///< "shared memory for ..."
+  std::string cure;  ///< what to lower where there is not enough
+};
+
+/// Creates shared memory without a name: a memory file of mode 0600, so there is nothing to unlink,
+/// to guess, or to leave behind after SIGKILL. Reserves `bytes` (zeroed) at once, so that a lack of
+/// memory is an error here and not a SIGBUS later. Throws ChannelError.
+Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose);
+
+/// Seals the size of a memory file for good: no process can cut off what others have mapped. With
+/// `contents`, nobody can write to it any more, either. Throws ChannelError.
+void seal_memory_file(int fd, bool contents, const MemoryPurpose& purpose);
+
+/// The address of a file of this process. Throws ChannelError.
+MemoryFileAddress address_of(int fd);
+
+/// Opens a sealed memory file of another process (or of this one). Nothing else that the address
+/// may name is opened. Throws ChannelError.
+Descriptor open_memory_file(const MemoryFileAddress& address, bool writable);
+
+/// Whether a descriptor is of a memory file of this size, sealed for good, with its contents if
+/// asked for.
+bool is_sealed(int fd, uint64_t bytes, bool contents);
+
+/// Bytes as a number of MiB, rounded up.
+std::string mebibytes(uint64_t bytes);
+
+/// Throws ChannelError with the text, errno's, and the cure for some of its values.
+[[noreturn]] void fail_by_errno(const std::string& what);
+
+}  // namespace bls

@@ -1,0 +1,170 @@
+#include "lookup/direct/table_segment.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "errors.h"
+
+namespace bls {
+namespace {
+
+constexpr uint64_t kMagic = 0x3130'7473'6C62'6274;  // "tbblst01"
+constexpr size_t kHugePage = size_t{2} << 20;
+// While one is populated, other threads of the process wait with their page faults.
+constexpr size_t kPopulateStep = size_t{4} << 20;
+constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14
+constexpr int kCollapse = 25;      // MADV_COLLAPSE of Linux 6.1
+
+/// What a segment begins with.
+struct Header {
+  uint64_t magic;
+  uint64_t bytes;
+  uint64_t generation;
+  uint32_t owner;
+  uint32_t unused;
+  std::array<std::byte, 32> layout;
+};
+static_assert(sizeof(Header) <= TableSegment::kFirstOffset);
+
+MemoryPurpose purpose(const TableLabel& label) {
+  return {"the tables of rank " + std::to_string(label.owner) + " in generation " +
+              std::to_string(label.generation),
+          "Use smaller or quantized tables, more hosts, or lookup=\"exchange\", which holds no two "
+          "generations at once"};
+}
+
+/// Maps a file where pages of 2 MiB fit: the kernel places files at any multiple of 4 KiB.
+std::byte* map_aligned(int fd, size_t bytes, int protection, int kind) {
+  void* const room = mmap(nullptr, bytes + kHugePage, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) fail_by_errno("cannot map " + mebibytes(bytes) + " of tables");
+  auto* const begin = static_cast<std::byte*>(room);
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  std::byte* const at = begin + before;
+  constexpr size_t kPage = 4096;
+  const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  if (mmap(at, bytes, protection, kind | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    munmap(room, bytes + kHugePage);
+    fail_by_errno("cannot map " + mebibytes(bytes) + " of tables");
+  }
+  if (before > 0) munmap(begin, before);
+  std::byte* const room_end = begin + (bytes + kHugePage + kPage - 1) / kPage * kPage;
+  if (room_end > at + whole) munmap(at + whole, static_cast<size_t>(room_end - (at + whole)));
+  return at;
+}
+
+/// Has all pages there before the first lookup. A kernel without it leaves that to the lookups.
+void populate(const std::byte* data, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kPopulateStep) {
+    const size_t step = std::min(kPopulateStep, bytes - at);
+    if (madvise(const_cast<std::byte*>(data) + at, step, kPopulateRead) != 0) return;
+  }
+}
+
+void check_parts(std::span<const TablePart> parts, size_t bytes) {
+  for (const TablePart& part : parts) {
+    if (part.offset < TableSegment::kFirstOffset || part.offset > bytes ||
+        part.bytes > bytes - part.offset) {
+      throw std::invalid_argument("a part of " + std::to_string(part.bytes) + " bytes at " +
+                                  std::to_string(part.offset) + " does not fit a segment of " +
+                                  std::to_string(bytes));
+    }
+  }
+}
+
+void fill(std::byte* to, const TableLabel& label, std::span<const TablePart> parts, size_t bytes) {
+  const Header header{kMagic, bytes, label.generation, label.owner, 0, label.layout};
+  std::memcpy(to, &header, sizeof(header));
+  for (const TablePart& part : parts) {
+    if (part.bytes > 0) std::memcpy(to + part.offset, part.data, part.bytes);
+  }
+}
+
+[[noreturn]] void foreign(const std::string& what) {
+  throw ChannelError(ErrorKind::kProtocol, "the shared memory that was announced as tables " +
+                                               what +
+                                               ". Shard the same model by the same plan on every "
+                                               "rank, with one version of torchrec-bls");
+}
+
+void check_label(const std::byte* data, size_t bytes, const TableLabel& expected) {
+  Header header;
+  std::memcpy(&header, data, sizeof(header));
+  if (header.magic != kMagic || header.bytes != bytes) foreign("has none");
+  if (TableLabel{header.owner, header.generation, header.layout} == expected) return;
+  if (header.layout != expected.layout) foreign("has other shards than this rank expects");
+  foreign("is of rank " + std::to_string(header.owner) + " and generation " +
+          std::to_string(header.generation) + ", not of rank " + std::to_string(expected.owner) +
+          " and generation " + std::to_string(expected.generation));
+}
+
+}  // namespace
+
+TableSegment TableSegment::create(const TableLabel& label, std::span<const TablePart> parts,
+                                  size_t bytes, bool huge_pages) {
+  bytes = std::max(bytes, kFirstOffset);
+  check_parts(parts, bytes);
+  const MemoryPurpose why = purpose(label);
+  Descriptor file = create_memory_file(bytes, why);
+  std::byte* const pages = map_aligned(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
+  fill(pages, label, parts, bytes);
+  if (huge_pages) madvise(pages, bytes, kCollapse);
+  munmap(pages, bytes);  // whoever may write to it keeps it from being sealed
+  seal_memory_file(file.get(), true, why);
+  return TableSegment(std::move(file));
+}
+
+TableSegment TableSegment::open(const MemoryFileAddress& address, const TableLabel& expected) {
+  return adopt(open_memory_file(address, false), expected);
+}
+
+TableSegment TableSegment::adopt(Descriptor file, const TableLabel& expected) {
+  TableSegment segment(std::move(file));
+  check_label(segment.data_, segment.size_, expected);
+  return segment;
+}
+
+TableSegment::TableSegment(Descriptor file) : file_(std::move(file)) {
+  const size_t bytes = address_of(file_.get()).bytes;
+  if (bytes < kFirstOffset || !is_sealed(file_.get(), bytes, true)) {
+    foreign("is not sealed, or too short to be any");
+  }
+  data_ = map_aligned(file_.get(), bytes, PROT_READ, MAP_SHARED);
+  size_ = bytes;
+  populate(data_, size_);
+}
+
+TableSegment::TableSegment(TableSegment&& other) noexcept
+    : file_(std::move(other.file_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+TableSegment& TableSegment::operator=(TableSegment&& other) noexcept {
+  std::swap(file_, other.file_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+TableSegment::~TableSegment() {
+  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+PrivatePages::PrivatePages(const TableSegment& segment)
+    : data_(map_aligned(segment.descriptor(), segment.size(), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_NORESERVE)),
+      size_(segment.size()) {}
+
+PrivatePages::PrivatePages(PrivatePages&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+PrivatePages::~PrivatePages() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+}  // namespace bls

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "host/memory_file.h"
+
+namespace bls {
+
+/// Whose tables a segment has, and which. Every segment begins with it, and who maps one says what
+/// it expects.
+struct TableLabel {
+  uint32_t owner = 0;                     ///< rank
+  uint64_t generation = 0;                ///< of the weights
+  std::array<std::byte, 32> layout = {};  ///< digest of which shards lie where, on all ranks
+
+  bool operator==(const TableLabel&) const = default;
+};
+
+/// Some rows of a table, to be copied into a segment.
+struct TablePart {
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+  size_t offset = 0;  ///< in the segment
+};
+
+/// The shards of one rank and one generation, in shared memory that nobody can change any more, not
+/// even its creator. Whoever maps it keeps a descriptor as well, so that it outlives its creator
+/// and can be handed on.
+class TableSegment {
+ public:
+  /// Where the first part may begin.
+  static constexpr size_t kFirstOffset = 4096;
+
+  /// Copies the parts. With `huge_pages` it asks for pages of 2 MiB, which make lookups faster and
+  /// take seconds per GB once; a kernel that has none leaves small ones. Throws
+  /// std::invalid_argument for parts that overlap the label or the end, ChannelError without
+  /// memory.
+  static TableSegment create(const TableLabel& label, std::span<const TablePart> parts,
+                             size_t bytes, bool huge_pages);
+  /// Maps what another process announced. Throws ChannelError if it is not there any more, is not
+  /// sealed, or has another label.
+  static TableSegment open(const MemoryFileAddress& address, const TableLabel& expected);
+  /// Maps a descriptor that came through a socket, and owns it from here on. Throws as `open`.
+  static TableSegment adopt(Descriptor file, const TableLabel& expected);
+
+  TableSegment(TableSegment&& other) noexcept;
+  TableSegment& operator=(TableSegment&& other) noexcept;
+  TableSegment(const TableSegment&) = delete;
+  TableSegment& operator=(const TableSegment&) = delete;
+  ~TableSegment();
+
+  const std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  int descriptor() const { return file_.get(); }
+  /// By which other processes find it here.
+  MemoryFileAddress address() const { return address_of(file_.get()); }
+
+ private:
+  explicit TableSegment(Descriptor file);
+
+  Descriptor file_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// A mapping of a segment whose pages become this process's own when they are written to. The
+/// segment never sees it.
+class PrivatePages {
+ public:
+  explicit PrivatePages(const TableSegment& segment);
+  PrivatePages(PrivatePages&& other) noexcept;
+  PrivatePages& operator=(PrivatePages&&) = delete;
+  ~PrivatePages();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace bls

@@ -1,0 +1,202 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "host/instruction_set.h"
+#include "lookup/direct/direct_batch.h"
+
+using namespace bls;
+
+namespace {
+
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+
+/// A table of floats, cut into blocks of rows and pieces of columns that lie anywhere.
+struct CutTable {
+  CutTable(size_t rows, size_t columns, size_t blocks, std::vector<size_t> pieces,
+           std::mt19937& random)
+      : rows(rows), columns(columns), whole(rows * columns) {
+    for (float& value : whole) {
+      value = random() % 10 == 0 ? -0.0F : std::ldexp(float(random() % 2000) - 1000, -9);
+    }
+    const size_t per_block = (rows + blocks - 1) / blocks;
+    size_t first = 0;
+    for (const size_t width : pieces) {
+      TableColumns piece{
+          first * sizeof(float), width * sizeof(float), static_cast<int64_t>(per_block), {}};
+      for (size_t block = 0; block < blocks; ++block) {
+        std::vector<float>& part = memory.emplace_back();
+        for (size_t row = block * per_block; row < std::min(rows, (block + 1) * per_block); ++row) {
+          const float* const from = whole.data() + row * columns + first;
+          part.insert(part.end(), from, from + width);
+        }
+        piece.blocks.push_back(bytes(part.data()));
+      }
+      pieces_of.push_back(piece);
+      first += width;
+    }
+  }
+
+  size_t rows, columns;
+  std::vector<float> whole;
+  std::vector<std::vector<float>> memory;
+  std::vector<TableColumns> pieces_of;
+};
+
+/// What ranks that own a block each would send, added in their order.
+std::vector<float> sum_by_blocks(const CutTable& table, const std::vector<int64_t>& ids,
+                                 const std::vector<float>& weights, size_t begin, size_t end,
+                                 bool means) {
+  const TableColumns& piece = table.pieces_of[0];
+  std::vector<float> total(table.columns, 0);
+  for (size_t block = 0; block < piece.blocks.size(); ++block) {
+    for (size_t k = 0; k < table.columns; ++k) {
+      float sum = 0;
+      for (size_t i = begin; i < end; ++i) {
+        if (piece.blocks.size() > 1 &&
+            static_cast<size_t>(ids[i] / piece.rows_per_block) != block) {
+          continue;
+        }
+        const float value = table.whole[static_cast<size_t>(ids[i]) * table.columns + k];
+        sum = weights.empty() ? sum + value : std::fma(weights[i], value, sum);
+      }
+      if (means && end > begin) sum *= 1.0F / static_cast<float>(end - begin);
+      total[k] = block == 0 ? sum : total[k] + sum;
+    }
+  }
+  return total;
+}
+
+struct JaggedBatch {
+  std::vector<int32_t> lengths;
+  std::vector<int64_t> ids, counts;
+  std::vector<float> weights;
+  size_t samples = 0;
+
+  DirectBatch of(std::span<const ShardedFeature> features) const {
+    JaggedIds jagged{bytes(lengths.data()), 4,       bytes(ids.data()), 8, nullptr, 0,
+                     counts.size(),         samples, ids.size()};
+    if (!weights.empty()) {
+      jagged.weights = bytes(weights.data());
+      jagged.weight_bytes = 4;
+    }
+    return {jagged, counts, features};
+  }
+};
+
+JaggedBatch draw(size_t samples, const std::vector<size_t>& rows, bool weighted,
+                 std::mt19937& random) {
+  JaggedBatch batch;
+  batch.samples = samples;
+  for (const size_t of_key : rows) {
+    batch.counts.push_back(0);
+    for (size_t sample = 0; sample < samples; ++sample) {
+      batch.lengths.push_back(std::vector<int32_t>{0, 1, 1, 2, 70}[random() % 5]);
+      batch.counts.back() += batch.lengths.back();
+      for (int i = 0; i < batch.lengths.back(); ++i) {
+        batch.ids.push_back(static_cast<int64_t>(random() % of_key));
+        // Products that vanish are -0.0 unless a block without rows is added.
+        const float weight = random() % 4 == 0 ? -1e-45F : float(random() % 100) / 8;
+        if (weighted) batch.weights.push_back(weight);
+      }
+    }
+  }
+  return batch;
+}
+
+}  // namespace
+
+TEST_CASE("sums over blocks have the bits of partial sums that ranks would send") {
+  const std::string best(instruction_sets().back());
+  std::mt19937 random(5);
+  for (const std::string_view name : instruction_sets()) {
+    use_instruction_set(name);
+    for (const bool weighted : {false, true}) {
+      for (const size_t blocks : {1u, 2u, 3u, 8u}) {
+        for (const size_t samples : {0u, 1u, 5u, 120u}) {  // more ids than are found at once
+          CAPTURE(name);
+          CAPTURE(blocks);
+          CAPTURE(samples);
+          CutTable a(41, 12, blocks, {12}, random), b(7, 33, blocks, {33}, random);
+          const std::vector<ShardedFeature> features{{1, 0, blocks == 1, b.pieces_of},
+                                                     {0, 33 * 4, false, a.pieces_of},
+                                                     {2, 45 * 4, false, a.pieces_of}};
+          const JaggedBatch batch = draw(samples, {41, 7, 41}, weighted, random);
+          std::vector<float> out(samples * 57, 77.0F), expected;
+          sum_rows_directly(batch.of(features), 57 * 4, reinterpret_cast<std::byte*>(out.data()));
+          for (size_t sample = 0; sample < samples; ++sample) {
+            for (const ShardedFeature& feature : features) {
+              size_t begin = 0;
+              for (size_t i = 0; i < feature.key * samples + sample; ++i) {
+                begin += static_cast<size_t>(batch.lengths[i]);
+              }
+              const size_t end =
+                  begin + static_cast<size_t>(batch.lengths[feature.key * samples + sample]);
+              const std::vector<float> sums = sum_by_blocks(
+                  feature.key == 1 ? b : a, batch.ids, batch.weights, begin, end, feature.means);
+              expected.insert(expected.end(), sums.begin(), sums.end());
+            }
+          }
+          const bool same = samples == 0 || std::memcmp(out.data(), expected.data(),
+                                                        out.size() * sizeof(float)) == 0;
+          CHECK(same);
+        }
+      }
+    }
+  }
+  use_instruction_set(best);
+}
+
+TEST_CASE("rows are put together from blocks and pieces of columns") {
+  std::mt19937 random(6);
+  for (const size_t width : {16u, 20u, 64u, 128u}) {
+    CAPTURE(width);
+    CutTable whole(30, width, 1, {width}, random), rows(50, width, 4, {width}, random),
+        columns(9, width, 1, {width / 4, width - width / 4}, random);
+    const std::vector<ShardedFeature> features{{2, 0, false, columns.pieces_of},
+                                               {0, 0, false, whole.pieces_of},
+                                               {1, 0, false, rows.pieces_of},
+                                               {0, 0, false, rows.pieces_of}};
+    const std::vector<const CutTable*> tables{&columns, &whole, &rows, &rows};
+    const JaggedBatch batch = draw(70, {30, 50, 9}, false, random);
+    std::vector<float> expected;
+    for (size_t place = 0; place < features.size(); ++place) {
+      const size_t key = features[place].key;
+      const auto begin = std::accumulate(batch.counts.begin(), batch.counts.begin() + key, 0L);
+      for (int64_t i = begin; i < begin + batch.counts[key]; ++i) {
+        const float* const row =
+            tables[place]->whole.data() + static_cast<size_t>(batch.ids[i]) * width;
+        expected.insert(expected.end(), row, row + width);
+      }
+    }
+    std::vector<float> out(expected.size(), 77.0F);
+    copy_rows_directly(batch.of(features), width * 4, reinterpret_cast<std::byte*>(out.data()));
+    const bool same = std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0;
+    CHECK(same);
+  }
+}
+
+TEST_CASE("counts that do not fit a batch are refused") {
+  std::mt19937 random(7);
+  CutTable table(5, 4, 2, {4}, random);
+  JaggedBatch batch = draw(3, {5}, false, random);
+  batch.ids.resize(4);
+  std::vector<float> out(100);
+  const auto look_up = [&](std::vector<int64_t> counts, size_t key) {
+    const std::vector<ShardedFeature> features{{key, 0, false, table.pieces_of}};
+    batch.counts = counts;
+    copy_rows_directly(batch.of(features), 16, reinterpret_cast<std::byte*>(out.data()));
+  };
+  CHECK_THROWS_AS(look_up({5}, 0), std::invalid_argument);
+  CHECK_THROWS_AS(look_up({-1}, 0), std::invalid_argument);
+  CHECK_THROWS_AS(look_up({2, 3}, 0), std::invalid_argument);
+  CHECK_THROWS_AS(look_up({4}, 1), std::invalid_argument);
+}

@@ -1,0 +1,81 @@
+"""The tables of one version of the weights, in the segments of all ranks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torchrec_bls import _native
+from torchrec_bls.direct.layout import Shard, TableLayout
+
+
+@dataclass(frozen=True)
+class FeatureLookup:
+    """A feature and the table that it is looked up in.
+
+    Attributes:
+        key: its place in the batches.
+        table: name.
+        first_column: of the feature in the output, where it is pooled.
+        means: whether bags are pooled to means, not sums.
+    """
+
+    key: int
+    table: str
+    first_column: int = 0
+    means: bool = False
+
+
+class Generation:
+    """The tables of one version of the weights. What is looked up in it is of no other version.
+
+    Args:
+        number: counted from 1.
+        segments: by rank.
+        offsets: of the shards in the segments of their owners, in bytes.
+        tables: by name.
+        item_bytes: of a weight.
+
+    Attributes:
+        number: see above.
+        segments: see above. They stay mapped while the generation is used.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        segments: Sequence[_native.TableSegment],
+        offsets: Mapping[tuple[str, Shard], int],
+        tables: Mapping[str, TableLayout],
+        item_bytes: int,
+    ) -> None:
+        self.number = number
+        self.segments = list(segments)
+        self._offsets = offsets
+        self._tables = tables
+        self._item_bytes = item_bytes
+
+    def features(self, lookups: Sequence[FeatureLookup]) -> _native.ShardedFeatures:
+        """Returns what native code looks up, in the order of `lookups`. It reads these segments:
+        keep the generation as long."""
+        return _native.ShardedFeatures(
+            [
+                (
+                    lookup.key,
+                    lookup.first_column * self._item_bytes,
+                    lookup.means,
+                    [self._columns(lookup.table, blocks) for blocks in self._pieces(lookup.table)],
+                )
+                for lookup in lookups
+            ]
+        )
+
+    def _pieces(self, table: str) -> list[list[Shard]]:
+        return self._tables[table].column_pieces()
+
+    def _columns(self, table: str, blocks: list[Shard]) -> tuple[int, int, int, list[int]]:
+        # Ranks without rows come last: partial sums of theirs would be zeros, which count.
+        return (
+            blocks[0].first_column * self._item_bytes,
+            blocks[0].columns * self._item_bytes,
+            max(1, blocks[0].rows),
+            [self.segments[block.owner].data + self._offsets[table, block] for block in blocks],
+        )

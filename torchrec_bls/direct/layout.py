@@ -1,0 +1,78 @@
+"""Which rank has which rows and columns of a table."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rectangle of a table that one rank owns.
+
+    Attributes:
+        owner: rank.
+        first_row: of the table.
+        rows: number; 0 where a table has fewer rows than ranks.
+        first_column: of the table.
+        columns: number.
+    """
+
+    owner: int
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The shards of a table.
+
+    Attributes:
+        name: of the table.
+        rows: number.
+        columns: number.
+        dtype: of the weights, as torch prints it.
+        shards: that cover the table, in the order of the plan.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    dtype: str
+    shards: tuple[Shard, ...]
+
+    def column_pieces(self) -> list[list[Shard]]:
+        """Returns the shards by their columns: of each piece the blocks of rows, first rows first.
+
+        Raises:
+            ValueError: the blocks are not all as long as the first, but for the last ones.
+        """
+        pieces: dict[int, list[Shard]] = defaultdict(list)
+        for shard in self.shards:
+            pieces[shard.first_column].append(shard)
+        return [self._in_equal_blocks(piece) for _, piece in sorted(pieces.items())]
+
+    def _in_equal_blocks(self, shards: list[Shard]) -> list[Shard]:
+        blocks = sorted(shards, key=lambda shard: (shard.first_row, shard.owner))
+        length = blocks[0].rows
+        for number in range(max(len(blocks), -(-self.rows // max(1, length)))):
+            block = blocks[number] if number < len(blocks) else None
+            expected = max(0, min(length, self.rows - number * length))
+            if (
+                block is None
+                or block.rows != expected
+                or (expected and block.first_row != number * length)
+            ):
+                raise ValueError(
+                    f"table '{self.name}' is planned in blocks of unequal rows "
+                    f"({[each.rows for each in blocks]}), of which direct reads cannot tell which "
+                    "has an id: plan it in equal blocks, as row_wise() does, or table-wise"
+                )
+        return blocks
+
+
+def digest_of(tables: Sequence[TableLayout]) -> bytes:
+    """Returns 32 bytes that are the same on two ranks if their layouts are."""
+    return hashlib.sha256(repr(tuple(tables)).encode()).digest()

@@ -1,0 +1,95 @@
+"""The weights of a module, once its tables are in shared memory."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from torchrec_bls import _native
+
+# Of a cache line, which no two tables then share.
+_ALIGNMENT = 64
+
+
+class LiveWeights:
+    """Tensors that a module, its optimizer and its state dict see of the shards of this rank.
+
+    Once moved they are a private view of this rank's segment: reading costs no memory, and what is
+    written to them becomes this process's own. The segment, which lookups read, never changes.
+
+    Args:
+        storages: a tensor for each piece of memory that has shards in it, the whole of it.
+        views: all other tensors that may lie in this memory; those that do not are left alone.
+
+    Attributes:
+        offsets: of `storages` in a segment, in bytes.
+        segment_bytes: that a segment needs.
+    """
+
+    def __init__(self, storages: Sequence[torch.Tensor], views: Iterable[torch.Tensor]) -> None:
+        self._storages = [storage for storage in storages if storage.nbytes]
+        self.offsets: list[int] = []
+        at = _native.FIRST_TABLE_OFFSET
+        for storage in self._storages:
+            self.offsets.append(at)
+            at += -(-storage.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.segment_bytes = at
+        self._tensors = self._in_storages(views)
+        self._version = self._versions()
+
+    def parts(self) -> list[tuple[int, int, int]]:
+        """Returns address, bytes and offset in a segment of each storage."""
+        return [
+            (storage.data_ptr(), storage.nbytes, offset)
+            for storage, offset in zip(self._storages, self.offsets, strict=True)
+        ]
+
+    def offset_of(self, tensor: torch.Tensor) -> int:
+        """Returns at which byte of a segment a tensor in one of the storages begins."""
+        if tensor.nbytes == 0:
+            return int(_native.FIRST_TABLE_OFFSET)
+        for storage, offset in zip(self._storages, self.offsets, strict=True):
+            distance = tensor.data_ptr() - storage.data_ptr()
+            if 0 <= distance <= storage.nbytes and _same_memory(tensor, storage):
+                return offset + distance
+        raise ValueError("the tensor is in none of the storages")
+
+    def move_to(self, segment: _native.TableSegment) -> None:
+        """Has all tensors show the tables of `segment`; their former memory is freed.
+
+        Until this returns, no other thread may use the module.
+        """
+        pages = torch.frombuffer(_native.PrivatePages(segment), dtype=torch.uint8)
+        places = [(tensor, self.offset_of(tensor)) for tensor in self._tensors]
+        with torch.no_grad():
+            for tensor, offset in places:
+                shown = pages[offset : offset + tensor.nbytes].view(tensor.dtype)
+                tensor.set_(
+                    shown.untyped_storage(),
+                    shown.storage_offset(),
+                    tensor.shape,
+                    tensor.stride(),
+                )
+        self._version = self._versions()
+
+    @property
+    def written(self) -> bool:
+        """Whether the weights were written to since they were moved, as far as torch counts: not
+        through `.data` or another library's view."""
+        return self._versions() != self._version
+
+    def _versions(self) -> int:
+        return sum([tensor._version for tensor in self._tensors])
+
+    def _in_storages(self, views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        tensors = {id(tensor): tensor for tensor in self._storages}
+        for view in (*self._storages, *views):
+            if view.nbytes and any(_same_memory(view, storage) for storage in self._storages):
+                tensors[id(view)] = view
+                # What it was cut out of would keep the former memory.
+                if view._base is not None:
+                    tensors[id(view._base)] = view._base
+        return list(tensors.values())
+
+
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -1,0 +1,193 @@
+"""The part of a sharded module that reads all ranks' tables itself."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.modules.embedding_configs import data_type_to_dtype
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+
+from torchrec_bls.direct.generation import FeatureLookup
+from torchrec_bls.direct.shared_tables import agree_on_direct_reads
+from torchrec_bls.distributed.data_parallel import exchanged
+from torchrec_bls.distributed.direct_reads import (
+    DirectEmbeddings,
+    DirectReads,
+    UnsentBatch,
+    layouts_of,
+    share,
+)
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.refused_batches import (
+    Calls,
+    RefusedBatchError,
+    RefusedEmbeddings,
+    take_part_in_the_rest,
+)
+from torchrec_bls.distributed.module_state import ModuleState
+from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
+from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+
+
+class DirectModule:
+    """Mix-in of the sharded modules: BLSConfig(lookup="direct")."""
+
+    _bls: ModuleState
+    calls: Calls
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether this module reads all ranks' tables itself; False before the first forward."""
+        return bool(self._bls.reads_directly)
+
+    @property
+    def generation(self) -> int:
+        """Version of the weights that lookups read, counted from 1; 0 without direct reads."""
+        return self._bls.direct.generation.number if self._bls.direct is not None else 0
+
+    def agree_on_lookup(self) -> bool:
+        """Returns whether the module reads directly, which the first call decides, collectively.
+
+        Raises:
+            ValueError: lookup is "direct", and a rank can't; all ranks raise.
+            RendezvousError: a rank did not come, or could not share its tables.
+        """
+        if self._bls.reads_directly is None:
+            self._bls.reads_directly = self._agree_on_lookup()
+        return self._bls.reads_directly
+
+    @outside_inference_mode
+    def _agree_on_lookup(self) -> bool:
+        state, exchanges = self._bls, self._bls.exchanges
+        exchanges.deadline.training = torch.is_grad_enabled()
+        state.agreement.reach()
+        reason = agree_on_direct_reads(
+            exchanges.group, exchanges.name, exchanges.deadline.seconds, self._why_not_direct()
+        )
+        if reason and exchanges.config.lookup == "direct":
+            raise ValueError(f'{self._where}: lookup="direct" is not possible. {reason}')
+        if reason:
+            return False
+        tables = self._tables()
+        dtype = data_type_to_dtype(tables[0].data_type)
+        layouts = layouts_of(tables, self._plan())
+        live, generation = share(exchanges, layouts, self._lookup_tables(), self, dtype.itemsize)
+        state.direct = DirectReads(self._where, generation, live, dtype)
+        return True
+
+    def _direct_input(self, ctx: Any, features: object) -> UnsentBatch:
+        if torch.is_grad_enabled():
+            raise ValueError(
+                f"{self._where}: autograd is on, but tables that are read directly do not change: "
+                'use torch.no_grad(), or shard with lookup="exchange" to train'
+            )
+        self.calls.note()
+        try:
+            return UnsentBatch(self.check_input(features))
+        except ValueError as error:
+            ctx.bls_refusal = RefusedBatchError(str(error))
+            return UnsentBatch(self.nothing())
+
+    @outside_inference_mode
+    def _direct_output(self, ctx: Any, batch: CheckedBatch) -> LazyAwaitable[Any]:
+        reads = self._bls.direct
+        assert reads is not None
+        reads.check_weights()
+        keys = batch.features.keys()
+        if keys != reads.keys:
+            reads.bind(keys, self._lookups_of(keys))
+        embeddings = self._read(reads, batch)
+        refusal = getattr(ctx, "bls_refusal", None)
+        if refusal is None:
+            return embeddings
+        return RefusedEmbeddings(embeddings, refusal, partial(take_part_in_the_rest, self))
+
+    def _why_not_direct(self) -> str:
+        """Returns why this rank can't read directly; empty if it can."""
+        config = self._bls.exchanges.config
+        module: Any = self  # TorchRec's attributes
+        plan = self._plan()
+        replicated = [name for name in plan if not exchanged([plan[name].sharding_type])]
+        types = {table.data_type for table in self._tables()}
+        if torch.is_grad_enabled():
+            return (
+                "autograd is on, and tables that are read directly do not change: use "
+                'torch.no_grad(), or lookup="exchange" to train'
+            )
+        if config.codecs is not None:
+            return "codecs encode embeddings on their way, and direct reads send none"
+        if replicated:
+            return f"tables {replicated} are planned data_parallel: plan them table_wise"
+        if len(types) > 1:
+            return f"tables are of several types, {sorted(each.name for each in types)}"
+        if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
+            return "a tracker follows the lookups, which direct reads pass by"
+        if module._enabled_feature_score_auto_collection:
+            return "scores of features are collected in the input dist, which direct reads pass by"
+        if not all(self._is_plain(tables) for tables in self._lookup_tables()):
+            return (
+                "a lookup does more than reading its tables: it has a hook, a cache, weights of "
+                "another type than its output, or an optimizer that counts forwards"
+            )
+        return ""
+
+    def _lookups_of(self, keys: Sequence[str]) -> dict[str, FeatureLookup]:
+        """Returns the lookups by the names of their embeddings, in the order of the output."""
+        tables = self._tables()
+        looked_up = {
+            name: (table, feature)
+            for table, names in zip(tables, get_embedding_names_by_table(tables), strict=True)
+            for name, feature in zip(names, table.feature_names, strict=True)
+        }
+        column = 0
+        lookups: dict[str, FeatureLookup] = {}
+        for name in self._output_names():
+            table, feature = looked_up[name]
+            lookups[name] = FeatureLookup(
+                keys.index(feature), table.name, column, self._pools_to_means(table)
+            )
+            column += table.embedding_dim
+        return lookups
+
+    @property
+    def _where(self) -> str:
+        exchanges = self._bls.exchanges
+        return f"{exchanges.name} on rank {exchanges.group.rank()}"
+
+    def _plan(self) -> Any:
+        module: Any = self
+        return module.module_sharding_plan
+
+    def _tables(self) -> list[Any]:
+        return self._bls.tables
+
+    @abstractmethod
+    def check_input(self, features: object) -> CheckedBatch:
+        """See BoundedLagModule."""
+
+    @abstractmethod
+    def nothing(self) -> CheckedBatch:
+        """See BoundedLagModule."""
+
+    @abstractmethod
+    def _lookup_tables(self) -> Sequence[LookupTables]:
+        """Returns the tables of this rank."""
+
+    @abstractmethod
+    def _is_plain(self, tables: LookupTables) -> bool:
+        """Whether nothing but reading belongs to a lookup."""
+
+    @abstractmethod
+    def _output_names(self) -> Iterable[str]:
+        """Returns the names of the embeddings, in the order of the output."""
+
+    @abstractmethod
+    def _pools_to_means(self, table: Any) -> bool:
+        """Whether a table's bags are pooled to means when they are looked up."""
+
+    @abstractmethod
+    def _read(self, reads: DirectReads, batch: CheckedBatch) -> DirectEmbeddings:
+        """Returns the embeddings of a batch."""

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "lookup/direct/control_page.h"
 #include "lookup/direct/direct_batch.h"
 #include "lookup/direct/table_segment.h"
+#include "lookup/direct/table_window.h"
 
 namespace py = pybind11;
 
@@ -29,6 +31,9 @@ using LabelTuple = std::tuple<uint32_t, uint64_t, py::bytes>;
 /// (address, bytes, offset in the segment)
 using PartTuple = std::tuple<uintptr_t, size_t, size_t>;
 
+/// (segment, offset in it, bytes)
+using PieceTuple = std::tuple<const TableSegment*, size_t, size_t>;
+
 /// (column in bytes, row bytes, rows per block, addresses of the blocks)
 using ColumnsTuple = std::tuple<size_t, size_t, int64_t, std::vector<uintptr_t>>;
 
@@ -38,17 +43,29 @@ using FeatureTuple = std::tuple<size_t, size_t, bool, std::vector<ColumnsTuple>>
 /// (address, bytes of an item)
 using Items = std::pair<uintptr_t, size_t>;
 
-TableLabel label_of(const LabelTuple& tuple) {
-  TableLabel label;
-  label.owner = std::get<0>(tuple);
-  label.generation = std::get<1>(tuple);
-  const std::string_view digest = std::get<2>(tuple);
-  if (digest.size() != label.layout.size()) {
-    throw std::invalid_argument("a digest of " + std::to_string(digest.size()) + " bytes, not " +
-                                std::to_string(label.layout.size()));
+ControlPage::Digest digest_of(const py::bytes& bytes) {
+  ControlPage::Digest digest = {};
+  const std::string_view given = bytes;
+  if (given.size() != digest.size()) {
+    throw std::invalid_argument("a digest of " + std::to_string(given.size()) + " bytes, not " +
+                                std::to_string(digest.size()));
   }
-  std::memcpy(label.layout.data(), digest.data(), digest.size());
-  return label;
+  std::memcpy(digest.data(), given.data(), given.size());
+  return digest;
+}
+
+TableLabel label_of(const LabelTuple& tuple) {
+  const auto& [owner, generation, layout] = tuple;
+  return {owner, generation, digest_of(layout)};
+}
+
+MemoryFileAddress address_from(const AddressTuple& tuple) {
+  const auto& [pid, fd, device, inode, bytes] = tuple;
+  return {pid, fd, device, inode, bytes};
+}
+
+AddressTuple tuple_of(const MemoryFileAddress& a) {
+  return {a.pid, a.fd, a.device, a.inode, a.bytes};
 }
 
 /// Features of a lookup, by their place in the output. Made once, as Tables are.
@@ -84,8 +101,19 @@ JaggedIds ids_of(const Items& lengths, const Items& values, const Items& weights
           count};
 }
 
+TableWindow window_of(const std::vector<PieceTuple>& tuples) {
+  std::vector<SegmentPages> pieces;
+  for (const auto& [segment, offset, bytes] : tuples) {
+    if (segment == nullptr) throw std::invalid_argument("a piece of no segment");
+    pieces.push_back({segment, offset, bytes});
+  }
+  const py::gil_scoped_release release;
+  return TableWindow(pieces);
+}
+
 void bind_segments(py::module_& module) {
-  py::class_<TableSegment>(module, "TableSegment")
+  // To unmap gigabytes takes long, during which other threads look batches up.
+  py::class_<TableSegment>(module, "TableSegment", py::release_gil_before_calling_cpp_dtor())
       .def_static("create",
                   [](const LabelTuple& label, const std::vector<PartTuple>& tuples, size_t bytes,
                      bool huge_pages) {
@@ -99,8 +127,7 @@ void bind_segments(py::module_& module) {
                   })
       .def_static("open",
                   [](const AddressTuple& t, const LabelTuple& expected) {
-                    const MemoryFileAddress address{std::get<0>(t), std::get<1>(t), std::get<2>(t),
-                                                    std::get<3>(t), std::get<4>(t)};
+                    const MemoryFileAddress address = address_from(t);
                     const TableLabel label = label_of(expected);
                     const py::gil_scoped_release release;
                     return TableSegment::open(address, label);
@@ -117,10 +144,8 @@ void bind_segments(py::module_& module) {
           [](const TableSegment& segment) { return reinterpret_cast<uintptr_t>(segment.data()); })
       .def_property_readonly("size", &TableSegment::size)
       .def_property_readonly("descriptor", &TableSegment::descriptor)
-      .def_property_readonly("address", [](const TableSegment& segment) {
-        const MemoryFileAddress a = segment.address();
-        return AddressTuple{a.pid, a.fd, a.device, a.inode, a.bytes};
-      });
+      .def_property_readonly(
+          "address", [](const TableSegment& segment) { return tuple_of(segment.address()); });
   module.attr("FIRST_TABLE_OFFSET") = TableSegment::kFirstOffset;
   py::class_<PrivatePages>(module, "PrivatePages", py::buffer_protocol())
       .def(py::init<const TableSegment&>())
@@ -128,12 +153,52 @@ void bind_segments(py::module_& module) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(pages.data()),
                                static_cast<py::ssize_t>(pages.size()));
       });
+  py::class_<TableWindow>(module, "TableWindow", py::buffer_protocol())
+      .def(py::init(&window_of))
+      .def_buffer([](const TableWindow& window) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(window.data()),
+                               static_cast<py::ssize_t>(window.size()));
+      });
+}
+
+void bind_control_page(py::module_& module) {
+  py::class_<ControlPage>(module, "ControlPage")
+      .def_static("create",
+                  [](uint32_t owners, const py::bytes& layout) {
+                    return ControlPage::create(owners, digest_of(layout));
+                  })
+      .def_static("open",
+                  [](const AddressTuple& address, uint32_t owners, const py::bytes& layout) {
+                    return ControlPage::open(address_from(address), owners, digest_of(layout));
+                  })
+      .def_static("adopt",
+                  [](int descriptor, uint32_t owners, const py::bytes& layout) {
+                    Descriptor file(descriptor);
+                    return ControlPage::adopt(std::move(file), owners, digest_of(layout));
+                  })
+      .def("record",
+           [](ControlPage& page, uint32_t owner, uint64_t generation, const AddressTuple& address) {
+             page.record(owner, generation, address_from(address));
+           })
+      .def("recorded",
+           [](const ControlPage& page, uint32_t owner, uint64_t generation) {
+             return tuple_of(page.recorded(owner, generation));
+           })
+      .def("announce", &ControlPage::announce)
+      .def("announced", &ControlPage::announced)
+      .def("process", &ControlPage::process)
+      .def("take_over", &ControlPage::take_over)
+      .def_property_readonly("complete", &ControlPage::complete)
+      .def_property_readonly("descriptor", &ControlPage::descriptor)
+      .def_property_readonly("address",
+                             [](const ControlPage& page) { return tuple_of(page.address()); });
 }
 
 }  // namespace
 
 void bind_direct(py::module_& module) {
   bind_segments(module);
+  bind_control_page(module);
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
       .def(py::init<const std::vector<FeatureTuple>&>());
   module.def("copy_rows_directly",

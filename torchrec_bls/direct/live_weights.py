@@ -36,12 +36,9 @@ class LiveWeights:
         self._tensors = self._in_storages(views)
         self._version = self._versions()
 
-    def parts(self) -> list[tuple[int, int, int]]:
-        """Returns address, bytes and offset in a segment of each storage."""
-        return [
-            (storage.data_ptr(), storage.nbytes, offset)
-            for storage, offset in zip(self._storages, self.offsets, strict=True)
-        ]
+    def storages(self) -> list[tuple[torch.Tensor, int]]:
+        """Returns each storage and its offset in a segment, in bytes."""
+        return list(zip(self._storages, self.offsets, strict=True))
 
     def offset_of(self, tensor: torch.Tensor) -> int:
         """Returns at which byte of a segment a tensor in one of the storages begins."""
@@ -53,12 +50,15 @@ class LiveWeights:
                 return offset + distance
         raise ValueError("the tensor is in none of the storages")
 
-    def move_to(self, segment: _native.TableSegment) -> None:
-        """Has all tensors show the tables of `segment`; their former memory is freed.
+    def move_to(self, view: _native.PrivatePages) -> None:
+        """Has all tensors show the tables of a segment; their former memory is freed.
 
         Until this returns, no other thread may use the module.
+
+        Args:
+            view: of the segment, of this process alone.
         """
-        pages = torch.frombuffer(_native.PrivatePages(segment), dtype=torch.uint8)
+        pages = torch.frombuffer(view, dtype=torch.uint8)
         places = [(tensor, self.offset_of(tensor)) for tensor in self._tensors]
         with torch.no_grad():
             for tensor, offset in places:
@@ -76,6 +76,10 @@ class LiveWeights:
         """Whether the weights were written to since they were moved, as far as torch counts: not
         through `.data` or another library's view."""
         return self._versions() != self._version
+
+    def accept(self) -> None:
+        """Takes what was written so far for published."""
+        self._version = self._versions()
 
     def _versions(self) -> int:
         return sum([tensor._version for tensor in self._tensors])

@@ -1,6 +1,6 @@
 """The tables of a sharded module in shared memory, one segment of each rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -10,11 +10,116 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.holders import holder_of, is_alive, own_identity
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
-from torchrec_bls.errors import RendezvousError
+from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
 
 FIRST_GENERATION = 1
+
+
+@dataclass(frozen=True)
+class SharedTables:
+    """What all generations of a module's tables have in common.
+
+    Attributes:
+        page: says which generations there are, and where.
+        digest: of the layouts.
+        layouts: of the tables, by name.
+        offsets: of the shards in the segments of their owners, in bytes.
+        sizes: of the segments by owner, in bytes.
+        dtype: of the weights.
+        huge_pages: whether new segments ask for pages of 2 MiB.
+    """
+
+    page: _native.ControlPage
+    digest: bytes
+    layouts: Mapping[str, TableLayout]
+    offsets: Mapping[tuple[str, Shard], int]
+    sizes: Sequence[int]
+    dtype: torch.dtype
+    huge_pages: bool
+
+    @property
+    def owners(self) -> int:
+        """How many ranks have tables."""
+        return len(self.sizes)
+
+    def shards_of(self, owner: int) -> Iterator[tuple[TableLayout, Shard]]:
+        """Yields the shards that have rows and columns."""
+        for layout in self.layouts.values():
+            for shard in layout.shards:
+                if shard.owner == owner and shard.rows * shard.columns:
+                    yield layout, shard
+
+    def create(
+        self, owner: int, number: int, parts: Sequence[tuple[torch.Tensor, int]]
+    ) -> _native.TableSegment:
+        """Makes the segment of an owner in a generation.
+
+        Args:
+            owner: rank.
+            number: of the generation.
+            parts: contiguous tensors, and where they go in the segment, in bytes.
+
+        Raises:
+            RendezvousError: there is no memory for it.
+        """
+        return _native.TableSegment.create(
+            (owner, number, self.digest),
+            [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts],
+            self.sizes[owner],
+            self.huge_pages,
+        )
+
+    def open(self, owner: int, number: int) -> _native.TableSegment:
+        """Maps the segment of an owner in a generation, as recorded, wherever it is held.
+
+        Raises:
+            BLSError: no process holds it any more, or it has another label or size.
+        """
+        address = self.page.recorded(owner, number)
+        label = (owner, number, self.digest)
+        try:
+            segment = _native.TableSegment.open(address, label)
+        except BLSError:
+            _, _, device, inode, size = address
+            holder = holder_of(device, inode)
+            if holder is None:
+                raise
+            segment = _native.TableSegment.open((*holder, device, inode, size), label)
+        return self.checked(owner, segment)
+
+    def checked(self, owner: int, segment: _native.TableSegment) -> _native.TableSegment:
+        """Returns `segment`. Raises ProtocolError if it is not as long as its tables."""
+        if segment.size != self.sizes[owner]:
+            raise ProtocolError(
+                f"the tables of rank {owner} take {self.sizes[owner]} bytes, but what was "
+                f"announced has {segment.size}: install one version of torchrec-bls everywhere"
+            )
+        return segment
+
+    def check_places(self) -> None:
+        """Raises ProtocolError if a shard does not lie in the segment of its owner."""
+        for layout in self.layouts.values():
+            for shard in layout.shards:
+                offset = self.offsets[layout.name, shard]
+                end = offset + shard.rows * shard.columns * self.dtype.itemsize
+                size = self.sizes[shard.owner]
+                if not _native.FIRST_TABLE_OFFSET <= offset <= end <= size:
+                    raise ProtocolError(
+                        f"rank {shard.owner} has a shard of table '{layout.name}' at bytes "
+                        f"{offset} to {end} of {size}: install one version of torchrec-bls "
+                        "everywhere"
+                    )
+
+    def generation(self, number: int, segments: Sequence[_native.TableSegment]) -> Generation:
+        """Returns what is read of the segments of all owners."""
+        return Generation(number, segments, self.offsets, self.layouts, self.dtype.itemsize)
+
+    def owners_gone(self) -> list[int]:
+        """Returns the owners that no living process publishes for. Their tables are served."""
+        return [owner for owner in range(self.owners) if not is_alive(self.page.process(owner))]
 
 
 @dataclass(frozen=True)
@@ -36,9 +141,9 @@ def share_tables(
     deadline: float,
     tables: Sequence[TableLayout],
     own: OwnTables,
-    item_bytes: int,
+    dtype: torch.dtype,
     huge_pages: bool,
-) -> Generation:
+) -> tuple[SharedTables, Generation]:
     """Makes this rank's segment and maps those of all others, collectively.
 
     Args:
@@ -47,7 +152,7 @@ def share_tables(
         deadline: in seconds, of each wait for the other ranks.
         tables: the same on every rank.
         own: of this rank.
-        item_bytes: of a weight.
+        dtype: of the weights.
         huge_pages: whether to ask for pages of 2 MiB.
 
     Raises:
@@ -59,31 +164,43 @@ def share_tables(
     with rendezvous.own_part("tables"):
         segment = _native.TableSegment.create(
             (group.rank(), FIRST_GENERATION, digest),
-            own.live.parts(),
+            [(storage.data_ptr(), storage.nbytes, at) for storage, at in own.live.storages()],
             own.live.segment_bytes,
             huge_pages,
         )
+        page = _native.ControlPage.create(group.size(), digest) if group.rank() == 0 else None
     offsets = [own.live.offset_of(own.shards[key]) for key in _keys_of(tables, group.rank())]
     # Ranks have different numbers of shards, and records are all of one form.
     own_offsets = " ".join(map(str, offsets))
-    records = rendezvous.exchange("tables", {"address": segment.address, "offsets": own_offsets})
+    record = {
+        "address": segment.address,
+        "offsets": own_offsets,
+        "page": page.address if page is not None else [0] * 5,
+    }
+    records = rendezvous.exchange("tables", record)
     segments: list[_native.TableSegment] = []
     places: dict[tuple[str, Shard], int] = {}
     with rendezvous.own_part("mapped"):
-        for rank, record in enumerate(records):
+        if page is None:
+            page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
+        for rank, told_by in enumerate(records):
             label = (rank, FIRST_GENERATION, digest)
             segments.append(
                 segment
                 if rank == group.rank()
-                else _native.TableSegment.open(tuple(record["address"]), label)
+                else _native.TableSegment.open(tuple(told_by["address"]), label)
             )
-            told = [int(offset) for offset in record["offsets"].split()]
-            places |= _places(tables, rank, told, segments[-1].size, item_bytes)
+            told = [int(offset) for offset in told_by["offsets"].split()]
+            places |= _places(tables, rank, told, segments[-1].size, dtype.itemsize)
+        page.take_over(group.rank(), 0, own_identity())
+        page.record(group.rank(), FIRST_GENERATION, segment.address)
+        page.announce(group.rank(), FIRST_GENERATION)
     rendezvous.exchange("mapped", {})
-    own.live.move_to(segment)
-    return Generation(
-        FIRST_GENERATION, segments, places, {table.name: table for table in tables}, item_bytes
-    )
+    own.live.move_to(_native.PrivatePages(segment))
+    layouts = {table.name: table for table in tables}
+    sizes = [each.size for each in segments]
+    shared = SharedTables(page, digest, layouts, places, sizes, dtype, huge_pages)
+    return shared, shared.generation(FIRST_GENERATION, segments)
 
 
 def agree_on_direct_reads(group: dist.ProcessGroup, name: str, deadline: float, reason: str) -> str:

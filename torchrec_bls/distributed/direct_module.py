@@ -48,6 +48,16 @@ class DirectModule:
         """Version of the weights that lookups read, counted from 1; 0 without direct reads."""
         return self._bls.direct.generation.number if self._bls.direct is not None else 0
 
+    @property
+    def owners_gone(self) -> list[int]:
+        """Ranks whose tables are read though their process is gone."""
+        return self._bls.direct.tables.owners_gone() if self._bls.direct is not None else []
+
+    @property
+    def direct_reads(self) -> DirectReads | None:
+        """What this module reads directly; None before the first forward, and where it does not."""
+        return self._bls.direct
+
     def agree_on_lookup(self) -> bool:
         """Returns whether the module reads directly, which the first call decides, collectively.
 
@@ -74,8 +84,8 @@ class DirectModule:
         tables = self._tables()
         dtype = data_type_to_dtype(tables[0].data_type)
         layouts = layouts_of(tables, self._plan())
-        live, generation = share(exchanges, layouts, self._lookup_tables(), self, dtype.itemsize)
-        state.direct = DirectReads(self._where, generation, live, dtype)
+        live, shared, generation = share(exchanges, layouts, self._lookup_tables(), self, dtype)
+        state.direct = DirectReads(self._where, shared, generation, live, exchanges.group.rank())
         return True
 
     def _direct_input(self, ctx: Any, features: object) -> UnsentBatch:

@@ -1,6 +1,6 @@
 """A module's own lookups in the tables of all ranks, in place of its exchanges."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, Generation
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.live_weights import LiveWeights
-from torchrec_bls.direct.shared_tables import OwnTables, share_tables
+from torchrec_bls.direct.shared_tables import OwnTables, SharedTables, share_tables
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
@@ -28,11 +28,16 @@ class UnsentBatch(ExchangeAwaitable[Any]):
 
 
 class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ignore[misc]
-    """Embeddings that are there already."""
+    """Embeddings that are there already.
 
-    def __init__(self, embeddings: Any) -> None:
+    Attributes:
+        generation: of the weights that they are of.
+    """
+
+    def __init__(self, embeddings: Any, generation: int) -> None:
         super().__init__()
         self._embeddings = embeddings
+        self.generation = generation
 
     def _wait_impl(self) -> Any:
         return self._embeddings
@@ -43,13 +48,17 @@ class DirectReads:
 
     Args:
         where: name of the module and its rank, for messages.
-        generation: that is read.
-        live: this rank's weights.
-        dtype: of the weights.
+        tables: in shared memory.
+        generation: of them that is read.
+        live: this rank's weights; None where a process reads the tables of others alone.
+        rank: this one.
 
     Attributes:
+        tables: see above.
         generation: see above.
-        dtype: see above.
+        live: see above.
+        rank: see above.
+        dtype: of the weights.
         keys: of the batches that `bind` was last called for; None before.
         names: of the embeddings, in the order of the output.
         order: places of their features among `keys`.
@@ -58,24 +67,50 @@ class DirectReads:
     def __init__(
         self,
         where: str,
+        tables: SharedTables,
         generation: Generation,
-        live: LiveWeights,
-        dtype: torch.dtype,
+        live: LiveWeights | None,
+        rank: int,
     ) -> None:
         self._where = where
+        self.tables = tables
         self.generation = generation
-        self.dtype = dtype
+        self.live = live
+        self.rank = rank
+        self.dtype = tables.dtype
         self.keys: list[str] | None = None
         self.names: list[str] = []
         self.order: list[int] = []
-        self._live = live
+        self._lookups: list[FeatureLookup] = []
         self._features = generation.features([])
 
     def bind(self, keys: Sequence[str], lookups: Mapping[str, FeatureLookup]) -> None:
         """Says what is looked up for batches with `keys`, by name in the order of the output."""
-        self._features = self.generation.features(list(lookups.values()))
+        self._lookups = list(lookups.values())
+        self._features = self.generation.features(self._lookups)
         self.keys, self.names = list(keys), list(lookups)
-        self.order = [lookup.key for lookup in lookups.values()]
+        self.order = [lookup.key for lookup in self._lookups]
+
+    def prepare(self, generation: Generation) -> Callable[[], None]:
+        """Returns what has this module read `generation`, and its weights show it.
+
+        All that may fail has been done then: several modules change together.
+
+        Raises:
+            ValueError: see `check_weights`; what was written would be lost.
+            BLSError: the generation cannot be mapped once more.
+        """
+        self.check_weights()
+        features = generation.features(self._lookups)
+        live = self.live
+        pages = _native.PrivatePages(generation.segments[self.rank]) if live is not None else None
+
+        def take() -> None:
+            self.generation, self._features = generation, features
+            if live is not None and pages is not None:
+                live.move_to(pages)
+
+        return take
 
     def copy_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
         """Writes the rows of all ids to `out`, feature by feature, [ids, dim]."""
@@ -109,7 +144,7 @@ class DirectReads:
 
     def check_weights(self) -> None:
         """Raises ValueError if the weights were written to since they were published."""
-        if self._live.written:
+        if self.live is not None and self.live.written:
             raise ValueError(
                 f"{self._where}: its weights were written to after its tables became generation "
                 f"{self.generation.number}, which lookups go on reading. Publish them, or shard "
@@ -141,8 +176,8 @@ def share(
     layouts: Sequence[TableLayout],
     lookup_tables: Sequence[LookupTables],
     module: Any,
-    item_bytes: int,
-) -> tuple[LiveWeights, Generation]:
+    dtype: torch.dtype,
+) -> tuple[LiveWeights, SharedTables, Generation]:
     """Puts the tables of a module into shared memory, collectively.
 
     Args:
@@ -150,7 +185,7 @@ def share(
         layouts: of its tables.
         lookup_tables: of its lookups.
         module: TorchRec's sharded module.
-        item_bytes: of a weight.
+        dtype: of the weights.
 
     Raises:
         RendezvousError: see share_tables.
@@ -164,16 +199,16 @@ def share(
         for tables in lookup_tables
         for name, metadata, weights in tables.shards()
     }
-    generation = share_tables(
+    tables, generation = share_tables(
         exchanges.group,
         exchanges.name,
         exchanges.deadline.seconds,
         layouts,
         OwnTables(live, shards),
-        item_bytes,
+        dtype,
         exchanges.config.huge_pages,
     )
-    return live, generation
+    return live, tables, generation
 
 
 def _shards_of(planned: ParameterSharding) -> list[ShardMetadata]:

@@ -236,7 +236,7 @@ class BLSEmbeddingBagCollection(
             embeddings = self._divided(embeddings, features)
         if batch.varying is not None:
             embeddings = spread(embeddings, batch.varying.inverse_indices())
-        return DirectEmbeddings(embeddings)
+        return DirectEmbeddings(embeddings, reads.generation.number)
 
     def _divided(self, sums: KeyedTensor, batch: KeyedJaggedTensor) -> KeyedTensor:
         """Makes means of sums as TorchRec does for tables that are sharded by rows."""

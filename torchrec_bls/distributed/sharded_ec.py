@@ -178,7 +178,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         }
         if self._need_indices:
             embeddings = _with_ids(embeddings, batch.features, order)
-        return DirectEmbeddings(embeddings)
+        return DirectEmbeddings(embeddings, reads.generation.number)
 
     def _post_no_rows(self, ctx: Any) -> list[Awaitable[torch.Tensor]]:
         return [

@@ -9,16 +9,13 @@
 #include <utility>
 
 #include "errors.h"
+#include "lookup/direct/table_pages.h"
 
 namespace bls {
 namespace {
 
 constexpr uint64_t kMagic = 0x3130'7473'6C62'6274;  // "tbblst01"
-constexpr size_t kHugePage = size_t{2} << 20;
-// While one is populated, other threads of the process wait with their page faults.
-constexpr size_t kPopulateStep = size_t{4} << 20;
-constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14
-constexpr int kCollapse = 25;      // MADV_COLLAPSE of Linux 6.1
+constexpr int kCollapse = 25;                       // MADV_COLLAPSE of Linux 6.1
 
 /// What a segment begins with.
 struct Header {
@@ -38,32 +35,14 @@ MemoryPurpose purpose(const TableLabel& label) {
           "generations at once"};
 }
 
-/// Maps a file where pages of 2 MiB fit: the kernel places files at any multiple of 4 KiB.
+/// Maps a file where pages of 2 MiB fit.
 std::byte* map_aligned(int fd, size_t bytes, int protection, int kind) {
-  void* const room = mmap(nullptr, bytes + kHugePage, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room == MAP_FAILED) fail_by_errno("cannot map " + mebibytes(bytes) + " of tables");
-  auto* const begin = static_cast<std::byte*>(room);
-  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
-  std::byte* const at = begin + before;
-  constexpr size_t kPage = 4096;
-  const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  std::byte* const at = reserve_table_pages(bytes);
   if (mmap(at, bytes, protection, kind | MAP_FIXED, fd, 0) == MAP_FAILED) {
-    munmap(room, bytes + kHugePage);
+    munmap(at, whole_pages(bytes));
     fail_by_errno("cannot map " + mebibytes(bytes) + " of tables");
   }
-  if (before > 0) munmap(begin, before);
-  std::byte* const room_end = begin + (bytes + kHugePage + kPage - 1) / kPage * kPage;
-  if (room_end > at + whole) munmap(at + whole, static_cast<size_t>(room_end - (at + whole)));
   return at;
-}
-
-/// Has all pages there before the first lookup. A kernel without it leaves that to the lookups.
-void populate(const std::byte* data, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kPopulateStep) {
-    const size_t step = std::min(kPopulateStep, bytes - at);
-    if (madvise(const_cast<std::byte*>(data) + at, step, kPopulateRead) != 0) return;
-  }
 }
 
 void check_parts(std::span<const TablePart> parts, size_t bytes) {
@@ -136,7 +115,7 @@ TableSegment::TableSegment(Descriptor file) : file_(std::move(file)) {
   }
   data_ = map_aligned(file_.get(), bytes, PROT_READ, MAP_SHARED);
   size_ = bytes;
-  populate(data_, size_);
+  populate_table_pages(data_, size_);
 }
 
 TableSegment::TableSegment(TableSegment&& other) noexcept

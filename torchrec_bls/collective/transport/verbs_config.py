@@ -25,8 +25,8 @@ _RANGES = {
 class VerbsConfig:
     """How a channel uses an RDMA device. Unset options default to what the device reports.
 
-    Each attribute can be set by the environment variable TORCHREC_BLS_IB_ and its name in capitals,
-    e.g. TORCHREC_BLS_IB_DEVICE=mlx5_0. Ranks may differ, except in `mtu`, whose smaller one counts.
+    Each attribute has an environment variable: TORCHREC_BLS_IB_DEVICE=mlx5_0 sets `device`.
+    Ranks may differ, except in `mtu`, whose smaller one counts.
 
     Attributes:
         device: as ibv_devices names it; empty: the first that has an active port.

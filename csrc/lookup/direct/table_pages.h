@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+
+namespace bls {
+
+constexpr size_t kTablePage = 4096;
+
+/// Bytes as whole pages.
+constexpr size_t whole_pages(size_t bytes) {
+  return (bytes + kTablePage - 1) / kTablePage * kTablePage;
+}
+
+/// Reserves address space where pages of 2 MiB fit: the kernel places files at any multiple of
+/// 4 KiB. To be mapped over, and unmapped by the caller. Throws ChannelError.
+std::byte* reserve_table_pages(size_t bytes);
+
+/// Has all pages of a mapping there before the first lookup. A kernel without it leaves that to the
+/// lookups.
+void populate_table_pages(const std::byte* data, size_t bytes);
+
+}  // namespace bls

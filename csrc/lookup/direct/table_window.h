@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "lookup/direct/table_segment.h"
+
+namespace bls {
+
+/// A piece of a segment, in whole pages.
+struct SegmentPages {
+  const TableSegment* segment = nullptr;
+  size_t offset = 0;  ///< in the segment
+  size_t bytes = 0;
+};
+
+/// Pieces of the segments of several ranks, mapped one behind the other, so that a table that lies
+/// in all of them has one address. Pages that are written to become this process's own; no segment
+/// sees it.
+class TableWindow {
+ public:
+  /// Maps the pieces in their order and has all their pages there. Throws std::invalid_argument for
+  /// a piece that is not of whole pages or not in its segment, ChannelError without address space.
+  explicit TableWindow(std::span<const SegmentPages> pieces);
+  TableWindow(TableWindow&& other) noexcept;
+  TableWindow& operator=(TableWindow&&) = delete;
+  ~TableWindow();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace bls

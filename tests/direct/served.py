@@ -1,0 +1,104 @@
+"""A model with two embedding modules and a dense layer, and its weights in each generation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
+from torchrec.distributed import DistributedModelParallel
+
+from tests.distributed import models
+from torchrec_bls import BLSConfig, generation_of
+
+KINDS = {"bags": models.EBC, "rows": models.EC}
+SHARDINGS = {
+    "bags": ["row_wise", "table_wise", "column_wise", "table_wise", "row_wise"],
+    "rows": ["table_wise", "row_wise", "column_wise", "row_wise", "table_wise"],
+}
+
+
+class Model(nn.Module):
+    """Looks a batch up in both modules and runs a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Means have other bits where they are not sharded.
+        tables = [
+            replace(table, pooling=PoolingType.SUM)
+            for table in models.EBC.module().embedding_bag_configs()
+        ]
+        self.bags = EmbeddingBagCollection(tables=tables)
+        self.rows = models.EC.module()
+        self.dense = nn.Linear(1, 3)
+
+    def forward(self, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        return flatten({"bags": self.bags(ids), "rows": self.rows(ids)}) | {
+            "dense": self.dense(torch.ones(1, 1)).detach().clone()
+        }
+
+
+def flatten(outputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns what both modules give, by names whose order does not depend on the plan."""
+    bags = models.arrived(outputs["bags"]).to_dict()
+    rows = models.flatten(outputs["rows"])
+    return {f"bags {name}": bags[name].clone() for name in sorted(bags)} | {
+        f"rows {name}": rows[name] for name in sorted(rows)
+    }
+
+
+def weights_of(generation: int) -> dict[str, torch.Tensor]:
+    """Returns all weights of a generation: whole numbers, whose sums have no rounding."""
+    generator = torch.Generator().manual_seed(1000 + generation)
+    return {
+        name: torch.randint(-1000, 1000, tensor.shape, generator=generator).float()
+        for name, tensor in Model().state_dict().items()
+    }
+
+
+class Expected:
+    """What the model gives for a batch in each generation, by unsharded TorchRec modules."""
+
+    def __init__(self, batches: Sequence[KeyedJaggedTensor]) -> None:
+        self._batches = batches
+        self._known: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+
+    def of(self, generation: int, batch: int) -> dict[str, torch.Tensor]:
+        if (generation, batch) not in self._known:
+            model = Model()
+            model.load_state_dict(weights_of(generation))
+            with torch.no_grad():
+                for i, ids in enumerate(self._batches):
+                    self._known[generation, i] = model(ids)
+        return self._known[generation, batch]
+
+
+def batches_of(rank: int, count: int = 4) -> list[KeyedJaggedTensor]:
+    return [models.make_ids(models.EBC, seed=100 * rank + i, samples=5) for i in range(count)]
+
+
+def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
+    """Returns the model with the weights of generation 1."""
+    model = Model()
+    model.load_state_dict(weights_of(1))
+    sharders = [
+        kind.bls_sharder(config or BLSConfig(lookup="direct", deadline=30.0))
+        for kind in KINDS.values()
+    ]
+    plans = {
+        name: models.make_plan(getattr(model, name), SHARDINGS[name], sharder)
+        for (name, _), sharder in zip(KINDS.items(), sharders, strict=True)
+    }
+    return models.shard_model(model, plans, sharders)
+
+
+def check(model: Any, batches: Sequence[Any], expected: Expected, number: int) -> int:
+    """Looks batch `number` up, compares it with the generation that it says it is of, and returns
+    that."""
+    batch = number % len(batches)
+    with torch.no_grad():
+        output = model(batches[batch])
+    generation = generation_of(model)
+    models.assert_same_bits(output, expected.of(generation, batch))
+    return generation

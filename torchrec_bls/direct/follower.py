@@ -1,0 +1,114 @@
+"""Maps each new generation of a model's tables beside the one that is read."""
+
+import atexit
+import threading
+import weakref
+from collections.abc import Sequence
+
+from torchrec_bls import _native
+from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.errors import BLSError
+
+# Seconds between two looks at the control page; the longer one after a look that failed.
+_PAUSE = 0.005
+_LONGEST_PAUSE = 0.2
+# That the thread may take at the end of the process to finish mapping.
+_ENDING = 5.0
+
+
+class Follower:
+    """Has a thread map what is announced, so that who looks batches up need not wait for it.
+
+    All tables of a model change by the announcements on the control page of the first module. A
+    generation is ready when all owners have announced it and all its segments are mapped.
+
+    Args:
+        tables: of each module of the model, in the same order in every process.
+        serving: what is read of them now.
+
+    Attributes:
+        newest: the generation that is ready, of each module; all of one number. Who takes it for
+            a batch takes all of it.
+        problem: why a generation that is complete could not be mapped; empty if there is none.
+    """
+
+    def __init__(self, tables: Sequence[SharedTables], serving: Sequence[Generation]) -> None:
+        self._tables = list(tables)
+        self.newest: tuple[Generation, ...] = tuple(serving)
+        self.problem = ""
+        # By module, owner and generation, until they belong to a generation: what this process
+        # made, and what it mapped before another segment failed.
+        self._segments: dict[tuple[int, int, int], _native.TableSegment] = {}
+        self._released: list[Generation] = []
+        self._stop = threading.Event()
+        # It keeps no reference, so that all of this goes with the model.
+        self._thread = threading.Thread(
+            target=_follow,
+            args=(weakref.ref(self), self._stop),
+            name="torchrec_bls tables",
+            daemon=True,
+        )
+        self._thread.start()
+        _followers.add(self)
+
+    def keep(self, owner: int, number: int, segments: Sequence[_native.TableSegment]) -> None:
+        """Keeps what this process made of a generation, of each module, until all is ready."""
+        for module, segment in enumerate(segments):
+            self._segments[module, owner, number] = segment
+
+    def release(self, generations: Sequence[Generation]) -> None:
+        """Has the thread unmap generations that are not read any more, which takes a while."""
+        self._released.extend(generations)
+
+    def look(self) -> bool:
+        """Maps what is complete and not mapped yet. Returns False where that failed."""
+        self._released.clear()
+        number = self._tables[0].page.complete
+        if number <= self.newest[0].number:
+            return True
+        try:
+            ready = [self._map(module, number) for module in range(len(self._tables))]
+        except BLSError as error:
+            # Who was slow finds a newer generation at the next look.
+            self.problem = f"generation {number}: {error}"
+            return False
+        self.newest, self.problem = tuple(ready), ""
+        for key in [key for key in self._segments if key[-1] <= number]:
+            del self._segments[key]
+        return True
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join(_ENDING)
+
+    def _map(self, module: int, number: int) -> Generation:
+        tables = self._tables[module]
+        segments = []
+        for owner in range(tables.owners):
+            key = module, owner, number
+            if key not in self._segments:
+                self._segments[key] = tables.open(owner, number)
+            segments.append(self._segments[key])
+        return tables.generation(number, segments)
+
+
+def _follow(follower: "weakref.ref[Follower]", stop: threading.Event) -> None:
+    pause = _PAUSE
+    while not stop.wait(pause):
+        followed = follower()
+        if followed is None:
+            return
+        pause = _PAUSE if followed.look() else min(2 * pause, _LONGEST_PAUSE)
+        del followed
+
+
+def _stop_all() -> None:
+    for follower in list(_followers):
+        follower.stop()
+
+
+_followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
+# A thread that comes back from native code after the interpreter's end ends the process with abort.
+atexit.register(_stop_all)

@@ -21,6 +21,8 @@ _PRELOAD = (
     "torchrec_bls.distributed.sharded_ec",
     "torchrec_bls.distributed.sharded_ebc",
     "torchrec_bls.pipeline",
+    "torchrec_bls.quant.sharder",
+    "torchrec.inference.modules",
     "pytest",
     "hypothesis",
 )

@@ -22,6 +22,7 @@ from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 if TYPE_CHECKING:
     from torchrec_bls.analysis.recording import record_lookups
     from torchrec_bls.codecs.error_bound import Decay, ErrorBound
+    from torchrec_bls.direct.publisher import Publication
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
         bounded_lag_channels,
         bounded_lag_modules,
     )
+    from torchrec_bls.publishing import generation_of, publish
+    from torchrec_bls.quant.sharder import (
+        BLSQuantEmbeddingBagCollectionSharder,
+        BLSQuantEmbeddingCollectionSharder,
+    )
 
 __all__ = [
     "Arrival",
@@ -38,15 +44,20 @@ __all__ = [
     "BLSEmbeddingBagCollectionSharder",
     "BLSEmbeddingCollectionSharder",
     "BLSOptions",
+    "BLSQuantEmbeddingBagCollectionSharder",
+    "BLSQuantEmbeddingCollectionSharder",
     "BoundedLagChannel",
     "BoundedLagPipeline",
     "ChannelStats",
     "CodecConfig",
     "Decay",
     "ErrorBound",
+    "Publication",
     "VerbsConfig",
     "bounded_lag_channels",
     "bounded_lag_modules",
+    "generation_of",
+    "publish",
     "record_lookups",
 ]
 
@@ -54,12 +65,17 @@ _FOR_TORCHREC = {
     "BLSConfig": "distributed.config",
     "BLSEmbeddingBagCollectionSharder": "distributed.sharded_ebc",
     "BLSEmbeddingCollectionSharder": "distributed.sharded_ec",
+    "BLSQuantEmbeddingBagCollectionSharder": "quant.sharder",
+    "BLSQuantEmbeddingCollectionSharder": "quant.sharder",
     "BoundedLagPipeline": "pipeline",
     "CodecConfig": "distributed.codec_config",
     "Decay": "codecs.error_bound",
     "ErrorBound": "codecs.error_bound",
+    "Publication": "direct.publisher",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
+    "generation_of": "publishing",
+    "publish": "publishing",
     "record_lookups": "analysis.recording",
 }
 

@@ -16,6 +16,10 @@ _DISTRIBUTED = "torchrec.distributed."
 _FBGEMM = (
     "fbgemm_gpu.split_table_batched_embeddings_ops_training:SplitTableBatchedEmbeddingBagsCodegen"
 )
+_FBGEMM_NBIT = (
+    "fbgemm_gpu.split_table_batched_embeddings_ops_inference:"
+    "IntNBitTableBatchedEmbeddingBagsCodegen"
+)
 _OF_COLLECTIONS = (
     "_create_input_dist",
     "_create_output_dist",
@@ -38,6 +42,14 @@ _OF_COLLECTIONS = (
     "post_odist_tracker_fn",
 )
 
+_OF_QUANTIZED = (
+    "_device",
+    "_emb_modules",
+    "_key_to_tables",
+    "_table_name_to_quantized_weights",
+    "register_tbes",
+)
+
 # By "module" or "module:Class": names of a module, or attributes of a class and of its instances.
 CONTRACT: Mapping[str, tuple[str, ...]] = {
     "torch.autograd": ("_profiler_enabled",),
@@ -47,6 +59,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "_register_backend",
         "_set_default_backend",
     ),
+    "torch:Tensor": ("_version",),
     "torch.nn:Module": ("_forward_hooks", "_forward_pre_hooks"),
     _FBGEMM: (
         "get_learning_rate",
@@ -59,6 +72,23 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "use_cpu",
         "weights_host",
         "weights_precision",
+    ),
+    "fbgemm_gpu.split_table_batched_embeddings_ops_inference": ("rounded_row_size_in_bytes",),
+    _FBGEMM_NBIT: (
+        "embedding_specs",
+        "feature_table_map",
+        "host_size",
+        "index_remapping_hash_table",
+        "index_remappings_array",
+        "initialize_logical_weights_placements_and_offsets",
+        "output_dtype",
+        "pooling_mode",
+        "row_alignment",
+        "scale_bias_size_in_bytes",
+        "split_embedding_weights_with_scale_bias",
+        "weight_initialized",
+        "weights_host",
+        "weights_physical_offsets",
     ),
     f"{_DISTRIBUTED}batched_embedding_kernel:BatchedFusedEmbedding": (
         "_config",
@@ -155,7 +185,11 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
     f"{_DISTRIBUTED}train_pipeline.utils": ("_rewrite_model",),
     f"{_DISTRIBUTED}types:LazyAwaitable": ("_wait_impl", "callbacks"),
     f"{_DISTRIBUTED}types:ShardingEnv2D": ("sharding_pg",),
+    "torchrec.quant.embedding_modules": ("MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS",),
+    "torchrec.quant.embedding_modules:EmbeddingBagCollection": _OF_QUANTIZED,
+    "torchrec.quant.embedding_modules:EmbeddingCollection": _OF_QUANTIZED,
     "torchrec.sparse.jagged_tensor:JaggedTensor": ("_lengths", "_offsets", "_values", "_weights"),
+    "torchrec.tensor_types": ("UInt2Tensor", "UInt4Tensor"),
 }
 
 

@@ -32,6 +32,7 @@ def test_what_is_missing_is_named() -> None:
 def sources_made_for_torchrec() -> Iterator[ast.AST]:
     for path in [
         *(PACKAGE / "distributed").rglob("*.py"),
+        *(PACKAGE / "quant").rglob("*.py"),
         *PACKAGE.glob("pipeline*.py"),
         PACKAGE / "analysis" / "recording.py",
     ]:

@@ -1,0 +1,109 @@
+"""Where stored rows lie and come from, against TorchRec's quantized modules and by brute force."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec import EmbeddingCollection, EmbeddingConfig
+
+from tests.distributed.models import SparseOnly
+from tests.quant import models
+from torchrec_bls.quant.lookups import Lookups
+from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
+from torchrec_bls.quant.stored_tables import CheckpointRows, ModuleRows, stored_bytes
+
+PAGE = 16
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(list(models.TYPES)),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.booleans(),
+    st.data(),
+)
+def test_rows_of_a_checkpoint_are_those_of_the_quantized_module(
+    name: str, rows: int, eighths: int, half: bool, data: st.DataObject
+) -> None:
+    module = EmbeddingCollection(
+        [
+            EmbeddingConfig(
+                num_embeddings=rows, embedding_dim=8 * eighths, name="t0", feature_names=["f0"]
+            )
+        ]
+    )
+    if half:
+        module = module.half()
+    checkpoint = {f"m.{key}": weight for key, weight in module.state_dict().items()}
+    quantized = models.quantized(SparseOnly(module), [name]).embeddings
+    lookups = Lookups(quantized, quantized.embeddings, 4096)
+    (table,) = lookups.tables
+    first = data.draw(st.integers(table.begin, table.end - 1))
+    last = data.draw(st.integers(first + 1, table.end))
+    ours = stored_bytes(CheckpointRows(checkpoint, "m.embeddings"), table, first, last)
+    theirs = stored_bytes(ModuleRows(quantized._emb_modules, lookups.begins), table, first, last)
+    weights = quantized._emb_modules[0].weights_host
+    assert torch.equal(theirs, weights[first:last])
+    assert torch.equal(ours, theirs)
+
+
+def owners_by_hand(extents: list[Extent], total: int) -> list[int]:
+    """Returns the owner of each page: of its first byte, or else of the last before, or the first
+    behind it."""
+    owners: list[int] = []
+    for byte in range(0, total, PAGE):
+        before = [each for each in extents if each.begin <= byte and each.end > each.begin]
+        owners.append((before or extents[:1])[-1].owner)
+    return owners
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 70)), min_size=1))
+def test_pages_belong_to_the_owner_of_their_first_byte(drawn: list[tuple[int, int, int]]) -> None:
+    extents: list[Extent] = []
+    at = 0
+    for owner, gap, length in drawn:
+        at += gap
+        extents.append(Extent(owner, at, at + length))
+        at += length
+    total = -(-at // PAGE) * PAGE
+    shares = page_shares(extents[::-1], total, PAGE, 3 * PAGE)
+    owners = [share.owner for share in shares for _ in range((share.end - share.begin) // PAGE)]
+    assert owners == owners_by_hand(extents, total)
+    assert [share.begin for share in shares] == [0, *[share.end for share in shares[:-1]]]
+    for owner in set(owners):
+        own = [share for share in shares if share.owner == owner]
+        # One behind the other in the segment, from the first byte that may hold rows.
+        offsets = [3 * PAGE]
+        for share in own:
+            offsets.append(offsets[-1] + share.end - share.begin)
+        assert [share.offset for share in own] == offsets[:-1]
+        rows = sum(each.end - each.begin for each in extents if each.owner == owner)
+        gaps = sum(gap for _, gap, _ in drawn)
+        assert offsets[-1] - offsets[0] <= rows + gaps + PAGE * (len(own) + 1)
+
+
+def test_cuts_are_where_another_rank_begins() -> None:
+    shares = [PageShare(0, 0, 16, 0), PageShare(0, 16, 32, 16), PageShare(1, 32, 48, 0)]
+    assert cuts_between(shares) == [32]
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (None, "has no 'm.t0.weight'"),
+        (torch.zeros(4, 8), r"shape \(4, 8\)"),
+        (torch.zeros(5, 8, dtype=torch.float64), "float64"),
+        (torch.zeros(5, 8, device="meta"), "meta"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit(weights: torch.Tensor | None, says: str) -> None:
+    module = EmbeddingCollection(
+        [EmbeddingConfig(num_embeddings=5, embedding_dim=8, name="t0", feature_names=["f0"])]
+    )
+    quantized = models.quantized(SparseOnly(module), ["int8"]).embeddings
+    (table,) = Lookups(quantized, quantized.embeddings, 4096).tables
+    source = CheckpointRows({} if weights is None else {"m.t0.weight": weights}, "m")
+    with pytest.raises(ValueError, match=says):
+        source.rows(table, 0, 5)

@@ -1,0 +1,76 @@
+"""Which rank has which pages of the memory that a module's tables lie in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Rows of one table, one behind the other, that a rank owns.
+
+    Attributes:
+        owner: rank.
+        begin: first byte.
+        end: behind the last byte.
+    """
+
+    owner: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class PageShare:
+    """Pages one behind the other that one rank has in its segment.
+
+    Attributes:
+        owner: rank.
+        begin: first byte, of all tables.
+        end: behind the last byte.
+        offset: of the first byte in the owner's segment.
+    """
+
+    owner: int
+    begin: int
+    end: int
+    offset: int
+
+
+def page_shares(
+    extents: Sequence[Extent], total: int, page: int, first_offset: int
+) -> list[PageShare]:
+    """Cuts the memory of all tables into the ranks' shares.
+
+    A page belongs to the rank that owns its first byte, so that shares are whole pages, and a rank
+    has at most a page more than its rows for each of them.
+
+    Args:
+        extents: of all tables, none of which overlap.
+        total: bytes, whole pages.
+        page: bytes of one.
+        first_offset: of a segment that may hold rows.
+
+    Returns:
+        The shares by their first byte: together they are `total`.
+    """
+    in_order = sorted((extent for extent in extents if extent.end > extent.begin), key=_begin)
+    cuts = [-(-extent.begin // page) * page for extent in in_order[1:]]
+    free: dict[int, int] = {}
+    shares: list[PageShare] = []
+    for extent, begin, end in zip(in_order, [0, *cuts], [*cuts, total], strict=True):
+        if begin == end:
+            continue
+        offset = free.get(extent.owner, first_offset)
+        free[extent.owner] = offset + end - begin
+        shares.append(PageShare(extent.owner, begin, end, offset))
+    return shares
+
+
+def cuts_between(shares: Sequence[PageShare]) -> list[int]:
+    """Returns the bytes at which another rank's share begins."""
+    return [after.begin for before, after in pairwise(shares) if before.owner != after.owner]
+
+
+def _begin(extent: Extent) -> int:
+    return extent.begin

@@ -1,0 +1,223 @@
+"""A quantized embedding module whose tables are in the memory of several processes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardedModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Multistreamable
+
+from torchrec_bls.collective.exchange_options import timeout_of
+from torchrec_bls.direct.layout import TableLayout
+from torchrec_bls.direct.shared_tables import FIRST_GENERATION, agree_on_direct_reads
+from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.direct_reads import DirectEmbeddings, UnsentBatch, layouts_of
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
+from torchrec_bls.distributed.inputs.refused_batches import (
+    Calls,
+    RefusedEmbeddings,
+    take_part_in_the_rest,
+)
+from torchrec_bls.quant import lookups
+from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
+from torchrec_bls.quant.stored_tables import CheckpointRows, ModuleRows, RowSource
+
+
+@dataclass
+class _Context(Multistreamable):  # type: ignore[misc]
+    """Of one forward: why this rank can't look its batch up, if it can't."""
+
+    refusal: ValueError | None = None
+
+    def record_stream(self, stream: object) -> None:
+        """See TorchRec; nothing here is on a stream."""
+
+
+class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore[misc]
+    """TorchRec's quantized EmbeddingBagCollection or EmbeddingCollection over several processes.
+
+    Each rank keeps its shards in shared memory, as FBGEMM stores them, and looks up its own batch
+    in those of all ranks with FBGEMM's kernels: results are those of the unsharded module, bit for
+    bit, and no rank waits for another one after this constructor, which is collective. The state
+    dict is that of the unsharded module, on every rank.
+
+    Args:
+        module: to shard; it is taken over, and its own weights are freed.
+        tables_name: of its nn.ModuleDict that has the tables.
+        params: its plan.
+        group: ranks of one host, one of which has each shard.
+        config: of its bad ids, deadline and pages.
+        name: of the module.
+        checkpoint: see BLSQuantEmbeddingBagCollectionSharder.
+        prefix: of the tables' names in the checkpoint.
+
+    Raises:
+        ValueError: the module or the plan can't be sharded so, for the reason that is named.
+        RendezvousError: a rank did not come, has no memory for its shards, or has other weights.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        tables_name: str,
+        params: Mapping[str, ParameterSharding],
+        group: dist.ProcessGroup,
+        config: BLSConfig,
+        name: str,
+        checkpoint: Mapping[str, torch.Tensor] | None,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        self.calls = Calls()
+        self.reads_directly = True
+        self._where = f"{name} on rank {group.rank()}"
+        deadline = timeout_of(group) if config.deadline is None else config.deadline
+        children: nn.ModuleDict = getattr(module, tables_name)
+        configs = [each for tables in module._key_to_tables.values() for each in tables]
+        reason = (
+            _why_not_planned(configs, params)
+            or lookups.why_not(module)
+            or _why_no_weights(module, checkpoint)
+        )
+        if reason := agree_on_direct_reads(group, name, deadline, reason):
+            raise ValueError(f"{self._where}: it can't be sharded over processes. {reason}")
+        made = lookups.Lookups(module, children, HUGE_PAGE if config.huge_pages else SMALL_PAGE)
+        source: RowSource = (
+            ModuleRows(module._emb_modules, made.begins)
+            if checkpoint is None
+            else CheckpointRows(checkpoint, f"{prefix}{tables_name}")
+        )
+        shards = {table.name: table.shards for table in layouts_of(configs, params)}
+        self._shared = SharedRows(
+            group, name, deadline, made.tables, shards, source, config.huge_pages
+        )
+        self._views = made.move_to(self._shared.memory)
+        self._version = self._versions()
+        # Not registered: what is in it has the names of the unsharded module here.
+        self._unsharded = (module,)
+        self.add_module(tables_name, children)
+        if module.register_tbes:
+            self.tbes = module.tbes
+        self._is_weighted = hasattr(module, "is_weighted") and bool(module.is_weighted())
+        self._check = InputCheck(name, configs, self._is_weighted, config.bad_ids)
+
+    @property
+    def replaced_ids(self) -> int:
+        """Ids that row 0 was looked up for, with bad_ids="row0"."""
+        return self._check.replaced_ids
+
+    @property
+    def unsharded_module_type(self) -> type:
+        """See TorchRec."""
+        return type(self._unsharded[0])
+
+    def create_context(self) -> _Context:
+        """See TorchRec."""
+        return _Context()
+
+    def input_dist(self, ctx: _Context, features: object) -> UnsentBatch:
+        """Checks a batch, which stays where it is.
+
+        Args:
+            ctx: of this forward.
+            features: KeyedJaggedTensor on the CPU; its weights, if any, are float32. One that does
+                not fit the module raises ValueError where the embeddings are used: a model calls
+                its other modules first, which other ranks may wait for.
+
+        Raises:
+            ValueError: autograd is on, or the weights were written to.
+        """
+        if torch.is_grad_enabled():
+            raise ValueError(
+                f"{self._where}: autograd is on, but quantized tables have no gradients: use "
+                "torch.no_grad()"
+            )
+        if self._versions() != self._version:
+            raise ValueError(
+                f"{self._where}: its weights were written to, but its tables are sealed, and other "
+                "ranks read them as they were. Load weights before the module is sharded, and "
+                "shard anew to change them"
+            )
+        self.calls.note()
+        try:
+            return UnsentBatch(self._checked(features))
+        except Exception as error:  # whatever a request holds, it is this request's fault
+            ctx.refusal = ValueError(f"{self._where}: {error}")
+            return UnsentBatch(self._check.nothing())
+
+    def compute(self, ctx: _Context, dist_input: UnsentBatch) -> Any:
+        """Returns the embeddings, as the unsharded module does."""
+        return self._unsharded[0](dist_input.batch.features)
+
+    def output_dist(self, ctx: _Context, output: Any) -> LazyAwaitable[Any]:
+        """Returns what is there already, or raises when it is used; see `input_dist`."""
+        embeddings = DirectEmbeddings(output, FIRST_GENERATION)
+        if ctx.refusal is None:
+            return embeddings
+        return RefusedEmbeddings(embeddings, ctx.refusal, partial(take_part_in_the_rest, self))
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        """Yields the names of all buffers: no other rank needs them sent."""
+        for name, _ in self.named_buffers(prefix):
+            yield name
+
+    def _checked(self, features: object) -> CheckedBatch:
+        # Before the check, which takes the first batch's dtypes for those of all.
+        if self._is_weighted and isinstance(features, KeyedJaggedTensor):
+            weights = features.weights_or_none()
+            if weights is None or weights.dtype != torch.float32:
+                found = "no weights" if weights is None else f"weights of {weights.dtype}"
+                raise ValueError(
+                    f"the KeyedJaggedTensor has {found}, but FBGEMM's weighted quantized lookups "
+                    "take float32"
+                )
+        batch = self._check.check(features)
+        if batch.varying is not None:
+            raise ValueError(
+                "the KeyedJaggedTensor has a batch size per key, which quantized modules can't "
+                "look up: give all keys the same"
+            )
+        return batch
+
+    def _versions(self) -> int:
+        return sum([view._version for view in self._views])
+
+
+def _why_not_planned(configs: Sequence[Any], params: Mapping[str, ParameterSharding]) -> str:
+    missing = [config.name for config in configs if config.name not in params]
+    if missing:
+        return f"tables {missing} are not in the plan"
+    for table in layouts_of(configs, params):
+        # Columns of a plan are of the state dict, in bytes or in packed numbers, or of the float
+        # module: whole rows are what begins at the first.
+        if any(shard.first_column for shard in table.shards):
+            return (
+                f"table '{table.name}' is planned in columns, but a stored row has one scale and "
+                "shift for all of them: plan it table_wise or row_wise"
+            )
+        if not _has_each_row_once(table):
+            return f"the shards of table '{table.name}' in the plan are not its {table.rows} rows"
+    return ""
+
+
+def _has_each_row_once(table: TableLayout) -> bool:
+    end = 0
+    for first_row, rows in sorted((shard.first_row, shard.rows) for shard in table.shards):
+        if rows and first_row != end:
+            return False
+        end += rows
+    return end == table.rows
+
+
+def _why_no_weights(module: Any, checkpoint: Mapping[str, torch.Tensor] | None) -> str:
+    if checkpoint is None and any(lookup.weights_host.is_meta for lookup in module._emb_modules):
+        return (
+            "the module is on the meta device and has no weights: give the sharder the checkpoint "
+            "of the float model"
+        )
+    return ""

@@ -41,7 +41,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
-  fuzz fuzz-blindly guarantee soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator lint format wheel wheels \
+  fuzz fuzz-blindly guarantee soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator docs docs-links figures lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -176,6 +176,15 @@ test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and t
 faults: build  ## Print the fault matrix with the times to detection (JSON in out/faults)
 	$(WITH_VENV) $(BIN)/python -m tests.faults
 
+docs: build $(VENV)/.docs  ## Build the documentation's site into out/docs; warnings and broken links are errors
+	$(call build-docs,html,out/docs)
+
+docs-links: build $(VENV)/.docs  ## Ask the Internet whether the documentation's external links are there
+	$(call build-docs,linkcheck,out/docs-links)
+
+figures: build  ## Draw the documentation's pictures anew
+	for figure in docs/figures/*.py; do $(BIN)/python "$$figure" || exit 1; done
+
 lint: $(VENV)/.packages  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -240,6 +249,10 @@ $(VENV)/.wheels: $(PINS) | $(VENV)/.packages
 	$(BIN)/python -m pip install --group wheels
 	@touch $@
 
+$(VENV)/.docs: $(PINS) | $(VENV)/.packages
+	$(BIN)/python -m pip install --group docs
+	@touch $@
+
 $(VENV)/.mpi4py: $(PINS) | $(VENV)/.packages
 	@$(call need,Open MPI,$(mpi_packages),$(has_mpi))
 	$(BIN)/python -m pip install --group mpi
@@ -296,6 +309,10 @@ run-cpp-tests = $(BIN)/ctest --test-dir build/native -j $(TEST_JOBS) --output-on
 
 # $(call pytest,markers): runs the Python tests that have them.
 pytest = $(WITH_VENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "$(1)"
+
+# $(call build-docs,builder,folder)
+build-docs = $(WITH_VENV) $(BIN)/python -m sphinx --builder $(1) --fail-on-warning --keep-going --jobs auto \
+  --doctree-dir build/doctrees docs $(2)
 
 # A profile that is there already is kept.
 calibrate-for-study = test -s out/study/profile.json \

@@ -14,6 +14,7 @@
 #include "messages/ids/batch_ids.h"
 #include "messages/ids/equal_bags.h"
 #include "messages/ids/ids_message.h"
+#include "messages/ids/row_requests.h"
 
 namespace py = pybind11;
 
@@ -90,6 +91,22 @@ std::vector<std::pair<uintptr_t, size_t>> groups_of(const EqualBags& bags) {
   return groups;
 }
 
+/// (feature, first row, end)
+using AskedBlockTuple = std::tuple<size_t, int64_t, int64_t>;
+
+RowRequests row_requests(size_t features, const std::vector<AskedBlockTuple>& tuples) {
+  std::vector<AskedBlock> blocks;
+  for (const auto& [feature, first, end] : tuples) blocks.push_back({feature, first, end});
+  return {features, std::move(blocks)};
+}
+
+/// `counts` must be those of the ids.
+AskedRows ask_for(const RowRequests& requests, const Items& ids,
+                  const std::vector<int64_t>& counts) {
+  const py::gil_scoped_release release;
+  return requests.ask(pointer(std::get<0>(ids)), std::get<1>(ids), counts);
+}
+
 /// A property of what arrived.
 template <auto kOf>
 auto of_arrived(const BatchIds& ids) {
@@ -133,6 +150,17 @@ void bind_ids(py::module_& module) {
   py::class_<EqualBags>(module, "EqualBags")
       .def(py::init(&equal_bags))
       .def_property_readonly("groups", &groups_of);
+
+  py::class_<AskedRows>(module, "AskedRows")
+      .def_property_readonly("numbers", [](const AskedRows& rows) { return view_of(rows.numbers); })
+      .def_property_readonly("rows", [](const AskedRows& rows) { return view_of(rows.rows); })
+      .def_readonly("counts", &AskedRows::counts)
+      .def_readonly("first_numbers", &AskedRows::first_numbers)
+      .def_readonly("distinct", &AskedRows::distinct);
+  py::class_<RowRequests>(module, "RowRequests")
+      .def(py::init(&row_requests))
+      .def_property_readonly("row_bytes", &RowRequests::row_bytes)
+      .def("ask", &ask_for);
 
   module.def("post_ids", [](Channel& channel, const Items& lengths, const Items& values,
                             const Items& weights, size_t features, size_t stride, size_t count,

@@ -25,6 +25,10 @@ using Permutation = std::tuple<uintptr_t, size_t>;
 
 /// (address, rows, bytes of a row, whether bags are pooled to means)
 using TableTuple = std::tuple<uintptr_t, int64_t, size_t, bool>;
+/// (address, rows, bytes of a row, from row to row)
+using StoredTableTuple = std::tuple<uintptr_t, int64_t, size_t, size_t>;
+/// (offset in bytes, rows, bytes of a row, from row to row)
+using PlacedTuple = std::tuple<size_t, size_t, size_t, size_t>;
 
 /// Tables of a lookup, by feature. Made once, since a list of tuples takes microseconds to read.
 struct Tables {
@@ -33,6 +37,15 @@ struct Tables {
       by_feature.push_back({pointer(address), rows, bytes, means});
       row_bytes += bytes;
     }
+  }
+
+  static Tables stored(const std::vector<StoredTableTuple>& tuples) {
+    Tables tables({});
+    for (const auto& [address, rows, bytes, pitch] : tuples) {
+      tables.by_feature.push_back({pointer(address), rows, bytes, false, pitch});
+      tables.row_bytes += bytes;
+    }
+    return tables;
   }
 
   std::vector<Table> by_feature;
@@ -99,11 +112,16 @@ void bind_rows(py::module_& module) {
              });
   py::class_<Tables>(module, "Tables")
       .def(py::init<const std::vector<TableTuple>&>())
+      .def_static("stored", &Tables::stored)
       .def_readonly("row_bytes", &Tables::row_bytes);
   module.def("post_table_rows", [](Channel& channel, const Tables& tables, const BatchIds& ids,
                                    size_t row_bytes, uintptr_t own) {
     const py::gil_scoped_release release;
     post_table_rows(channel, table_rows(tables, ids, row_bytes), pointer(own));
+  });
+  module.def("post_stored_rows", [](Channel& channel, const Tables& tables, const BatchIds& ids) {
+    const py::gil_scoped_release release;
+    post_stored_rows(channel, table_rows(tables, ids, 0));
   });
   module.def("copy_table_rows",
              [](const Tables& tables, const BatchIds& ids, size_t row_bytes, uintptr_t out) {
@@ -134,6 +152,16 @@ void bind_rows(py::module_& module) {
     const py::gil_scoped_release release;
     collect_rows(arrival, pointer(out), row_bytes, rows_per_source, indices,
                  {rank, pointer(own_rows), {row_bytes, counts, order}});
+  });
+  module.def("collect_placed_rows", [](const Arrival& arrival, uintptr_t out, size_t out_bytes,
+                                       const std::vector<PlacedTuple>& tuples,
+                                       const std::vector<size_t>& blocks_per_source) {
+    std::vector<PlacedRows> placed;
+    for (const auto& [offset, rows, bytes, pitch] : tuples) {
+      placed.push_back({offset, rows, bytes, pitch});
+    }
+    const py::gil_scoped_release release;
+    collect_placed_rows(arrival, pointer(out), out_bytes, placed, blocks_per_source);
   });
   module.def("collect_columns", [](const Arrival& arrival, uintptr_t out, size_t rows,
                                    size_t out_row_bytes, const std::vector<GroupTuple>& groups) {

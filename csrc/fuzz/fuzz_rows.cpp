@@ -73,19 +73,40 @@ void collect_summed_columns(Input& input) {
   accepts([&] { collect_columns(*arrival, out.data(), rows, out_row_bytes, groups); });
 }
 
+void place_stored_rows(Input& input) {
+  std::vector<PlacedRows> placed;
+  std::vector<size_t> bytes(kWorldSize), blocks(kWorldSize);
+  size_t end = 0;
+  for (size_t source = 0; source < kWorldSize; ++source) {
+    blocks[source] = input.take_up_to(3);
+    for (size_t i = 0; i < blocks[source]; ++i) {
+      const size_t rows = input.take_up_to(9), row_bytes = 1 + input.take_up_to(40);
+      placed.push_back({end, rows, row_bytes, row_bytes + input.take_up_to(15)});
+      end += rows * placed.back().pitch;
+      bytes[source] += rows * row_bytes;
+    }
+  }
+  const HostileArrival arrival = take_arrival(input, bytes);
+  Bytes out(end);
+  accepts([&] { collect_placed_rows(*arrival, out.data(), out.size(), placed, blocks); });
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
-  switch (input.take_up_to(2)) {
+  switch (input.take_up_to(3)) {
     case 0:
       collect_by_source(input);
       break;
     case 1:
       collect_by_feature(input);
       break;
-    default:
+    case 2:
       collect_summed_columns(input);
+      break;
+    default:
+      place_stored_rows(input);
   }
   return 0;
 }

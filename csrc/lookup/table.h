@@ -12,6 +12,9 @@ struct Table {
   int64_t rows = 0;
   size_t row_bytes = 0;
   bool means = false;  ///< whether bags are pooled to means, not sums
+  size_t pitch = 0;    ///< from row to row where rows are padded, which sums are not made of
+
+  size_t step() const { return pitch != 0 ? pitch : row_bytes; }
 };
 
 /// Rows that ids name: those of feature f come from `tables[f]`. The ids lie one behind the other,

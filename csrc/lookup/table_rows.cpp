@@ -62,10 +62,10 @@ class GatheredRows final : public BlockWriter {
   template <class Id, size_t kBytes>
   void write_rows(std::byte* to) const {
     const size_t bytes = table_.row_bytes;
-    const auto row = [this, bytes](size_t i) {
+    const auto row = [this](size_t i) {
       Id id;
       std::memcpy(&id, ids_ + i * sizeof(Id), sizeof(id));
-      return table_.data + static_cast<size_t>(id) * bytes;
+      return table_.data + static_cast<size_t>(id) * table_.step();
     };
     const size_t distance = rows_ahead(kBytes > 0 ? kBytes : bytes, kBytesAhead);
     for (size_t i = 0; i < count_ && i < distance; ++i) prefetch_row(row(i), bytes);
@@ -88,12 +88,6 @@ void check(const TableRows& rows) {
     throw std::invalid_argument(std::to_string(rows.tables.size()) + " tables for " +
                                 std::to_string(features) + " features");
   }
-  for (const Table& table : rows.tables) {
-    if (table.row_bytes != rows.groups.row_bytes) {
-      throw std::invalid_argument("a table has rows of " + std::to_string(table.row_bytes) +
-                                  " bytes, the lookup " + std::to_string(rows.groups.row_bytes));
-    }
-  }
   std::vector<int64_t> counts(features, 0);
   for (size_t i = 0; i < rows.groups.counts.size(); ++i) counts[i / world] += rows.groups.counts[i];
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
@@ -104,10 +98,48 @@ void check(const TableRows& rows) {
   check_lookup(rows, counts);
 }
 
+void check_sizes(const TableRows& rows) {
+  for (const Table& table : rows.tables) {
+    if (table.row_bytes != rows.groups.row_bytes) {
+      throw std::invalid_argument("a table has rows of " + std::to_string(table.row_bytes) +
+                                  " bytes, the lookup " + std::to_string(rows.groups.row_bytes));
+    }
+  }
+}
+
+/// Puts the rows of each rank into the message to it.
+class RowMessages {
+ public:
+  explicit RowMessages(const TableRows& rows)
+      : builder_(MessageBuilder::of_one_part(rows.groups.order.size(), rows.groups.features())) {
+    const size_t world = rows.groups.order.size();
+    gathered_.reserve(world * rows.groups.features());  // blocks point into it
+    const std::byte* ids = rows.ids;
+    for (size_t feature = 0; feature < rows.groups.features(); ++feature) {
+      for (size_t place = 0; place < world; ++place) {
+        const auto count = static_cast<size_t>(rows.groups.counts[feature * world + place]);
+        gathered_.emplace_back(rows.tables[feature], ids, rows.id_bytes, count);
+        Block& block = builder_.block(static_cast<size_t>(rows.groups.order[place]), feature);
+        block.row_bytes = rows.tables[feature].row_bytes;
+        block.rows = count;
+        block.writer = &gathered_.back();
+        ids += count * rows.id_bytes;
+      }
+    }
+  }
+
+  MessageBuilder& builder() { return builder_; }
+
+ private:
+  std::vector<GatheredRows> gathered_;
+  MessageBuilder builder_;
+};
+
 }  // namespace
 
 void copy_table_rows(const TableRows& rows, std::byte* out) {
   check(rows);
+  check_sizes(rows);
   const size_t world = rows.groups.order.size(), row_bytes = rows.groups.row_bytes;
   const std::byte* ids = rows.ids;
   for (size_t feature = 0; feature < rows.groups.features(); ++feature) {
@@ -122,29 +154,21 @@ void copy_table_rows(const TableRows& rows, std::byte* out) {
 
 void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own) {
   check(rows);
-  const size_t world = rows.groups.order.size();
-  const size_t features = rows.groups.features();
-  std::vector<GatheredRows> gathered;
-  gathered.reserve(world * features);  // blocks point into it
-  MessageBuilder builder = MessageBuilder::of_one_part(world, features);
-  const std::byte* ids = rows.ids;
-  for (size_t feature = 0; feature < features; ++feature) {
-    for (size_t place = 0; place < world; ++place) {
-      const auto count = static_cast<size_t>(rows.groups.counts[feature * world + place]);
-      gathered.emplace_back(rows.tables[feature], ids, rows.id_bytes, count);
-      Block& block = builder.block(static_cast<size_t>(rows.groups.order[place]), feature);
-      block.row_bytes = rows.groups.row_bytes;
-      block.rows = count;
-      block.writer = &gathered.back();
-      ids += count * rows.id_bytes;
-    }
-  }
+  check_sizes(rows);
+  RowMessages messages(rows);
+  MessageBuilder& builder = messages.builder();
   const auto self = static_cast<size_t>(channel.config().rank);
   const Part own_rows = builder.messages()[self][0];
   builder.clear(self);
   channel.post(builder.messages());
   // The other ranks wait for theirs.
   copy_blocks(own, bytes_of(own_rows), own_rows);
+}
+
+void post_stored_rows(Channel& channel, const TableRows& rows) {
+  check(rows);
+  RowMessages messages(rows);
+  channel.post(messages.builder().messages());
 }
 
 }  // namespace bls

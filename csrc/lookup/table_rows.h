@@ -21,6 +21,11 @@ struct TableRows : Lookup {
 /// or a table does not have one of them; nothing is posted then.
 void post_table_rows(Channel& channel, const TableRows& rows, std::byte* own);
 
+/// The same for tables whose rows are not all of one size: `rows.groups.row_bytes` does not count,
+/// and padding does not travel. This rank's own rows go to it in a message, as those of the others
+/// do.
+void post_stored_rows(Channel& channel, const TableRows& rows);
+
 /// Writes the rows of all ids to `out`, one behind the other. Throws as above; nothing is written
 /// then.
 void copy_table_rows(const TableRows& rows, std::byte* out);

@@ -63,6 +63,30 @@ void permute_rows(const OutputWriter& writer, std::byte* out, size_t row_bytes,
   }
 }
 
+void check_place(const PlacedRows& place, size_t out_bytes) {
+  const bool fits = place.rows == 0 || (place.pitch > 0 && place.row_bytes <= place.pitch &&
+                                        place.offset <= out_bytes &&
+                                        place.rows <= (out_bytes - place.offset) / place.pitch);
+  if (fits) return;
+  throw std::invalid_argument(std::to_string(place.rows) + " rows of " +
+                              std::to_string(place.row_bytes) + " bytes, " +
+                              std::to_string(place.pitch) + " apart, at " +
+                              std::to_string(place.offset) + " of " + std::to_string(out_bytes));
+}
+
+/// Returns the byte behind those that were read.
+const std::byte* place_rows(const std::byte* from, std::byte* out, const PlacedRows& place) {
+  const size_t padding = place.pitch - place.row_bytes;
+  std::byte* to = out + place.offset;
+  for (size_t row = 0; row < place.rows; ++row) {
+    std::memcpy(to, from, place.row_bytes);
+    std::memset(to + place.row_bytes, 0, padding);
+    from += place.row_bytes;
+    to += place.pitch;
+  }
+  return from;
+}
+
 }  // namespace
 
 void post_grouped_rows(Channel& channel, const std::byte* data, const GroupedRows& rows,
@@ -147,6 +171,26 @@ void collect_columns(const Arrival& arrival, std::byte* out, size_t rows, size_t
       writer.sum(out + row * out_row_bytes + group.offset_bytes, terms, row * group.width_bytes,
                  group.width_bytes);
     }
+  }
+}
+
+void collect_placed_rows(const Arrival& arrival, std::byte* out, size_t out_bytes,
+                         std::span<const PlacedRows> placed,
+                         std::span<const size_t> blocks_per_source) {
+  for (size_t source = 0; source < blocks_per_source.size(); ++source) {
+    if (blocks_per_source[source] > placed.size()) {
+      throw std::invalid_argument("rank " + std::to_string(source) + " sends more blocks than " +
+                                  std::to_string(placed.size()) + " that are left");
+    }
+    const auto blocks = placed.first(blocks_per_source[source]);
+    placed = placed.subspan(blocks.size());
+    uint64_t bytes = 0;
+    for (const PlacedRows& place : blocks) {
+      check_place(place, out_bytes);
+      bytes += static_cast<uint64_t>(place.rows) * place.row_bytes;
+    }
+    const std::byte* from = rows_from(arrival, static_cast<int>(source), bytes);
+    for (const PlacedRows& place : blocks) from = place_rows(from, out, place);
   }
 }
 

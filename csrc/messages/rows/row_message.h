@@ -54,4 +54,19 @@ struct ColumnGroup {
 void collect_columns(const Arrival& arrival, std::byte* out, size_t rows, size_t out_row_bytes,
                      std::span<const ColumnGroup> groups);
 
+/// Where rows of a message go: row i to `offset + i * pitch`.
+struct PlacedRows {
+  size_t offset = 0;
+  size_t rows = 0;
+  size_t row_bytes = 0;
+  size_t pitch = 0;
+};
+
+/// Writes each rank's rows to their places in `out`: the next `blocks_per_source[s]` of `placed`
+/// are those of rank s, in the order of its message. What is between the rows of a block becomes
+/// zero. Throws std::invalid_argument where a place is not in the `out_bytes` of `out`.
+void collect_placed_rows(const Arrival& arrival, std::byte* out, size_t out_bytes,
+                         std::span<const PlacedRows> placed,
+                         std::span<const size_t> blocks_per_source);
+
 }  // namespace bls

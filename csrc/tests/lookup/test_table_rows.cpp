@@ -169,3 +169,31 @@ TEST_CASE("the rows of all ids go to one place") {
                   reinterpret_cast<std::byte*>(out.data()));
   CHECK(out == std::vector<float>{3, 3, 1, 3, 20, 10, 20, 20});
 }
+
+TEST_CASE("stored rows travel without their padding, to their own rank as well") {
+  const int order[] = {1, 0};
+  Ranks ranks({.slot_bytes = 1024});
+  ranks.run([&](int rank, Channel& channel) {
+    // Rows of 3 bytes in 8, and of 5 in 5.
+    std::vector<std::byte> padded(4 * 8), dense(4 * 5);
+    for (size_t i = 0; i < padded.size(); ++i) padded[i] = std::byte(100 * rank + i);
+    for (size_t i = 0; i < dense.size(); ++i) dense[i] = std::byte(100 * rank + 40 + i);
+    const Table tables[] = {{padded.data(), 4, 3, false, 8}, {dense.data(), 4, 5, false, 5}};
+    const int32_t ids[] = {3, 0, 2, 1};
+    const int64_t counts[] = {1, 2, 0, 1};  // by feature; rank 1 first
+    post_stored_rows(channel, {tables, bytes(ids), sizeof(int32_t), 4, {0, counts, order}});
+    const Arrival& arrival = channel.wait();
+    for (int source = 0; source < 2; ++source) {
+      const int at = 100 * source;
+      const std::vector<int> expected =
+          rank == 1 ? std::vector<int>{at + 24, at + 25, at + 26}
+                    : std::vector<int>{at,      at + 1,  at + 2,  at + 16, at + 17, at + 18,
+                                       at + 45, at + 46, at + 47, at + 48, at + 49};
+      const View& part = arrival.part(source, 0);
+      std::vector<int> found;
+      for (size_t i = 0; i < part.bytes; ++i) found.push_back(std::to_integer<int>(part.data[i]));
+      CHECK(found == expected);
+    }
+    channel.release();
+  });
+}

@@ -209,3 +209,32 @@ TEST_CASE("a permutation beyond the rows is refused") {
     CHECK(failure->message == "permutation index " + std::to_string(wrong) + " of 2 rows");
   }
 }
+
+TEST_CASE("rows go to their places, with zeros between them") {
+  const TwoSenders senders({1, 2, 3}, {10, 20});
+  // Of rank 0 two rows of 4 bytes, 8 apart, and one of 4; of rank 1 one row of 8.
+  const PlacedRows placed[] = {{8, 2, 4, 8}, {0, 1, 4, 4}, {0, 0, 4, 0}, {24, 1, 8, 8}};
+  const size_t blocks[] = {2, 2};
+  std::vector<float> out(8, -1);
+  collect_placed_rows(senders.arrival(), bytes(out), 32, placed, blocks);
+  CHECK(out == std::vector<float>{3, -1, 1, 0, 2, 0, 10, 20});
+}
+
+TEST_CASE("places that do not fit the output or the messages are refused") {
+  const TwoSenders senders({1, 2}, {10});
+  std::vector<float> out(4);
+  const auto failure = [&](std::vector<PlacedRows> placed, std::vector<size_t> blocks) {
+    return failure_of(
+        [&] { collect_placed_rows(senders.arrival(), bytes(out), 16, placed, blocks); });
+  };
+  for (const PlacedRows& place :
+       {PlacedRows{0, 2, 4, 12}, PlacedRows{20, 2, 4, 4}, PlacedRows{0, 2, 4, 2}}) {
+    const auto refused = failure({place}, {1});
+    REQUIRE(refused);
+    CHECK_FALSE(refused->kind);
+    CHECK(refused->message.find("2 rows of 4 bytes") == 0);
+  }
+  CHECK(failure({{0, 1, 4, 4}}, {2})->message == "rank 0 sends more blocks than 1 that are left");
+  check_refused(failure({{0, 2, 4, 4}, {8, 2, 4, 4}}, {1, 1}),
+                "embeddings from rank 1 do not fit: 4 bytes instead of 8");
+}

@@ -20,10 +20,10 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.inputs.refused_batches import RefusedBatchError, RefusedEmbeddings
-from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.errors import (
     BadBatchError,
     BLSError,
@@ -380,7 +380,7 @@ def _failed(stage: str, iteration: int, error: Exception) -> PipelineError:
     return failed
 
 
-def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
+def bounded_lag_modules(model: nn.Module) -> dict[str, ExchangedModule]:
     """Returns the bounded-lag modules of a sharded model by their names in it.
 
     Raises:
@@ -392,7 +392,7 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
     others = [
         name
         for name, m in sharded.items()
-        if not any(isinstance(part, BoundedLagModule) for part in m.modules())
+        if not any(isinstance(part, ExchangedModule) for part in m.modules())
     ]
     if others or not sharded:
         found = f"{others} were sharded by others" if others else "the model has no sharded module"
@@ -400,10 +400,10 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
             f"{found}: give BLSEmbeddingCollectionSharder and BLSEmbeddingBagCollectionSharder to "
             "DistributedModelParallel"
         )
-    return {n: m for n, m in sharded.items() if isinstance(m, BoundedLagModule)}
+    return {n: m for n, m in sharded.items() if isinstance(m, ExchangedModule)}
 
 
-def _owner_of(module: BoundedLagModule, model: nn.Module) -> nn.Module:
+def _owner_of(module: ExchangedModule, model: nn.Module) -> nn.Module:
     """Returns the outermost sharded module that `module` is, or is a part of."""
     owner: nn.Module = next(
         each

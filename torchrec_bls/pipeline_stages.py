@@ -16,10 +16,10 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable
 
+from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
-from torchrec_bls.distributed.sharded_module import BoundedLagModule
 
 
 class ModuleStages:
@@ -30,7 +30,7 @@ class ModuleStages:
         owner: that the model calls: `module` itself, or one of TorchRec's around it.
     """
 
-    def __init__(self, module: BoundedLagModule, owner: Any) -> None:
+    def __init__(self, module: ExchangedModule, owner: Any) -> None:
         self.module = module
         self.owner = owner
         self._ids: deque[tuple[Any, Any]] = deque()

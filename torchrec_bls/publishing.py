@@ -15,9 +15,9 @@ from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import entry_of, prefix_of
 from torchrec_bls.direct.publisher import Publication, Publisher
 from torchrec_bls.distributed.direct_reads import DirectReads
+from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollection
-from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.pipeline import bounded_lag_modules
 
 _SERVED = "_bls_served"
@@ -175,7 +175,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedModelParallel) else model
 
 
-def _reads_of(modules: Mapping[str, BoundedLagModule]) -> list[DirectReads]:
+def _reads_of(modules: Mapping[str, ExchangedModule]) -> list[DirectReads]:
     exchanging = [name for name, module in modules.items() if module.direct_reads is None]
     if exchanging:
         raise ValueError(

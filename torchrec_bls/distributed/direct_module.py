@@ -20,43 +20,24 @@ from torchrec_bls.distributed.direct_reads import (
     layouts_of,
     share,
 )
+from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.refused_batches import (
-    Calls,
     RefusedBatchError,
     RefusedEmbeddings,
     take_part_in_the_rest,
 )
-from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 
 
-class DirectModule:
+class DirectModule(ExchangedModule):
     """Mix-in of the sharded modules: BLSConfig(lookup="direct")."""
-
-    _bls: ModuleState
-    calls: Calls
-
-    @property
-    def reads_directly(self) -> bool:
-        """Whether this module reads all ranks' tables itself; False before the first forward."""
-        return bool(self._bls.reads_directly)
-
-    @property
-    def generation(self) -> int:
-        """Version of the weights that lookups read, counted from 1; 0 without direct reads."""
-        return self._bls.direct.generation.number if self._bls.direct is not None else 0
 
     @property
     def owners_gone(self) -> list[int]:
         """Ranks whose tables are read though their process is gone."""
         return self._bls.direct.tables.owners_gone() if self._bls.direct is not None else []
-
-    @property
-    def direct_reads(self) -> DirectReads | None:
-        """What this module reads directly; None before the first forward, and where it does not."""
-        return self._bls.direct
 
     def agree_on_lookup(self) -> bool:
         """Returns whether the module reads directly, which the first call decides, collectively.
@@ -162,25 +143,12 @@ class DirectModule:
             column += table.embedding_dim
         return lookups
 
-    @property
-    def _where(self) -> str:
-        exchanges = self._bls.exchanges
-        return f"{exchanges.name} on rank {exchanges.group.rank()}"
-
     def _plan(self) -> Any:
         module: Any = self
         return module.module_sharding_plan
 
     def _tables(self) -> list[Any]:
         return self._bls.tables
-
-    @abstractmethod
-    def check_input(self, features: object) -> CheckedBatch:
-        """See BoundedLagModule."""
-
-    @abstractmethod
-    def nothing(self) -> CheckedBatch:
-        """See BoundedLagModule."""
 
     @abstractmethod
     def _lookup_tables(self) -> Sequence[LookupTables]:

@@ -41,10 +41,10 @@ from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOut
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
 from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
-from torchrec_bls.distributed.training_iterations import keep_in_checkpoints
 
 # Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
 _BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)

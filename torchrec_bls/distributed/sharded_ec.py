@@ -33,9 +33,9 @@ from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, 
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
+from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
-from torchrec_bls.distributed.training_iterations import keep_in_checkpoints
 
 _NO_DEDUP = (
     "ids can't be deduplicated (use_index_dedup): FBGEMM does that on GPUs alone, its "

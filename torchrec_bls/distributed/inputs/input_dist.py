@@ -205,8 +205,16 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         """Posts `ids` and returns the awaitable of the awaitable of this rank's share."""
         return self.post(ids, [])
 
-    def post(self, ids: KeyedJaggedTensor, order: list[int]) -> IdsAwaitable:
-        """Posts the keys of `ids` that `order` names, by destination rank; empty means all."""
+    def post(
+        self, ids: KeyedJaggedTensor, order: list[int], batch: int | None = None
+    ) -> IdsAwaitable:
+        """Posts the keys of `ids` that `order` names, by destination rank; empty means all.
+
+        Args:
+            ids: of this rank.
+            order: keys, by index.
+            batch: samples that slots are sized by; None: those of `ids`.
+        """
         lengths, values = ids.lengths().contiguous(), ids.values().contiguous()
         weights = ids.weights_or_none()
         weights = None if weights is None else weights.contiguous()
@@ -214,7 +222,8 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         self._exchange.make_room()
         number, slot_bytes = self._growth.begin()
         if not self._exchange.has_slots(slot_bytes.ids):
-            self._exchange.open(self._largest_message(ids, order), stride, slot_bytes.ids)
+            samples = stride if batch is None else batch
+            self._exchange.open(self._largest_message(ids, order), samples, slot_bytes.ids)
         note = self._note_of()
         wanted = self._growth.wanted()
         keys = ids.keys()

@@ -73,7 +73,10 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "weights_host",
         "weights_precision",
     ),
-    "fbgemm_gpu.split_table_batched_embeddings_ops_inference": ("rounded_row_size_in_bytes",),
+    "fbgemm_gpu.split_table_batched_embeddings_ops_inference": (
+        "rounded_row_size_in_bytes",
+        "unpadded_row_size_in_bytes",
+    ),
     _FBGEMM_NBIT: (
         "embedding_specs",
         "feature_table_map",
@@ -88,6 +91,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "split_embedding_weights_with_scale_bias",
         "weight_initialized",
         "weights_host",
+        "weights_offsets",
         "weights_physical_offsets",
     ),
     f"{_DISTRIBUTED}batched_embedding_kernel:BatchedFusedEmbedding": (

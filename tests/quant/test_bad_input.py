@@ -160,10 +160,8 @@ def _weights(rank: int) -> None:
     assert "has no 'embeddings.embedding_bags.t3.weight'" in says
 
 
-@pytest.mark.parametrize(
-    "config",
-    [BLSConfig(), BLSConfig(lookup="auto", codecs=CodecConfig(forward="bf16"))],
-)
-def test_configurations(config: BLSConfig) -> None:
-    with pytest.raises(ValueError, match="read directly and not exchanged"):
+@pytest.mark.parametrize("lookup", ["exchange", "auto"])
+def test_codecs(lookup: str) -> None:
+    config = BLSConfig(lookup=lookup, codecs=CodecConfig(forward="bf16"))
+    with pytest.raises(ValueError, match=r"travel as they are stored.*leave codecs out"):
         BLSQuantEmbeddingBagCollectionSharder(config)

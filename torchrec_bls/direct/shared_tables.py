@@ -212,16 +212,24 @@ def agree_on_direct_reads(group: dist.ProcessGroup, name: str, deadline: float, 
         deadline: in seconds, for the other ranks to come.
         reason: why this rank can't; empty if it can.
     """
+    refusal, apart = find_obstacles(group, name, deadline, reason)
+    return refusal or apart
+
+
+def find_obstacles(
+    group: dist.ProcessGroup, name: str, deadline: float, reason: str
+) -> tuple[str, str]:
+    """Returns which rank has a reason not to read tables directly, and which ranks are on different
+    hosts; empty where there are none. The arguments are those of `agree_on_direct_reads`."""
     rendezvous = Rendezvous(group, f"{name} direct reads", deadline)
     records = rendezvous.exchange("possible", {"reason": reason, "host": host_identity()})
-    for rank, record in enumerate(records):
-        if record["reason"]:
-            return f"rank {rank}: {record['reason']}"
+    reasons = [(rank, record["reason"]) for rank, record in enumerate(records) if record["reason"]]
+    refusal = f"rank {reasons[0][0]}: {reasons[0][1]}" if reasons else ""
     hosts = [record["host"] for record in records]
     if len(set(hosts)) == 1:
-        return ""
+        return refusal, ""
     other = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
-    return f"ranks 0 and {other} are on different hosts, or in different PID namespaces"
+    return refusal, f"ranks 0 and {other} are on different hosts, or in different PID namespaces"
 
 
 def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]]:

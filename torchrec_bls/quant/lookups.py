@@ -14,13 +14,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
 from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
     IntNBitTableBatchedEmbeddingBagsCodegen,
     rounded_row_size_in_bytes,
+    unpadded_row_size_in_bytes,
 )
 from torch import nn
 from torchrec.modules.embedding_configs import DataType
 from torchrec.quant.embedding_modules import MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS
 from torchrec.tensor_types import UInt2Tensor, UInt4Tensor
 
-from torchrec_bls.quant.stored_tables import StoredTable, is_supported
+from torchrec_bls.quant.stored_tables import StoredTable
 
 _PACKED = {DataType.INT4: UInt4Tensor, DataType.INT2: UInt2Tensor}
 
@@ -34,8 +35,11 @@ class Lookups:
         page: bytes of a page, at which the weights of each lookup begin.
 
     Attributes:
+        configs: of the tables of each lookup.
+        made: lookups in the place of the module's, with no memory for weights.
         begins: of each lookup's weights in the memory of all tables, in bytes.
-        tables: in the order of their memory.
+        by_lookup: tables of each lookup, in the order of their memory.
+        tables: of all lookups.
     """
 
     def __init__(self, module: Any, children: nn.ModuleDict, page: int) -> None:
@@ -45,22 +49,16 @@ class Lookups:
         self.made = [_on_cpu(lookup) for lookup in module._emb_modules]
         sizes = [-(-lookup.host_size // page) * page for lookup in self.made]
         self.begins = [0, *itertools.accumulate(sizes)][:-1]
-        self.tables = [
-            StoredTable(
-                config.name,
-                rows,
-                columns,
-                config.data_type,
-                rounded_row_size_in_bytes(
-                    columns, weights_type, lookup.row_alignment, lookup.scale_bias_size_in_bytes
-                ),
-                begin + offset,
-            )
+        self.by_lookup = [
+            [
+                _stored_table(config, lookup, spec, begin + offset)
+                for config, spec, offset in zip(
+                    configs, lookup.embedding_specs, lookup.weights_physical_offsets, strict=True
+                )
+            ]
             for configs, lookup, begin in zip(self.configs, self.made, self.begins, strict=True)
-            for config, (_, rows, columns, weights_type, _), offset in zip(
-                configs, lookup.embedding_specs, lookup.weights_physical_offsets, strict=True
-            )
         ]
+        self.tables = [table for tables in self.by_lookup for table in tables]
 
     def move_to(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Has the module look up in `memory`, and frees its own weights.
@@ -69,21 +67,37 @@ class Lookups:
             The tensors through which the weights may be written to.
         """
         views: list[torch.Tensor] = [memory]
+        self.take_over()
         for configs, lookup, begin in zip(self.configs, self.made, self.begins, strict=True):
             lookup.weights_host = memory[begin : begin + lookup.host_size]
+            views += self.show(configs, lookup)
+        return views
+
+    def take_over(self) -> None:
+        """Gives the module the lookups that were made, and frees its own weights."""
+        for lookup in self.made:
             lookup.weight_initialized = True
             lookup.initialize_logical_weights_placements_and_offsets()
-            views += self._show(configs, lookup)
         module = self._module
         module._emb_modules = self.made
         if module.register_tbes:
             module.tbes = nn.ModuleList(self.made)
         module._table_name_to_quantized_weights = None
         module._device = torch.device("cpu")
-        return views
 
-    def _show(self, configs: Sequence[Any], lookup: Any) -> list[torch.Tensor]:
-        """Makes the buffers of the state dict, as the module's constructor does."""
+    def hide(self, table: str) -> None:
+        """Leaves a table out of the state dict."""
+        child = self._children[table]
+        for name, _ in list(child.named_buffers()):
+            setattr(child, name, None)
+
+    def show(self, configs: Sequence[Any], lookup: Any) -> list[torch.Tensor]:
+        """Makes the buffers of the state dict, as the module's constructor does.
+
+        Args:
+            configs: of tables.
+            lookup: whose tables these are, with its weights.
+        """
         split = bool(getattr(self._module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS))
         parts = lookup.split_embedding_weights_with_scale_bias(2 if split else 0)
         shown: list[torch.Tensor] = []
@@ -96,22 +110,36 @@ class Lookups:
         return shown
 
 
-def why_not(module: Any) -> str:
-    """Returns why a module's weights can't be shared; empty if they can."""
-    for lookup in module._emb_modules:
-        if type(lookup) is not IntNBitTableBatchedEmbeddingBagsCodegen:
-            return f"a lookup is a {type(lookup).__name__}, whose rows are not in one piece"
-        if lookup.index_remappings_array.numel() or lookup.index_remapping_hash_table.numel():
-            return "tables are pruned, and ids remapped: shard tables that are not pruned"
-    for config in itertools.chain(*module._key_to_tables.values()):
-        if getattr(config, "num_embeddings_post_pruning", None) is not None:
-            return f"table '{config.name}' is pruned: shard tables that are not pruned"
-        if not is_supported(config.data_type):
-            return (
-                f"table '{config.name}' is of type {config.data_type.name}: quantize it to INT8, "
-                "INT4, INT2, FP16 or FP32"
-            )
-    return ""
+def lookup_of(specs: Sequence[Any], like: Any) -> Any:
+    """Returns a lookup in memory of its own, which is zero.
+
+    Args:
+        specs: of its tables, as FBGEMM has them.
+        like: a lookup, for the layout of rows.
+    """
+    made = IntNBitTableBatchedEmbeddingBagsCodegen(
+        embedding_specs=[(*spec[:4], EmbeddingLocation.HOST) for spec in specs],
+        device=torch.device("cpu"),
+        bounds_check_mode=BoundsCheckMode.NONE,
+        row_alignment=like.row_alignment,
+    )
+    made.weights_host = torch.zeros(made.host_size, dtype=torch.uint8)
+    made.weight_initialized = True
+    return made
+
+
+def _stored_table(config: Any, lookup: Any, spec: Any, begin: int) -> StoredTable:
+    _, rows, columns, weights_type, _ = spec
+    scale = lookup.scale_bias_size_in_bytes
+    return StoredTable(
+        config.name,
+        rows,
+        columns,
+        config.data_type,
+        rounded_row_size_in_bytes(columns, weights_type, lookup.row_alignment, scale),
+        unpadded_row_size_in_bytes(columns, weights_type, scale),
+        begin,
+    )
 
 
 def _on_cpu(lookup: Any) -> Any:

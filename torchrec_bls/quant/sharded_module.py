@@ -1,6 +1,6 @@
 """A quantized embedding module whose tables are in the memory of several processes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,23 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardedModule
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from torchrec_bls.collective.exchange_options import timeout_of
-from torchrec_bls.direct.layout import TableLayout
-from torchrec_bls.direct.shared_tables import FIRST_GENERATION, agree_on_direct_reads
+from torchrec_bls.direct.shared_tables import FIRST_GENERATION
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.direct_reads import DirectEmbeddings, UnsentBatch, layouts_of
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
+from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.inputs.refused_batches import (
     Calls,
     RefusedEmbeddings,
     take_part_in_the_rest,
 )
-from torchrec_bls.quant import lookups
+from torchrec_bls.quant.batches import checked, is_weighted
+from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
-from torchrec_bls.quant.stored_tables import CheckpointRows, ModuleRows, RowSource
+from torchrec_bls.quant.stored_tables import row_source
 
 
 @dataclass
@@ -47,7 +46,8 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
     dict is that of the unsharded module, on every rank.
 
     Args:
-        module: to shard; it is taken over, and its own weights are freed.
+        module: to shard, which nothing speaks against; it is taken over, and its own weights are
+            freed.
         tables_name: of its nn.ModuleDict that has the tables.
         params: its plan.
         group: ranks of one host, one of which has each shard.
@@ -57,7 +57,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         prefix: of the tables' names in the checkpoint.
 
     Raises:
-        ValueError: the module or the plan can't be sharded so, for the reason that is named.
+        ValueError: the checkpoint has not the rows of this rank.
         RendezvousError: a rank did not come, has no memory for its shards, or has other weights.
     """
 
@@ -79,19 +79,8 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         deadline = timeout_of(group) if config.deadline is None else config.deadline
         children: nn.ModuleDict = getattr(module, tables_name)
         configs = [each for tables in module._key_to_tables.values() for each in tables]
-        reason = (
-            _why_not_planned(configs, params)
-            or lookups.why_not(module)
-            or _why_no_weights(module, checkpoint)
-        )
-        if reason := agree_on_direct_reads(group, name, deadline, reason):
-            raise ValueError(f"{self._where}: it can't be sharded over processes. {reason}")
-        made = lookups.Lookups(module, children, HUGE_PAGE if config.huge_pages else SMALL_PAGE)
-        source: RowSource = (
-            ModuleRows(module._emb_modules, made.begins)
-            if checkpoint is None
-            else CheckpointRows(checkpoint, f"{prefix}{tables_name}")
-        )
+        made = Lookups(module, children, HUGE_PAGE if config.huge_pages else SMALL_PAGE)
+        source = row_source(module._emb_modules, made.begins, checkpoint, f"{prefix}{tables_name}")
         shards = {table.name: table.shards for table in layouts_of(configs, params)}
         self._shared = SharedRows(
             group, name, deadline, made.tables, shards, source, config.huge_pages
@@ -103,8 +92,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         self.add_module(tables_name, children)
         if module.register_tbes:
             self.tbes = module.tbes
-        self._is_weighted = hasattr(module, "is_weighted") and bool(module.is_weighted())
-        self._check = InputCheck(name, configs, self._is_weighted, config.bad_ids)
+        self._check = InputCheck(name, configs, is_weighted(module), config.bad_ids)
 
     @property
     def replaced_ids(self) -> int:
@@ -145,7 +133,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
             )
         self.calls.note()
         try:
-            return UnsentBatch(self._checked(features))
+            return UnsentBatch(checked(self._check, features))
         except Exception as error:  # whatever a request holds, it is this request's fault
             ctx.refusal = ValueError(f"{self._where}: {error}")
             return UnsentBatch(self._check.nothing())
@@ -166,58 +154,5 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         for name, _ in self.named_buffers(prefix):
             yield name
 
-    def _checked(self, features: object) -> CheckedBatch:
-        # Before the check, which takes the first batch's dtypes for those of all.
-        if self._is_weighted and isinstance(features, KeyedJaggedTensor):
-            weights = features.weights_or_none()
-            if weights is None or weights.dtype != torch.float32:
-                found = "no weights" if weights is None else f"weights of {weights.dtype}"
-                raise ValueError(
-                    f"the KeyedJaggedTensor has {found}, but FBGEMM's weighted quantized lookups "
-                    "take float32"
-                )
-        batch = self._check.check(features)
-        if batch.varying is not None:
-            raise ValueError(
-                "the KeyedJaggedTensor has a batch size per key, which quantized modules can't "
-                "look up: give all keys the same"
-            )
-        return batch
-
     def _versions(self) -> int:
         return sum([view._version for view in self._views])
-
-
-def _why_not_planned(configs: Sequence[Any], params: Mapping[str, ParameterSharding]) -> str:
-    missing = [config.name for config in configs if config.name not in params]
-    if missing:
-        return f"tables {missing} are not in the plan"
-    for table in layouts_of(configs, params):
-        # Columns of a plan are of the state dict, in bytes or in packed numbers, or of the float
-        # module: whole rows are what begins at the first.
-        if any(shard.first_column for shard in table.shards):
-            return (
-                f"table '{table.name}' is planned in columns, but a stored row has one scale and "
-                "shift for all of them: plan it table_wise or row_wise"
-            )
-        if not _has_each_row_once(table):
-            return f"the shards of table '{table.name}' in the plan are not its {table.rows} rows"
-    return ""
-
-
-def _has_each_row_once(table: TableLayout) -> bool:
-    end = 0
-    for first_row, rows in sorted((shard.first_row, shard.rows) for shard in table.shards):
-        if rows and first_row != end:
-            return False
-        end += rows
-    return end == table.rows
-
-
-def _why_no_weights(module: Any, checkpoint: Mapping[str, torch.Tensor] | None) -> str:
-    if checkpoint is None and any(lookup.weights_host.is_meta for lookup in module._emb_modules):
-        return (
-            "the module is on the meta device and has no weights: give the sharder the checkpoint "
-            "of the float model"
-        )
-    return ""

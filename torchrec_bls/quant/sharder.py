@@ -4,14 +4,19 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
+from torchrec_bls.collective.exchange_options import timeout_of
+from torchrec_bls.direct.shared_tables import find_obstacles
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.sharder import sharding_group
+from torchrec_bls.quant.exchanged_module import ExchangedQuantCollection
+from torchrec_bls.quant.refusals import why_not
 from torchrec_bls.quant.sharded_module import ShardedQuantCollection
 
 _TYPES = (
@@ -27,19 +32,21 @@ class QuantSharder:
     """Mix-in of the sharders, before TorchRec's own.
 
     Quantize the model as ever (`quantize_inference_model`, or `from_float` of the module), then
-    shard it with DistributedModelParallel: each rank keeps its shards as they are stored, in shared
-    memory, and looks up its own batch in those of all ranks
+    shard it with DistributedModelParallel: each rank keeps its shards as they are stored. With
+    lookup="direct" they are in shared memory, and a rank looks up its own batch in those of all
+    ranks. With lookup="exchange" it asks the ranks for its rows, which travel as they are stored;
+    the bound, slots and transport of the configuration are those of the exchanges
     (docs/design/quantized-tables.md).
 
     Args:
-        config: its `lookup` must be "direct" or "auto"; `bad_ids`, `huge_pages` and `deadline`
-            count. None: BLSConfig(lookup="direct").
+        config: without codecs. None: BLSConfig(lookup="auto"), which is "direct" where all ranks
+            are on one host, and "exchange" elsewhere; the ranks find out while they shard.
         checkpoint: state dict of the float model, [rows, columns] of float32 or float16 for each
             table, named as there. Each rank quantizes its own rows of it, and the module may be on
             the meta device. None: the module has its weights.
 
     Raises:
-        ValueError: `lookup` is "exchange", or codecs are given.
+        ValueError: codecs are given.
     """
 
     _tables_name: ClassVar[str]
@@ -51,12 +58,12 @@ class QuantSharder:
         checkpoint: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self._config = config or BLSConfig(lookup="direct")
+        self._config = config or BLSConfig(lookup="auto")
         self._checkpoint = checkpoint
-        if self._config.lookup == "exchange" or self._config.codecs is not None:
+        if self._config.codecs is not None:
             raise ValueError(
-                f"{type(self).__name__}: quantized tables are read directly and not exchanged: use "
-                'BLSConfig(lookup="direct"), without codecs'
+                f"{type(self).__name__}: stored rows travel as they are stored, and no "
+                "codec makes less of them: leave codecs out of the BLSConfig"
             )
 
     def shard(
@@ -66,7 +73,7 @@ class QuantSharder:
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
-    ) -> ShardedQuantCollection:
+    ) -> ShardedQuantCollection | ExchangedQuantCollection:
         """Shards `module`, which is taken over; called by DistributedModelParallel on every rank.
 
         Raises:
@@ -75,16 +82,38 @@ class QuantSharder:
         """
         check_device(device)
         self._check_plan(params)
-        return ShardedQuantCollection(
+        group, name = sharding_group(env), module_fqn or type(module).__name__
+        reason = why_not(module, params, self._checkpoint)
+        sharded = (
+            ShardedQuantCollection
+            if self._reads_directly(group, name, reason)
+            else ExchangedQuantCollection
+        )
+        return sharded(
             module,
             self._tables_name,
             params,
-            sharding_group(env),
+            group,
             self._config,
-            module_fqn or type(module).__name__,
+            name,
             self._checkpoint,
             f"{module_fqn}." if module_fqn else "",
         )
+
+    def _reads_directly(self, group: dist.ProcessGroup, name: str, reason: str) -> bool:
+        """Decides, unless the tables are to be exchanged on all ranks, with the other ranks."""
+        refusal, apart = reason, ""
+        if self._config.lookup != "exchange":
+            given = self._config.deadline
+            deadline = timeout_of(group) if given is None else given
+            refusal, apart = find_obstacles(group, name, deadline, reason)
+        if self._config.lookup == "direct":
+            refusal = refusal or apart
+        if refusal:
+            raise ValueError(
+                f"{name} on rank {group.rank()}: it can't be sharded over processes. {refusal}"
+            )
+        return self._config.lookup != "exchange" and not apart
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Returns what a planner may choose from."""

@@ -27,6 +27,7 @@ class StoredTable:
         columns: number.
         data_type: of the weights.
         row_bytes: of a row, padding included.
+        used_bytes: of a row, without padding.
         begin: first byte in the memory of all tables.
     """
 
@@ -35,6 +36,7 @@ class StoredTable:
     columns: int
     data_type: DataType
     row_bytes: int
+    used_bytes: int
     begin: int
 
     @property
@@ -122,6 +124,25 @@ class CheckpointRows:
                 "float32 or float16 on the CPU to be quantized"
             )
         return weights.detach()
+
+
+def row_source(
+    lookups: Sequence[Any],
+    begins: Sequence[int],
+    checkpoint: Mapping[str, torch.Tensor] | None,
+    prefix: str,
+) -> RowSource:
+    """Returns where the rows of a module come from.
+
+    Args:
+        lookups: FBGEMM's modules.
+        begins: of their weights in the memory of all tables, in bytes.
+        checkpoint: float weights, by name in the state dict; None: the lookups have the weights.
+        prefix: of the tables' names in it.
+    """
+    if checkpoint is None:
+        return ModuleRows(lookups, begins)
+    return CheckpointRows(checkpoint, prefix)
 
 
 def is_supported(data_type: DataType) -> bool:

@@ -1,0 +1,81 @@
+"""The stored rows of one rank in its own memory."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from torchrec_bls.direct.layout import Shard
+from torchrec_bls.quant.lookups import Lookups, lookup_of
+from torchrec_bls.quant.stored_tables import RowSource, StoredTable
+
+
+class OwnRows:
+    """This rank's rows of each table, one behind the other, in FBGEMM's layout.
+
+    They are what the module's state dict shows: a table's rows on this rank, and nothing of a table
+    that has none here. Who writes to them changes what is looked up.
+
+    Args:
+        lookups: of the module.
+        shards: of each table, by its name.
+        source: of the rows.
+        rank: this one.
+
+    Raises:
+        ValueError: the source has not the rows.
+    """
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        shards: Mapping[str, Sequence[Shard]],
+        source: RowSource,
+        rank: int,
+    ) -> None:
+        self._addresses: dict[tuple[str, int], int] = {}
+        self._held = []  # what addresses are of
+        for configs, made, tables in zip(
+            lookups.configs, lookups.made, lookups.by_lookup, strict=True
+        ):
+            shown, specs, own = [], [], []
+            for config, spec, table in zip(configs, made.embedding_specs, tables, strict=True):
+                of_rank = own_shards(shards[table.name], rank)
+                if not of_rank:
+                    lookups.hide(table.name)
+                    continue
+                name, _, *kind = spec
+                shown.append(config)
+                specs.append((name, sum(shard.rows for shard in of_rank), *kind))
+                own.append((table, of_rank))
+            if not specs:
+                continue
+            held = lookup_of(specs, made)
+            for offset, (table, of_rank) in zip(held.weights_physical_offsets, own, strict=True):
+                self._fill(held.weights_host, offset, table, of_rank, source)
+            lookups.show(shown, held)
+            self._held.append(held)
+
+    def _fill(
+        self,
+        memory: torch.Tensor,
+        offset: int,
+        table: StoredTable,
+        shards: Sequence[Shard],
+        source: RowSource,
+    ) -> None:
+        for shard in shards:
+            end = offset + shard.rows * table.row_bytes
+            rows = memory[offset:end].view(shard.rows, table.row_bytes)
+            rows.copy_(source.rows(table, shard.first_row, shard.first_row + shard.rows))
+            self._addresses[table.name, shard.first_row] = rows.data_ptr()
+            offset = end
+
+    def address(self, table: str, first_row: int) -> int:
+        """Returns where the shard that begins at a row lies."""
+        return self._addresses[table, first_row]
+
+
+def own_shards(shards: Sequence[Shard], rank: int) -> list[Shard]:
+    """Returns a rank's shards that have rows, first rows first."""
+    own = [shard for shard in shards if shard.owner == rank and shard.rows]
+    return sorted(own, key=lambda shard: shard.first_row)

@@ -1,7 +1,6 @@
 """The exchange of table-wise pooled embeddings with and without codecs, on three networks."""
 
 import argparse
-import itertools
 import os
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from benchmarks.harness.launch import gathered, slowest_ms
 from benchmarks.harness.networks import Network, check_rights, over_network
 from benchmarks.harness.statistics import in_turns
 from benchmarks.modules.models import FEATURES, TABLES, Case, Forward, sharded
+from benchmarks.modules.quantized import module_of, quantized, sharded_of
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig, ErrorBound
 from torchrec_bls.analysis.samples import Lookup, SampledTable
 from torchrec_bls.analysis.stage_speeds import measure as measure_stages
@@ -34,11 +34,15 @@ CODECS = {
     "uint8": CodecConfig(forward="uint8"),
     "uint4": CodecConfig(forward="uint4"),
     "uint4, unique": CodecConfig(forward="uint4", unique=True),
+    "stored int4": None,
     "uint2": CodecConfig(forward="uint2"),
     "bounded": CodecConfig(forward=ErrorBound(BOUND)),
     "bounded, unique, fixed": CodecConfig(forward=ErrorBound(BOUND, None, True), unique=True),
     "bounded, unique": CodecConfig(forward=ErrorBound(BOUND), unique=True),
 }
+# Rows of a quantized module, as they are stored; each travels once.
+STORED = "stored int4"
+QUICK = ("fp32", "uint4", STORED)
 NETWORKS = {
     "shared memory": None,
     "1 Gbit/s": Network(1.0, of_rank=False),
@@ -46,6 +50,7 @@ NETWORKS = {
 }
 PARTS = ("output dist", "forward")
 _ROWS = 20_000  # of a table at most
+_ONES = torch.ones(TABLES * BATCH, dtype=torch.int32)
 
 
 def chosen(lookups: Lookups) -> dict[str, CodecConfig]:
@@ -76,14 +81,16 @@ def parts_of(
 ) -> dict[str, tuple[Forward, int]]:
     """Returns the calls that are timed, and the bytes that this rank sends in one."""
     config = BLSConfig(transport=transport, deadline=120, codecs=codecs)
+    own = lookups.ids[:, rank * BATCH : (rank + 1) * BATCH].reshape(-1)
+    if codec == STORED:
+        return {PARTS[1]: _stored(config, own, lookups)}
     case = Case("EBC", "table_wise", RANKS, BATCH, dim=DIM, rows=_ROWS)
     module = sharded(case, BLSEmbeddingBagCollectionSharder(config), dist.group.WORLD, codec)
     for name, shards in module.state_dict().items():
         table = int(name.split("table_")[1].split(".")[0])
         for shard in shards.local_shards():
             shard.tensor[lookups.ids[table]] = lookups.rows[table]
-    own = lookups.ids[:, rank * BATCH : (rank + 1) * BATCH].reshape(-1)
-    ids = KeyedJaggedTensor(FEATURES, own, lengths=torch.ones(TABLES * BATCH, dtype=torch.int32))
+    ids = KeyedJaggedTensor(FEATURES, own, lengths=_ONES)
     context = module.create_context()
     [arrived] = module.input_dist(context, ids).wait().wait()
     rows = module._lookups[0](arrived)
@@ -91,16 +98,33 @@ def parts_of(
     def output_dist() -> torch.Tensor:
         return module._output_dists[0](rows, context.sharding_contexts[0]).wait()
 
+    calls = (output_dist, lambda: module(ids).wait())
+    return {part: (call, _sent_by(module, call)) for part, call in zip(PARTS, calls, strict=True)}
+
+
+def _stored(config: BLSConfig, own: torch.Tensor, lookups: Lookups) -> tuple[Forward, int]:
+    module: Any = module_of("EBC", _ROWS)
+    for table, of_table in enumerate(module.embedding_bags.values()):
+        of_table.weight.data[lookups.ids[table]] = lookups.rows[table]
+    module = sharded_of("EBC", quantized(module, "int4"), "table_wise", config)
+    ids = KeyedJaggedTensor([f"f{i}" for i in range(TABLES)], own, lengths=_ONES)
+
+    def call() -> object:
+        return module(ids).wait()
+
+    return call, _sent_by(module, call)
+
+
+def _sent_by(module: Any, call: Forward) -> int:
+    """Bytes that this rank sends in a call, which is not the first."""
+
     def sent() -> int:
         return sum(channel.stats().bytes for channel in module.channels().values())
 
-    parts = {}
-    for part, call in zip(PARTS, (output_dist, lambda: module(ids).wait()), strict=True):
-        call()  # makes the channel
-        before = sent()
-        call()
-        parts[part] = call, sent() - before
-    return parts
+    call()  # makes the channel
+    before = sent()
+    call()
+    return sent() - before
 
 
 def measure(
@@ -124,12 +148,14 @@ def measure(
             "most_of_rank": max(sent[part, codec] for sent in everyone),
             "ms": ms[part, codec],
         }
-        for part, codec in itertools.product(PARTS, kinds)
+        for part, codec in sorted(cells, key=lambda cell: PARTS.index(cell[0]))
     ]
 
 
 def _options() -> argparse.Namespace:
-    parser = record.parser(__doc__, quick="float32 and the automatic choice, one call each")
+    parser = record.parser(
+        __doc__, quick="float32, uint4, rows stored in it, and the automatic choice, one call each"
+    )
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
     parser.add_argument(
         "--train-by", type=Path, metavar="GEN_DATA", help="train the tables by gen_data.py"
@@ -142,7 +168,14 @@ def main() -> None:
     options = _options()
     before = record.environment()
     samples = (RANKS * BATCH, DIM, _ROWS)
-    turns, fixed = (1, {"fp32": None}) if options.quick else (options.turns, CODECS)
+    turns, fixed = (
+        (1, {each: CODECS[each] for each in QUICK})
+        if options.quick
+        else (
+            options.turns,
+            CODECS,
+        )
+    )
     if options.train_by is None:
         lookups, rows = random_lookups(*samples), "normal, not trained"
     else:

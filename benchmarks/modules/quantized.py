@@ -23,6 +23,7 @@ from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks, slowest_ms
 from benchmarks.harness.statistics import in_turns, ratio_of_medians
 from torchrec_bls import (
+    BLSConfig,
     BLSQuantEmbeddingBagCollectionSharder,
     BLSQuantEmbeddingCollectionSharder,
 )
@@ -34,7 +35,8 @@ FULL = {"types": list(TYPES), "rows": 200_000, "turns": 15, "batches": [1, 8, 64
 QUICK = {"types": ["int4"], "rows": 20_000, "turns": 3, "batches": [512]}
 
 
-def _module(kind: str, rows: int) -> nn.Module:
+def module_of(kind: str, rows: int) -> nn.Module:
+    """Returns a float module of tables t0, t1, ... for features f0, f1, ..."""
     names = [(f"t{i}", [f"f{i}"]) for i in range(TABLES)]
     how = {"num_embeddings": rows, "embedding_dim": DIM}
     module: nn.Module = (
@@ -47,12 +49,22 @@ def _module(kind: str, rows: int) -> nn.Module:
     return module
 
 
-def _sharded(kind: str, module: nn.Module, sharding: str) -> nn.Module:
+def quantized(module: nn.Module, name: str) -> nn.Module:
+    """Returns TorchRec's quantized form of a module."""
+    parent = nn.Module()
+    parent.embeddings = module
+    quantize_inference_model(parent, per_table_weight_dtype=None, quantization_dtype=TYPES[name])
+    made: nn.Module = parent.embeddings
+    return made
+
+
+def sharded_of(kind: str, module: nn.Module, sharding: str, config: BLSConfig | None = None) -> Any:
+    """Shards a quantized module over all ranks."""
     ranks = dist.get_world_size()
     sharder: Any = (
-        BLSQuantEmbeddingCollectionSharder()
+        BLSQuantEmbeddingCollectionSharder(config)
         if kind == "EC"
-        else BLSQuantEmbeddingBagCollectionSharder()
+        else BLSQuantEmbeddingBagCollectionSharder(config)
     )
     how = {
         f"t{i}": table_wise(rank=i % ranks) if sharding == "table_wise" else row_wise()
@@ -60,8 +72,7 @@ def _sharded(kind: str, module: nn.Module, sharding: str) -> nn.Module:
     }
     plan = construct_module_sharding_plan(module, how, sharder, ranks, ranks, "cpu")
     env = ShardingEnv.from_process_group(dist.group.WORLD)
-    sharded: nn.Module = sharder.shard(module, plan, env)
-    return sharded
+    return sharder.shard(module, plan, env)
 
 
 def _arrived(output: Any) -> Any:
@@ -80,12 +91,10 @@ def _batches(batch: int, ids: int, rows: int) -> list[KeyedJaggedTensor]:
 def measure(rank: int, name: str, kind: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Times forwards of both shardings and of the unsharded module, the slowest rank each."""
     torch.manual_seed(0)
-    rows, parent = settings["rows"], nn.Module()
-    parent.embeddings = _module(kind, rows)
-    quantize_inference_model(parent, per_table_weight_dtype=None, quantization_dtype=TYPES[name])
-    models = {"unsharded": parent.embeddings}
+    rows = settings["rows"]
+    models = {"unsharded": quantized(module_of(kind, rows), name)}
     for sharding in ("table_wise", "row_wise"):
-        models[sharding] = _sharded(kind, copy.deepcopy(parent.embeddings), sharding)
+        models[sharding] = sharded_of(kind, copy.deepcopy(models["unsharded"]), sharding)
     torch.manual_seed(rank)
     results: list[dict[str, Any]] = []
     for batch, ids in itertools.product(settings["batches"], (1, 20) if kind == "EBC" else (1,)):

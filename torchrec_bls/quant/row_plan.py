@@ -143,7 +143,7 @@ class RowPlan:
                 stride=features.stride(),
             ),
             placed,
-            list(torch.tensor(begins).split(self._lookup_sizes)),
+            list(torch.split(torch.tensor(begins), self._lookup_sizes)),
             at + _LINE,  # kernels get memory, whatever a batch asks for
         )
 

@@ -95,6 +95,7 @@ class Follower:
 
 
 def _follow(follower: "weakref.ref[Follower]", stop: threading.Event) -> None:
+    _native.work_beside_lookups()
     pause = _PAUSE
     while not stop.wait(pause):
         followed = follower()

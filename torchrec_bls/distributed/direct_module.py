@@ -49,6 +49,11 @@ class DirectModule:
         return self._bls.direct.generation.number if self._bls.direct is not None else 0
 
     @property
+    def rows_read(self) -> list[int]:
+        """Rows of each rank's shards that this rank has read; empty without direct reads."""
+        return self._bls.direct.rows_read.tolist() if self._bls.direct is not None else []
+
+    @property
     def owners_gone(self) -> list[int]:
         """Ranks whose tables are read though their process is gone."""
         return self._bls.direct.tables.owners_gone() if self._bls.direct is not None else []

@@ -62,6 +62,7 @@ class DirectReads:
         keys: of the batches that `bind` was last called for; None before.
         names: of the embeddings, in the order of the output.
         order: places of their features among `keys`.
+        rows_read: of the shards of each rank, in all batches, int64 [ranks].
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class DirectReads:
         self.keys: list[str] | None = None
         self.names: list[str] = []
         self.order: list[int] = []
+        self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
         self._lookups: list[FeatureLookup] = []
         self._features = generation.features([])
 
@@ -120,6 +122,7 @@ class DirectReads:
             (values.data_ptr(), values.element_size()),
             values.numel(),
             batch.counts,
+            (self.rows_read.data_ptr(), self.rows_read.numel()),
             out.shape[1] * out.element_size(),
             out.data_ptr(),
         )
@@ -138,6 +141,7 @@ class DirectReads:
             features.stride(),
             values.numel(),
             batch.counts,
+            (self.rows_read.data_ptr(), self.rows_read.numel()),
             out.shape[1] * out.element_size(),
             out.data_ptr(),
         )

@@ -211,6 +211,11 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         """Ids that row 0 was looked up for, as BLSConfig(bad_ids="row0") has it."""
         return self._bls.input_check.replaced_ids
 
+    @property
+    def refused_batches(self) -> int:
+        """Batches of this rank that did not fit the module: an id out of range, a wrong key."""
+        return self._bls.input_check.refused_batches
+
     def post_ids(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:
         """Posts a batch, and `note` to every rank; the first call makes channels, collectively.
 

@@ -14,7 +14,9 @@ def drawing() -> Drawing:
     """Returns the picture."""
     runs = json.loads(RECORD.read_text())["results"]["dlrm"]
     picture = Drawing(860, 340, "A step gets shorter up to bound 2, and then no more")
-    picture.label(LEFT, 18, "A DLRM on 4 ranks, each late by 0 to 10 ms: ms a step", "start", bold=True)
+    picture.label(
+        LEFT, 18, "A DLRM on 4 ranks, each late by 0 to 10 ms: ms a step", "start", bold=True
+    )
     for ms in range(0, int(MOST_MS) + 1, 10):
         picture.line((LEFT, _y(ms)), (LEFT + WIDTH, _y(ms)), colour="#7f889255")
         picture.label(LEFT - 10, _y(ms), str(ms), "end")

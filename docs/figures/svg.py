@@ -48,7 +48,9 @@ class Drawing:
         if text:
             self._text(x + width / 2, y + height / 2, text, "middle", "#ffffff", size=11)
 
-    def line(self, *points: tuple[float, float], colour: str = _LABEL, dashed: bool = False) -> None:
+    def line(
+        self, *points: tuple[float, float], colour: str = _LABEL, dashed: bool = False
+    ) -> None:
         """Draws a line through the points."""
         path = "M" + " ".join(f"{_short(x)} {_short(y)}" for x, y in points)
         dashes = ' stroke-dasharray="5 4"' if dashed else ""

@@ -46,12 +46,12 @@ def draw_timelines(picture: Drawing, top: float, work: np.ndarray, bound: int, t
 def drawing() -> Drawing:
     """Returns the picture."""
     picture = Drawing(
-        860, 336, "At k = 0 every step takes as long as its slowest rank, at k = 2 ranks hardly wait"
+        860,
+        336,
+        "At k = 0 every step takes as long as its slowest rank, at k = 2 ranks hardly wait",
     )
     work = durations()
-    draw_timelines(
-        picture, 16, work, 0, "k = 0: every step takes as long as its slowest rank"
-    )
+    draw_timelines(picture, 16, work, 0, "k = 0: every step takes as long as its slowest rank")
     draw_timelines(
         picture, 166, work, 2, "k = 2: a late rank holds up nobody who is less than 2 steps ahead"
     )

@@ -1,7 +1,8 @@
 """Draws two steps of three ranks by one clock, as docs/tutorials/straggler.md records them.
 
-`python docs/figures/trace.py all.json` takes the steps over from a trace that
-`torchrec-bls trace --perfetto all.json` wrote; without it the picture is drawn anew from those taken.
+`python docs/figures/trace.py all.json` takes the steps over from a file that
+`torchrec-bls trace --perfetto all.json` wrote. Without it the picture is drawn from those that were
+taken over.
 """
 
 import json

@@ -49,7 +49,7 @@ def publish(
             serve as they are.
         owner: a rank whose process is gone, to publish its tables on its behalf. It takes a state
             dict with them as whole tensors; what else is in it is not looked at.
-        deadline: in seconds, for all ranks to have announced the generation before.
+        deadline: seconds until all ranks must have announced the generation before.
 
     Raises:
         ValueError: the model does not read all its tables directly, a weight is missing or of a

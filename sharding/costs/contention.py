@@ -161,8 +161,8 @@ class Stage:
 def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
     """Returns what becomes of an all-reduce of `size` bytes beside `compute_us` of backward.
 
-    Either goes on at its own pace, whatever part of it is done (section III-B). Without bytes
-    nothing is sent, and no startup is due (Eq. 8).
+    Each of the two has one pace from begin to end (section III-B). Without bytes nothing is sent,
+    and there is no startup (Eq. 8).
     """
     if not size:
         return Stage(0.0, 0.0, compute_us)

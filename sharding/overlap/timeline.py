@@ -26,9 +26,9 @@ class Group:
     """Layers whose gradients travel together.
 
     Attributes:
-        layers: how many, after those of the group before.
-        mode: number of the one that they travel by.
-        hold: how many layers more have to be done before it may begin: 0 but where running beside
+        layers: how many layers, after those of the group before.
+        mode: number of the mode by which they travel.
+        hold: how many more layers must be done before the group may begin: 0, unless running beside
             the backward costs more than it hides.
     """
 

@@ -136,7 +136,7 @@ class Workload:
         names = [(table.module, table.name) for table in self.tables]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"tables that are there twice: {twice}")
+            raise ValueError(f"these tables are there twice: {twice}")
         for table in self.tables:
             factor = self.reuse_of(table).pooling_factor
             if not (math.isfinite(factor) and factor >= 0):

@@ -102,7 +102,7 @@ class Placement:
     def best_ranks(self, option: int) -> tuple[NDArray[np.intp] | None, float]:
         """Returns where the shards of `option` would go, and what that adds to the penalty.
 
-        None and infinity where the memory has no room for them.
+        Where the memory has no room for them, it returns None and infinity.
         """
         cost, memory = self.problem.costs[option], self.problem.memory[option]
         added = self.penalty(self.loads + cost[:, None]) - self.penalty(self.loads)

@@ -37,10 +37,10 @@ class BoundOutcome:
 
     Attributes:
         bound: iterations that ranks may be apart.
-        step_us: from one batch to the next, all ranks together, the mean.
-        step_percentiles_us: the 50th, 95th and 99th percentile of it.
-        latency_us: of a batch on its rank, from its beginning to its end, the median.
-        memory_bytes: of the fullest rank: shards, what is in flight, slots, results.
+        step_us: mean time from one batch to the next, over all ranks.
+        step_percentiles_us: the 50th, 95th and 99th percentile of these times.
+        latency_us: median time of a batch on its rank, from its begin to its end.
+        memory_bytes: memory of the fullest rank: shards, what is in flight, slots, results.
         run: simulates it again.
         codec: of embeddings.
         embedding_bytes: of a batch, as they travel from all ranks to others.

@@ -63,7 +63,7 @@ def choose_plan(
     """Simulates a step of each plan and takes the fastest one, unless the first is as good.
 
     Args:
-        plans: the first is what is taken unless another one is faster beyond doubt.
+        plans: the first is taken, unless another one is faster beyond doubt.
         workload: the tables.
         job: what the plans are for.
         model: of lookups and exchanges.

@@ -24,7 +24,7 @@ def buckets_of(
     Args:
         gradient_bytes: in the order in which gradients become ready, of one type.
         first: size of the first bucket.
-        others: of the others.
+        others: size of the other buckets.
 
     Returns:
         The buckets, each with the numbers of its gradients.
@@ -62,10 +62,10 @@ class DenseSteps:
     """A training step of layers that all ranks have, microseconds; nothing by default.
 
     Attributes:
-        forward_us: of all layers.
-        buckets: in the order in which the backward fills them.
-        rest_us: of the backward, after the last gradient.
-        optimizer_us: of all parameters.
+        forward_us: forward of all layers.
+        buckets: buckets, in the order in which the backward fills them.
+        rest_us: rest of the backward, after the last gradient.
+        optimizer_us: update of all parameters.
     """
 
     forward_us: float = 0.0

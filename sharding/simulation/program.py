@@ -39,14 +39,14 @@ class Post:
 
     Attributes:
         exchange: name of the channel.
-        work: of writing the messages.
+        work: time to write the messages.
         latency: microseconds until they can be seen.
-        slots: for each pair of ranks; message n is written when its receiver has released n -
-            slots.
-            None: the 2 (bound + 1) of the channels, of which none is ever waited for
-            (docs/design/channel.md).
+        slots: slots for each pair of ranks; message n is written when its receiver has released
+            message n - slots. None: the 2 (bound + 1) of the channels, where no slot is ever waited
+            for (docs/design/channel.md).
         lag: steps by which the batch is older than the step.
-        transfer: of each rank's messages on its host's link, after `work`, if nobody else used it.
+        transfer: time that each rank's messages take on its host's link, after `work`, if nobody
+            else uses it.
     """
 
     exchange: str
@@ -100,8 +100,8 @@ class Finish:
     """The main thread waits for a collective of the same step.
 
     Attributes:
-        collective: of the Begin.
-        work: afterwards.
+        collective: name of the collective that a Begin has begun.
+        work: work that follows.
     """
 
     collective: str

@@ -20,8 +20,8 @@ class PlanReportSink(Stats):  # type: ignore[misc]
     """Takes the report of one plan: see BLSPlanReporter.
 
     Args:
-        sku: that is planned for.
-        folder: for the files; None writes none.
+        sku: the SKU that is planned for.
+        folder: where files go; None writes none.
     """
 
     def __init__(self, sku: str, folder: Path | None) -> None:
@@ -74,7 +74,7 @@ class BLSPlanReporter:
     last.
 
     Args:
-        folder: for the files, made where there is none; None writes none.
+        folder: where files go, made if it is missing; None writes none.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:

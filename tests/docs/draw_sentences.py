@@ -10,11 +10,13 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.paths import ROOT
 
-_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md", "docs", "benchmarks/README.md")
+_PAGES = (
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md"),
+    *("docs", "benchmarks/README.md"),
+)
 # Written by programs.
 _RESULTS = re.compile(r"<!-- results.*?<!-- end of results -->", re.DOTALL)
 _NO_PROSE = re.compile(r"^```.*?^```$|^---\n.*?^---$|^    .*?$|^#.*?$|^\(.*\)=$", re.M | re.S)

@@ -42,8 +42,8 @@ def test_an_external_link_is_well_formed(link: str) -> None:
 def test_anchors_are_those_of_a_forge(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# Why S = 2(k + 1)\n(own)=\n## `a` and [b](c.md)\n```sh\n# no heading\n```\n## Twice\n## Twice\n"
-        "[x](y.md) and `[no](z.md)`\n"
+        "# Why S = 2(k + 1)\n(own)=\n## `a` and [b](c.md)\n```sh\n# no heading\n```\n"
+        "## Twice\n## Twice\n[x](y.md) and `[no](z.md)`\n"
     )
     assert anchors_of(page) == {"why-s--2k--1", "own", "a-and-b", "twice", "twice-1"}
     assert list(links_of(page)) == ["c.md", "y.md"]

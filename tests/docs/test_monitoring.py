@@ -42,9 +42,8 @@ def exported() -> dict[str, set[str]]:
     channel: Any = SimpleNamespace(name="ids", rank=0, stats=lambda: stats)
     registry = CollectorRegistry()
     registry.register(ChannelCollector(lambda: [channel]))
-    return {
-        sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples
-    }
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -58,8 +57,8 @@ def expressions() -> Iterator[tuple[str, str]]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
     for page in PAGES:
-        for number, query in enumerate(re.findall(r"`([^`]*torchrec_bls_\w+\b[^`]*)`", page.read_text())):
-            yield f"{page.stem} {number}", query
+        for query in re.findall(r"`([^`]*torchrec_bls_\w+\b[^`]*)`", page.read_text()):
+            yield f"{page.stem}: {query}", query
 
 
 def test_every_metric_is_exported() -> None:

@@ -22,5 +22,6 @@ def test_the_changelog_begins_with_the_version_of_the_project() -> None:
         r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(), re.M
     )
     assert unreleased == ("Unreleased", "")
-    assert [version for version, _ in released][0] == version_of_project()
+    newest, _ = released[0]
+    assert newest == version_of_project()
     assert all(day for _, day in released)

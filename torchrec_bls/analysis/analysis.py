@@ -30,15 +30,15 @@ class Patterns:
     """What a table's rows are like. Means are over the batches that have any.
 
     Attributes:
-        rows: of a batch, the mean, as all below without those of bags that have no ids.
-        distinct_ids: of a batch, the mean.
-        distinct_rows: of a batch, the mean.
-        rounded_rows: those that still differ once rounded by the probe.
+        rows: mean number of rows of a batch. Here and below, bags without ids do not count.
+        distinct_ids: mean number of distinct ids of a batch.
+        distinct_rows: mean number of distinct rows of a batch.
+        rounded_rows: mean number of rows that still differ once rounded by the probe.
         eta: the mean of equation 1: of the distinct rows of a batch, the share that rounding makes
             equal to others.
-        entropy_bits: that a value of a distinct row needs at least, rounded by the table's bound,
-            if it is coded for itself; the mean.
-        zero_share: of all rows, those of nothing but zeros, rounded by the table's bound.
+        entropy_bits: mean of the bits that a value of a distinct row needs at least, once rounded
+            by the table's bound, if values are coded one by one.
+        zero_share: share of rows that are nothing but zeros once rounded by the table's bound.
     """
 
     rows: float

@@ -1,4 +1,4 @@
-"""What libibverbs adds to /sys: whether it is there, and the limits it tells of an open device."""
+"""What libibverbs says beside /sys: whether it can be loaded, and the limits of an open device."""
 
 import ctypes
 from dataclasses import dataclass

@@ -62,7 +62,7 @@ class Trees:
 
         Args:
             record: the object.
-            columns: how many columns the rows have that these trees are for.
+            columns: number of columns of the rows that these trees are for.
 
         Raises:
             ValueError: shapes that are not those of complete trees, or a column that isn't there.

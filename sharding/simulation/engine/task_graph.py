@@ -149,12 +149,12 @@ class GraphBuilder:
         """Adds one task to each of `threads`, at its end, and returns their numbers.
 
         Args:
-            name: of all of them.
-            threads: that differ.
-            work: microseconds on a core, for all or one for each.
+            name: name of all of them.
+            threads: threads, each once.
+            work: microseconds on a core, one for all or one for each.
             pause: microseconds on no core that follow, likewise.
             after: what each waits for.
-            step: of the job.
+            step: step of the job that they are part of.
 
         Raises:
             ValueError: durations are negative or not finite, or threads do not exist or are named

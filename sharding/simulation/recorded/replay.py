@@ -91,12 +91,12 @@ def _refuse(recording: Recording, bound: int, delays: Floats) -> None:
         )
     if bound > 0 and recording.begins_early:
         raise ValueError(
-            f"bound is {bound}, but the recorded steps wait for what earlier ones began: only "
-            "bound 0 can be replayed"
+            f"bound is {bound}, but recorded steps wait for exchanges that earlier steps began: "
+            "only bound 0 can be replayed"
         )
     if delays.ndim != 2 or len(delays) != ranks or delays.shape[1] == 0:
         raise ValueError(
-            f"delays have shape {delays.shape}, of {ranks} ranks and 1 or more batches"
+            f"delays have shape {delays.shape}, but must be of {ranks} ranks and 1 or more batches"
         )
 
 

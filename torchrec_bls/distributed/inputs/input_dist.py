@@ -24,7 +24,7 @@ from torchrec_bls.distributed.inputs.refused_batches import refused
 
 
 class IdsLayout:
-    """How the ids that this rank looks up came to it, for the way back of their embeddings.
+    """How ids came to the rank that looks them up: their embeddings go back the same way.
 
     Attributes:
         native: what came, with the ids.
@@ -128,7 +128,7 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
 
 
 class IdsAwaitable(ExchangeAwaitable[IdsTensorsAwaitable]):
-    """First wait of an input dist: nothing, since sizes travel with the data."""
+    """First wait of an input dist. It waits for nothing, since sizes travel with the data."""
 
     def __init__(self, tensors: IdsTensorsAwaitable) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Draws two steps of three ranks by one clock, as docs/tutorials/straggler.md records them.
 
-`python docs/figures/trace.py all.json` takes the steps over from a file that
+`python docs/figures/traced_steps.py all.json` takes the steps over from a file that
 `torchrec-bls trace --perfetto all.json` wrote. Without it the picture is drawn from those that were
 taken over.
 """

@@ -2,9 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from svg import BLUE, GREEN, GREY, ORANGE, Drawing
+from svg import BLUE, GREEN, GREY, Drawing
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "delays.json"
 LEFT, TOP, WIDTH, HEIGHT, MOST_MS = 70, 52, 560, 230, 40.0
@@ -31,22 +30,12 @@ def drawing() -> Drawing:
     picture.line(*zip(across, map(_y, ideal), strict=True), colour=GREEN, dashed=True)
     picture.line(*zip(across, map(_y, measured), strict=True), colour=BLUE)
     for x, run, ms in zip(across, bounded, measured, strict=True):
-        _draw_spread(picture, x, run["ms_per_step"])
         picture.dot(x, _y(ms), BLUE)
         picture.label(x, _y(ms) - 18, f"{ms:.1f}")
         picture.label(x, TOP + HEIGHT + 18, f"k = {run['bound']}")
-    picture.label(LEFT + WIDTH + 10, _y(measured[-1]) - 10, "torchrec-bls", "start")
-    picture.label(LEFT + WIDTH + 10, _y(ideal[-1]) + 10, "an exchange that is free", "start")
-    picture.legend(
-        LEFT,
-        326,
-        {"median": BLUE, "fastest and slowest run": ORANGE, "free exchange, same bound": GREEN},
-    )
+    picture.label(LEFT + WIDTH + 10, _y(measured[-1]), "torchrec-bls", "start")
+    picture.legend(LEFT, 326, {"measured": BLUE, "if exchanges cost nothing": GREEN})
     return picture
-
-
-def _draw_spread(picture: Drawing, x: float, ms: dict[str, Any]) -> None:
-    picture.line((x, _y(ms["min"])), (x, _y(ms["max"])), colour=ORANGE)
 
 
 def _y(ms: float) -> float:

@@ -41,7 +41,7 @@ class ModeTimes:
             raise ValueError(f"a backward goes on at a rate above 0: {self}")
 
     def alone_us(self, size: float) -> float:
-        """The time of an all-reduce of so many bytes that no backward runs beside."""
+        """The time of an all-reduce of so many bytes, without a backward beside it."""
         return self.startup_us + size * self.alone_us_per_byte
 
     def overlapped_us(self, size: float) -> float:

@@ -103,8 +103,8 @@ def simulate_bounds(
         simulation: what else there is.
 
     Raises:
-        ValueError: a bound that a job can't have, since one above 0 trains on rows out of date; or
-            too few batches for it.
+        ValueError: a bound above 0 for a job that trains, whose rows would be out of date; or too
+            few batches for a bound.
     """
     delays = simulation.delays.sample(job.ranks, simulation.batches, simulation.seed)
     costs = RememberedCosts(model)

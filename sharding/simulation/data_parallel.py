@@ -1,4 +1,4 @@
-"""Training steps of dense layers of which every rank has a copy: DistributedDataParallel's."""
+"""Training steps of dense layers under DistributedDataParallel: every rank has a copy."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torchrec_bls.codecs.rows import Codec, round_trip
 
 
 def all_to_all(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Returns what arrives of rows [rows, columns] that are sent (section 3.3)."""
+    """Returns rows [rows, columns] as they arrive (section 3.3)."""
     return round_trip(rows, codec)
 
 

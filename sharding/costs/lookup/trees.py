@@ -99,9 +99,9 @@ class Bins:
     """The values of some rows, each replaced by the number of cuts that are below it.
 
     Attributes:
-        cuts: for each column, ascending.
+        cuts: cuts of each column, ascending.
         codes: (rows, columns) int64, from 0 to the number of the column's cuts.
-        width: one more than the most cuts of any column.
+        width: number of cuts of the column with the most, plus 1.
     """
 
     cuts: tuple[Floats, ...]

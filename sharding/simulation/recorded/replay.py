@@ -44,7 +44,7 @@ def replay(recording: Recording, bound: int, delays: Floats) -> Replay:
     recorded. With a bound, collectives are messages that nobody answers, read by the main thread.
 
     Args:
-        recording: whose steps are replayed in turn, for each batch one.
+        recording: its steps are replayed in turn, one for each batch.
         bound: iterations that ranks may be apart.
         delays: (ranks, batches), microseconds for which a rank is held up at the beginning of a
             batch, beside what was recorded.

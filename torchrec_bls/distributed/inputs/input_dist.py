@@ -34,10 +34,11 @@ class IdsLayout:
         values_sent: ids that this rank sent to each rank.
         counts_sent: ids that this rank sent to each rank of each of its features, flattened; only
             where rows are encoded.
-        equal_sent: which rows that come for ids of this rank are equal, by rank and feature like
-            `counts_sent`; None where nobody asks.
-        equal_received: which rows are that this rank looks up, by feature and rank like `counts`.
-        slot_bytes: of the exchanges, for this batch.
+        equal_sent: which of the rows that come for this rank's ids are equal, by rank and feature
+            like `counts_sent`; None where nobody asks.
+        equal_received: which of the rows that this rank looks up are equal, by feature and rank
+            like `counts`.
+        slot_bytes: slot sizes of the exchanges, for this batch.
     """
 
     def __init__(self, native: _native.BatchIds, order: list[int], own: "_Batch") -> None:

@@ -37,13 +37,13 @@ def drawing() -> Drawing:
         picture.bar(LEFT + compute, y, exchange, BAR, ORANGE)
         picture.label(TABLES, y + BAR / 2, _tables(plan["decisions"], rank), "start")
     bottom = TOP + PITCH * len(ranks)
-    for us, text, colour, y in (
-        (step_us, f"step: {step_us:,.0f} us", GREY, bottom + 10),
-        (bound_us, f"no plan is below {bound_us:,.0f} us", GREEN, bottom + 28),
+    for us, text, colour, side in (
+        (step_us, f"step: {step_us:,.0f} us", GREY, "start"),
+        (bound_us, f"no plan is below {bound_us:,.0f} us", GREEN, "end"),
     ):
-        x = LEFT + us * per_us
+        x, y = LEFT + us * per_us, bottom + 10
         picture.line((x, TOP - 8), (x, y), colour=colour, dashed=True)
-        picture.label(x - 6, y, text, "end")
+        picture.label(x + (6 if side == "start" else -6), y, text, side)
     picture.legend(LEFT, bottom + 58, {"lookups": BLUE, "exchanges": ORANGE})
     return picture
 

@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of this host, until they end or a deadline.
+"""Runs a function on several ranks, processes of this host, until they end or a deadline passes.
 
 `run` returns what the ranks return, `outcomes` how each of them ended, and `stream` yields what
 rank 0 yields. None of them leaves a process behind: ranks that have not ended when they return or

@@ -13,7 +13,7 @@ class ModeTimes:
     """The parameters of one mode: Eqs. 3, 5 and 6 for one allocation of the host or device.
 
     Attributes:
-        startup_us: of each all-reduce (a in Eq. 3).
+        startup_us: microseconds of each all-reduce (a in Eq. 3).
         alone_us_per_byte: of gradients, where no backward runs (q in section III-A).
         overlapped_us_per_byte: where one does (p in Eq. 6).
         compute_rate: of a backward beside the bytes, as a share of what it is alone (Eq. 5's

@@ -13,8 +13,8 @@ class Layer:
     """A stretch of the backward, after which gradients are ready.
 
     Attributes:
-        compute_us: of it, with nothing beside it.
-        bytes: of its gradients; 0 if it has none.
+        compute_us: microseconds of its backward, with nothing beside it.
+        bytes: bytes of its gradients; 0 if it has none.
     """
 
     compute_us: float
@@ -43,8 +43,8 @@ class Timeline:
 
     Attributes:
         ready: of each layer, when its gradients are there.
-        begin: of each group's all-reduce.
-        end: of each group's all-reduce.
+        begin: begin of each group's all-reduce.
+        end: end of each group's all-reduce.
         finish: when backward and all-reduces are done.
     """
 

@@ -27,7 +27,7 @@ class PlanGroup:
 
     Args:
         module: path of the module.
-        sharding_type: of the tables.
+        sharding_type: sharding type of the tables.
         pooled: whether they are of an EmbeddingBagCollection.
         job: what the plan is for.
 

@@ -33,7 +33,7 @@ class Decision:
         rows: number of rows.
         dim: number of columns.
         choice: the option in words.
-        ranks: of its shards.
+        ranks: ranks of its shards.
         reason: in words.
         runner_up: the next best option in words, with its ranks free and all else as it is; None
             where there is none.

@@ -37,7 +37,7 @@ class Placement:
         shards_of_op: (ops, ranks), how many there are.
         memory: (ranks), bytes.
         option: (tables), index of the option of each table, -1 where it is not placed.
-        ranks: of the shards of each table, in the order of the shards.
+        ranks: ranks of the shards of each table, in the order of the shards.
         holds: (tables, ranks), whether a rank has shards of a table.
     """
 

@@ -45,10 +45,10 @@ class Bucket:
     """Gradients that travel together, microseconds.
 
     Attributes:
-        work_us: of the backward until they are ready and in the bucket.
-        all_reduce_us: of the bucket, on a core.
+        work_us: microseconds of the backward until they are ready and in the bucket.
+        all_reduce_us: microseconds of the bucket, on a core.
         unpack_us: their copies back.
-        pause_us: of the all-reduce, on no core.
+        pause_us: microseconds of the all-reduce, on no core.
     """
 
     work_us: float
@@ -89,8 +89,8 @@ class DenseSteps:
 
         Args:
             layers: in the order of the forward.
-            ranks: of the job; one alone has no buckets.
-            model: of all-reduces.
+            ranks: ranks of the job; one alone has no buckets.
+            model: model of all-reduces.
             first_bucket_bytes: DistributedDataParallel's.
             bucket_bytes: its bucket_cap_mb, in bytes.
         """
@@ -140,7 +140,7 @@ def data_parallel_program(dense: DenseSteps, step_us: float = 0.0) -> list[Stage
 
     Args:
         dense: the layers.
-        step_us: of what is beside them, in every step: loading, Python.
+        step_us: microseconds of what is beside them, in every step: loading, Python.
     """
     return [
         Compute("load", step_us),

@@ -53,7 +53,7 @@ class PlanReportSink(Stats):  # type: ignore[misc]
             self._written = path
 
     def log(self, *arguments: Any, **options: Any) -> None:
-        """Called by TorchRec's planners, of whose plans there is no such report."""
+        """Warns: TorchRec's planners call it, and there is no such report of their plans."""
         warnings.warn(
             f"BLSPlanReporter has no report of the plan for {self._sku}: it was made by a planner "
             "of TorchRec. Give the executor a BLSPlannerProvider, or the orchestrator TorchRec's "

@@ -87,7 +87,7 @@ class _Recorder:
     """Hears what one collection of a model is asked for and what it answers.
 
     Args:
-        name: of the collection, for messages.
+        name: name of the collection, for messages.
         collection: of one of the kinds above.
     """
 

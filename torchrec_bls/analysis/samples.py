@@ -104,8 +104,8 @@ class SampleWriter:
     """Writes a folder of samples.
 
     Args:
-        path: of the folder, which is made unless it is there and empty.
-        names: of the tables.
+        path: path of the folder, which is made unless it is there and empty.
+        names: names of the tables.
 
     Raises:
         FileExistsError: something is in the folder.
@@ -151,7 +151,7 @@ class Samples:
     """A folder of samples, of which one table at a time is read.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
 
     Attributes:
         batches: that were recorded.

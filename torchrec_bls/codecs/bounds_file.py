@@ -28,7 +28,7 @@ def read_bounds(
     """Returns `forward`, `backward` and `unique` of a CodecConfig.
 
     Args:
-        path: of the file.
+        path: path of the file.
         link: bytes per second from one rank to the others, by which the stages of all tables are
             chosen whose stages were measured; None: as the file says.
         ranks_per_core: for the same choice; None: as the file says.

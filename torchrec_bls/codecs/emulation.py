@@ -25,7 +25,7 @@ def ring_all_reduce(
 
     Args:
         values: [nodes, rows, columns], float32.
-        codec: of the messages.
+        codec: codec of the messages.
         error: of the same shape, zero at first: what rounding took away, by node, which is added
             the next time. Updated in place; zero where a sum is not finite. None: no compensation.
 

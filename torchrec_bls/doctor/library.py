@@ -12,7 +12,7 @@ class PortLimits:
 
     Attributes:
         mtu: bytes a packet carries.
-        message_bytes: of the largest message.
+        message_bytes: bytes of the largest message.
     """
 
     mtu: int

@@ -44,7 +44,7 @@ class PlannedAllReduce:
     Args:
         module: the one inside DistributedDataParallel.
         buckets: planned.
-        group: of the ranks, for this alone.
+        group: group of the ranks, for this alone.
     """
 
     def __init__(

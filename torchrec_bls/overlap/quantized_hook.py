@@ -106,7 +106,7 @@ class QuantizedAllReduceState:
 
         Args:
             buffer: the gradients of `parameters`, one behind the other, float32.
-            parameters: of the module.
+            parameters: parameters of the module.
         """
         group = self._group or dist.group.WORLD
         assert group is not None

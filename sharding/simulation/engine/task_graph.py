@@ -35,7 +35,7 @@ class Machine:
     """Where threads run.
 
     Attributes:
-        cores: of each pool. A pool is a host, or the cores that a rank is pinned to.
+        cores: cores of each pool. A pool is a host, or the cores that a rank is pinned to.
         pool: (threads,), of each thread.
         spin_us: for which a thread that waits keeps its core before it sleeps.
         wake_us: from the end of a wait in which it slept until it runs.

@@ -24,7 +24,7 @@ class Replay:
         bound: iterations that ranks may be apart.
         step_us: from one batch to the next, all ranks together, the mean.
         step_percentiles_us: the 50th, 95th and 99th percentile of it.
-        latency_us: of a batch on its rank, from its beginning to its end, the median.
+        latency_us: microseconds of a batch on its rank, from its beginning to its end, the median.
         timeline: the simulation.
         threads: rank and name of each thread.
     """

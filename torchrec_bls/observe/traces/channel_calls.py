@@ -38,7 +38,7 @@ class ChannelCalls:
     Attributes:
         trace: that they are in.
         calls: by channel and action, by sequence number: start and end in microseconds.
-        bounds: of the channels.
+        bounds: bounds of the channels.
     """
 
     trace: KinetoTrace

@@ -6,6 +6,7 @@ options, and the channel. What is made for TorchRec is imported when it is asked
 # ruff: noqa: E402
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from torchrec_bls._versions import VersionError, check_native, check_packages, check_torch
@@ -20,6 +21,7 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
+    __version__: str
     from torchrec_bls.analysis.recording import record_lookups
     from torchrec_bls.codecs.error_bound import Decay, ErrorBound
     from torchrec_bls.direct.publisher import Publication
@@ -54,6 +56,7 @@ __all__ = [
     "ErrorBound",
     "Publication",
     "VerbsConfig",
+    "__version__",
     "bounded_lag_channels",
     "bounded_lag_modules",
     "generation_of",
@@ -83,7 +86,9 @@ process_group.register()
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is made for TorchRec, and says what is missing for it."""
+    """Imports what is made for TorchRec when it is first used, and says what is missing for it."""
+    if name == "__version__":
+        return metadata.version("torchrec-bls")
     if name not in _FOR_TORCHREC:
         raise AttributeError(f"module 'torchrec_bls' has no attribute {name!r}")
     try:

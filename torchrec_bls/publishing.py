@@ -37,19 +37,19 @@ def publish(
     batches, in all tables and the dense weights at once. Until then, and if one of the calls fails,
     all go on with the old one. Afterwards the model's parameters show the new generation.
 
-    Meanwhile there is memory for both; a process without batches keeps its generation until the
-    next one, also past several.
+    Until all processes have gone over there is memory for both generations. A process without
+    batches keeps its generation until its next batch, even if several were published since.
 
     Args:
-        model: has been called once; a DistributedModelParallel, or a module in it. It is what has
-            to be called for the new generation to be taken.
+        model: a DistributedModelParallel, or a module in it, that has been called once. Calls of
+            it take new generations.
         state_dict: the new weights, with all names of `model.state_dict()`. Tables are whole
             tensors, or ShardedTensors with this rank's shards. Dense weights are copied here. None:
             the weights that the model has now, e.g. after `load_state_dict`; its dense weights
             serve as they are.
         owner: a rank whose process is gone, to publish its tables on its behalf. It takes a state
             dict with them as whole tensors; what else is in it is not looked at.
-        deadline: in seconds, for all ranks to have announced the generation before.
+        deadline: seconds until all ranks must have announced the generation before.
 
     Raises:
         ValueError: the model does not read all its tables directly, a weight is missing or of a

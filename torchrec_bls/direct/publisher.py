@@ -223,7 +223,7 @@ class Publication:
         """Returns as soon as it `serves`: when all owners have announced it and it is mapped.
 
         Args:
-            deadline: in seconds.
+            deadline: seconds to wait.
 
         Raises:
             PeerTimeoutError: names the ranks that have not announced it, or what keeps it from

@@ -60,7 +60,7 @@ class DirectReads:
         rank: see above.
         dtype: of the weights.
         keys: of the batches that `bind` was last called for; None before.
-        names: of the embeddings, in the order of the output.
+        names: names of the embeddings, in the order of the output.
         order: places of their features among `keys`.
         rows_read: of the shards of each rank, in all batches, int64 [ranks].
     """

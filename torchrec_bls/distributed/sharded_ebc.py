@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -332,7 +333,7 @@ class BLSEmbeddingBagCollectionSharder(
                     f"with sharding type {sharding_type}, for which TorchRec adds up the means of "
                     "the ranks' rows: use table_row_wise, or sum pooling"
                 )
-        if means and others:
+        if means and others and dist.get_rank() == 0:  # all have the same plan
             warnings.warn(
                 f"{type(self).__name__}: tables {means} have mean pooling and are sharded by rows, "
                 f"and {others} are not. TorchRec then divides the sums and means of these by their "

@@ -34,8 +34,8 @@ class Lookups:
         page: bytes of a page, at which the weights of each lookup begin.
 
     Attributes:
-        begins: of each lookup's weights in the memory of all tables, in bytes.
-        tables: in the order of their memory.
+        begins: where each lookup's weights begin in the memory of all tables, bytes.
+        tables: tables in the order of their memory.
     """
 
     def __init__(self, module: Any, children: nn.ModuleDict, page: int) -> None:

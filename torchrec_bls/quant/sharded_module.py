@@ -57,7 +57,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         prefix: of the tables' names in the checkpoint.
 
     Raises:
-        ValueError: the module or the plan can't be sharded so, for the reason that is named.
+        ValueError: the module or the plan can't be sharded this way; the text says why.
         RendezvousError: a rank did not come, has no memory for its shards, or has other weights.
     """
 
@@ -108,7 +108,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
 
     @property
     def replaced_ids(self) -> int:
-        """Ids that row 0 was looked up for, with bad_ids="row0"."""
+        """How many ids had no row, so that row 0 was looked up (bad_ids="row0")."""
         return self._check.replaced_ids
 
     @property

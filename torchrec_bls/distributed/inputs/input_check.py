@@ -35,8 +35,8 @@ class InputCheck:
     """Checks the batches of one module.
 
     Args:
-        name: of the module, for messages.
-        tables: EmbeddingConfig or EmbeddingBagConfig of each.
+        name: what errors call the module.
+        tables: an EmbeddingConfig or EmbeddingBagConfig for each table.
         is_weighted: whether ids have weights.
         bad_ids: "refuse" raises for an id that its table has no row for; "row0" looks up row 0
             instead, as TorchRec does.

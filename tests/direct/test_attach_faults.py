@@ -22,6 +22,7 @@ from tests.direct.answered import answered
 from tests.direct.served import Expected, batches_of, check
 from tests.processes import run
 from torchrec_bls import BLSConfig, attach, offer
+from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offered.conversation import Conversation, Descriptors, connect
 from torchrec_bls.errors import (
     ProtocolError,
@@ -32,7 +33,9 @@ from torchrec_bls.serving.served_model import ServedModel
 DEADLINE = 30.0
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE
 
-# Of two modules and two owners: descriptors as they are handed over.
+# Places of tables in the first module.
+ROW_WISE, COLUMN_WISE = 0, 2
+# Places of descriptors, of two modules and two owners.
 PAGE, FIRST, SECOND, OTHER_MODULES, DENSE = 0, 1, 2, 4, 6
 
 Change = Callable[[Any, list[int]], tuple[Any, list[int]]]
@@ -108,6 +111,17 @@ def end_of_a_pipe(_: int) -> int:
 
 def module_text(content: Any, **changed: Any) -> None:
     content["modules"][0].update(changed)
+
+
+def shard_text(content: Any, table: int, **changed: int) -> None:
+    """Changes the first shard of a table of the pooled module, and the digest with it."""
+    module = content["modules"][0]
+    module["tables"][table]["layout"]["shards"][0].update(changed)
+    layouts = []
+    for layout in (each["layout"] for each in module["tables"]):
+        shards = tuple(Shard(**shard) for shard in layout["shards"])
+        layouts.append(TableLayout(**{**layout, "shards": shards}))
+    module["digest"] = digest_of(layouts).hex()
 
 
 FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
@@ -190,6 +204,50 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
         changed_text(lambda content: module_text(content, later=1)),
         ProtocolError,
         "can't be read",
+    ),
+    "rows of other columns": (
+        changed_text(lambda content: shard_text(content, COLUMN_WISE, first_column=8)),
+        ProtocolError,
+        "do not cover its 8 columns",
+    ),
+    "wider rows": (
+        changed_text(lambda content: shard_text(content, COLUMN_WISE, columns=16)),
+        ProtocolError,
+        "do not cover its 8 columns",
+    ),
+    "more rows": (
+        changed_text(lambda content: shard_text(content, ROW_WISE, rows=1 << 40)),
+        ProtocolError,
+        "in blocks of unequal rows",
+    ),
+    "rows before the table": (
+        changed_text(lambda content: shard_text(content, ROW_WISE, first_row=-1)),
+        ProtocolError,
+        "stand where numbers belong",
+    ),
+    "text for numbers": (
+        changed_text(lambda content: module_text(content, sizes=["4096", "4096"])),
+        ProtocolError,
+        "stand where numbers belong",
+    ),
+    "an output of a feature twice": (
+        changed_text(lambda content: content["modules"][0]["form"]["names"].append("f1")),
+        ProtocolError,
+        "the output that another process describes does not fit the tables",
+    ),
+    "means of other features": (
+        changed_text(
+            lambda content: content["modules"][0]["form"].update(
+                division={"features": ["f0"], "sums": ["f9"]}
+            )
+        ),
+        ProtocolError,
+        "the output that another process describes does not fit the tables",
+    ),
+    "weights of another type": (
+        changed_text(lambda content: module_text(content, dtype="torch.float64")),
+        ValueError,
+        r"'bags' has weights of \['torch.float32'\] in this model, but \['torch.float64'\]",
     ),
     "no manifest": (changed_text(lambda _: ["modules"]), ProtocolError, "can't be read"),
     "another container": (

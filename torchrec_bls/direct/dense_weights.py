@@ -14,6 +14,7 @@ Parts = list[tuple[torch.Tensor, int]]
 _MAGIC = b"tbbldw01"
 # Magic, and the bytes of the directory that follows it.
 _HEAD = struct.Struct("<8sQ")
+_LONGEST_DIRECTORY = 64 << 20
 # Of a cache line, in which no two tensors then are.
 _ALIGNMENT = 64
 
@@ -60,16 +61,18 @@ def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, t
         raise ValueError("too short for dense weights")
     magic, length = _HEAD.unpack(bytes(pages[begin : begin + _HEAD.size].tolist()))
     text = begin + _HEAD.size
-    if magic != _MAGIC or text + length > size:
+    if magic != _MAGIC or length > min(size - text, _LONGEST_DIRECTORY):
         raise ValueError("no dense weights")
     directory = json.loads(bytes(pages[text : text + length].tolist()))
     first = end = behind(text + length)
     dense: dict[str, torch.Tensor] = {}
     for name, kind, shape, at in directory:
-        dtype: torch.dtype = getattr(torch, kind)
+        dtype = getattr(torch, kind)
+        if not isinstance(dtype, torch.dtype) or at < 0:
+            raise ValueError(f"'{name}' is of {kind} at {at}")
         tensor_bytes = dtype.itemsize * torch.Size(shape).numel()
         part = pages[first + at : first + at + tensor_bytes]
-        if at < 0 or part.numel() != tensor_bytes:
+        if part.numel() != tensor_bytes:
             raise ValueError(f"'{name}' is not in the segment")
         dense[name] = part.view(dtype).view(shape)
         end = first + behind(at + tensor_bytes)

@@ -70,7 +70,7 @@ class OutputForm(ABC):
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Returns what another process makes the same form of."""
+        """Returns what another process, which knows the tables, makes the same form of."""
 
 
 class DirectReads:

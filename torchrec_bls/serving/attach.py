@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import host_identity
@@ -87,9 +88,12 @@ def attach(
     with closing(connect(where, deadline)) as conversation:
         manifest, received = _receive(conversation, where, collections)
         dense = _dense_beside(model, manifest, received.dense, where)
+        readers = _readers_of(where, owner, collections, manifest, received)
         if owner is not None:
             _take_over(received.tables, owner)
-        _replace(model, where, owner, collections, manifest, received)
+        for name, reader in readers.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, reader)
         _fill(dense)
         ServedModel.of(model)
         with suppress(BLSError):  # it has ended, and is not needed any more
@@ -186,6 +190,9 @@ def _terms_here(collection: Collection) -> dict[str, object]:
         for config in configs_of(collection)
     }
     kind = {
+        "weights of": sorted(
+            {str(data_type_to_dtype(config.data_type)) for config in configs_of(collection)}
+        ),
         "pooled embeddings": pooled,
         "weighted ids": bool(collection.is_weighted()) if pooled else False,
         "ids in its output": False if pooled else bool(collection.need_indices()),
@@ -205,6 +212,7 @@ def _terms_there(module: OfferedModule) -> dict[str, object]:
         for table in module.tables
     }
     kind = {
+        "weights of": [module.dtype],
         "pooled embeddings": module.pooled,
         "weighted ids": module.weighted,
         "ids in its output": bool(module.form.get("with_ids", False)),
@@ -240,26 +248,26 @@ def _take_over(tables: list[SharedTables], owner: int) -> None:
     Ownership([each.page for each in tables]).take_over(owner)
 
 
-def _replace(
-    model: nn.Module,
+def _readers_of(
     where: str,
     owner: int | None,
     collections: Mapping[str, Collection],
     manifest: Manifest,
     received: _Received,
-) -> None:
+) -> dict[str, AttachedCollection]:
+    """Returns what stands for each collection from now on."""
+    readers = {}
     for module, tables, generation in zip(
         manifest.modules, received.tables, received.generations, strict=True
     ):
         collection = collections[module.name]
         configs = configs_of(collection)
-        form = form_of(module.form, module.pooled)
+        form = form_of(module.form, configs, module.pooled)
         at = f"{module.name}, attached to {where}"
         reads = DirectReads(at, tables, generation, None, owner, configs, form)
         check = InputCheck(module.name, configs, module.weighted, module.bad_ids)
-        reader = AttachedCollection(reads, check).train(collection.training)
-        parent, _, child = module.name.rpartition(".")
-        setattr(model.get_submodule(parent), child, reader)
+        readers[module.name] = AttachedCollection(reads, check).train(collection.training)
+    return readers
 
 
 @outside_inference_mode

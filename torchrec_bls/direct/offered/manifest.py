@@ -1,7 +1,7 @@
 """What a process has to know of tables that it did not share itself, as JSON."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
@@ -140,6 +140,11 @@ def offsets_of(tables: SharedTables, layout: TableLayout) -> list[int]:
 def _module(content: Any) -> OfferedModule:
     tables = [_table(each) for each in content["tables"]]
     module = OfferedModule(**{**content, "tables": tables})
+    _check_type(str, module.name, module.bad_ids, module.dtype, module.digest)
+    _check_type(dict, module.form)
+    _check_type(list, module.sizes)
+    _check_type(bool, module.pooled, module.weighted, module.huge_pages)
+    _check_numbers(module.sizes)
     if not tables or not module.sizes:
         raise ValueError(f"module '{module.name}' has no tables or no owners")
     if digest_of(_layouts(tables)).hex() != module.digest:
@@ -155,9 +160,27 @@ def _layouts(tables: Sequence[OfferedTable]) -> list[TableLayout]:
 
 
 def _table(content: Any) -> OfferedTable:
-    layout = content["layout"]
-    shards = tuple(Shard(**shard) for shard in layout["shards"])
-    table = OfferedTable(**{**content, "layout": TableLayout(**{**layout, "shards": shards})})
+    shards = tuple(Shard(**shard) for shard in content["layout"]["shards"])
+    layout = TableLayout(**{**content["layout"], "shards": shards})
+    table = OfferedTable(**{**content, "layout": layout})
+    _check_type(list, table.features, table.offsets)
+    _check_type(str, layout.name, layout.dtype, table.pooling, *table.features)
+    _check_numbers([layout.rows, layout.columns, *table.offsets])
+    for shard in shards:
+        _check_numbers(astuple(shard))
     if len(table.offsets) != len(shards):
-        raise ValueError(f"table '{table.layout.name}' has {len(table.offsets)} offsets")
+        raise ValueError(f"table '{layout.name}' has {len(table.offsets)} offsets")
+    layout.check_cover()
     return table
+
+
+def _check_type(kind: type, *values: object) -> None:
+    wrong = [value for value in values if type(value) is not kind]
+    if wrong:
+        raise TypeError(f"{wrong} stand where a {kind.__name__} belongs")
+
+
+def _check_numbers(values: Iterable[object]) -> None:
+    wrong = [value for value in values if type(value) is not int or value < 0]
+    if wrong:
+        raise TypeError(f"{wrong} stand where numbers belong")

@@ -1,17 +1,22 @@
 """An embedding module in a process that shares tables which others have made."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
 
 from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
 from torchrec_bls.distributed.reading.row_output import RowOutput
+from torchrec_bls.errors import ProtocolError
 
 # EmbeddingBagCollection or EmbeddingCollection, which have no types.
 Collection = Any
@@ -94,11 +99,46 @@ def configs_of(collection: Collection) -> list[Any]:
     return list(collection.embedding_configs())
 
 
-def form_of(content: Mapping[str, Any], pooled: bool) -> OutputForm:
-    """Returns the form that another process described by `OutputForm.as_json`."""
-    if not pooled:
-        return RowOutput(**content)
-    division = content["division"]
-    return PooledOutput(
-        **{**content, "division": None if division is None else SumDivision(**division)}
-    )
+def form_of(content: Mapping[str, Any], configs: Sequence[Any], pooled: bool) -> OutputForm:
+    """Returns the form that another process described by `OutputForm.as_json`.
+
+    Args:
+        content: of the description.
+        configs: of the tables.
+        pooled: whether it is that of an EmbeddingBagCollection.
+
+    Raises:
+        ProtocolError: it does not fit the tables.
+    """
+    dims = {
+        name: table.embedding_dim
+        for table, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+        for name in names
+    }
+    try:
+        names = list(content["names"])
+        if sorted(names) != sorted(dims):
+            raise ValueError(f"it has {names}")
+        if not pooled:
+            return RowOutput(names, configs[0].embedding_dim, bool(content["with_ids"]))
+        return PooledOutput(
+            names,
+            [dims[name] for name in names],
+            list(content["kernel_means"]),
+            _division_of(content["division"], configs),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"the output that another process describes does not fit the tables ({error!r}): "
+            "install one version of torchrec-bls in both processes"
+        ) from error
+
+
+def _division_of(content: Mapping[str, Any] | None, configs: Sequence[Any]) -> SumDivision | None:
+    if content is None:
+        return None
+    features = {feature for table in configs for feature in table.feature_names}
+    division = SumDivision(list(content["features"]), list(content["sums"]))
+    if set(division.features) != features or not set(division.sums) <= features:
+        raise ValueError(f"{division} is not of {sorted(features)}")
+    return division

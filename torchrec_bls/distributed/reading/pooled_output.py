@@ -74,7 +74,6 @@ class PooledOutput(OutputForm):
         """See OutputForm."""
         return {
             "names": self.names,
-            "dims": self._dims,
             "kernel_means": self.kernel_means,
             "division": None if self._division is None else asdict(self._division),
         }

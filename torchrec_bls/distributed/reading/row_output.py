@@ -51,7 +51,7 @@ class RowOutput(OutputForm):
 
     def as_json(self) -> dict[str, Any]:
         """See OutputForm."""
-        return {"names": self.names, "dim": self._dim, "with_ids": self._with_ids}
+        return {"names": self.names, "with_ids": self._with_ids}
 
 
 def _with_ids(

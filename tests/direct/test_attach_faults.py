@@ -249,6 +249,21 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
         ValueError,
         r"'bags' has weights of \['torch.float32'\] in this model, but \['torch.float64'\]",
     ),
+    "no modules": (
+        changed_text(lambda content: content["modules"].clear()),
+        ProtocolError,
+        "its modules are",
+    ),
+    "a module twice": (
+        changed_text(lambda content: content["modules"].append(content["modules"][0])),
+        ProtocolError,
+        r"its modules are \['bags', 'rows', 'bags'\]",
+    ),
+    "an owner more": (
+        changed_text(lambda content: module_text(content, sizes=[4096] * 3)),
+        ProtocolError,
+        "different numbers of owners",
+    ),
     "no manifest": (changed_text(lambda _: ["modules"]), ProtocolError, "can't be read"),
     "another container": (
         changed_text(lambda content: content.update(host="other")),
@@ -334,6 +349,12 @@ def _without_a_table(model: Any) -> None:
     model.bags = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
 
 
+def _in_another_order(model: Any) -> None:
+    bags = model.bags
+    del model.bags
+    model.bags = bags
+
+
 def _weighted(model: Any) -> None:
     configs = model.bags.embedding_bag_configs()
     model.bags = EmbeddingBagCollection(
@@ -349,6 +370,7 @@ OTHER_MODELS: list[tuple[Callable[[Any], None], str]] = [
     (_without_a_table, r"'bags' has no \[\"table 't4'\"\] in this model"),
     (_weighted, "'bags' has weighted ids True in this model, but False"),
     (lambda model: setattr(model, "bags", model.rows), "'bags' has pooled embeddings False"),
+    (_in_another_order, r"modules \['bags', 'rows'\] at .* are in the order \['rows', 'bags'\]"),
     (lambda model: delattr(model, "rows"), "serves a module 'rows', but this model has"),
     (lambda model: setattr(model, "dense", nn.Linear(2, 3)), r"'dense.weight' of .* has shape"),
     (lambda model: setattr(model, "more", nn.Linear(1, 1)), r"\['more.bias', 'more.weight'\] are"),

@@ -122,6 +122,7 @@ def _receive(
             )
         for module in manifest.modules:
             _check_same(collections, module, where)
+        _check_order(list(collections), [module.name for module in manifest.modules], where)
         return manifest, _adopted(manifest, descriptors, where)
 
 
@@ -174,6 +175,16 @@ def _check_same(collections: Mapping[str, Collection], module: OfferedModule, wh
         raise ValueError(
             f"'{module.name}' has no {sorted(there.keys() - here.keys())} in this model, but at "
             f"{where}: attach the same model"
+        )
+
+
+def _check_order(here: list[str], there: list[str], where: str) -> None:
+    """Raises ValueError if another module would be the first, whose control page decides."""
+    in_order = [name for name in here if name in there]
+    if in_order != there:
+        raise ValueError(
+            f"the modules {there} at {where} are in the order {in_order} in this model: attach the "
+            "same model"
         )
 
 

@@ -124,6 +124,11 @@ class Manifest:
                 int(content["generation"]),
                 [_module(each) for each in content["modules"]],
             )
+            names = [module.name for module in manifest.modules]
+            if not names or len(set(names)) < len(names):
+                raise ValueError(f"its modules are {names}")
+            if len({len(module.sizes) for module in manifest.modules}) > 1:
+                raise ValueError("its modules have different numbers of owners")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(
                 f"{where} hands over a manifest that can't be read ({error!r}): install one "

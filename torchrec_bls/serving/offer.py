@@ -4,6 +4,7 @@ import atexit
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -27,8 +28,10 @@ from torchrec_bls.serving.served_model import ReadingModule, ServedModel
 
 # Seconds that one process may take, most of which it maps tables.
 _DEADLINE = 60.0
-# That the thread may take at the end of the process.
+# That each thread may take at the end of the process.
 _ENDING = 5.0
+# Until the next try to take a connection, after one that failed.
+_PAUSE = 0.05
 
 
 class Offer:
@@ -49,6 +52,7 @@ class Offer:
         self._listener = listen(path)
         self._file = Path(path).stat().st_ino
         self._ends = False
+        self._serving: list[tuple[threading.Thread, socket.socket]] = []
         self._thread = threading.Thread(
             target=self._take_connections, name="torchrec_bls offer", daemon=True
         )
@@ -67,7 +71,8 @@ class Offer:
         self.close()
 
     def close(self) -> None:
-        """Takes no more processes, and removes the socket. Those that have attached go on."""
+        """Takes no more processes, and removes the socket. Those that have attached go on, and one
+        that is about to gets PeerDiedError."""
         if self._ends:
             return
         self._ends = True
@@ -78,6 +83,10 @@ class Offer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(_ENDING)
         self._listener.close()
+        for thread, connected in self._serving:
+            with suppress(OSError):  # it has ended
+                connected.shutdown(socket.SHUT_RDWR)
+            thread.join(_ENDING)
 
     def _take_connections(self) -> None:
         while not self._ends:
@@ -85,12 +94,15 @@ class Offer:
                 connected, _ = self._listener.accept()
             except OSError:
                 if not self._ends:  # no descriptors, or who connected has gone
-                    threading.Event().wait(0.05)
+                    time.sleep(_PAUSE)
                 continue
             # One that is stopped in the middle keeps nobody waiting.
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._serve, args=(connected,), name="torchrec_bls hand-over", daemon=True
-            ).start()
+            )
+            self._serving = [each for each in self._serving if each[0].is_alive()]
+            self._serving.append((thread, connected))
+            thread.start()
 
     def _serve(self, connected: socket.socket) -> None:
         with (

@@ -27,6 +27,7 @@ from torchrec_bls import (
     serving_state,
 )
 from torchrec_bls.datasets import SyntheticDataset
+from torchrec_bls.errors import BLSError
 
 ROWS = [5_000] * 25 + [20_000]  # the largest table is cut by rows
 DIM, BATCH, STEPS, PAUSE_S = 32, 16, 50, 0.01
@@ -64,7 +65,14 @@ def make_model(options: argparse.Namespace) -> nn.Module:
         sharder = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct", deadline=60.0))
         return shard_model(build_model(ROWS, DIM, seed=1), sharder, options.ranks)
     model = DlrmOnBatches(ROWS, DIM, tables_on="meta").eval()
-    attach(model, options.attach, owner=options.rank)
+    *others, last = options.attach
+    for path in others:
+        try:
+            attach(model, path, owner=options.rank)
+            return model
+        except BLSError as error:  # that one may have died meanwhile
+            print(f"{options.name}: {error}", file=sys.stderr)
+    attach(model, last, owner=options.rank)
     return model
 
 
@@ -103,7 +111,7 @@ def main() -> None:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--ranks", type=int)
-    parser.add_argument("--attach")
+    parser.add_argument("--attach", nargs="+")
     parser.add_argument("--first", type=int, default=0)
     torch.set_num_threads(1)
     with torch.no_grad():

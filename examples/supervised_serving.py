@@ -65,7 +65,7 @@ class Supervisor:
         end = time.monotonic() + DEADLINE_S
         try:
             for served in self._ranks:
-                self._start(served, None)
+                self._start(served, [])
             while not self._have_all_answered():
                 served, process, line = self._said.get(timeout=max(0.0, end - time.monotonic()))
                 if process is not served.process:
@@ -85,13 +85,13 @@ class Supervisor:
                     served.process.kill()
                     served.process.wait()
 
-    def _start(self, served: Served, source: Served | None) -> None:
+    def _start(self, served: Served, sources: list[Served]) -> None:
         command = [sys.executable, str(PROCESS), "--name", served.name, "--folder", self._folder]
         command += ["--ranks", str(len(self._ranks)), "--first", str(served.next_step)]
         if served.rank is not None:
             command += ["--rank", str(served.rank)]
-        if source is not None:
-            command += ["--attach", f"{self._folder}/{source.name}"]
+        if sources:
+            command += ["--attach", *(f"{self._folder}/{each.name}" for each in sources)]
         served.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -110,15 +110,15 @@ class Supervisor:
             raise SystemExit(f"{served.name} ended with exit code {code}: see its output")
         print(f"{served.name} was killed after {served.answers.total()} batches", flush=True)
         self._gone = served
-        self._start(served, self._source())
+        self._start(served, self._sources())
 
-    def _source(self) -> Served:
-        """Returns one that lives and has answered, and so offers its tables."""
-        return next(
+    def _sources(self) -> list[Served]:
+        """Returns those that live and have answered, and so offer their tables."""
+        return [
             each
             for each in self._all
             if each.starts and each.process is not None and each.process.poll() is None
-        )
+        ]
 
     def _note(self, served: Served, said: dict[str, Any]) -> None:
         served.answers[said["generation"]] += 1
@@ -134,7 +134,7 @@ class Supervisor:
     def _all_serve_more(self) -> None:
         """Starts the reader once all ranks serve, and publishes once all that should do."""
         if self._reader.process is None and all(each.starts for each in self._ranks):
-            self._start(self._reader, self._source())
+            self._start(self._reader, self._sources())
         has_returned = self._kill is None or (self._gone is not None and len(self._gone.starts) > 1)
         if self._reader.starts and has_returned and not self._published:
             self._published = True

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchrec_bls.analysis.recording import record_lookups
     from torchrec_bls.codecs.error_bound import Decay, ErrorBound
     from torchrec_bls.direct.publisher import Publication
+    from torchrec_bls.direct.serving_state import ServingState
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
         bounded_lag_channels,
         bounded_lag_modules,
     )
-    from torchrec_bls.publishing import generation_of, publish
+    from torchrec_bls.publishing import generation_of, publish, serving_state
     from torchrec_bls.quant.sharder import (
         BLSQuantEmbeddingBagCollectionSharder,
         BLSQuantEmbeddingCollectionSharder,
     )
+    from torchrec_bls.serving.attach import attach
+    from torchrec_bls.serving.offer import Offer, offer
 
 __all__ = [
     "Arrival",
@@ -54,14 +57,19 @@ __all__ = [
     "CodecConfig",
     "Decay",
     "ErrorBound",
+    "Offer",
     "Publication",
+    "ServingState",
     "VerbsConfig",
     "__version__",
+    "attach",
     "bounded_lag_channels",
     "bounded_lag_modules",
     "generation_of",
+    "offer",
     "publish",
     "record_lookups",
+    "serving_state",
 ]
 
 _FOR_TORCHREC = {
@@ -74,12 +82,17 @@ _FOR_TORCHREC = {
     "CodecConfig": "distributed.codec_config",
     "Decay": "codecs.error_bound",
     "ErrorBound": "codecs.error_bound",
+    "Offer": "serving.offer",
     "Publication": "direct.publisher",
+    "ServingState": "direct.serving_state",
+    "attach": "serving.attach",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
     "generation_of": "publishing",
+    "offer": "serving.offer",
     "publish": "publishing",
     "record_lookups": "analysis.recording",
+    "serving_state": "publishing",
 }
 
 process_group.register()

@@ -43,6 +43,7 @@ class InputCheck:
 
     Attributes:
         is_weighted: whether ids have weights.
+        bad_ids: see above.
         keys: of all batches; None before the first.
         replaced_ids: ids that row 0 was looked up for.
         refused_batches: that `check` raised for.
@@ -55,7 +56,7 @@ class InputCheck:
         self._name = name
         self._rows_by_feature = _rows_by_feature(tables)
         self.is_weighted = is_weighted
-        self._bad_ids = bad_ids
+        self.bad_ids = bad_ids
         self._row_limits: list[int] = []
         self._dtypes: dict[str, torch.dtype] = {}
         self._inverse_keys: list[str] | None = None
@@ -196,7 +197,7 @@ class InputCheck:
             raise ValueError(f"malformed KeyedJaggedTensor: {error}") from error
         if bad is None:
             return CheckedBatch(features, counts)
-        if self._bad_ids == "row0":
+        if self.bad_ids == "row0":
             return CheckedBatch(self._with_row_0(features, counts), counts)
         feature, position, value = bad
         key, rows = features.keys()[feature], self._row_limits[feature]

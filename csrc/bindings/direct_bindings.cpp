@@ -209,25 +209,23 @@ void bind_direct(py::module_& module) {
   bind_control_page(module);
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
       .def(py::init<const std::vector<FeatureTuple>&>());
-  module.def("copy_rows_directly",
-             [](const ShardedFeatures& features, const Items& values, size_t count,
-                const std::vector<int64_t>& counts, const Items& rows_read, size_t row_bytes,
-                uintptr_t out) {
-               const py::gil_scoped_release release;
-               const JaggedIds ids = ids_of({}, values, {}, counts.size(), 0, count);
-               const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
-               copy_rows_directly(batch, row_bytes, pointer(out));
-             });
-  module.def("sum_rows_directly",
-             [](const ShardedFeatures& features, const Items& lengths, const Items& values,
-                const Items& weights, size_t stride, size_t count,
-                const std::vector<int64_t>& counts, const Items& rows_read, size_t out_stride,
-                uintptr_t out) {
-               const py::gil_scoped_release release;
-               const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
-               const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
-               sum_rows_directly(batch, out_stride, pointer(out));
-             });
+  module.def("copy_rows_directly", [](const ShardedFeatures& features, const Items& values,
+                                      size_t count, const std::vector<int64_t>& counts,
+                                      const Items& rows_read, size_t row_bytes, uintptr_t out) {
+    const py::gil_scoped_release release;
+    const JaggedIds ids = ids_of({}, values, {}, counts.size(), 0, count);
+    const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
+    copy_rows_directly(batch, row_bytes, pointer(out));
+  });
+  module.def("sum_rows_directly", [](const ShardedFeatures& features, const Items& lengths,
+                                     const Items& values, const Items& weights, size_t stride,
+                                     size_t count, const std::vector<int64_t>& counts,
+                                     const Items& rows_read, size_t out_stride, uintptr_t out) {
+    const py::gil_scoped_release release;
+    const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
+    const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
+    sum_rows_directly(batch, out_stride, pointer(out));
+  });
 }
 
 }  // namespace bls

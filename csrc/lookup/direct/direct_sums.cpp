@@ -56,10 +56,7 @@ void add_zero(std::byte* sum, size_t bytes) {
 class BlockwiseSums {
  public:
   BlockwiseSums(const FeatureBags& bags, const TableColumns& columns, std::span<int64_t> rows_read)
-      : bags_(bags),
-        columns_(columns),
-        rows_read_(rows_read),
-        in_block_(columns.blocks.size()) {}
+      : bags_(bags), columns_(columns), rows_read_(rows_read), in_block_(columns.blocks.size()) {}
 
   void write(std::byte* to, size_t stride) {
     for (size_t first = 0; first < bags_.samples();) {

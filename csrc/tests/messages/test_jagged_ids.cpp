@@ -38,8 +38,14 @@ TEST_CASE("the first id without a row is found with its place") {
 TEST_CASE_TEMPLATE("ids at the ends of what a dtype holds", Id, int32_t, int64_t) {
   const Id least = std::numeric_limits<Id>::min(), most = std::numeric_limits<Id>::max();
   const auto largest = static_cast<int64_t>(most);
-  const std::vector<int64_t> limits{0, 1, 5, largest - 1, largest, int64_t{1} << 31,
-                                    (int64_t{1} << 32) + 1, std::numeric_limits<int64_t>::max()};
+  const std::vector<int64_t> limits{0,
+                                    1,
+                                    5,
+                                    largest - 1,
+                                    largest,
+                                    int64_t{1} << 31,
+                                    (int64_t{1} << 32) + 1,
+                                    std::numeric_limits<int64_t>::max()};
   for (const int64_t limit : limits) {
     for (const Id id : {least, Id{-1}, Id{0}, Id{1}, Id{4}, Id{5}, Id(most - 1), most}) {
       CAPTURE(limit);

@@ -41,7 +41,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
-  fuzz fuzz-blindly guarantee soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator docs docs-links figures lint format wheel wheels \
+  fuzz fuzz-blindly guarantee soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator docs docs-links notebooks figures lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -181,6 +181,9 @@ docs: build $(VENV)/.docs  ## Build the documentation's site into out/docs; warn
 
 docs-links: build $(VENV)/.docs  ## Ask the Internet whether the documentation's external links are there
 	$(call build-docs,linkcheck,out/docs-links)
+
+notebooks: build  ## Write the notebooks to download from the pages in docs/notebooks
+	for page in docs/notebooks/*.md; do $(BIN)/jupytext --quiet --to ipynb "$$page" || exit 1; done
 
 figures: build  ## Draw the documentation's pictures anew
 	for figure in docs/figures/*.py; do $(BIN)/python "$$figure" || exit 1; done

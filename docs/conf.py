@@ -34,8 +34,10 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False

@@ -2,8 +2,8 @@
 
 Spawns the ranks itself. A DLRM with 26 tables in Criteo's shape is sharded by
 DistributedModelParallel, first with TorchRec's own sharders on gloo, then with bounded-lag sharders
-at each bound, always with the same weights, batches and random delays. Every logit is compared. The
-table goes to the terminal and, with a plot, into the output folder.
+at each bound and with direct reads, always with the same weights, batches and random delays. Every
+logit is compared. The table goes to the terminal and, with a plot, into the output folder.
 
     python examples/dlrm_demo.py --data train.txt --bounds 0 1 2 4 8
 """
@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from demo.bounded_lag import bounded_lag
+from demo.direct_reads import direct_reads
 from demo.measure import MEASURED, measure
 from demo.plot import write_plot
 from demo.report import format_slowest, format_table, write_json, write_waiting
@@ -70,16 +71,17 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path]
 
 
 def make_variants(settings: Settings) -> list[Variant]:
-    """TorchRec first, as the reference, then the bounds in the order asked for."""
+    """TorchRec first, as the reference, then the bounds as asked for, then direct reads."""
     return [
         torchrec_on_gloo(),
         *(bounded_lag(bound, settings.batch) for bound in settings.bounds),
+        direct_reads(),
     ]
 
 
 def deadline_s(settings: Settings) -> float:
     """Far more than it takes: ten minutes to start, and a second a batch beyond its delay."""
-    batches = (1 + len(settings.bounds)) * settings.runs * settings.steps
+    batches = (2 + len(settings.bounds)) * settings.runs * settings.steps
     return 600.0 + batches * (1.0 + 2 * settings.max_delay)
 
 
@@ -125,7 +127,7 @@ def main() -> int:
     for problem in problems:
         print(f"WRONG: {problem}", file=sys.stderr)
     if not problems:
-        print("All logits are TorchRec's, bit for bit, at every bound.")
+        print("All logits are TorchRec's, bit for bit, at every bound and with direct reads.")
     return 1 if problems else 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from quickstart import CPU, Model, make_batch
+from quickstart import CPU, Model, hide_warnings_of_others, make_batch
 from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BoundedLagPipeline
@@ -59,6 +59,7 @@ def form_group(restarts: int) -> None:
 def main() -> None:
     """Runs the iterations that are not finished yet."""
     arguments = parse_arguments()
+    hide_warnings_of_others()
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     form_group(restarts)
     torch.set_num_threads(1)

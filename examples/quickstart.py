@@ -1,5 +1,8 @@
 """A TorchRec model with bounded-lag exchanges, run by `torchrun --nproc-per-node 2`."""
 
+import logging
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -37,6 +40,17 @@ class Model(nn.Module):
         return self.dense(self.embeddings(batch.sparse_features).values())
 
 
+def hide_warnings_of_others() -> None:
+    """Hides what TorchRec's planner and torch.fx say of each other: no user can act on it."""
+    warnings.filterwarnings("ignore", "HeuristicalStorageReservation is known", FutureWarning)
+    for name in (
+        "torchrec.distributed.planner.types",
+        "torchrec.distributed.planner.storage_reservations",
+        "torch.fx._symbolic_trace",
+    ):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def make_batch(step: int, samples: int = 64) -> Batch:
     """Returns one batch of this rank, one id per sample and feature."""
     generator = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
@@ -51,6 +65,7 @@ def make_batch(step: int, samples: int = 64) -> Batch:
 
 def main() -> None:
     """Runs ten batches on every rank, up to two iterations apart."""
+    hide_warnings_of_others()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)  # or load your weights into the model before it is sharded

@@ -8,6 +8,8 @@ for its own batch with the unsharded collection. Run it with two ranks by
 or with `torchrun --nproc-per-node 2 examples/torchx_smoke.py`.
 """
 
+import logging
+
 import torch
 import torch.distributed as dist
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -75,6 +77,8 @@ def make_batch(step: int) -> KeyedJaggedTensor:
 
 def main() -> None:
     """Compares every batch and prints one line from rank 0."""
+    # TorchRec calls a name of torch.fx that is deprecated: no user can act on it.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     expected, model = make_collection(), shard(make_collection())

@@ -113,10 +113,10 @@ class CostModel(Protocol):
         """One all-reduce of `bytes` on each of `world_size` ranks.
 
         Args:
-            bytes: of each rank.
+            bytes: bytes of each rank.
             world_size: ranks.
             backend: "gloo", "nccl" or "bls".
-            ranks_per_core: as of `all_to_all`.
+            ranks_per_core: see `all_to_all`.
         """
 
 
@@ -136,7 +136,7 @@ class AdditiveCosts(CostModel, Protocol):
 
         Args:
             works: the shards.
-            ops: that they are in; each is alone unless given.
+            ops: which op each shard is in; None: each is alone.
         """
 
 
@@ -156,10 +156,10 @@ class Gradient:
     """What a data-parallel step does with the gradient of a parameter, microseconds on a core.
 
     Attributes:
-        bytes: of it.
+        bytes: its size.
         pack_us: its copy into a bucket.
         unpack_us: the copy back.
-        update_us: of the parameter, by the optimizer.
+        update_us: time that the optimizer takes for the parameter.
     """
 
     bytes: int
@@ -173,9 +173,9 @@ class LayerTimes:
     """One op of a dense layer in a training step, microseconds on a core.
 
     Attributes:
-        forward_us: of the op.
-        backward_us: of the op.
-        gradients: of its parameters, in the order in which the layer has them.
+        forward_us: time of its forward.
+        backward_us: time of its backward.
+        gradients: gradients of its parameters, in the order in which the layer has them.
     """
 
     forward_us: float

@@ -13,7 +13,7 @@ def page(title: str, parts: Sequence[str], style: str = "") -> str:
     """Returns a page with a heading.
 
     Args:
-        title: of the page, HTML like all that follows.
+        title: title of the page, HTML like all that follows.
         parts: what comes below it.
         style: more of CSS.
     """

@@ -33,9 +33,12 @@ def run(
     function: Callable[..., Any],
     *args: Any,
     deadline: float = DEFAULT_DEADLINE,
-    backend: str = "gloo",
+    backend: str | None = "gloo",
 ) -> list[Any]:
-    """Calls `function(rank, *args)` on every rank and returns the results by rank."""
+    """Calls `function(rank, *args)` on every rank and returns the results by rank.
+
+    Without a backend there is no process group.
+    """
     task = (_prepared, preparation, function, args)
     return processes.run(world_size, *task, **_how(deadline, backend, _START_METHOD))
 
@@ -57,7 +60,7 @@ def run_outcomes(
     return processes.outcomes(world_size, *task, **_how(deadline, backend, start_method))
 
 
-def _how(deadline: float, backend: str, start_method: str) -> dict[str, Any]:
+def _how(deadline: float, backend: str | None, start_method: str) -> dict[str, Any]:
     return {
         "deadline_s": deadline,
         "backend": backend,

@@ -6,6 +6,7 @@ options, and the channel. What is made for TorchRec is imported when it is asked
 # ruff: noqa: E402
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from torchrec_bls._versions import VersionError, check_native, check_packages, check_torch
@@ -20,9 +21,11 @@ from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelS
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 if TYPE_CHECKING:
+    __version__: str
     from torchrec_bls.analysis.recording import record_lookups
     from torchrec_bls.codecs.error_bound import Decay, ErrorBound
     from torchrec_bls.direct.publisher import Publication
+    from torchrec_bls.direct.serving_state import ServingState
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
@@ -32,11 +35,13 @@ if TYPE_CHECKING:
         bounded_lag_channels,
         bounded_lag_modules,
     )
-    from torchrec_bls.publishing import generation_of, publish
+    from torchrec_bls.publishing import generation_of, publish, serving_state
     from torchrec_bls.quant.sharder import (
         BLSQuantEmbeddingBagCollectionSharder,
         BLSQuantEmbeddingCollectionSharder,
     )
+    from torchrec_bls.serving.attach import attach
+    from torchrec_bls.serving.offer import Offer, offer
 
 __all__ = [
     "Arrival",
@@ -52,13 +57,19 @@ __all__ = [
     "CodecConfig",
     "Decay",
     "ErrorBound",
+    "Offer",
     "Publication",
+    "ServingState",
     "VerbsConfig",
+    "__version__",
+    "attach",
     "bounded_lag_channels",
     "bounded_lag_modules",
     "generation_of",
+    "offer",
     "publish",
     "record_lookups",
+    "serving_state",
 ]
 
 _FOR_TORCHREC = {
@@ -71,19 +82,26 @@ _FOR_TORCHREC = {
     "CodecConfig": "distributed.codec_config",
     "Decay": "codecs.error_bound",
     "ErrorBound": "codecs.error_bound",
+    "Offer": "serving.offer",
     "Publication": "direct.publisher",
+    "ServingState": "direct.serving_state",
+    "attach": "serving.attach",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
     "generation_of": "publishing",
+    "offer": "serving.offer",
     "publish": "publishing",
     "record_lookups": "analysis.recording",
+    "serving_state": "publishing",
 }
 
 process_group.register()
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is made for TorchRec, and says what is missing for it."""
+    """Imports what is made for TorchRec when it is first used, and says what is missing for it."""
+    if name == "__version__":
+        return metadata.version("torchrec-bls")
     if name not in _FOR_TORCHREC:
         raise AttributeError(f"module 'torchrec_bls' has no attribute {name!r}")
     try:

@@ -138,7 +138,6 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
     f"{_DISTRIBUTED}embeddingbag:EmbeddingBagCollectionContext": ("divisor", "sharding_contexts"),
     f"{_DISTRIBUTED}embeddingbag:ShardedEmbeddingBagCollection": (
         *(name for name in _OF_COLLECTIONS if name != "_embedding_names_per_sharding"),
-        "_dim_per_key",
         "_embedding_bag_configs",
         "_embedding_dims",
         "_embedding_names",
@@ -148,9 +147,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "_init_mean_pooling_callback",
         "_initialize_torch_state",
         "_inverse_indices_permute_indices",
-        "_kjt_inverse_order",
         "_kjt_key_indices",
-        "_kt_key_ordering",
         "_optim",
         "_pooling_type_to_rs_features",
         "_table_name_to_config",

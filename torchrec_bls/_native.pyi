@@ -99,8 +99,10 @@ class ControlPage:
     @property
     def address(self) -> Address: ...
 
-# Column in bytes, row bytes, rows per block, and addresses of the blocks.
-TableColumns = tuple[int, int, int, Sequence[int]]
+# Column in bytes, row bytes, rows per block, addresses of the blocks, and their owners.
+TableColumns = tuple[int, int, int, Sequence[int], Sequence[int]]
+
+def work_beside_lookups() -> None: ...
 
 class ShardedFeatures:
     # Key, place in the output in bytes, whether means, and columns of the table.
@@ -113,6 +115,7 @@ def copy_rows_directly(
     values: Items,
     count: int,
     counts: Sequence[int],
+    rows_read: Items,
     row_bytes: int,
     out: int,
 ) -> None: ...
@@ -124,6 +127,7 @@ def sum_rows_directly(
     stride: int,
     count: int,
     counts: Sequence[int],
+    rows_read: Items,
     out_stride: int,
     out: int,
 ) -> None: ...

@@ -170,7 +170,7 @@ class _Found:
         ]
 
     def nearest(self) -> Trio:
-        """Returns the tested trio of torch; of fbgemm or torchrec where torch has none."""
+        """Returns the tested trio of this torch; if it is in none, that of fbgemm or torchrec."""
         if self.is_newer():
             return _NEWEST
         by_series = {_series(trio): trio for trio in TRIOS}

@@ -39,12 +39,12 @@ class ChannelClosedError(BLSError):
 
 
 class TransportError(BLSError):
-    """The network below the channel failed, and not by the end of a peer: the text names the device
-    and what to do."""
+    """The network below the channel failed, though no peer ended: the text names the device, and
+    what to do."""
 
 
 class RankFailedError(BLSError):
-    """This rank failed in the middle of an exchange, and with it all ranks; ``__cause__`` says
+    """This rank failed in the middle of an exchange, so that all ranks failed; ``__cause__`` says
     why."""
 
 

@@ -28,7 +28,8 @@ def torchrun_arguments(endpoint: str, job: str) -> tuple[list[str], dict[str, st
         job: HOSTSxRANKS, the ranks being those of each host.
 
     Raises:
-        ValueError: the endpoint can't be reached or means this host only, or the job is no such.
+        ValueError: the endpoint can't be reached or means this host only, or `job` is not of the
+            form hosts x ranks, "2x4".
     """
     hosts, _, ranks = job.partition("x")
     if not (hosts.isdecimal() and ranks.isdecimal()):
@@ -61,11 +62,13 @@ def way_to(host: str) -> tuple[str, str, str]:
     for interface, address in interfaces().items():
         if address == own:
             return interface, own, store
-    raise ValueError(f"the endpoint {host} is {store}: give an address that other hosts can reach")
+    raise ValueError(
+        f"the endpoint {host} is {store} here: give an address that other hosts can reach"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Becomes torchrun; ends with status 2 where the command can't work."""
+    """Becomes torchrun. Ends with status 2 if the command line can't work."""
     parser = argparse.ArgumentParser(
         prog="python -m torchrec_bls.launch",
         description="Starts this host's ranks by torchrun. Run the same on every host.",

@@ -43,9 +43,9 @@ class _Iteration(Generic[In]):
     """One step of this rank that is under way.
 
     Attributes:
-        number: of the batch, counted over those that this rank took.
+        number: number of the batch, counted over those that this rank took.
         batch: None where the rank takes part without one.
-        error: to raise in place of the output.
+        error: what to raise in place of the output.
         answered: whether `progress` returns or raises for it.
     """
 
@@ -190,7 +190,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         """Makes all channels before traffic, collectively, by sending `sample_batch`'s embeddings.
 
         Args:
-            sample_batch: of this rank, of usual content. Its output is dropped.
+            sample_batch: a usual batch of this rank. Its output is dropped.
             largest_batch: samples that a batch of a rank will ever have: messages in the slots get
                 room for it. None: the sharders' expected_batch.
 
@@ -417,7 +417,7 @@ def bounded_lag_channels(model: nn.Module) -> list[BoundedLagChannel]:
     """Returns the channels that the bounded-lag modules of a sharded model made so far.
 
     Raises:
-        ValueError: as of `bounded_lag_modules`.
+        ValueError: for the reasons of `bounded_lag_modules`.
     """
     return [
         channel

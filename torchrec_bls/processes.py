@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of this host, until they end or a deadline.
+"""Runs a function on several ranks, processes of this host, until they end or a deadline passes.
 
 `run` returns what the ranks return, `outcomes` how each of them ended, and `stream` yields what
 rank 0 yields. None of them leaves a process behind: ranks that have not ended when they return or
@@ -44,15 +44,15 @@ class Outcome:
     """How one rank ended.
 
     Attributes:
-        rank: from 0 on.
+        rank: number of the process, from 0 on.
         value: what the function returned.
         error: name of the type of the exception it raised, "ProcessDied" when its process went
             away, "DeadlinePassed" when it was killed at the deadline, "Stopped" when it was killed
             because another rank had failed, None when it returned.
         message: text of the exception.
-        traceback: of the exception, as text.
-        exit_code: of the process; minus the number of the signal that ended it. None if it had to
-            be killed.
+        traceback: traceback of the exception, as text.
+        exit_code: exit code of the process; minus the number of the signal that ended it. None if
+            it had to be killed.
         consequence: whether the exception says that another rank has failed.
         ended_at: `time.monotonic()` when the function raised, 0 if it did not.
     """
@@ -78,8 +78,8 @@ class RanksFailedError(RuntimeError):
     """Ranks raised, died or did not return; the text has every one's traceback.
 
     Attributes:
-        failed: how they ended. First the origin: a process that died, else the first exception
-            that does not say that another rank has failed.
+        failed: outcomes of the ranks that failed. The first one is the origin: a process that died,
+            else the first exception that does not say that another rank has failed.
     """
 
     def __init__(self, failed: Sequence[Outcome]) -> None:
@@ -105,8 +105,8 @@ def run(
         function: defined at the top of a module; it, `args` and the results are pickled. `args` may
             hold semaphores and locks of multiprocessing.
         deadline_s: seconds until the ranks that have not returned are killed.
-        backend: of the default process group, which is set up with torch on one thread; None
-            leaves both to `function`.
+        backend: backend of the default process group, which is set up with torch on one thread;
+            None leaves both to `function`.
         start_method: "forkserver" forks ranks from a server that has done the imports once,
             "spawn" starts fresh interpreters, which cost the time of the imports and end as a
             script does, and "fork" copies this process.

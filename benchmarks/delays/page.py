@@ -89,11 +89,12 @@ def plot(path: Path, record: Record) -> None:
             page.curves_by_bound(axis, times, _STYLES, "ms per step")
         for axis, (part, title) in zip(axes[len(counts) :], _DLRM.items(), strict=True):
             axis.set_title(f"DLRM, {title}, 4 ranks", fontsize=9)
-            theirs, *bounded = results[part]
-            line = theirs["ms_per_step"]["median"]
-            axis.axhline(line, color="tab:gray", linestyle=":", label="TorchRec on gloo")
             times = {}
-            for entry in bounded:
+            unbounded = [entry for entry in results[part] if entry["bound"] is None]
+            for entry, color in zip(unbounded, ("tab:gray", "tab:green"), strict=False):
+                line = entry["ms_per_step"]["median"]
+                axis.axhline(line, color=color, linestyle=":", label=entry["name"])
+            for entry in (entry for entry in results[part] if entry["bound"] is not None):
                 ideal = dict.fromkeys(("median", "min", "max"), entry["ideal_ms"])
                 times[entry["bound"]] = {"ideal": ideal, "pipeline": entry["ms_per_step"]}
             page.curves_by_bound(axis, times, _STYLES, "ms per step")

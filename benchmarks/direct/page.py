@@ -1,4 +1,4 @@
-"""Table of direct reads beside exchanges and FBGEMM's lookup."""
+"""Tables of direct reads: beside exchanges and FBGEMM's lookup, under faults, and in switches."""
 
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
@@ -23,4 +23,64 @@ def section(record: Record) -> str:
         "FBGEMM looks the same ids up in whole tables of the rank's own, unchecked:",
         page.table(["module", "ranks", *of, *peers, "bound 0 / direct", "direct / FBGEMM"], rows),
         faster=slower,
+    )
+
+
+_STRUCK = {
+    "delays": "the other ranks sleep U(0,10) ms more in each step",
+    "slow": "one rank's dense work takes 10 times as long",
+    "stopped": "one rank is stopped (SIGSTOP)",
+    "killed": "one rank is killed (SIGKILL)",
+}
+
+
+def faults_section(record: Record) -> str:
+    """Steps of the healthy ranks, and what a fault of another one costs them."""
+    rows = [
+        [
+            _STRUCK[result["fault"]],
+            f"{result['steps']:,}",
+            f"{result['ms']['median']:.2f}",
+            f"{result['ms_with_fault']['median']:.2f}",
+            interval(result["mean"]),
+            interval(result["p99"]),
+        ]
+        for result in record["results"]
+    ]
+    return page.section(
+        record,
+        "Steps of the healthy ranks of 4, a lookup and 5 ms of sleep for the dense work; every "
+        "answer was compared with the exchange's. Ratios with the fault to without, of pairs of "
+        "windows that follow each other, with 95 % intervals:",
+        page.table(
+            ["fault", "steps", "ms without", "ms with", "mean, with / without", "p99"], rows
+        ),
+    )
+
+
+def switches_section(record: Record) -> str:
+    """Lookups of a reader between publications and during them."""
+    rows = [
+        [
+            f"{result['lookups']:,}",
+            f"{result['p99']:.2f}",
+            f"{result['lookups_during']:,}",
+            f"{result['p99_9_during']:.2f}",
+            interval(result["ratio"]),
+        ]
+        for result in record["results"]
+    ]
+    settings = record["settings"]
+    return page.section(
+        record,
+        f"A reader's lookups, batches of {settings['batch']}, while another process publishes "
+        f"26 tables of {settings['rows']:,} rows {settings['publications']} times; every output "
+        "was of exactly one generation. Ratio with its 95 % interval:",
+        page.table(
+            [
+                *("lookups between", "their p99, ms", "lookups during switches"),
+                *("their p99.9, ms", "p99.9 during / p99 between"),
+            ],
+            rows,
+        ),
     )

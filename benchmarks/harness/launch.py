@@ -10,12 +10,13 @@ import torch.distributed as dist
 from torchrec_bls.processes import run
 
 _DEADLINE_S = 4 * 3600.0
-_IMPORTED_ONCE = ("torchrec_bls.distributed.sharded_ec", "torchrec_bls.distributed.sharded_ebc")
+#: What ranks need, for the server that they are forked from.
+IMPORTED_ONCE = ("torchrec_bls.distributed.sharded_ec", "torchrec_bls.distributed.sharded_ebc")
 
 
 def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
     """Calls `work(rank, *arguments)` on every rank and returns what rank 0 returns, see `run`."""
-    how = {"deadline_s": _DEADLINE_S, "backend": "gloo", "preload": _IMPORTED_ONCE}
+    how = {"deadline_s": _DEADLINE_S, "backend": "gloo", "preload": IMPORTED_ONCE}
     return run(ranks, work, *arguments, **how)[0]
 
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "bindings/bindings.h"
 #include "lookup/direct/control_page.h"
 #include "lookup/direct/direct_batch.h"
+#include "lookup/direct/table_pages.h"
 #include "lookup/direct/table_segment.h"
 #include "lookup/direct/table_window.h"
 
@@ -34,13 +36,14 @@ using PartTuple = std::tuple<uintptr_t, size_t, size_t>;
 /// (segment, offset in it, bytes)
 using PieceTuple = std::tuple<const TableSegment*, size_t, size_t>;
 
-/// (column in bytes, row bytes, rows per block, addresses of the blocks)
-using ColumnsTuple = std::tuple<size_t, size_t, int64_t, std::vector<uintptr_t>>;
+/// (column in bytes, row bytes, rows per block, addresses of the blocks, their owners)
+using ColumnsTuple =
+    std::tuple<size_t, size_t, int64_t, std::vector<uintptr_t>, std::vector<size_t>>;
 
 /// (key, place in the output in bytes, whether means, columns)
 using FeatureTuple = std::tuple<size_t, size_t, bool, std::vector<ColumnsTuple>>;
 
-/// (address, bytes of an item)
+/// (address, bytes of an item, or number of items)
 using Items = std::pair<uintptr_t, size_t>;
 
 ControlPage::Digest digest_of(const py::bytes& bytes) {
@@ -73,11 +76,11 @@ struct ShardedFeatures {
   explicit ShardedFeatures(const std::vector<FeatureTuple>& tuples) {
     for (const auto& [key, out_byte, means, columns] : tuples) {
       ShardedFeature feature{key, out_byte, means, {}};
-      for (const auto& [column_byte, row_bytes, rows_per_block, blocks] : columns) {
+      for (const auto& [column_byte, row_bytes, rows_per_block, blocks, owners] : columns) {
         if (blocks.empty() || rows_per_block < 1) {
           throw std::invalid_argument("a table of no blocks, or of blocks without rows");
         }
-        TableColumns of_table{column_byte, row_bytes, rows_per_block, {}};
+        TableColumns of_table{column_byte, row_bytes, BlockLength(rows_per_block), {}, owners};
         for (const uintptr_t block : blocks) of_table.blocks.push_back(pointer(block));
         feature.columns.push_back(std::move(of_table));
       }
@@ -99,6 +102,10 @@ JaggedIds ids_of(const Items& lengths, const Items& values, const Items& weights
           keys,
           stride,
           count};
+}
+
+std::span<int64_t> numbers_at(const Items& array) {
+  return {reinterpret_cast<int64_t*>(array.first), array.second};
 }
 
 TableWindow window_of(const std::vector<PieceTuple>& tuples) {
@@ -197,25 +204,28 @@ void bind_control_page(py::module_& module) {
 }  // namespace
 
 void bind_direct(py::module_& module) {
+  module.def("work_beside_lookups", &work_beside_lookups);
   bind_segments(module);
   bind_control_page(module);
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
       .def(py::init<const std::vector<FeatureTuple>&>());
-  module.def("copy_rows_directly",
-             [](const ShardedFeatures& features, const Items& values, size_t count,
-                const std::vector<int64_t>& counts, size_t row_bytes, uintptr_t out) {
-               const py::gil_scoped_release release;
-               const JaggedIds ids = ids_of({}, values, {}, counts.size(), 0, count);
-               copy_rows_directly({ids, counts, features.in_order}, row_bytes, pointer(out));
-             });
-  module.def("sum_rows_directly",
-             [](const ShardedFeatures& features, const Items& lengths, const Items& values,
-                const Items& weights, size_t stride, size_t count,
-                const std::vector<int64_t>& counts, size_t out_stride, uintptr_t out) {
-               const py::gil_scoped_release release;
-               const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
-               sum_rows_directly({ids, counts, features.in_order}, out_stride, pointer(out));
-             });
+  module.def("copy_rows_directly", [](const ShardedFeatures& features, const Items& values,
+                                      size_t count, const std::vector<int64_t>& counts,
+                                      const Items& rows_read, size_t row_bytes, uintptr_t out) {
+    const py::gil_scoped_release release;
+    const JaggedIds ids = ids_of({}, values, {}, counts.size(), 0, count);
+    const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
+    copy_rows_directly(batch, row_bytes, pointer(out));
+  });
+  module.def("sum_rows_directly", [](const ShardedFeatures& features, const Items& lengths,
+                                     const Items& values, const Items& weights, size_t stride,
+                                     size_t count, const std::vector<int64_t>& counts,
+                                     const Items& rows_read, size_t out_stride, uintptr_t out) {
+    const py::gil_scoped_release release;
+    const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
+    const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
+    sum_rows_directly(batch, out_stride, pointer(out));
+  });
 }
 
 }  // namespace bls

@@ -26,6 +26,7 @@ STUBS = {
     "project/changelog": "CHANGELOG.md",
     "project/contributing": "CONTRIBUTING.md",
     "project/security": "SECURITY.md",
+    "project/support": "SUPPORT.md",
 }
 _PAGE_OF = {ROOT / path: page for page, path in STUBS.items()} | {ROOT / "README.md": "index"}
 _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")

@@ -6,6 +6,7 @@ page contrast with.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
@@ -36,6 +37,31 @@ class Drawing:
         )
         self._text(x + width / 2, y + height / 2, text, "middle", "#ffffff", bold_first=True)
 
+    def bar(
+        self, x: float, y: float, width: float, height: float, fill: str, text: str = ""
+    ) -> None:
+        """Draws a plain filled rectangle with small text in its middle."""
+        self._parts.append(
+            f'<rect x="{_short(x)}" y="{_short(y)}" width="{_short(width)}" '
+            f'height="{_short(height)}" fill="{fill}"/>'
+        )
+        if text:
+            self._text(x + width / 2, y + height / 2, text, "middle", "#ffffff", size=11)
+
+    def line(
+        self, *points: tuple[float, float], colour: str = _LABEL, dashed: bool = False
+    ) -> None:
+        """Draws a line through the points."""
+        path = "M" + " ".join(f"{_short(x)} {_short(y)}" for x, y in points)
+        dashes = ' stroke-dasharray="5 4"' if dashed else ""
+        self._parts.append(
+            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+        )
+
+    def dot(self, x: float, y: float, colour: str) -> None:
+        """Draws the mark of a point."""
+        self._parts.append(f'<circle cx="{_short(x)}" cy="{_short(y)}" r="4" fill="{colour}"/>')
+
     def frame(self, x: int, y: int, width: int, height: int, title: str) -> None:
         """Draws an outline around boxes, with a title inside its upper left corner."""
         self._parts.append(
@@ -52,9 +78,18 @@ class Drawing:
             'marker-end="url(#tip)"/>'
         )
 
-    def label(self, x: int, y: int, text: str, anchor: str = "middle") -> None:
+    def label(
+        self, x: float, y: float, text: str, anchor: str = "middle", *, bold: bool = False
+    ) -> None:
         """Writes text around (x, y): anchor start, middle or end."""
-        self._text(x, y, text, anchor, _LABEL)
+        self._text(x, y, text, anchor, _LABEL, bold_first=bold)
+
+    def legend(self, x: float, y: float, entries: Mapping[str, str]) -> None:
+        """Draws a row of coloured squares, each with its name."""
+        for name, colour in entries.items():
+            self.bar(x, y - 6, 12, 12, colour)
+            self.label(x + 18, y, name, "start")
+            x += 38 + 7 * len(name)
 
     def save(self, script: str) -> None:
         """Writes the picture beside the script that draws it."""
@@ -64,13 +99,26 @@ class Drawing:
         return f"{self._head}{chr(10).join(self._parts)}\n</svg>\n"
 
     def _text(
-        self, x: float, y: float, text: str, anchor: str, fill: str, *, bold_first: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        anchor: str,
+        fill: str,
+        *,
+        bold_first: bool = False,
+        size: int | None = None,
     ) -> None:
         lines = text.split("\n")
         top = y - (len(lines) - 1) * _LINE / 2
         for row, line in enumerate(lines):
             weight = ' font-weight="600"' if bold_first and row == 0 else ""
+            smaller = f' font-size="{size}"' if size else ""
             self._parts.append(
-                f'<text x="{x:g}" y="{top + row * _LINE:g}" text-anchor="{anchor}" fill="{fill}" '
-                f'dominant-baseline="central"{weight}>{escape(line)}</text>'
+                f'<text x="{_short(x)}" y="{_short(top + row * _LINE)}" text-anchor="{anchor}" '
+                f'fill="{fill}" dominant-baseline="central"{weight}{smaller}>{escape(line)}</text>'
             )
+
+
+def _short(number: float) -> str:
+    return f"{round(number, 1):g}"

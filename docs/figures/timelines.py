@@ -1,23 +1,17 @@
 """Draws what a bound does: four ranks that are late now and then, at k = 0 and at k = 2.
 
-`python docs/figures/timelines.py` writes timelines.png beside itself. The times are those of
-`ideal_finish_times`: exchanges cost nothing, so that all there is to see is waiting.
+The times are those of `ideal_finish_times`: exchanges cost nothing, so that all there is to see is
+waiting.
 """
 
-from pathlib import Path
-
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch
+from svg import BLUE, ORANGE, Drawing
 
 from torchrec_bls.observe import ideal_finish_times
 
 RANKS, STEPS, USUAL_MS, LATE_MS = 4, 12, 4.0, 12.0
-WORK, LATE, WAITING = "#4878a8", "#e0904a", "#e3e3e3"
+WAITING = "#7f889255"
+LEFT, BAR, PITCH, PER_MS = 64, 24, 29, 6.2
 
 
 def durations() -> np.ndarray:
@@ -26,54 +20,52 @@ def durations() -> np.ndarray:
     return np.where(late, LATE_MS, USUAL_MS)
 
 
-def draw(axes: Axes, work: np.ndarray, bound: int) -> float:
-    """Draws the ranks' steps one under the other; returns when the last one ends."""
+def draw_timelines(picture: Drawing, top: float, work: np.ndarray, bound: int, title: str) -> None:
+    """Draws the ranks' steps one under the other, and when the last one ends."""
     finish = ideal_finish_times(work, bound)
     start = np.concatenate([np.zeros((RANKS, 1)), finish[:, :-1]], axis=1)
+    picture.label(LEFT, top, title, "start", bold=True)
+    top += 18
     for rank in range(RANKS):
+        y = top + rank * PITCH
+        picture.label(LEFT - 8, y + BAR / 2, f"rank {rank}", "end")
         for step in range(STEPS):
-            begin, busy = start[rank, step], work[rank, step]
-            colour = LATE if busy > USUAL_MS else WORK
-            axes.barh(rank, busy, left=begin, color=colour, edgecolor="white", height=0.8)
-            axes.text(
-                begin + busy / 2, rank, str(step), color="white", ha="center", va="center", size=8
-            )
-            waited = finish[rank, step] - begin - busy
-            axes.barh(rank, waited, left=begin + busy, color=WAITING, height=0.8)
+            begin, busy = float(start[rank, step]), float(work[rank, step])
+            waited = float(finish[rank, step]) - begin - busy
+            x, width = LEFT + begin * PER_MS, busy * PER_MS
+            colour = ORANGE if busy > USUAL_MS else BLUE
+            picture.bar(x, y, width - 1, BAR, colour, str(step))
+            if waited > 0:
+                picture.bar(x + width, y, waited * PER_MS - 1, BAR, WAITING)
     end = float(finish.max())
-    axes.axvline(end, color="black", linewidth=1)
-    axes.text(end + 1, RANKS / 2 - 0.5, f"{end:.0f} ms", va="center")
-    axes.set_yticks(range(RANKS), [f"rank {rank}" for rank in range(RANKS)])
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    return end
+    x, bottom = LEFT + end * PER_MS, top + RANKS * PITCH - (PITCH - BAR)
+    picture.line((x, top - 4), (x, bottom + 4))
+    picture.label(x + 6, (top + bottom) / 2, f"{end:.0f} ms", "start")
 
 
-def main() -> None:
-    """Writes the figure."""
+def drawing() -> Drawing:
+    """Returns the picture."""
+    picture = Drawing(
+        860,
+        336,
+        "At k = 0 every step takes as long as its slowest rank, at k = 2 ranks hardly wait",
+    )
     work = durations()
-    figure, (synchronous, lagging) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 4.2))
-    end = draw(synchronous, work, 0)
-    synchronous.set_title("k = 0: every step takes as long as its slowest rank", loc="left")
-    draw(lagging, work, 2)
-    lagging.set_title(
-        "k = 2: a late rank holds up nobody who is less than 2 steps ahead", loc="left"
+    draw_timelines(picture, 16, work, 0, "k = 0: every step takes as long as its slowest rank")
+    draw_timelines(
+        picture, 166, work, 2, "k = 2: a late rank holds up nobody who is less than 2 steps ahead"
     )
-    lagging.set_xlabel("ms")
-    lagging.set_xlim(0, end * 1.08)
-    figure.legend(
-        handles=[
-            Patch(color=WORK, label="step, with its number"),
-            Patch(color=LATE, label="step in which the rank is late"),
-            Patch(color=WAITING, label="waiting for others"),
-        ],
-        loc="lower center",
-        ncols=3,
-        frameon=False,
+    picture.legend(
+        LEFT,
+        320,
+        {
+            "step, with its number": BLUE,
+            "step in which the rank is late": ORANGE,
+            "waiting for others": WAITING,
+        },
     )
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(Path(__file__).with_suffix(".png"), dpi=110, metadata={"Software": None})
+    return picture
 
 
 if __name__ == "__main__":
-    main()
+    drawing().save(__file__)

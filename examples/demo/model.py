@@ -29,7 +29,9 @@ TABLES_PATH = "dlrm.sparse_arch.embedding_bag_collection"
 class DlrmOnBatches(nn.Module):
     """A DLRM that takes a ``Batch``, as TorchRec's pipelines call their models."""
 
-    def __init__(self, rows_per_table: list[int], embedding_dim: int) -> None:
+    def __init__(
+        self, rows_per_table: list[int], embedding_dim: int, tables_on: str = "cpu"
+    ) -> None:
         super().__init__()
         tables = [
             EmbeddingBagConfig(
@@ -41,7 +43,7 @@ class DlrmOnBatches(nn.Module):
             for name, rows in zip(CATEGORICAL_NAMES, rows_per_table, strict=True)
         ]
         self.dlrm = DLRM(
-            EmbeddingBagCollection(tables=tables, device=torch.device("cpu")),
+            EmbeddingBagCollection(tables=tables, device=torch.device(tables_on)),
             dense_in_features=DENSE_FEATURES,
             dense_arch_layer_sizes=[*BOTTOM_LAYERS, embedding_dim],
             over_arch_layer_sizes=TOP_LAYERS,

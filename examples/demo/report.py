@@ -57,7 +57,7 @@ def _cells(line: Line) -> list[str]:
         f"{line.throughput:.1f}",
         "-" if line.wait_share is None else f"{100 * line.wait_share:.1f} %",
         "-" if line.ideal_ms is None else f"{line.ideal_ms:.2f}",
-        f"{line.max_difference:.2g}" if bounded else "-",
+        f"{line.max_difference:.2g}",
         f"{line.ring_bytes / 2**20:.1f}" if bounded else "-",
         str(line.pulled) if bounded else "-",
     ]

@@ -27,7 +27,7 @@ class Line:
 
     Attributes:
         name: what ran.
-        bound: the bound k, or None for TorchRec on gloo.
+        bound: the bound k, or None where there is none: TorchRec on gloo, and direct reads.
         latency_ms: mean over runs and ranks of a rank's mean time a batch.
         latency_ci_ms: half width of its 95 % confidence interval.
         throughput: batches a second, added up over the ranks, mean over runs.

@@ -1,4 +1,4 @@
-"""What is measured side by side: TorchRec on gloo, and the bounded-lag sharders."""
+"""What is measured side by side: TorchRec on gloo, and our sharders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Variant:
 
     Attributes:
         name: line of the table.
-        bound: the bound k, or None where lag is not bounded by us.
+        bound: the bound k, or None where there is none: TorchRec on gloo, and direct reads.
         sharder: given to ``DistributedModelParallel``.
         start: makes a fresh pipeline over the sharded model.
         stats: reads the counters of the model's channels.

@@ -28,8 +28,8 @@ class TableConfiguration:
     """One table of a lookup.
 
     Attributes:
-        rows: of the table.
-        dim: of the table.
+        rows: rows of the table.
+        dim: columns of the table.
         pooling: ids of a sample; a fraction is met in the mean.
         skew: exponent of the Zipf law that the ids follow; 0 is uniform.
     """
@@ -46,10 +46,10 @@ class LookupConfiguration:
 
     Attributes:
         tables: which tables.
-        samples: of the batch.
+        samples: samples of the batch.
         weight_bytes: 4 or 2.
         pooled: sums of bags (True) or a row for each id (False).
-        seed: of the ids.
+        seed: seed of the ids.
     """
 
     tables: tuple[TableConfiguration, ...]

@@ -69,7 +69,7 @@ def fit_profile(
 
     Args:
         entries: of `Records`.
-        name: of the machine, for people.
+        name: name of the machine, for people.
         machine: that was measured.
         optimizer: that the backward includes.
         measured_at: date, ISO 8601.

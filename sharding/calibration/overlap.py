@@ -64,7 +64,7 @@ class OverlapTimer:
     chance which of them gets more of a core within a sample.
 
     Args:
-        group: of ranks, with a backend that reduces float32.
+        group: group of ranks, with a backend that reduces float32.
         codecs: whether quantized all-reduces are measured too; the backend has to send and receive.
         seconds: that rounds will be measured for. The largest sizes are left out where fewer than
             `LEAST_ROUNDS` would fit, but for the first `LEAST_SIZES`.

@@ -41,8 +41,8 @@ class OverlapSettings:
     """What is measured, and for how long.
 
     Attributes:
-        minutes: of measuring; processes start before.
-        world_sizes: of the ranks that are started, each at least 2.
+        minutes: minutes of measuring; processes start before.
+        world_sizes: world sizes of the ranks that are started, each at least 2.
         sizes: bytes of gradients, ascending multiples of 1024.
     """
 

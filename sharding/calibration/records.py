@@ -22,7 +22,7 @@ class Records:
 
     Args:
         path: the file; made if it isn't there.
-        settings: of the calibration; those of the file have to be the same.
+        settings: settings of the calibration; those of the file have to be the same.
         machine: that measures.
 
     Raises:

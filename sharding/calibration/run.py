@@ -51,13 +51,13 @@ class Settings:
     """What is measured, and for how long.
 
     Attributes:
-        minutes: of measuring, all starts together.
+        minutes: minutes of measuring in all, however often a calibration was stopped.
         memory_bytes: what the tables of a lookup, and the buffers of a collective, may take.
         optimizer: FBGEMM's name of the optimizer in the backward.
-        world_sizes: of the collectives, each at least 2.
+        world_sizes: numbers of ranks among which collectives are measured, each at least 2.
         between: drawn sizes of each collective besides those that double.
         uneven: uneven all-to-alls for each world size.
-        seed: of everything that is drawn.
+        seed: seed of everything that is drawn.
     """
 
     minutes: float = 9.0
@@ -88,7 +88,7 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
 
     Args:
         out: the profile, a .json file. The measurements go into a file beside it.
-        name: of the machine, for people.
+        name: name of the machine, for people.
         settings: what to measure.
 
     Raises:

@@ -40,7 +40,7 @@ class StepModel:
         name: for people.
         collections: "c0", "c1" and so on in the model; their tables "t0", "t1", over all of them.
         batch: samples of a rank.
-        seed: of the ids.
+        seed: seed of the ids.
     """
 
     name: str
@@ -125,8 +125,8 @@ class ModelRanges:
     Attributes:
         collections: at most.
         tables: fewest and most, of all collections together.
-        rows: of a table.
-        dims: of a table; those of an EmbeddingCollection have one.
+        rows: rows of a table.
+        dims: possible columns of a table; tables of an EmbeddingCollection have one.
         pooling: ids of a sample in a table that pools.
         sequence: ids of a sample in one that does not.
         batch: samples of a rank.

@@ -1,1 +1,1 @@
-"""What a machine takes for lookups and collectives: models, and the profile that holds them."""
+"""Times of lookups and collectives on a machine: models, and the profile that holds them."""

@@ -186,11 +186,11 @@ class CollectiveModel:
 
 
 def message_bytes(sent_bytes: Any, received_bytes: Any, imbalance: float) -> float:
-    """The size of an even all-to-all that takes as long as one in which ranks differ.
+    """Returns the size of an even all-to-all that takes as long as this uneven one.
 
     The paper's rule (sec. IV-A) is "the maximum of (the maximum of sent/received message size per
-    device) across all devices", which is right where each rank has a core and a link of its own.
-    Where ranks share them, all bytes count, whosever they are. Between the two:
+    device) across all devices". It is right if each rank has a core and a link of its own. If ranks
+    share them, the bytes of all ranks count. Between the two:
 
         mean * (largest / mean) ** imbalance
 

@@ -13,7 +13,7 @@ class ModeTimes:
     """The parameters of one mode: Eqs. 3, 5 and 6 for one allocation of the host or device.
 
     Attributes:
-        startup_us: of each all-reduce (a in Eq. 3).
+        startup_us: microseconds of each all-reduce (a in Eq. 3).
         alone_us_per_byte: of gradients, where no backward runs (q in section III-A).
         overlapped_us_per_byte: where one does (p in Eq. 6).
         compute_rate: of a backward beside the bytes, as a share of what it is alone (Eq. 5's
@@ -41,7 +41,7 @@ class ModeTimes:
             raise ValueError(f"a backward goes on at a rate above 0: {self}")
 
     def alone_us(self, size: float) -> float:
-        """The time of an all-reduce of so many bytes that no backward runs beside."""
+        """The time of an all-reduce of so many bytes, without a backward beside it."""
         return self.startup_us + size * self.alone_us_per_byte
 
     def overlapped_us(self, size: float) -> float:
@@ -161,8 +161,8 @@ class Stage:
 def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
     """Returns what becomes of an all-reduce of `size` bytes beside `compute_us` of backward.
 
-    Either goes on at its own pace, whatever part of it is done (section III-B). Without bytes
-    nothing is sent, and no startup is due (Eq. 8).
+    Each of the two has one pace from begin to end (section III-B). Without bytes nothing is sent,
+    and there is no startup (Eq. 8).
     """
     if not size:
         return Stage(0.0, 0.0, compute_us)

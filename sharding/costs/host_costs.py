@@ -58,7 +58,7 @@ class HostModel:
     """Host costs as they were fitted to steps of small models.
 
     Attributes:
-        backend: of the exchanges, "gloo" or "bls".
+        backend: backend of the exchanges, "gloo" or "bls".
         training: whether there was a backward.
         world_size: ranks, on as many cores as the machine has.
         costs: that fit best.

@@ -10,14 +10,14 @@ _MICROSECONDS = 1e6  # of a second
 
 def link_of(profile: Profile, ranks: int) -> float:
     """Returns how many bytes a second each rank sends in an all-to-all of the backend "bls", as
-    messages grow: what start-up takes has no part.
+    messages grow. Start-up times are left out.
 
     Args:
-        profile: that has such all-to-alls.
+        profile: a profile with such all-to-alls.
         ranks: world size, one that was calibrated.
 
     Raises:
-        ProfileError: the profile has none of so many ranks.
+        ProfileError: the profile has no all-to-all among so many ranks.
     """
     models = _models(profile)
     if ranks not in models:

@@ -24,7 +24,7 @@ class Machine:
         memory_bytes: of the machine.
         cache_bytes: "L1", "L2", "L3" to the bytes of one such data cache.
         huge_pages: the kernel's setting of transparent huge pages.
-        versions: of the packages that were measured.
+        versions: versions of the packages that were measured.
     """
 
     kind: str

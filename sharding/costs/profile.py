@@ -50,11 +50,11 @@ class Profile:
     """What a calibration found out.
 
     Attributes:
-        name: of the machine, for people.
+        name: name of the machine, for people.
         measured_at: date, ISO 8601.
-        machine: that was measured.
+        machine: the machine that was measured.
         optimizer: FBGEMM's name of the optimizer that the backward includes.
-        lookup_time: what of the repeats counted as the time of a lookup, "tenth percentile" where
+        lookup_time: which of the repeats counts as the time of a lookup, "tenth percentile" where
             the host disturbed little, else "geometric mean".
         lookups: (pooled, direction) to its model, direction "forward" or "backward".
         collectives: (operation, backend, world size) to its model.
@@ -118,7 +118,7 @@ def load_profile(source: str | Path, *, kind: str = "cpu") -> Profile:
 
     Args:
         source: a file, or the name of a profile that ships with the package.
-        kind: of the machine that is planned for.
+        kind: kind of the machine that is planned for, "cpu".
 
     Raises:
         ProfileError: not a profile, of another version or kind of machine, or with numbers that
@@ -172,8 +172,8 @@ def check_kind(profile: Profile, kind: str, source: str | None = None) -> None:
     """Raises ProfileError for a profile of another kind of machine than the one planned for.
 
     Args:
-        profile: to be used.
-        kind: of the machine that is planned for, "cpu" or "cuda".
+        profile: the profile to be used.
+        kind: kind of the machine that is planned for, "cpu" or "cuda".
         source: what the error calls the profile, its name by default.
     """
     if profile.machine.kind != kind:
@@ -189,8 +189,8 @@ def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
     """Returns the ways in which gradients may travel beside the backward.
 
     Args:
-        profile: with an overlap.
-        backend: of the gradients' group, "gloo" or "bls".
+        profile: a profile with an overlap.
+        backend: backend of the gradients' group, "gloo" or "bls".
         ranks: world size of it.
 
     Raises:

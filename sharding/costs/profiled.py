@@ -27,7 +27,7 @@ class ProfiledCosts:
     different ops, one after the other, as TorchRec groups them; their ends of the interval add up.
 
     Args:
-        profile: of the machine.
+        profile: what was measured of the machine.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -63,7 +63,7 @@ class ProfiledCosts:
 
         Args:
             works: the shards.
-            ops: that they are in, which matters to unpooled ones; each is alone unless given.
+            ops: which op each shard is in; None: each is alone. It matters to unpooled ones only.
         """
         return self._marginal(works, "backward", Ops.alone(len(works)) if ops is None else ops)
 
@@ -130,7 +130,7 @@ class ProfiledCosts:
         """What a step takes beside lookups and exchanges; None if the profile does not know.
 
         Args:
-            backend: of the exchanges, "gloo" or "bls".
+            backend: what exchanges go by, "gloo" or "bls".
             training: whether there is a backward.
             world_size: ranks.
             ranks_per_core: how many share a core, at least 1.

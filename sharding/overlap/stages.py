@@ -49,7 +49,7 @@ class Stages:
         """Returns those of layers in the order in which their gradients are ready.
 
         Raises:
-            ValueError: there is no mode.
+            ValueError: `modes` is empty.
         """
         if not modes:
             raise ValueError("gradients need a mode to travel by: name at least one")

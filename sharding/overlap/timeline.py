@@ -13,8 +13,8 @@ class Layer:
     """A stretch of the backward, after which gradients are ready.
 
     Attributes:
-        compute_us: of it, with nothing beside it.
-        bytes: of its gradients; 0 if it has none.
+        compute_us: microseconds of its backward, with nothing beside it.
+        bytes: bytes of its gradients; 0 if it has none.
     """
 
     compute_us: float
@@ -26,9 +26,9 @@ class Group:
     """Layers whose gradients travel together.
 
     Attributes:
-        layers: how many, after those of the group before.
-        mode: number of the one that they travel by.
-        hold: how many layers more have to be done before it may begin: 0 but where running beside
+        layers: how many layers, after those of the group before.
+        mode: number of the mode by which they travel.
+        hold: how many more layers must be done before the group may begin: 0, unless running beside
             the backward costs more than it hides.
     """
 
@@ -43,8 +43,8 @@ class Timeline:
 
     Attributes:
         ready: of each layer, when its gradients are there.
-        begin: of each group's all-reduce.
-        end: of each group's all-reduce.
+        begin: begin of each group's all-reduce.
+        end: end of each group's all-reduce.
         finish: when backward and all-reduces are done.
     """
 

@@ -83,7 +83,7 @@ def way_of(job: Job, sharding_type: str, pooled: bool) -> Way:
 
     Args:
         job: what the plan is for.
-        sharding_type: of the tables.
+        sharding_type: sharding type of the tables.
         pooled: whether they are of an EmbeddingBagCollection.
     """
     forward: list[Collective] = [all_to_all_of(job)]

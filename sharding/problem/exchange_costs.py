@@ -21,8 +21,8 @@ class ExchangeCosts:
     """Microseconds of one exchange of a module's tables that are sharded in the same way.
 
     Attributes:
-        constant: whatever it carries.
-        per_byte: of a byte that a rank has for each rank.
+        constant: time whatever it carries.
+        per_byte: time of a byte that a rank has for each rank.
     """
 
     constant: float

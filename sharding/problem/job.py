@@ -13,16 +13,16 @@ class Job:
     Attributes:
         ranks: world size.
         batch: samples per rank and step.
-        memory_bytes: of each rank, for weights, optimizer state and activations: HBM on GPUs, DDR
-            on CPUs.
+        memory_bytes: memory of each rank for weights, optimizer state and activations: HBM on GPUs,
+            DDR on CPUs.
         ranks_per_host: ranks that share a host; None: all of them.
-        backend: of the exchanges: "gloo", "nccl", or "bls" for the bounded-lag sharders.
-        bound: iterations that ranks may be apart. Above 0 only without training.
+        backend: what exchanges go by: "gloo", "nccl", or "bls" for the bounded-lag sharders.
+        bound: iterations that ranks may be apart; above 0 there is no training.
         training: whether there is a backward.
-        host_memory_bytes: of each rank, for the slots of bounded-lag channels where the weights are
-            elsewhere; None: they take from `memory_bytes`.
-        cores_per_host: that the ranks of a host share, one each if there are enough; None: enough.
-        memory_kind: how `memory_bytes` is called in messages: "HBM" or "DDR".
+        host_memory_bytes: memory of each rank for the slots of bounded-lag channels, if the weights
+            are elsewhere; None: slots take from `memory_bytes`.
+        cores_per_host: cores that the ranks of a host share; None: each rank has its own.
+        memory_kind: what messages call `memory_bytes`: "HBM" or "DDR".
     """
 
     ranks: int
@@ -72,8 +72,8 @@ class Job:
 
     @property
     def exchanges_of_ids(self) -> int:
-        """How many all-to-alls take ids to their rows: TorchRec's splits, lengths and values, one
-        after the other; in bounded-lag channels one."""
+        """How many all-to-alls take ids to their rows. Bounded-lag channels have one, TorchRec
+        three: splits, lengths and values, one after the other."""
         return 1 if self.backend == "bls" else 3
 
     @property

@@ -93,6 +93,6 @@ def _reuse(table: Table, entry: dict[str, Any]) -> TableReuse:
     pairs = sorted((float(samples), float(unique)) for samples, unique in counted.items())
     sizes, unique = np.asarray(pairs).T
     if not (np.isfinite(pairs).all() and sizes[0] > 0 and (unique > 0).all()):
-        raise ValueError(f"'unique_rows' is {counted!r}, not all of it positive")
+        raise ValueError(f"'unique_rows' is {counted!r}, but all of it must be positive")
     # Costs ask for no reuse factors: no profile has a model of them.
     return TableStatistics(pooling_factor, sizes, unique, np.zeros(REUSE_BINS), table.rows)

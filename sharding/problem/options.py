@@ -35,8 +35,8 @@ class Option:
     Attributes:
         table: index in the workload.
         sharding_type: one of tables.SHARDING_TYPES.
-        rows: of each shard; of the last one possibly fewer.
-        columns: of each shard.
+        rows: rows of each shard; of the last one possibly fewer.
+        columns: columns of each shard.
         shards: how many.
         group: tables of one module and group share exchanges and a lookup op.
         spread: ANY_RANKS (different ones), ONE_HOST (all its ranks) or ALL_RANKS.
@@ -83,9 +83,9 @@ class Problem:
 
     Attributes:
         job: what the plan is for.
-        tables: of the workload.
+        tables: tables of the workload.
         options: those of a table are neighbours, tables in order.
-        traffic: of a shard of each option.
+        traffic: traffic of a shard of each option.
         costs: (options, phases), microseconds that a shard adds to its rank.
         shared: (options, phases), microseconds that a shard adds to what all ranks share.
         imbalance: (phases), 0 where only what is shared counts, 1 where the largest rank does.

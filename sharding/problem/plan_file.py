@@ -42,7 +42,7 @@ class SavedPlan:
         """Returns the plan of `tables`, in their order.
 
         Args:
-            tables: of a model.
+            tables: tables of a model.
             source: what messages call the plan.
 
         Raises:

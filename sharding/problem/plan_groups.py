@@ -27,16 +27,16 @@ class PlanGroup:
 
     Args:
         module: path of the module.
-        sharding_type: of the tables.
+        sharding_type: sharding type of the tables.
         pooled: whether they are of an EmbeddingBagCollection.
         job: what the plan is for.
 
     Attributes:
         module: path of the module.
-        sharding_type: of the tables.
-        way: that their embeddings are exchanged.
+        sharding_type: sharding type of the tables.
+        way: how their embeddings are exchanged.
         job: what the plan is for.
-        works: by rank, then by bytes of a weight: what is looked up in one op.
+        works: what is looked up in one op, by rank, then by bytes of a weight.
         ids: (ranks,), bytes of ids and lengths for each rank, from each rank.
         rows: (ranks,), bytes of embeddings by each rank, for each rank.
         results: (ranks,), how many embeddings these are.

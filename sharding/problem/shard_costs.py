@@ -43,12 +43,12 @@ def phases_of(
     """Returns the phases of a step.
 
     Args:
-        traffic: of the shards.
+        traffic: traffic of the shards.
         ways: that their embeddings are exchanged.
         ops: that they are looked up in.
         job: what the plan is for.
-        model: of the lookups.
-        exchanges: of ids and embeddings.
+        model: model of the lookups.
+        exchanges: exchanges of ids and embeddings.
     """
     works = [shard.lookup for shard in traffic]
     first_of_op = [works[shard] for shard in np.unique(ops.of, return_index=True)[1]]

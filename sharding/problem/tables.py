@@ -24,11 +24,11 @@ class Table:
     """An embedding table and what may be done with it.
 
     Attributes:
-        name: of the table, unique within its module.
+        name: name of the table, unique within its module.
         rows: number of rows.
         dim: number of columns.
         module: path of the module in the model.
-        weight_bytes: of one weight.
+        weight_bytes: bytes of one weight.
         features: number of features that are looked up in it.
         pooled: whether it is of an EmbeddingBagCollection.
         weighted: whether ids come with weights.
@@ -122,7 +122,7 @@ class Workload:
     """The tables of a model with the statistics of each.
 
     Attributes:
-        tables: of the model.
+        tables: tables of the model.
         reuse: by path of the table; the pooling factor counts the ids of all its features.
     """
 
@@ -136,7 +136,7 @@ class Workload:
         names = [(table.module, table.name) for table in self.tables]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"tables that are there twice: {twice}")
+            raise ValueError(f"these tables are there twice: {twice}")
         for table in self.tables:
             factor = self.reuse_of(table).pooling_factor
             if not (math.isfinite(factor) and factor >= 0):

@@ -33,7 +33,7 @@ class Decision:
         rows: number of rows.
         dim: number of columns.
         choice: the option in words.
-        ranks: of its shards.
+        ranks: ranks of its shards.
         reason: in words.
         runner_up: the next best option in words, with its ranks free and all else as it is; None
             where there is none.
@@ -62,7 +62,7 @@ class PlanReport:
         lower_bound_us: no plan's objective is below it.
         decisions: one a table.
         measured_us: measured microseconds by name: "step" or a phase; empty without a measurement.
-        choice: by which the plan was taken, if steps were simulated.
+        choice: how the plan was chosen, if steps were simulated.
         caveat: what is to be known of the costs; empty for calibrated ones.
     """
 
@@ -171,10 +171,10 @@ def make_report(
 
     Args:
         workload: the tables.
-        found: of the search.
-        model: that it was found with.
-        choice: by which it was taken, if steps were simulated.
-        caveat: of the model.
+        found: outcome of the search.
+        model: costs that it was found with.
+        choice: how it was chosen, if steps were simulated.
+        caveat: what is to be known of the costs.
     """
     problem = found.placement.problem
     return PlanReport(

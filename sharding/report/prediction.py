@@ -50,8 +50,8 @@ class RankRating:
         ids: the exchange of the ids of its shards, if all ranks had as many.
         embeddings: that of its shards' embeddings, likewise, and of gradients when training.
         shard_bytes: weights, optimizer state and what iterations in flight keep.
-        slot_bytes: of its bounded-lag channels.
-        result_bytes: of the embeddings of its own samples.
+        slot_bytes: bytes of its bounded-lag channels.
+        result_bytes: bytes of the embeddings of its own samples.
         shards: that it holds.
     """
 

@@ -9,12 +9,12 @@ from ..cost_interface import TableReuse
 
 @dataclass(frozen=True)
 class TableNames:
-    """What a table can be called by.
+    """The names by which a table can be called.
 
     Attributes:
         module: path of its module in the model.
-        name: its own, unique within the module.
-        features: that are looked up in it.
+        name: its own name, unique within the module.
+        features: names of the features that are looked up in it.
     """
 
     module: str

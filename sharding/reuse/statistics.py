@@ -172,8 +172,8 @@ def table_statistics(
     """Statistics of one table from the features that read it.
 
     Args:
-        lengths: for each feature, (samples,) int64: ids per sample.
-        ids: for each feature, (sum of lengths,) int64.
+        lengths: ids per sample, (samples,) int64 for each feature.
+        ids: the ids, (sum of lengths,) int64 for each feature.
         rows: rows of the table if known.
     """
     samples = len(lengths[0])

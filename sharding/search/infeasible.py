@@ -115,7 +115,7 @@ def explain(
 def explain_packing(
     placement: Placement, left_over: list[int], tried: int, reserved: float
 ) -> InfeasiblePlanError:
-    """Returns the error for when no first plan has room for all tables.
+    """Returns the error to raise when no first plan has room for all tables.
 
     Args:
         placement: the first plan with the fewest tables left over.

@@ -80,8 +80,8 @@ def price_of_memory(
     total: float,
     first: NDArray[np.intp],
 ) -> float:
-    """Returns what a byte has to cost for the cheapest options to need no more than `total`, of
-    all such prices the one that makes the bound on their costs largest."""
+    """Returns a price of a byte at which the cheapest options need no more than `total`: of all
+    such prices, the one with the largest bound on their costs."""
 
     def dual(price: float) -> tuple[float, float]:
         """Returns the value at a price of memory, and the memory of the options it takes."""

@@ -37,7 +37,7 @@ class Placement:
         shards_of_op: (ops, ranks), how many there are.
         memory: (ranks), bytes.
         option: (tables), index of the option of each table, -1 where it is not placed.
-        ranks: of the shards of each table, in the order of the shards.
+        ranks: ranks of the shards of each table, in the order of the shards.
         holds: (tables, ranks), whether a rank has shards of a table.
     """
 
@@ -102,7 +102,7 @@ class Placement:
     def best_ranks(self, option: int) -> tuple[NDArray[np.intp] | None, float]:
         """Returns where the shards of `option` would go, and what that adds to the penalty.
 
-        None and infinity where the memory has no room for them.
+        Where the memory has no room for them, it returns None and infinity.
         """
         cost, memory = self.problem.costs[option], self.problem.memory[option]
         added = self.penalty(self.loads + cost[:, None]) - self.penalty(self.loads)

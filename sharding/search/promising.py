@@ -25,13 +25,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options that a plan is made of.
+    """Options that a plan may choose from.
 
     Attributes:
-        expected: microseconds of a plan, if it is at the bound and all ranks have shards.
-        number: of ways that they are of.
-        bound: microseconds (lower_bound).
-        allowed: (options), which ones.
+        expected: microseconds of a plan that is at the bound and has shards on all ranks.
+        number: number of ways that the options are of.
+        bound: microseconds that no plan is below (lower_bound).
+        allowed: (options,), which options these are.
     """
 
     expected: float

@@ -1,8 +1,8 @@
 """Plans whose tables may be part one option, part another: a linear programme.
 
-Its solution says what no plan of the options is below, and which options a good plan has. What is
-proven are the programme's multipliers, whatever a solver made of them (docs/design/planner.md,
-lower bound, (4)).
+Its solution is a lower bound of all plans of these options, and names the options of a good plan.
+The proof of the bound rests on the programme's multipliers, however a solver came to them
+(docs/design/planner.md, lower bound, (4)).
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ class BoundOutcome:
 
     Attributes:
         bound: iterations that ranks may be apart.
-        step_us: from one batch to the next, all ranks together, the mean.
-        step_percentiles_us: the 50th, 95th and 99th percentile of it.
-        latency_us: of a batch on its rank, from its beginning to its end, the median.
-        memory_bytes: of the fullest rank: shards, what is in flight, slots, results.
+        step_us: mean time from one batch to the next, over all ranks.
+        step_percentiles_us: the 50th, 95th and 99th percentile of these times.
+        latency_us: median time of a batch on its rank, from its begin to its end.
+        memory_bytes: memory of the fullest rank: shards, what is in flight, slots, results.
         run: simulates it again.
-        codec: of embeddings.
-        embedding_bytes: of a batch, as they travel from all ranks to others.
+        codec: codec of embeddings.
+        embedding_bytes: bytes of a batch, as they travel from all ranks to others.
     """
 
     bound: int
@@ -68,11 +68,11 @@ class Simulation:
     Attributes:
         ranks: where they run.
         delays: by which they are held up.
-        batches: of each rank.
-        seed: of the delays, which are the same for every bound.
+        batches: batches of each rank.
+        seed: seed of the delays, which are the same for every bound.
         host: costs beside lookups and exchanges.
         dense: the model's other layers.
-        codecs: of embeddings, of which each is simulated with each bound.
+        codecs: codecs of embeddings, of which each is simulated with each bound.
     """
 
     ranks: Ranks
@@ -98,13 +98,13 @@ def simulate_bounds(
         plan: where the tables are.
         workload: the tables.
         job: what the plan is for, but for its bound.
-        model: of lookups and exchanges.
+        model: model of lookups and exchanges.
         bounds: to simulate.
         simulation: what else there is.
 
     Raises:
-        ValueError: a bound that a job can't have, since one above 0 trains on rows out of date; or
-            too few batches for it.
+        ValueError: a bound above 0 for a job that trains, whose rows would be out of date; or too
+            few batches for a bound.
     """
     delays = simulation.delays.sample(job.ranks, simulation.batches, simulation.seed)
     costs = RememberedCosts(model)
@@ -183,9 +183,9 @@ def choose_bound(
     """Returns the smallest bound that is nearly as fast as the fastest one within the limits.
 
     Args:
-        outcomes: of `simulate_bounds`.
-        max_memory_bytes: of each rank.
-        max_latency_us: of a batch.
+        outcomes: outcomes of `simulate_bounds`.
+        max_memory_bytes: limit of each rank's memory.
+        max_latency_us: limit of a batch's latency.
 
     Raises:
         ValueError: a limit is no positive number, or no bound is within them; the text says what

@@ -18,9 +18,9 @@ def choose_codec(
     if it is among them and nearly as fast.
 
     Args:
-        outcomes: of `simulate_bounds`.
-        max_memory_bytes: of each rank.
-        max_latency_us: of a batch.
+        outcomes: outcomes of `simulate_bounds`.
+        max_memory_bytes: limit of each rank's memory.
+        max_latency_us: limit of a batch's latency.
 
     Raises:
         ValueError: there is one codec, or the limits are as `choose_bound` refuses them.

@@ -22,7 +22,7 @@ class PlanChoice:
     """What was simulated, and what to take.
 
     Attributes:
-        steps: of each plan, with the interval that holds 9 of 10 measured ones.
+        steps: steps of each plan, with the interval that holds 9 of 10 measured ones.
         chosen: index of the plan to take.
         abstained: whether another one is simulated to be faster, but by less than simulations of
             the plans of a model differ from measurements, so that the first is kept.
@@ -63,10 +63,10 @@ def choose_plan(
     """Simulates a step of each plan and takes the fastest one, unless the first is as good.
 
     Args:
-        plans: the first is what is taken unless another one is faster beyond doubt.
+        plans: the first is taken, unless another one is faster beyond doubt.
         workload: the tables.
         job: what the plans are for.
-        model: of lookups and exchanges.
+        model: model of lookups and exchanges.
         host: of what is beside them.
         dense: the other layers; none by default.
 

@@ -1,4 +1,4 @@
-"""Training steps of dense layers of which every rank has a copy: DistributedDataParallel's."""
+"""Training steps of dense layers under DistributedDataParallel: every rank has a copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def buckets_of(
     Args:
         gradient_bytes: in the order in which gradients become ready, of one type.
         first: size of the first bucket.
-        others: of the others.
+        others: size of the other buckets.
 
     Returns:
         The buckets, each with the numbers of its gradients.
@@ -45,10 +45,10 @@ class Bucket:
     """Gradients that travel together, microseconds.
 
     Attributes:
-        work_us: of the backward until they are ready and in the bucket.
-        all_reduce_us: of the bucket, on a core.
+        work_us: microseconds of the backward until they are ready and in the bucket.
+        all_reduce_us: microseconds of the bucket, on a core.
         unpack_us: their copies back.
-        pause_us: of the all-reduce, on no core.
+        pause_us: microseconds of the all-reduce, on no core.
     """
 
     work_us: float
@@ -62,10 +62,10 @@ class DenseSteps:
     """A training step of layers that all ranks have, microseconds; nothing by default.
 
     Attributes:
-        forward_us: of all layers.
-        buckets: in the order in which the backward fills them.
-        rest_us: of the backward, after the last gradient.
-        optimizer_us: of all parameters.
+        forward_us: forward of all layers.
+        buckets: buckets, in the order in which the backward fills them.
+        rest_us: rest of the backward, after the last gradient.
+        optimizer_us: update of all parameters.
     """
 
     forward_us: float = 0.0
@@ -89,8 +89,8 @@ class DenseSteps:
 
         Args:
             layers: in the order of the forward.
-            ranks: of the job; one alone has no buckets.
-            model: of all-reduces.
+            ranks: ranks of the job; one alone has no buckets.
+            model: model of all-reduces.
             first_bucket_bytes: DistributedDataParallel's.
             bucket_bytes: its bucket_cap_mb, in bytes.
         """
@@ -140,7 +140,7 @@ def data_parallel_program(dense: DenseSteps, step_us: float = 0.0) -> list[Stage
 
     Args:
         dense: the layers.
-        step_us: of what is beside them, in every step: loading, Python.
+        step_us: microseconds of what is beside them, in every step: loading, Python.
     """
     return [
         Compute("load", step_us),

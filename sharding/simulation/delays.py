@@ -36,7 +36,7 @@ class Delays:
     """A distribution of delays.
 
     Attributes:
-        text: that it was read from.
+        text: the text that it was read from.
         draw: returns (ranks, steps) microseconds.
     """
 

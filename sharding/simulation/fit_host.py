@@ -86,7 +86,7 @@ def fit_host(measured: Sequence[MeasuredPlan], model: CostModel) -> HostFit:
 
     Args:
         measured: plans of at least two models, of one backend, kind and number of ranks.
-        model: of lookups and exchanges.
+        model: model of lookups and exchanges.
     """
     target = np.array([plan.typical_us for plan in measured])
     costs = np.array([getattr(_TYPICAL, name) for name in NAMES])

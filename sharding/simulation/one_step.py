@@ -28,7 +28,7 @@ def one_step(
         plan: where the tables are.
         workload: the tables.
         job: what the plan is for; without `cores_per_host` each rank has its own.
-        model: of lookups and exchanges.
+        model: model of lookups and exchanges.
         host: what is beside them; nothing by default.
         dense: the other layers; none by default.
     """

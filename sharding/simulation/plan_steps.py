@@ -33,7 +33,7 @@ class _Exchange(NamedTuple):
     """Collectives of a step, one after the other.
 
     Attributes:
-        name: of the channel.
+        name: name of the channel.
         collectives: over a process group; of a channel the all-to-all.
         sizes: (ranks,), bytes of each message to a rank, or else from it.
         to_rank: which of the two.
@@ -79,12 +79,12 @@ def program_of(
         plan: where the tables are.
         workload: the tables.
         job: what the plan is for.
-        model: of lookups and exchanges.
+        model: model of lookups and exchanges.
         host: of what is beside them; nothing by default.
         dense: the model's other layers under DistributedDataParallel; none by default. Their
             backward comes first, and their gradients are waited for last.
-        codec: of embeddings; their gradients travel as float32.
-        link: of hosts, which messages have to pass.
+        codec: codec of embeddings; their gradients travel as float32.
+        link: link of hosts, which messages have to pass.
 
     Raises:
         ValueError: a bound above 0 over gloo, whose ranks wait for each other.

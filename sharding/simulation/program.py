@@ -21,9 +21,9 @@ class Compute:
     """Work of the main thread.
 
     Attributes:
-        name: of the stage.
-        work: on a core.
-        pause: on no core, after it.
+        name: name of the stage.
+        work: time on a core.
+        pause: time on no core that follows.
         lag: steps by which the batch that is worked on is older than the step.
     """
 
@@ -39,14 +39,14 @@ class Post:
 
     Attributes:
         exchange: name of the channel.
-        work: of writing the messages.
+        work: time to write the messages.
         latency: microseconds until they can be seen.
-        slots: for each pair of ranks; message n is written when its receiver has released n -
-            slots.
-            None: the 2 (bound + 1) of the channels, of which none is ever waited for
-            (docs/design/channel.md).
+        slots: slots for each pair of ranks; message n is written when its receiver has released
+            message n - slots. None: the 2 (bound + 1) of the channels, where no slot is ever waited
+            for (docs/design/channel.md).
         lag: steps by which the batch is older than the step.
-        transfer: of each rank's messages on its host's link, after `work`, if nobody else used it.
+        transfer: time that each rank's messages take on its host's link, after `work`, if nobody
+            else uses it.
     """
 
     exchange: str
@@ -62,8 +62,8 @@ class Collect:
     """The main thread waits for the messages of all ranks, reads and releases them.
 
     Attributes:
-        exchange: of the Post.
-        work: of reading.
+        exchange: name of the channel of the Post.
+        work: work of reading.
         lag: steps by which the batch is older than the step.
     """
 
@@ -80,11 +80,11 @@ class Begin:
 
     Attributes:
         collective: its name.
-        work: of the main thread.
-        worker: of the communication thread.
+        work: work of the main thread.
+        worker: work of the communication thread.
         latency: microseconds on no core, after all have come.
         transfer: on the host's link, after `worker`, as of a Post.
-        pause: of the communication thread, on no core, after `worker`.
+        pause: pause of the communication thread, on no core, after `worker`.
     """
 
     collective: str
@@ -100,8 +100,8 @@ class Finish:
     """The main thread waits for a collective of the same step.
 
     Attributes:
-        collective: of the Begin.
-        work: afterwards.
+        collective: name of the collective that a Begin has begun.
+        work: work that follows.
     """
 
     collective: str
@@ -116,12 +116,12 @@ class Ranks:
     """Where ranks run.
 
     Attributes:
-        count: of ranks.
-        cores: of each pool.
+        count: count of ranks.
+        cores: cores of each pool.
         pool: (count,), of each rank. A pool is a host, or the cores that ranks are pinned to.
         spin_us: see Machine.
         wake_us: see Machine.
-        link: of their hosts; None: exchanges take what they take on the ranks' cores.
+        link: link of their hosts; None: exchanges take what they take on the ranks' cores.
     """
 
     count: int
@@ -178,9 +178,9 @@ def graph_of(
     until all batches are through.
 
     Args:
-        program: of a step.
+        program: program of a step.
         ranks: where they run.
-        batches: of each rank.
+        batches: batches of each rank.
         delays: microseconds for which a rank's main thread is held up at the beginning of a step, a
             number or (ranks, batches).
 

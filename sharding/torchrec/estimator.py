@@ -35,12 +35,12 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
     of ids counts as forward communication: TorchRec's total leaves `input_dist_comms` out.
 
     Args:
-        topology: of the ranks.
-        constraints: by name of the table.
-        costs: of the machine.
-        reuse: statistics by table or feature (table_reuse.find_reuse); without them pooling factors
-            and uniform ids.
-        backend: of the exchanges: "gloo" or "bls".
+        topology: the ranks and their hosts.
+        constraints: what the user constrains, by name of the table.
+        costs: costs on the machine.
+        reuse: statistics by table or feature (table_reuse.find_reuse); None: ids are taken to be
+            drawn uniformly, as many as pooling factors say.
+        backend: what exchanges go by: "gloo" or "bls".
         training: whether there is a backward.
 
     Raises:
@@ -169,7 +169,7 @@ def calibrated_torchrec_planner(
     backend: str = "gloo",
     training: bool = True,
 ) -> EmbeddingShardingPlanner:
-    """Returns TorchRec's planner with the times of a CalibratedShardEstimator; see there."""
+    """Returns TorchRec's planner, with times of a `CalibratedShardEstimator`."""
     calibrated = CalibratedShardEstimator(
         topology, constraints, costs=costs, reuse=reuse, backend=backend, training=training
     )

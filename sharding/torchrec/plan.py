@@ -91,9 +91,9 @@ def save_plan(plan: ShardingPlan, path: str | Path, *, world_size: int) -> None:
     """Writes TorchRec's plan as JSON, to be read by `load_plan` and the commands of torchrec-bls.
 
     Args:
-        plan: of anybody.
-        path: of the file.
-        world_size: that the plan is for, which it does not say itself.
+        plan: any plan of TorchRec, whoever made it.
+        path: the file to write.
+        world_size: number of ranks that the plan is for; it does not say so itself.
 
     Raises:
         ValueError: it shards a table in a way that our planner does not know.
@@ -126,8 +126,8 @@ def load_plan(
     """Returns the plan of a file, for DistributedModelParallel.
 
     Args:
-        path: of `save_plan`, or of `torchrec-bls plan --save`.
-        topology: of the ranks.
+        path: a file of `save_plan`, or of `torchrec-bls plan --save`.
+        topology: the ranks and their hosts.
         constraints: see `to_sharding_plan`.
 
     Raises:

@@ -52,22 +52,22 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     memory is exceeded (docs/design/planner.md).
 
     Args:
-        topology: of the ranks; None makes TorchRec's default one.
+        topology: the ranks and their hosts; None makes TorchRec's default one.
         batch_size: samples per rank and step.
-        storage_reservation: what is kept free. By default as in TorchRec's planner: dense
+        storage_reservation: memory to keep free. By default as in TorchRec's planner: dense
             parameters with gradients and optimizer, batches of ids, and 15 % of HBM.
-        constraints: by name of the table.
-        costs: of the machine, e.g. ProfiledCosts(load_profile("profile.json")). None plans with a
-            profile that ships, of a machine that is hardly this one, and for GPUs with the
-            bandwidths of the topology, and warns.
+        constraints: what the user constrains, by name of the table.
+        costs: costs on the machine, e.g. ProfiledCosts(load_profile("profile.json")). None warns,
+            and plans with a profile that ships, of a machine that is hardly this one, or for GPUs
+            with the bandwidths of the topology.
         reuse: statistics by table ("module.table", or its name where just one has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
-        backend: of the exchanges, "bls", "gloo" or "nccl". None: "bls" if there are bounded-lag
+        backend: what exchanges go by, "bls", "gloo" or "nccl". None: "bls" if there are bounded-lag
             sharders, else "nccl" for GPUs and "gloo" for CPUs; TorchRec's own over a process group
             "bls" need it said.
-        bound: of the bounded-lag sharders.
+        bound: bound of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
-        cores_per_host: if the ranks of a host have to share so many; None: each has its own.
+        cores_per_host: cores that the ranks of a host share; None: each rank has its own.
         simulate: whether whole steps of the best plans found are simulated, and the fastest one is
             taken if it is faster beyond doubt (docs/design/simulation.md). It takes a profile with
             host costs; the model's dense layers, which are alike for all plans, are left out.

@@ -47,12 +47,12 @@ class BLSPlannerProvider(DefaultPlannerProvider):  # type: ignore[misc]
     Topology and storage reservation are TorchRec's, made as the request says.
 
     Args:
-        costs: of the machine, or of several by their SKUs.
-        reuse: as BLSShardingPlanner takes it, like all that follow.
-        backend: of the exchanges.
-        bound: of the bounded-lag sharders.
+        costs: costs on the machine, or on several by their SKUs.
+        reuse: see BLSShardingPlanner, also for all that follow.
+        backend: what exchanges go by.
+        bound: bound of the bounded-lag sharders.
         training: whether there is a backward.
-        cores_per_host: that the ranks of a host share.
+        cores_per_host: cores that the ranks of a host share.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ class PlanReportSink(Stats):  # type: ignore[misc]
     """Takes the report of one plan: see BLSPlanReporter.
 
     Args:
-        sku: that is planned for.
-        folder: for the files; None writes none.
+        sku: the SKU that is planned for.
+        folder: where files go; None writes none.
     """
 
     def __init__(self, sku: str, folder: Path | None) -> None:
@@ -53,7 +53,7 @@ class PlanReportSink(Stats):  # type: ignore[misc]
             self._written = path
 
     def log(self, *arguments: Any, **options: Any) -> None:
-        """Called by TorchRec's planners, of whose plans there is no such report."""
+        """Warns: TorchRec's planners call it, and there is no such report of their plans."""
         warnings.warn(
             f"BLSPlanReporter has no report of the plan for {self._sku}: it was made by a planner "
             "of TorchRec. Give the executor a BLSPlannerProvider, or the orchestrator TorchRec's "
@@ -74,7 +74,7 @@ class BLSPlanReporter:
     last.
 
     Args:
-        folder: for the files, made where there is none; None writes none.
+        folder: where files go, made if it is missing; None writes none.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:

@@ -55,11 +55,11 @@ def workload_of(
     """Returns the tables of `module` that `sharders` shard, with their statistics.
 
     Args:
-        module: with EmbeddingBagCollections and EmbeddingCollections somewhere inside.
+        module: a model, with EmbeddingBagCollections and EmbeddingCollections somewhere inside.
         sharders: TorchRec's or the bounded-lag ones.
         compute_device: "cpu" or "cuda".
-        hosts: that the ranks are on; table-row-wise makes no difference on one.
-        constraints: by name of the table.
+        hosts: number of hosts; table-row-wise makes no difference on one.
+        constraints: what the user constrains, by name of the table.
         reuse: statistics by table or feature (table_reuse.find_reuse). A table without them has the
             pooling factors of its constraints, or 1, and uniformly drawn ids; one warning names
             those tables, another one statistics of no table.

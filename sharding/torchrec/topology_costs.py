@@ -27,12 +27,12 @@ _LEAST_DIM = 32
 class TopologyCosts:
     """`AdditiveCosts` of GPUs as TorchRec's EmbeddingPerfEstimator takes them for whole tables.
 
-    Bytes over the bandwidths of a Topology, which are TorchRec's constants unless its maker knew
-    better: of HBM for lookups, within a host or between hosts for exchanges. Nothing of it was
-    measured, neither ops nor exchanges take time by themselves, and intervals have no width.
+    A time is bytes over a bandwidth of the Topology: of HBM for lookups, within a host or between
+    hosts for exchanges. The bandwidths are TorchRec's constants unless the Topology was given
+    others. Nothing was measured: ops and exchanges have no start-up time, and intervals no width.
 
     Args:
-        topology: of the ranks.
+        topology: the ranks and their hosts.
     """
 
     CAVEAT = (

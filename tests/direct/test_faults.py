@@ -170,10 +170,10 @@ def publish_without_memory(rank: int) -> None:
     if rank == 0:
         create, calls = SharedTables.create, []
 
-        def create_one(self: SharedTables, owner: int, number: int, parts: Any) -> Any:
+        def create_one(self: SharedTables, owner: int, number: int, *args: Any) -> Any:
             calls.append(owner)
             if len(calls) == 1:
-                return create(self, owner, number, parts)
+                return create(self, owner, number, *args)
             # The second module's: more than any host has.
             label = (owner, number, self.digest)
             return _native.TableSegment.create(label, [], 1 << 60, False)

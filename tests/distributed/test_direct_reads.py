@@ -93,12 +93,14 @@ def test_killed_and_stopped_ranks_cost_the_others_no_answer() -> None:
 def refuse_bad_ids(rank: int) -> None:
     model, good = make(), models.make_ids(models.EBC, 1, 4)
     expected = outputs(model, good)[0]
+    assert model.module.embeddings.refused_batches == 0
     if rank == 0:
         bad = models.make_ids(models.EBC, 1, 4)
         bad.values()[3] = 10**6
         with pytest.raises(ValueError, match="id 1000000 at position 3 of feature 'f0'"):
             outputs(model, bad)
     models.assert_same_bits(outputs(model, good)[0], expected)
+    assert model.module.embeddings.refused_batches == int(rank == 0)
     replacing = make(bad_ids="row0")
     if rank == 0:
         zero = models.make_ids(models.EBC, 1, 4)
@@ -112,6 +114,26 @@ def refuse_bad_ids(rank: int) -> None:
 
 def test_a_batch_that_does_not_fit_costs_its_rank_one_answer() -> None:
     run(2, refuse_bad_ids)
+
+
+def count_rows(rank: int, kind: models.Kind) -> None:
+    model, ids = make(kind, sharding="row_wise"), models.make_ids(kind, 1, 4)
+    module = model.module.embeddings
+    assert module.rows_read == []
+    outputs(model, ids, ids)
+    unsharded: Any = kind.module()
+    configs = getattr(unsharded, "embedding_bag_configs", None) or unsharded.embedding_configs
+    owners: list[int] = []
+    for table in configs():
+        block = -(-table.num_embeddings // 2)
+        for feature in table.feature_names:
+            owners += (ids[feature].values() // block).tolist()
+    assert module.rows_read == [2 * owners.count(0), 2 * owners.count(1)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rows_read_of_each_rank_are_counted(kind: models.Kind) -> None:
+    run(2, count_rows, kind)
 
 
 def write(how: str, model: DistributedModelParallel) -> None:

@@ -189,6 +189,7 @@ FACTS: dict[str, set[str]] = {
     },
     "private names": {"missing"},
     "memlock": {"limit_bytes", "exempt", "small_bytes", "usual_bytes"},
+    "descriptors": {"limit", "in_use", "small", "usual"},
     "libibverbs": {"loads"},
     "mlx5_0": {"device", "numa_node", "verbs_file", "openable"},
     "mlx5_0 port 1": {

@@ -137,7 +137,7 @@ def test_table_fits_even_with_large_numbers() -> None:
     rows = format_table([line(None), line(0), large]).splitlines()
     assert len(rows) == 5
     assert max(len(row) for row in rows) <= WIDTH
-    assert rows[2].split()[-5:] == ["-"] * 5
+    assert rows[2].split()[-5:] == ["-", "-", "0", "-", "-"]
     assert "16384.0" in rows[4]
     assert "100.0 %" in rows[4]
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.processes import run
-from torchrec_bls import BoundedLagChannel, ChannelStats
+from torchrec_bls import BoundedLagChannel, ChannelStats, ServingState
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 Samples = dict[Key, float]
@@ -82,6 +82,30 @@ def scrape_channels_of_one_name(rank: int) -> None:
 @pytest.mark.smoke
 def test_channels_of_one_name_are_refused() -> None:
     run(1, scrape_channels_of_one_name)
+
+
+def test_tables_without_their_owner_are_named() -> None:
+    from torchrec_bls.observe.prometheus import ServingCollector
+
+    states: list[ServingState | None] = [None]
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(ServingCollector(lambda: states[-1]))
+    assert scrape(registry) == {}
+    states.append(ServingState(1, 3, 4, 2, (0,), (4711, 4712), "no memory"))
+    assert scrape(registry) == {
+        key("generation", process="1"): 3,
+        key("generation_announced", process="1"): 4,
+        key("owner_gone", process="1", owner="0"): 1,
+        key("owner_gone", process="1", owner="1"): 0,
+        key("readers", process="1"): 2,
+    }
+    states.append(ServingState(None, 4, 4, 1, (), (), ""))
+    assert scrape(registry) == {
+        key("generation", process="reader"): 4,
+        key("generation_announced", process="reader"): 4,
+        key("owner_gone", process="reader", owner="0"): 0,
+        key("readers", process="reader"): 0,
+    }
 
 
 def test_a_missing_client_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_prints_and_writes(files: Path, capsys: pytest.CaptureFixture[str]) -> N
         ([TABLES[0], TABLES[0]], "there twice"),
         ([{**TABLES[0], "pooling_factor": -1}], "pooling factor is -1"),
         ([{**TABLES[0], "unique_rows": 7}], "not samples and their distinct rows"),
-        ([{**TABLES[0], "unique_rows": {"64": 0}}], "not all of it positive"),
+        ([{**TABLES[0], "unique_rows": {"64": 0}}], "but all of it must be positive"),
         ([{**TABLES[0], "unique_rows": {"many": 9}}], "could not convert"),
         ([{**TABLES[0], "sharding_types": ["diagonal"]}], "chooses among"),
         ([{**TABLES[0], "rows": 10**9, "sharding_types": ["table_wise"]}], "short by"),

@@ -133,7 +133,7 @@ def test_many_ranks_are_said_to_be_extrapolated(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--bound", "0,x"], "--bound is '0,x', but must be numbers with commas"),
+        (["--bound", "0,x"], "--bound is '0,x', but must be numbers separated by commas"),
         (["--bound", "-1"], "the bound not negative"),
         (["--training", "--bound", "0,1"], "bound is 1, but only bound 0 trains"),
         (["--backend", "gloo", "--bound", "0,1"], "bound is 1 over gloo, but only bounded-lag"),

@@ -30,15 +30,15 @@ class Patterns:
     """What a table's rows are like. Means are over the batches that have any.
 
     Attributes:
-        rows: of a batch, the mean, as all below without those of bags that have no ids.
-        distinct_ids: of a batch, the mean.
-        distinct_rows: of a batch, the mean.
-        rounded_rows: those that still differ once rounded by the probe.
+        rows: mean number of rows of a batch. Here and below, bags without ids do not count.
+        distinct_ids: mean number of distinct ids of a batch.
+        distinct_rows: mean number of distinct rows of a batch.
+        rounded_rows: mean number of rows that still differ once rounded by the probe.
         eta: the mean of equation 1: of the distinct rows of a batch, the share that rounding makes
             equal to others.
-        entropy_bits: that a value of a distinct row needs at least, rounded by the table's bound,
-            if it is coded for itself; the mean.
-        zero_share: of all rows, those of nothing but zeros, rounded by the table's bound.
+        entropy_bits: mean of the bits that a value of a distinct row needs at least, once rounded
+            by the table's bound, if values are coded one by one.
+        zero_share: share of rows that are nothing but zeros once rounded by the table's bound.
     """
 
     rows: float
@@ -63,10 +63,10 @@ class TableAnalysis:
         table: as it was recorded.
         patterns: what its rows are like.
         table_class: how large its bound is.
-        bound: of the error.
+        bound: bound of the error.
         measured: what the stages make of its rows, on this machine.
         ranked: these stages, the fastest first by equation 2.
-        speed_up: of the exchange over sending rows as they are at no cost, by equation 2.
+        speed_up: speed up of the exchange over sending rows as they are at no cost, by equation 2.
     """
 
     table: SampledTable
@@ -110,7 +110,7 @@ class Analysis:
         link: bytes per second from one rank to the others.
         link_source: where that number is from, for people.
         ranks_per_core: how many ranks share a core.
-        bounds: of the classes.
+        bounds: bounds of the classes.
         batches: that were recorded.
         tables: that can be compressed.
         left_alone: the others.
@@ -143,10 +143,10 @@ def analyse(
     """Looks at each table of the samples, and measures what its stages take. That takes seconds.
 
     Args:
-        samples: of a model.
+        samples: samples of a model.
         link: bytes per second from one rank to the others.
         link_source: where that is from.
-        bounds: of the classes.
+        bounds: bounds of the classes.
         ranks_per_core: how many ranks share a core, at least 1.
 
     Raises:
@@ -204,7 +204,7 @@ class _Batch:
 
     Args:
         table: that it looks up.
-        lookups: of its features; some have ids.
+        lookups: lookups of its features; some have ids.
         bound: that rows are rounded by.
     """
 

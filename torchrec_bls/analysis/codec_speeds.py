@@ -20,7 +20,7 @@ class CodecSpeed(NamedTuple):
 
     Attributes:
         bytes_per_value: in a message.
-        row_overhead_bytes: of each row beside its values.
+        row_overhead_bytes: bytes of each row beside its values.
         encode_us_per_value: of one thread, in a frame.
         decode_us_per_value: likewise.
     """
@@ -52,7 +52,7 @@ def measure_codecs(codecs: Sequence[Codec], columns: int) -> dict[Codec, CodecSp
 
     Args:
         codecs: that encode, so not FP32.
-        columns: of the rows.
+        columns: columns of the rows.
     """
     random = np.random.default_rng(0)
     rows = random.standard_normal((max(_VALUES // columns, 1), columns), dtype=np.float32)

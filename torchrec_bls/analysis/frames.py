@@ -20,15 +20,15 @@ class Frame:
     """A frame of one table's rows, which can be encoded and decoded again and again.
 
     Args:
-        lookups: of the table's features in one batch.
+        lookups: lookups of the table's features in one batch.
         stages: what the rows go through.
-        bound: of the error, where the stages round.
+        bound: bound of the error, where the stages round.
         pooled: whether bags have a row each.
         weighted: whether ids have weights. Bags of equal ids may have different rows then, so that
             none are looked for.
 
     Attributes:
-        bytes: of the frame.
+        bytes: bytes of the frame.
         received: rows as they were decoded, of each feature.
     """
 

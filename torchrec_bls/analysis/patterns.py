@@ -13,7 +13,7 @@ def looked_up(lookup: Lookup, pooled: bool) -> npt.NDArray[np.bool_]:
     of the table.
 
     Args:
-        lookup: of a feature.
+        lookup: lookup of a feature.
         pooled: whether bags have a row each.
     """
     return lookup.lengths > 0 if pooled else np.ones(len(lookup.rows), np.bool_)
@@ -48,7 +48,7 @@ def entropy(values: Floats) -> float:
     """Returns the bits that a value needs at least, on average, if each is coded for itself.
 
     Args:
-        values: of any shape; those that are equal have one code.
+        values: values of any shape; those that are equal have one code.
     """
     _, counts = np.unique(values, return_counts=True)
     shares = counts / max(values.size, 1)

@@ -42,13 +42,13 @@ def record_lookups(model: nn.Module, batches: Iterable[Any], path: str | Path | 
     Every EmbeddingBagCollection and EmbeddingCollection is recorded, plain or sharded by TorchRec
     or by this package. The model runs without gradients and in evaluation mode, and is afterwards
     in the mode that it was in. A sharded model runs on all ranks, with as many batches on each.
-    Rows are recorded as they arrive: with codecs they are rounded already.
+    Rows are recorded as they arrive. If the model has codecs, they have been rounded by then.
 
     Args:
-        model: called with each batch as its one argument. Trained, since rows of a new model say
-            nothing.
-        batches: a few, of the size and from the data of the training.
-        path: of the folder for the samples of this rank, new or empty. None: this rank takes part
+        model: a trained model: rows of a new one say nothing. It is called with each batch as its
+            one argument.
+        batches: a few batches, of the size and from the data of the training.
+        path: folder for the samples of this rank, new or empty. None: this rank takes part
             and records nothing.
 
     Raises:
@@ -87,7 +87,7 @@ class _Recorder:
     """Hears what one collection of a model is asked for and what it answers.
 
     Args:
-        name: of the collection, for messages.
+        name: name of the collection, for messages.
         collection: of one of the kinds above.
     """
 

@@ -30,13 +30,13 @@ class SampledTable:
     """A table whose lookups were recorded.
 
     Attributes:
-        name: of the table.
-        rows: of the table.
-        dim: columns.
+        name: name of the table.
+        rows: number of its rows.
+        dim: number of its columns.
         pooled: whether each bag of ids has one row, and not each id.
         weighted: whether ids of bags have weights.
-        data_type: of the table's rows by TorchRec's name, "FP32" for instance.
-        features: that are looked up in it.
+        data_type: TorchRec's name for the type of its rows, "FP32" for instance.
+        features: names of the features that are looked up in it.
     """
 
     name: str
@@ -104,8 +104,8 @@ class SampleWriter:
     """Writes a folder of samples.
 
     Args:
-        path: of the folder, which is made unless it is there and empty.
-        names: of the tables.
+        path: path of the folder, which is made unless it is there and empty.
+        names: names of the tables.
 
     Raises:
         FileExistsError: something is in the folder.
@@ -123,7 +123,7 @@ class SampleWriter:
         self._batches = 0
 
     def add(self, lookups: Mapping[str, Sequence[Lookup]]) -> None:
-        """Writes a batch, whose lookups are given by table, a feature after the other."""
+        """Writes a batch: its lookups by table, one for each feature."""
         arrays: dict[str, Any] = {}
         for index, name in enumerate(self._names):
             for feature, lookup in enumerate(lookups[name]):
@@ -151,7 +151,7 @@ class Samples:
     """A folder of samples, of which one table at a time is read.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
 
     Attributes:
         batches: that were recorded.

@@ -46,7 +46,7 @@ def measure(
         table: that rows were looked up in. If its ids have weights, rows of equal ids may differ,
             so that `Stages.UNIQUE` is left out.
         batches: [batch][feature].
-        bound: of the error.
+        bound: bound of the error.
 
     Raises:
         ValueError: no batch has a row.

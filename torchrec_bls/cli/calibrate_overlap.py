@@ -26,7 +26,7 @@ def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
 
     Args:
         out: the profile.
-        minutes: of measuring.
+        minutes: minutes of measuring.
         world_sizes: of the ranks that are started; None for the default, and under torchrun.
     """
     from torchrec_bls._versions import check_packages

@@ -8,8 +8,8 @@ def codec_costs(text: str, workload: Any) -> list[Any]:
     """Returns the CodecCosts of codecs by their names, with commas between them.
 
     Args:
-        text: the names.
-        workload: tables whose rows are encoded; speeds are those of rows as wide as most.
+        text: names of codecs, separated by commas.
+        workload: tables whose rows are encoded. Rows of the median width are timed.
 
     Raises:
         ValueError: there is no codec of a name.

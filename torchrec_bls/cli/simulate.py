@@ -167,5 +167,5 @@ def _bounds(text: str) -> list[int]:
     try:
         bounds = [int(each) for each in text.split(",")]
     except ValueError as error:
-        raise ValueError(f"--bound is '{text}', but must be numbers with commas") from error
+        raise ValueError(f"--bound is '{text}', but must be numbers separated by commas") from error
     return bounds

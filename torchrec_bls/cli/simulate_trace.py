@@ -1,4 +1,4 @@
-"""`torchrec-bls simulate --trace`: a recorded job again, by bound, held up otherwise."""
+"""`torchrec-bls simulate --trace`: replays a recorded job, by other bounds and delays."""
 
 from __future__ import annotations
 

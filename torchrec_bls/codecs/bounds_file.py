@@ -3,9 +3,9 @@
 It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backward": "fp32",
 "link": 1.25e8, "ranks_per_core": 2, "tables": {"t0": {"bound": 0.01}, "t1": {"codec": "fp16"},
 "t2": {"bound": 0.03, "stages": "auto", "measured": {"unique": {"ratio": 2.5, "encode": 4e9,
-"decode": 6e9}}}}}. Without "decay" bounds stay. "stages" are those of `Stages`, or "auto": the best
-of "measured" for the link, in bytes per second, with so many ranks on a core, 1 unless it is said.
-What else a table has is for people.
+"decode": 6e9}}}}}. Without "decay" bounds stay. "stages" are those of `Stages`, or "auto": of
+those "measured", the best for the link (bytes per second) and the ranks on a core (default 1).
+Other fields of a table are for people.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read_bounds(
     """Returns `forward`, `backward` and `unique` of a CodecConfig.
 
     Args:
-        path: of the file.
+        path: path of the file.
         link: bytes per second from one rank to the others, by which the stages of all tables are
             chosen whose stages were measured; None: as the file says.
         ranks_per_core: for the same choice; None: as the file says.

@@ -11,7 +11,7 @@ from torchrec_bls.codecs.rows import Codec, round_trip
 
 
 def all_to_all(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Returns what arrives of rows [rows, columns] that are sent (section 3.3)."""
+    """Returns rows [rows, columns] as they arrive (section 3.3)."""
     return round_trip(rows, codec)
 
 
@@ -25,7 +25,7 @@ def ring_all_reduce(
 
     Args:
         values: [nodes, rows, columns], float32.
-        codec: of the messages.
+        codec: codec of the messages.
         error: of the same shape, zero at first: what rounding took away, by node, which is added
             the next time. Updated in place; zero where a sum is not finite. None: no compensation.
 

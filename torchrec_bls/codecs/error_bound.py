@@ -42,8 +42,8 @@ class Decay:
 
     Attributes:
         start: factor of the bounds at the first iteration, above 1.
-        iterations: from which on the factor is 1.
-        steps: of equal length and height that a stepwise decay has.
+        iterations: length of the decay; from there on the factor is 1.
+        steps: number of steps of a stepwise decay, equal in length and height.
         kind: "stepwise", "linear", or "logarithmic": as the logarithm of the iteration, steep at
             first.
     """
@@ -83,7 +83,7 @@ class ErrorBound:
     Attributes:
         bound: absolute, of every value of a forward's embeddings; of a sum of partial sums, each
             has a share of it.
-        decay: of the bound; None: it stays.
+        decay: how the bound shrinks in a training; None: it stays.
         fixed_width: whether all codes take as many bits, which is faster than the shortest form and
             larger. A choice of the sender: what arrives is the same.
     """
@@ -109,7 +109,7 @@ class ErrorBound:
         """Returns the bound that is in force, a float32 that is not above it.
 
         Args:
-            iteration: of the training, counted from 0.
+            iteration: iteration of the training, counted from 0.
             addends: values that are added up at the receiver, which share the bound.
         """
         factor = 1.0 if self.decay is None else self.decay.factor(iteration)

@@ -74,10 +74,10 @@ def speed_up(stages: Stages, measured: Measured, link: float, ranks_per_core: fl
     Rows as they are have no codec to pass: they go from the tables into messages.
 
     Args:
-        stages: that the rows go through.
-        measured: of these stages.
+        stages: stages that the rows go through.
+        measured: what was measured of these stages.
         link: see Measured.seconds_per_byte.
-        ranks_per_core: likewise.
+        ranks_per_core: see there.
     """
     if stages is Stages.AS_THEY_ARE:
         return 1.0

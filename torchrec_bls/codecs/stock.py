@@ -102,8 +102,8 @@ def codecs_registry(
     of EmbeddingCollections. The reduce-scatter of row-wise EmbeddingBagCollections stays float32.
 
     Args:
-        forward: of embeddings.
-        backward: of their gradients.
+        forward: codec of embeddings.
+        backward: codec of their gradients.
         row_dim: see `RowCodec`.
     """
     codecs = QuantizedCommCodecs(

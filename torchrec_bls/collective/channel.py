@@ -69,7 +69,7 @@ class ChannelStats:
     Attributes:
         messages: sent to other ranks.
         bytes: payload of these messages.
-        pulled_messages: of these, larger than a slot and fetched by their receiver.
+        pulled_messages: how many of these were larger than a slot, and fetched by their receiver.
         largest_message: bytes that a slot needs to hold the largest one.
         wait_seconds: time waited for each peer, by rank. Waits of about a microsecond count as 0.
         lag_histogram: how often this rank was `index` iterations ahead of a peer when it waited.
@@ -168,7 +168,7 @@ class BoundedLagChannel:
         bound: iterations that ranks may be apart; 0 is synchronous.
         slot_bytes: what a message and its header (at most 256 bytes) should fit in. Larger
             messages work, slower.
-        name: for messages, traces and statistics.
+        name: what errors, traces and statistics call the channel.
         deadline: seconds after which waiting for a peer is an error.
         transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
             "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among the ranks of
@@ -349,7 +349,8 @@ class BoundedLagChannel:
         self.native.poison(reason.encode(errors="replace").decode())
 
     def refuse(self, arrival: Arrival | _native.Arrival, reason: str) -> ProtocolError:
-        """Fails the channel on all ranks for what `arrival` holds; returns the error to raise."""
+        """Fails the channel on all ranks because of what `arrival` holds, and returns the error to
+        raise."""
         lag = self.native.posted - 1 - arrival.sequence
         self.poison(reason)
         return ProtocolError(

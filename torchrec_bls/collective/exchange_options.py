@@ -20,12 +20,12 @@ from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """The fields that BLSConfig and BLSOptions share. Ranks have to agree in the first three.
+    """The fields that BLSConfig and BLSOptions share. The first three are the same on all ranks.
 
     Attributes:
         bound: iterations that ranks may be apart; bound + 1 exchanges may be outstanding. 0 is
             synchronous and, for modules, the only one that trains.
-        transport: what messages travel by. "shm" is shared memory, for the ranks of one host;
+        transport: how messages travel. "shm" is shared memory, for the ranks of one host;
             "verbs" is RDMA for all; "c10d" is asynchronous all-to-alls of gloo; "auto" is shared
             memory among the ranks of a host and RDMA between hosts, or c10d for all where a host
             has no RDMA.

@@ -20,7 +20,7 @@ class UnderWay(Protocol):
         """Reads the messages, which are gone afterwards, and counts as completed from then on.
 
         Raises:
-            ProtocolError: they are not what was asked for. The channel fails on all ranks.
+            ProtocolError: messages are not what was asked for. The channel fails on all ranks.
         """
 
 

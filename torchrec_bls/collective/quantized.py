@@ -91,7 +91,7 @@ class _Ranks:
         return decode(message, self._codec, out)
 
     def quantize(self, rows: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor:
-        """Adds `error` to `rows`, quantizes them in place and keeps what that took away in `error`.
+        """Adds `error` to `rows`, quantizes them in place and keeps the rounding error in `error`.
         Returns the message for them."""
         if error is not None:
             rows += error

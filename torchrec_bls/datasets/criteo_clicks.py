@@ -17,14 +17,16 @@ _READ_ROWS = 4096
 def criteo_clicks(
     path: Path, train_rows: int, batch_size: int, rows_per_table: Sequence[int]
 ) -> tuple[Clicks, Clicks]:
-    """Reads whole batches of training rows, as far as the file has them, and behind them a sixth as
-    many to test on, as the last of the challenge's seven days.
+    """Reads whole batches of rows to train on, and then a sixth as many to test on.
+
+    The challenge has six days to train on, and tests on the seventh. A file that is too short gives
+    fewer batches.
 
     Args:
-        path: of the file, see CriteoDataset.
-        train_rows: of the training at most.
-        batch_size: that the number of training rows is a multiple of.
-        rows_per_table: of the 26 tables, to which ids are hashed.
+        path: the file, see CriteoDataset.
+        train_rows: most rows to train on.
+        batch_size: samples of a batch; the number of training rows is a multiple of it.
+        rows_per_table: rows of each of the 26 tables; ids are hashed to them.
 
     Raises:
         FileNotFoundError: there is no such file.

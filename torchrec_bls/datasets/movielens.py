@@ -18,16 +18,16 @@ _YEAR_OF_RATINGS = 1998
 def movielens_clicks(folder: Path, train_rows: int, seed: int) -> tuple[Clicks, Clicks, list[int]]:
     """Reads ratings as clicks: a user clicks what he rates with 4 or 5.
 
-    The 26 categories are user, movie, gender, occupation, the two first digits of the zip code,
-    decade of age, year of the movie, and its 19 genres; the dense features age, age of the movie,
-    and how many ratings of the training user and movie have, and zeros. A fifth of the ratings, the
-    same for all seeds, is for tests.
+    The 26 categories are user, movie, gender, occupation, the first two digits of the zip code,
+    decade of age, year of the movie, and its 19 genres. The dense features are age, age of the
+    movie, and how many ratings in the training the user and the movie have; the rest are zeros. A
+    fifth of the ratings, the same for all seeds, is for tests.
 
     Args:
-        folder: with ml-100k.user, ml-100k.item and ml-100k.inter, separated by tabs, as RecBole's
-            atomic files.
-        train_rows: of the training, which goes over the other ratings as often as that takes.
-        seed: of their order.
+        folder: RecBole's atomic files: ml-100k.user, ml-100k.item and ml-100k.inter, with tabs.
+        train_rows: rows to train on. Ratings that are not for tests are repeated until there are as
+            many.
+        seed: seed of their order.
 
     Returns:
         Clicks to train on and to test on, and the rows that each of the 26 tables needs.

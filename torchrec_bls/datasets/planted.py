@@ -67,7 +67,7 @@ class PlantedClicks:
 
     Args:
         rows_per_table: rows of the 26 tables.
-        seed: of the model, not negative; the samples have seeds of their own.
+        seed: seed of the model, not negative; the samples have seeds of their own.
 
     Raises:
         ValueError: bad argument.

@@ -18,7 +18,7 @@ _ENDING = 5.0
 
 
 class Follower:
-    """Has a thread map what is announced, so that who looks batches up need not wait for it.
+    """Has a thread map what is announced, so that lookups need not wait for it.
 
     All tables of a model change by the announcements on the control page of the first module. A
     generation is ready when all owners have announced it and all its segments are mapped.
@@ -95,6 +95,7 @@ class Follower:
 
 
 def _follow(follower: "weakref.ref[Follower]", stop: threading.Event) -> None:
+    _native.work_beside_lookups()
     pause = _PAUSE
     while not stop.wait(pause):
         followed = follower()

@@ -71,11 +71,14 @@ class Generation:
     def _pieces(self, table: str) -> list[list[Shard]]:
         return self._tables[table].column_pieces()
 
-    def _columns(self, table: str, blocks: list[Shard]) -> tuple[int, int, int, list[int]]:
+    def _columns(
+        self, table: str, blocks: list[Shard]
+    ) -> tuple[int, int, int, list[int], list[int]]:
         # Ranks without rows come last: partial sums of theirs would be zeros, which count.
         return (
             blocks[0].first_column * self._item_bytes,
             blocks[0].columns * self._item_bytes,
             max(1, blocks[0].rows),
             [self.segments[block.owner].data + self._offsets[table, block] for block in blocks],
+            [block.owner for block in blocks],
         )

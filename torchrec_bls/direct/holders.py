@@ -13,14 +13,26 @@ _STATE, _START = 0, 19
 
 def own_identity() -> int:
     """Returns a number that tells this process from all others since the host was started."""
-    identity = _identity_of(os.getpid())
+    identity = identity_of(os.getpid())
     assert identity is not None
     return identity
 
 
+def identity_of(pid: int) -> int | None:
+    """Returns the number that tells a process from all others; None if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    if fields[_STATE] in "ZXx":
+        return None
+    return int(fields[_START]) << _PID_BITS | pid
+
+
 def is_alive(identity: int) -> bool:
     """Whether the process of an identity is there. One that is stopped is."""
-    return identity != 0 and _identity_of(identity & _PID_MASK) == identity
+    return identity != 0 and identity_of(identity & _PID_MASK) == identity
 
 
 def pid_of(identity: int) -> int:
@@ -48,14 +60,3 @@ def _is_file(descriptor: Path, device: int, inode: int) -> bool:
         found = descriptor.stat()
         return (found.st_dev, found.st_ino) == (device, inode)
     return False
-
-
-def _identity_of(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    if fields[_STATE] in "ZXx":
-        return None
-    return int(fields[_START]) << _PID_BITS | pid

@@ -54,6 +54,19 @@ class TableLayout:
             pieces[shard.first_column].append(shard)
         return [self._in_equal_blocks(piece) for _, piece in sorted(pieces.items())]
 
+    def check_cover(self) -> None:
+        """Raises ValueError if the shards are not the whole table and nothing else."""
+        end, fits = 0, True
+        for piece in self.column_pieces():
+            columns = piece[0].columns
+            fits &= piece[0].first_column == end
+            fits &= all(block.columns == columns for block in piece)
+            end += columns
+        if not fits or end != self.columns:
+            raise ValueError(
+                f"the shards of table '{self.name}' do not cover its {self.columns} columns"
+            )
+
     def _in_equal_blocks(self, shards: list[Shard]) -> list[Shard]:
         blocks = sorted(shards, key=lambda shard: (shard.first_row, shard.owner))
         length = blocks[0].rows

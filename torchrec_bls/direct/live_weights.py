@@ -56,7 +56,7 @@ class LiveWeights:
         Until this returns, no other thread may use the module.
 
         Args:
-            view: of the segment, of this process alone.
+            view: this process's own view of the segment.
         """
         pages = torch.frombuffer(view, dtype=torch.uint8)
         places = [(tensor, self.offset_of(tensor)) for tensor in self._tensors]

@@ -10,18 +10,17 @@ from typing import Any
 import torch
 
 from torchrec_bls import _native
+from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.follower import Follower
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import is_alive, own_identity, pid_of
+from torchrec_bls.direct.holders import is_alive
 from torchrec_bls.direct.new_weights import cut, entry_of
+from torchrec_bls.direct.ownership import Ownership
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import PeerTimeoutError
 
 # Seconds between two looks of who waits.
 _PAUSE = 0.005
-
-# Contiguous tensors of a segment, and where they go, in bytes.
-Parts = list[tuple[torch.Tensor, int]]
 
 
 class Publisher:
@@ -40,7 +39,8 @@ class Publisher:
     def __init__(self, tables: Mapping[str, SharedTables], serving: Sequence[Generation]) -> None:
         self.tables = dict(tables)
         self.follower = Follower(list(self.tables.values()), serving)
-        self._lead = next(iter(self.tables.values())).page
+        pages = [each.page for each in self.tables.values()]
+        self._lead, self._ownership = pages[0], Ownership(pages)
         self._publishing = threading.Lock()
 
     @property
@@ -66,13 +66,18 @@ class Publisher:
             self._publishing.release()
 
     def publish_for(
-        self, owner: int, state_dict: Mapping[str, Any] | None, deadline: float
+        self,
+        owner: int,
+        state_dict: Mapping[str, Any] | None,
+        dense: Mapping[str, torch.Tensor] | None,
+        deadline: float,
     ) -> "Publication":
         """Publishes the tables of a rank whose process is gone.
 
         Args:
             owner: the rank.
             state_dict: has its tables, whole.
+            dense: weights that go along with them, by name.
             deadline: in seconds, for all ranks to have announced the generation before.
 
         Raises:
@@ -85,34 +90,20 @@ class Publisher:
         end = time.monotonic() + deadline
         with self.one_at_a_time(end), self._in_place_of(owner):
             number = self.next_of(owner, end)
-            self.announce(owner, number, self.create(owner, number, self.parts(owner, state_dict)))
+            parts = self.parts(owner, state_dict)
+            self.announce(owner, number, self.create(owner, number, parts, dense))
             return Publication(number, self)
-
-    def take_over(self, owner: int) -> None:
-        """Makes this process the one that publishes for a rank, until it ends.
-
-        Raises:
-            ValueError: the rank's process lives, or another one was quicker.
-        """
-        before = self._lead.process(owner)
-        if is_alive(before):
-            raise ValueError(
-                f"rank {owner} lives, as process {pid_of(before)}: it publishes its tables itself"
-            )
-        if not self._lead.take_over(owner, before, own_identity()):
-            raise ValueError(f"another process publishes for rank {owner} already")
 
     @contextmanager
     def _in_place_of(self, owner: int) -> Iterator[None]:
-        if self._lead.process(owner) == own_identity():
+        if self._ownership.is_own(owner):
             yield
             return
-        self.take_over(owner)
+        self._ownership.take_over(owner)
         try:
             yield
         finally:
-            # The process that comes back for this rank, or another one, may be next.
-            self._lead.take_over(owner, own_identity(), 0)
+            self._ownership.give_up(owner)
 
     def next_of(self, owner: int, end: float) -> int:
         """Returns the number of an owner's next generation.
@@ -160,15 +151,29 @@ class Publisher:
             for table in tables.layouts
         }
 
-    def create(self, owner: int, number: int, parts: Sequence[Parts]) -> list[_native.TableSegment]:
+    def create(
+        self,
+        owner: int,
+        number: int,
+        parts: Sequence[Parts],
+        dense: Mapping[str, torch.Tensor] | None,
+    ) -> list[_native.TableSegment]:
         """Makes an owner's segments of a generation, of all modules, that nobody knows of yet.
+
+        Args:
+            owner: rank.
+            number: of the generation.
+            parts: of each module.
+            dense: weights that go along with the first module's tables, by name.
 
         Raises:
             RendezvousError: there is no memory for them.
         """
         return [
-            tables.create(owner, number, of_module)
-            for tables, of_module in zip(self.tables.values(), parts, strict=True)
+            tables.create(owner, number, of_module, None if module else dense)
+            for module, (tables, of_module) in enumerate(
+                zip(self.tables.values(), parts, strict=True)
+            )
         ]
 
     def announce(self, owner: int, number: int, segments: Sequence[_native.TableSegment]) -> None:
@@ -188,6 +193,28 @@ class Publisher:
                     f"{self._missing(number)}"
                 )
             time.sleep(_PAUSE)
+
+    def dense_weights(self, serving: Generation) -> dict[str, torch.Tensor] | None:
+        """Returns the dense weights that some owner published along with its tables; None where
+        none did.
+
+        Args:
+            serving: generation of the first module.
+
+        Raises:
+            ProtocolError: what is behind an owner's tables is something else.
+        """
+        tables = next(iter(self.tables.values()))
+        for owner, segment in enumerate(serving.segments):
+            dense = tables.dense_weights(owner, segment)
+            if dense is not None:
+                return dense
+        return None
+
+    @property
+    def announced(self) -> int:
+        """The last generation that all owners have announced."""
+        return self._lead.complete
 
     def owners_gone(self) -> list[int]:
         """Returns the ranks whose tables are read though no living process publishes for them."""
@@ -223,7 +250,7 @@ class Publication:
         """Returns as soon as it `serves`: when all owners have announced it and it is mapped.
 
         Args:
-            deadline: in seconds.
+            deadline: seconds to wait.
 
         Raises:
             PeerTimeoutError: names the ranks that have not announced it, or what keeps it from

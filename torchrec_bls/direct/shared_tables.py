@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity
+from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.holders import holder_of, is_alive, own_identity
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
@@ -27,7 +28,7 @@ class SharedTables:
         digest: of the layouts.
         layouts: of the tables, by name.
         offsets: of the shards in the segments of their owners, in bytes.
-        sizes: of the segments by owner, in bytes.
+        sizes: of the tables in the segments by owner, in bytes. Dense weights may follow them.
         dtype: of the weights.
         huge_pages: whether new segments ask for pages of 2 MiB.
     """
@@ -53,7 +54,11 @@ class SharedTables:
                     yield layout, shard
 
     def create(
-        self, owner: int, number: int, parts: Sequence[tuple[torch.Tensor, int]]
+        self,
+        owner: int,
+        number: int,
+        parts: Parts,
+        dense: Mapping[str, torch.Tensor] | None = None,
     ) -> _native.TableSegment:
         """Makes the segment of an owner in a generation.
 
@@ -61,16 +66,38 @@ class SharedTables:
             owner: rank.
             number: of the generation.
             parts: contiguous tensors, and where they go in the segment, in bytes.
+            dense: weights of the generation that go along, by name.
 
         Raises:
             RendezvousError: there is no memory for it.
         """
+        behind: Parts = []
+        size = self.sizes[owner]
+        if dense is not None:
+            behind, size = dense_parts(dense, size)
         return _native.TableSegment.create(
             (owner, number, self.digest),
-            [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts],
-            self.sizes[owner],
+            [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts + behind],
+            size,
             self.huge_pages,
         )
+
+    def dense_weights(
+        self, owner: int, segment: _native.TableSegment
+    ) -> dict[str, torch.Tensor] | None:
+        """Returns the dense weights that went along with an owner's tables; None without any.
+
+        Raises:
+            ProtocolError: what is behind the tables is something else.
+        """
+        try:
+            return dense_weights(segment, self.sizes[owner])
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ProtocolError(
+                f"the tables of rank {owner} take {self.sizes[owner]} bytes, but what was "
+                f"announced has {segment.size}, which are no dense weights ({error}): install one "
+                "version of torchrec-bls everywhere"
+            ) from error
 
     def open(self, owner: int, number: int) -> _native.TableSegment:
         """Maps the segment of an owner in a generation, as recorded, wherever it is held.
@@ -90,13 +117,24 @@ class SharedTables:
             segment = _native.TableSegment.open((*holder, device, inode, size), label)
         return self.checked(owner, segment)
 
+    def adopt(self, owner: int, number: int, descriptor: int) -> _native.TableSegment:
+        """Maps the segment of an owner in a generation, by a descriptor that is closed with it.
+
+        Raises:
+            BLSError: it is no sealed memory, or has another label or size.
+        """
+        label = (owner, number, self.digest)
+        return self.checked(owner, _native.TableSegment.adopt(descriptor, label))
+
     def checked(self, owner: int, segment: _native.TableSegment) -> _native.TableSegment:
-        """Returns `segment`. Raises ProtocolError if it is not as long as its tables."""
-        if segment.size != self.sizes[owner]:
+        """Returns `segment`. Raises ProtocolError if it is not as long as its tables and, if it has
+        any, the dense weights behind them."""
+        if segment.size < self.sizes[owner]:
             raise ProtocolError(
                 f"the tables of rank {owner} take {self.sizes[owner]} bytes, but what was "
                 f"announced has {segment.size}: install one version of torchrec-bls everywhere"
             )
+        self.dense_weights(owner, segment)
         return segment
 
     def check_places(self) -> None:

@@ -26,15 +26,15 @@ class CodecConfig:
     for each by its name.
 
     Attributes:
-        forward: of embeddings, at any bound.
-        backward: of their gradients.
+        forward: codec of embeddings, at any bound.
+        backward: codec of their gradients.
         non_finite: what becomes of rows that hold NaN or infinities: "keep" lets them travel as
             they are where codes have no place for them, "refuse" raises ValueError on the rank that
             has them and PoisonedError on the others.
         unique: whether rows of equal ids, or of equal bags of ids, travel once for each pair of
             ranks and forward, and their gradients as their sum; for all tables, or by name. Both
-            ends know from the ids, so that it takes no bytes. Tables whose ids have weights are
-            left out.
+            ends see from the ids which rows are equal, so that this costs no bytes. Tables whose
+            ids have weights are left out.
     """
 
     forward: TableCodec | Mapping[str, TableCodec] = "fp32"
@@ -70,7 +70,7 @@ class CodecConfig:
         (docs/design/bounded-codec.md).
 
         Args:
-            path: of the file.
+            path: the file.
             link: bytes per second from one rank to the others. By it the fastest stages are chosen
                 of each table whose stages were measured (equation 2 of Dual-Level Adaptive Lossy
                 Compression); None: as the file says. `torchrec_bls.sharding.link_of` reads it from
@@ -86,7 +86,7 @@ class CodecConfig:
 
     @property
     def decays(self) -> bool:
-        """Whether what travels depends on the iteration of the training."""
+        """Whether a bound decays, so that what travels depends on the iteration of the training."""
         named = self.forward
         codecs = named.values() if isinstance(named, Mapping) else [named]
         return any(isinstance(each, ErrorBound) and each.decay is not None for each in codecs)
@@ -151,8 +151,8 @@ def _codec(named: TableCodec, what: str, direction: str) -> Codec | ErrorBound:
     if isinstance(named, ErrorBound):
         if direction == "backward":
             raise ValueError(
-                f"{what} is an ErrorBound, but gradients have no size that a bound could be a "
-                "share of: choose fp16, bf16 or uint8 for them"
+                f"{what} is an ErrorBound, but gradients have no usual size to choose a bound by: "
+                "choose fp16, bf16 or uint8 for them"
             )
         return named
     try:

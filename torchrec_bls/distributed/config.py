@@ -62,8 +62,8 @@ class Deadline:
     not they train.
 
     Args:
-        given: of the configuration.
-        group: of the module.
+        given: the configuration's deadline; None chooses a default.
+        group: the module's ranks.
 
     Attributes:
         training: whether autograd was on when the last forward began.

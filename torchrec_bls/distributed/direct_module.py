@@ -1,21 +1,20 @@
 """The part of a sharded module that reads all ranks' tables itself."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.modules.embedding_configs import data_type_to_dtype
-from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
-from torchrec_bls.direct.generation import FeatureLookup
 from torchrec_bls.direct.shared_tables import agree_on_direct_reads
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.direct_reads import (
     DirectEmbeddings,
     DirectReads,
+    OutputForm,
     UnsentBatch,
     layouts_of,
     share,
@@ -33,6 +32,11 @@ from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 
 class DirectModule(ExchangedModule):
     """Mix-in of the sharded modules: BLSConfig(lookup="direct")."""
+
+    @property
+    def rows_read(self) -> list[int]:
+        """Rows of each rank's shards that this rank has read; empty without direct reads."""
+        return self._bls.direct.rows_read.tolist() if self._bls.direct is not None else []
 
     @property
     def owners_gone(self) -> list[int]:
@@ -66,7 +70,9 @@ class DirectModule(ExchangedModule):
         dtype = data_type_to_dtype(tables[0].data_type)
         layouts = layouts_of(tables, self._plan())
         live, shared, generation = share(exchanges, layouts, self._lookup_tables(), self, dtype)
-        state.direct = DirectReads(self._where, shared, generation, live, exchanges.group.rank())
+        rank = exchanges.group.rank()
+        form = self._output_form()
+        state.direct = DirectReads(self._where, shared, generation, live, rank, tables, form)
         return True
 
     def _direct_input(self, ctx: Any, features: object) -> UnsentBatch:
@@ -86,11 +92,7 @@ class DirectModule(ExchangedModule):
     def _direct_output(self, ctx: Any, batch: CheckedBatch) -> LazyAwaitable[Any]:
         reads = self._bls.direct
         assert reads is not None
-        reads.check_weights()
-        keys = batch.features.keys()
-        if keys != reads.keys:
-            reads.bind(keys, self._lookups_of(keys))
-        embeddings = self._read(reads, batch)
+        embeddings = DirectEmbeddings(reads.output(batch), reads.generation.number)
         refusal = getattr(ctx, "bls_refusal", None)
         if refusal is None:
             return embeddings
@@ -125,23 +127,6 @@ class DirectModule(ExchangedModule):
             )
         return ""
 
-    def _lookups_of(self, keys: Sequence[str]) -> dict[str, FeatureLookup]:
-        """Returns the lookups by the names of their embeddings, in the order of the output."""
-        tables = self._tables()
-        looked_up = {
-            name: (table, feature)
-            for table, names in zip(tables, get_embedding_names_by_table(tables), strict=True)
-            for name, feature in zip(names, table.feature_names, strict=True)
-        }
-        column = 0
-        lookups: dict[str, FeatureLookup] = {}
-        for name in self._output_names():
-            table, feature = looked_up[name]
-            lookups[name] = FeatureLookup(
-                keys.index(feature), table.name, column, self._pools_to_means(table)
-            )
-            column += table.embedding_dim
-        return lookups
 
     def _plan(self) -> Any:
         module: Any = self
@@ -159,13 +144,5 @@ class DirectModule(ExchangedModule):
         """Whether nothing but reading belongs to a lookup."""
 
     @abstractmethod
-    def _output_names(self) -> Iterable[str]:
-        """Returns the names of the embeddings, in the order of the output."""
-
-    @abstractmethod
-    def _pools_to_means(self, table: Any) -> bool:
-        """Whether a table's bags are pooled to means when they are looked up."""
-
-    @abstractmethod
-    def _read(self, reads: DirectReads, batch: CheckedBatch) -> DirectEmbeddings:
-        """Returns the embeddings of a batch."""
+    def _output_form(self) -> OutputForm:
+        """Returns what the output consists of."""

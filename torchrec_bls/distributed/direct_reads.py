@@ -1,10 +1,12 @@
 """A module's own lookups in the tables of all ranks, in place of its exchanges."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardMetadata
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, Generation
@@ -43,6 +45,34 @@ class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ign
         return self._embeddings
 
 
+class OutputForm(ABC):
+    """What the output of a module consists of.
+
+    Args:
+        names: of the embeddings, in the order of the output.
+        kernel_means: tables whose bags are pooled to means when they are looked up.
+
+    Attributes:
+        pooled: whether it is a KeyedTensor, not JaggedTensors by name.
+        names: see above.
+        kernel_means: see above.
+    """
+
+    pooled: ClassVar[bool]
+
+    def __init__(self, names: Iterable[str], kernel_means: Iterable[str]) -> None:
+        self.names = list(names)
+        self.kernel_means = list(kernel_means)
+
+    @abstractmethod
+    def read(self, reads: "DirectReads", batch: CheckedBatch) -> Any:
+        """Returns the embeddings of a batch that `reads` is bound to the keys of."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Returns what another process, which knows the tables, makes the same form of."""
+
+
 class DirectReads:
     """What a module reads: the tables of one generation, in the order of its output.
 
@@ -50,18 +80,22 @@ class DirectReads:
         where: name of the module and its rank, for messages.
         tables: in shared memory.
         generation: of them that is read.
-        live: this rank's weights; None where a process reads the tables of others alone.
-        rank: this one.
+        live: this rank's weights; None where a process has shared no tables itself.
+        rank: whose tables this process publishes; None where it reads alone.
+        configs: EmbeddingConfig or EmbeddingBagConfig of each table.
+        form: of the output.
 
     Attributes:
+        where: see above.
         tables: see above.
         generation: see above.
         live: see above.
         rank: see above.
+        configs: see above.
+        form: see above.
         dtype: of the weights.
-        keys: of the batches that `bind` was last called for; None before.
-        names: of the embeddings, in the order of the output.
-        order: places of their features among `keys`.
+        order: places of the output's features among the keys of the last batch.
+        rows_read: rows of the shards of each rank, in all batches, int64 [ranks].
     """
 
     def __init__(
@@ -70,26 +104,55 @@ class DirectReads:
         tables: SharedTables,
         generation: Generation,
         live: LiveWeights | None,
-        rank: int,
+        rank: int | None,
+        configs: Sequence[Any],
+        form: OutputForm,
     ) -> None:
-        self._where = where
+        self.where = where
         self.tables = tables
         self.generation = generation
         self.live = live
         self.rank = rank
+        self.configs = list(configs)
+        self.form = form
         self.dtype = tables.dtype
-        self.keys: list[str] | None = None
-        self.names: list[str] = []
         self.order: list[int] = []
+        self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
+        self._keys: list[str] | None = None
         self._lookups: list[FeatureLookup] = []
         self._features = generation.features([])
 
-    def bind(self, keys: Sequence[str], lookups: Mapping[str, FeatureLookup]) -> None:
-        """Says what is looked up for batches with `keys`, by name in the order of the output."""
-        self._lookups = list(lookups.values())
-        self._features = self.generation.features(self._lookups)
-        self.keys, self.names = list(keys), list(lookups)
-        self.order = [lookup.key for lookup in self._lookups]
+    def output(self, batch: CheckedBatch) -> Any:
+        """Returns the embeddings of a batch.
+
+        Raises:
+            ValueError: see `check_weights`; or the form can't be had of such a batch.
+        """
+        self.check_weights()
+        keys = batch.features.keys()
+        if keys != self._keys:
+            self._lookups = self._lookups_of(keys)
+            self._features = self.generation.features(self._lookups)
+            self._keys = list(keys)
+            self.order = [lookup.key for lookup in self._lookups]
+        return self.form.read(self, batch)
+
+    def _lookups_of(self, keys: Sequence[str]) -> list[FeatureLookup]:
+        """Returns the lookups in the order of the output."""
+        names_by_table = get_embedding_names_by_table(self.configs)
+        looked_up = {
+            name: (table, feature)
+            for table, names in zip(self.configs, names_by_table, strict=True)
+            for name, feature in zip(names, table.feature_names, strict=True)
+        }
+        column = 0
+        lookups = []
+        for name in self.form.names:
+            table, feature = looked_up[name]
+            means = table.name in self.form.kernel_means
+            lookups.append(FeatureLookup(keys.index(feature), table.name, column, means))
+            column += table.embedding_dim
+        return lookups
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
         """Returns what has this module read `generation`, and its weights show it.
@@ -103,7 +166,9 @@ class DirectReads:
         self.check_weights()
         features = generation.features(self._lookups)
         live = self.live
-        pages = _native.PrivatePages(generation.segments[self.rank]) if live is not None else None
+        pages = None
+        if live is not None and self.rank is not None:
+            pages = _native.PrivatePages(generation.segments[self.rank])
 
         def take() -> None:
             self.generation, self._features = generation, features
@@ -120,6 +185,7 @@ class DirectReads:
             (values.data_ptr(), values.element_size()),
             values.numel(),
             batch.counts,
+            (self.rows_read.data_ptr(), self.rows_read.numel()),
             out.shape[1] * out.element_size(),
             out.data_ptr(),
         )
@@ -138,6 +204,7 @@ class DirectReads:
             features.stride(),
             values.numel(),
             batch.counts,
+            (self.rows_read.data_ptr(), self.rows_read.numel()),
             out.shape[1] * out.element_size(),
             out.data_ptr(),
         )
@@ -146,7 +213,7 @@ class DirectReads:
         """Raises ValueError if the weights were written to since they were published."""
         if self.live is not None and self.live.written:
             raise ValueError(
-                f"{self._where}: its weights were written to after its tables became generation "
+                f"{self.where}: its weights were written to after its tables became generation "
                 f"{self.generation.number}, which lookups go on reading. Publish them, or shard "
                 'with lookup="exchange" to train'
             )

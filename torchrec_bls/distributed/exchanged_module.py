@@ -86,6 +86,11 @@ class ExchangedModule:
         """What this module reads directly; None before the first forward, and where it does not."""
         return self._bls.direct
 
+    @property
+    def input_check(self) -> InputCheck:
+        """What its batches have to pass."""
+        return self._bls.input_check
+
     def agree_on_lookup(self) -> bool:
         """Returns whether the module reads directly, which the first call decides, collectively."""
         return self.reads_directly
@@ -165,6 +170,11 @@ class ExchangedModule:
     def replaced_ids(self) -> int:
         """Ids that row 0 was looked up for, as BLSConfig(bad_ids="row0") has it."""
         return self._bls.input_check.replaced_ids
+
+    @property
+    def refused_batches(self) -> int:
+        """Batches of this rank that did not fit the module: an id out of range, a wrong key."""
+        return self._bls.input_check.refused_batches
 
     def post_ids(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:
         """Posts a batch, and `note` to every rank; the first call makes channels, collectively.

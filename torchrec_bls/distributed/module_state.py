@@ -126,7 +126,7 @@ class ModuleState:
         routes: how batches go past TorchRec's input dist; None before the first batch, and where
             they can't.
         lookup_tables: rows of the lookups; None before they are first read.
-        iterations: of the training so far, which error bounds may depend on.
+        iterations: iterations of the training so far; error bounds may depend on it.
         reads_directly: whether the module reads all ranks' tables in place of exchanging; None
             until the ranks have agreed.
         direct: what it reads then; None before the first batch with keys.

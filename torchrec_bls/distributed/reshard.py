@@ -79,8 +79,8 @@ def reshard(
     Args:
         module: a BLSEmbeddingBagCollection.
         changed: new plan of the tables that change.
-        env: that the module was sharded with.
-        device: that of the module.
+        env: the environment that the module was sharded with.
+        device: the module's device.
 
     Raises:
         ValueError: the change is not possible, or batches are under way.

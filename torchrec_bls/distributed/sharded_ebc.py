@@ -1,11 +1,12 @@
 """EmbeddingBagCollection, sharded with bounded-lag exchanges."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -13,8 +14,6 @@ from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionAwaitable,
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
-    _apply_mean_pooling,
-    _create_mean_pooling_divisor,
     construct_output_kt,
 )
 from torchrec.distributed.types import (
@@ -30,7 +29,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
-from torchrec_bls.distributed.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
@@ -39,9 +37,9 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
-from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
+from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
 from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
@@ -217,52 +215,21 @@ class BLSEmbeddingBagCollection(
     def _is_plain(self, tables: LookupTables) -> bool:
         return tables.sums_rows()
 
-    def _output_names(self) -> Iterable[str]:
-        names: list[str] = self._embedding_names
-        return names
-
-    def _pools_to_means(self, table: Any) -> bool:
-        if self.module_sharding_plan[table.name].sharding_type in _BY_ROWS:
-            return False  # by a callback, from the sums of all ranks
-        mean: bool = table.pooling == PoolingType.MEAN
-        return mean
-
-    def _read(self, reads: DirectReads, batch: CheckedBatch) -> DirectEmbeddings:
-        features = batch.features
-        out = empty_output((features.stride(), sum(self._embedding_dims)), torch.float32)
-        reads.sum_rows(batch, out)
-        embeddings = KeyedTensor(self._embedding_names, self._embedding_dims, out)
-        if self._has_mean_pooling_callback and features.stride() > 0:
-            embeddings = self._divided(embeddings, features)
-        if batch.varying is not None:
-            embeddings = spread(embeddings, batch.varying.inverse_indices())
-        return DirectEmbeddings(embeddings, reads.generation.number)
-
-    def _divided(self, sums: KeyedTensor, batch: KeyedJaggedTensor) -> KeyedTensor:
-        """Makes means of sums as TorchRec does for tables that are sharded by rows."""
-        names = [name for each in self._embedding_shardings for name in each.feature_names()]
-        keys = batch.keys()
-        features = batch.permute([keys.index(name) for name in names])
-        if self._kt_key_ordering is None:
-            self._init_mean_pooling_callback(keys, None)
-        divisor = _create_mean_pooling_divisor(
-            lengths=features.lengths(),
-            stride=features.stride(),
-            keys=features.keys(),
-            offsets=features.offsets(),
-            pooling_type_to_rs_features=self._pooling_type_to_rs_features,
-            stride_per_key=features.stride_per_key(),
-            dim_per_key=self._dim_per_key,
-            embedding_names=self._embedding_names,
-            embedding_dims=self._embedding_dims,
-            variable_batch_per_feature=False,
-            kjt_inverse_order=self._kjt_inverse_order,
-            kjt_key_indices=self._kjt_key_indices,
-            kt_key_ordering=self._kt_key_ordering,
-            inverse_indices=None,
-            weights=features.weights_or_none(),
-        )
-        return _apply_mean_pooling(sums, divisor)
+    def _output_form(self) -> PooledOutput:
+        means = [
+            table.name
+            for table in self._tables()
+            if table.pooling == PoolingType.MEAN
+            # TorchRec makes means of the sums of all ranks by a callback.
+            and self.module_sharding_plan[table.name].sharding_type not in _BY_ROWS
+        ]
+        division = None
+        if self._has_mean_pooling_callback:
+            division = SumDivision(
+                [name for each in self._embedding_shardings for name in each.feature_names()],
+                list(self._pooling_type_to_rs_features[PoolingType.SUM.value]),
+            )
+        return PooledOutput(self._embedding_names, self._embedding_dims, means, division)
 
     def update_shards(
         self,
@@ -332,7 +299,7 @@ class BLSEmbeddingBagCollectionSharder(
                     f"with sharding type {sharding_type}, for which TorchRec adds up the means of "
                     "the ranks' rows: use table_row_wise, or sum pooling"
                 )
-        if means and others:
+        if means and others and dist.get_rank() == 0:  # all have the same plan
             warnings.warn(
                 f"{type(self).__name__}: tables {means} have mean pooling and are sharded by rows, "
                 f"and {others} are not. TorchRec then divides the sums and means of these by their "

@@ -1,6 +1,6 @@
 """EmbeddingCollection, sharded with bounded-lag exchanges."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -22,18 +22,16 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from torchrec_bls.distributed.config import BLSConfig
-from torchrec_bls.distributed.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
-from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
+from torchrec_bls.distributed.reading.row_output import RowOutput
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 
@@ -155,30 +153,11 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
     def _is_plain(self, tables: LookupTables) -> bool:
         return tables.copies_rows()
 
-    def _output_names(self) -> Iterable[str]:
-        return dict.fromkeys(name for names in self._embedding_names_per_sharding for name in names)
-
-    def _pools_to_means(self, table: Any) -> bool:
-        return False
-
-    def _read(self, reads: DirectReads, batch: CheckedBatch) -> DirectEmbeddings:
-        if batch.varying is not None:
-            raise ValueError(
-                f"{self._where}: the KeyedJaggedTensor has a batch size per key, which direct "
-                "reads of an EmbeddingCollection cannot do: give it one size, or use "
-                'lookup="exchange"'
-            )
-        order = reads.order
-        ids = sum([batch.counts[key] for key in order])
-        rows = empty_output((ids, self._embedding_dim), reads.dtype)
-        reads.copy_rows(batch, rows)
-        cut = CutEmbeddings(rows, batch.features, order, batch.counts)
-        embeddings = {
-            name: LazyJaggedTensor.at(cut, place) for place, name in enumerate(reads.names)
-        }
-        if self._need_indices:
-            embeddings = _with_ids(embeddings, batch.features, order)
-        return DirectEmbeddings(embeddings, reads.generation.number)
+    def _output_form(self) -> RowOutput:
+        names = dict.fromkeys(
+            name for names in self._embedding_names_per_sharding for name in names
+        )
+        return RowOutput(names, self._embedding_dim, self._need_indices)
 
     def _post_no_rows(self, ctx: Any) -> list[Awaitable[torch.Tensor]]:
         return [
@@ -190,19 +169,6 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                 strict=True,
             )
         ]
-
-
-def _with_ids(
-    embeddings: Mapping[str, JaggedTensor], features: KeyedJaggedTensor, order: Sequence[int]
-) -> dict[str, JaggedTensor]:
-    """Gives each feature its ids as the weights, as TorchRec does."""
-    keys = features.keys()
-    return {
-        name: JaggedTensor(
-            values=rows.values(), lengths=rows.lengths(), weights=features[keys[key]].values()
-        )
-        for (name, rows), key in zip(embeddings.items(), order, strict=True)
-    }
 
 
 class _RoutedEmbeddings(

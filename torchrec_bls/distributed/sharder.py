@@ -37,8 +37,8 @@ class BoundedLagSharder:
     Args:
         first: `config` or `fused_params`.
         second: the other one.
-        config: of the exchanges; None: BLSConfig().
-        fused_params: of TorchRec's fused kernels (optimizer, learning rate, ...), as a dict.
+        config: how ids and embeddings are exchanged; None: BLSConfig().
+        fused_params: parameters of TorchRec's fused kernels (optimizer, learning rate, ...).
         qcomm_codecs_registry: must be empty: codecs of bounded-lag messages stand in `config`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What libibverbs adds to /sys: whether it is there, and the limits it tells of an open device."""
+"""What libibverbs says beside /sys: whether it can be loaded, and the limits of an open device."""
 
 import ctypes
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class PortLimits:
 
     Attributes:
         mtu: bytes a packet carries.
-        message_bytes: of the largest message.
+        message_bytes: bytes of the largest message.
     """
 
     mtu: int

@@ -1,4 +1,5 @@
-"""The channels' counters for Prometheus, by the optional package prometheus_client."""
+"""Counters of channels, and what is served, for Prometheus by the optional package
+prometheus_client."""
 
 from __future__ import annotations
 
@@ -7,10 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.direct.serving_state import ServingState
 
 try:
     from prometheus_client import Metric
-    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError(
@@ -81,3 +87,51 @@ class ChannelCollector(Collector):
                 sum(bucket * count for bucket, count in enumerate(stats.lag_histogram)),
             )
         yield from (messages, sent, pulled, waited, lag)
+
+
+class ServingCollector(Collector):
+    """Says whenever Prometheus asks which generation this process serves, and without whom.
+
+        REGISTRY.register(ServingCollector(lambda: serving_state(model)))
+
+    The label `process` is the rank whose tables the process publishes, or "reader". Tables that are
+    served without their owner: `max by (owner) (torchrec_bls_owner_gone) > 0`.
+
+    Args:
+        state: returns what is served; None before the first batch.
+    """
+
+    def __init__(self, state: Callable[[], ServingState | None]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """Returns the state of the moment."""
+        generation = GaugeMetricFamily(
+            "torchrec_bls_generation",
+            "Version of the weights that the last batch was of.",
+            labels=("process",),
+        )
+        announced = GaugeMetricFamily(
+            "torchrec_bls_generation_announced",
+            "The last one that all owners have announced.",
+            labels=("process",),
+        )
+        gone = GaugeMetricFamily(
+            "torchrec_bls_owner_gone",
+            "1 where the tables of a rank are served though no living process publishes for it.",
+            labels=("process", "owner"),
+        )
+        readers = GaugeMetricFamily(
+            "torchrec_bls_readers",
+            "Living processes that attached to this one.",
+            labels=("process",),
+        )
+        state = self._state()
+        if state is not None:
+            process = "reader" if state.rank is None else str(state.rank)
+            generation.add_metric((process,), state.generation)
+            announced.add_metric((process,), state.announced)
+            readers.add_metric((process,), len(state.readers))
+            for owner in range(state.owners):
+                gone.add_metric((process, str(owner)), owner in state.owners_gone)
+        yield from (generation, announced, gone, readers)

@@ -33,11 +33,11 @@ def record_step(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
     nothing.
 
     The sequence numbers and process groups of gloo's collectives are those of torch's flight
-    recorder, which holds the last 2000 of a rank (TORCH_FR_BUFFER_SIZE): with more of them, and
-    several process groups, the traces do not join.
+    recorder, which holds the last 2000 of a rank (TORCH_FR_BUFFER_SIZE). If a block has more, and
+    there are several process groups, the traces can't be joined.
 
     Args:
-        folder: of all ranks; it has to be there.
+        folder: one folder for all ranks; it has to be there.
 
     Yields:
         A function to call after each step.

@@ -22,9 +22,9 @@ class StragglerReport:
     """Who waited for whom, over all channels of a run.
 
     Attributes:
-        wait_seconds: by rank and peer. By peer it says whom a rank was looking at while it waited,
-            which need not be the one that was late; by rank it is exact.
-        lag_histogram: by rank, how often it was `index` iterations ahead of a peer when it waited.
+        wait_seconds: seconds waited, by rank and peer. By peer they say whom a rank was looking at
+            while it waited, which need not be the one that was late; by rank they are exact.
+        lag_histogram: how often each rank was `index` iterations ahead of a peer when it waited.
     """
 
     wait_seconds: list[list[float]]
@@ -123,11 +123,11 @@ def gather_report(
     """Makes the report of a run from each rank's own statistics. All ranks call it and get it.
 
     Args:
-        stats: of this rank's channels.
+        stats: statistics of this rank's channels.
         group: the group of the channels; the default group if None.
 
     Raises:
-        ValueError: as of `StragglerReport.of`.
+        ValueError: for the reasons of `StragglerReport.of`.
     """
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, list(stats), group)

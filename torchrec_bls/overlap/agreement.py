@@ -4,14 +4,14 @@ import torch.distributed as dist
 
 
 def raise_together(error: ValueError | None, group: dist.ProcessGroup) -> None:
-    """Raises `error` on this rank, and what it says on all others; collective.
+    """Raises `error` on this rank, and an error with its text on all others; collective.
 
     Args:
-        error: of this rank; None if all is well here.
-        group: of the ranks that call it.
+        error: error of this rank; None if all is well here.
+        group: the ranks that call it.
 
     Raises:
-        ValueError: some rank has an error.
+        ValueError: a rank has an error; the text names it.
     """
     texts: list[str | None] = [None] * group.size()
     dist.all_gather_object(texts, None if error is None else str(error), group)

@@ -12,7 +12,7 @@ class BucketThread:
     backward goes on.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -57,7 +57,7 @@ def measure_layers(
     Args:
         model: not sharded. What it returns, or the first of it, is the loss, or is summed up.
         batches: tuples are the arguments of the model, all else its only one.
-        group: of all ranks that train together.
+        group: group of all ranks that train together.
 
     Raises:
         ValueError: the model can't be planned for; the text says why and what to do.

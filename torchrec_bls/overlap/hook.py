@@ -26,7 +26,7 @@ class PlannedBucket:
 
     Attributes:
         parameters: their names, in the order in which their gradients are ready.
-        bytes: of all of them.
+        bytes: size of all of them.
         mode: how they travel: "float32", or the name of a codec.
     """
 
@@ -44,7 +44,7 @@ class PlannedAllReduce:
     Args:
         module: the one inside DistributedDataParallel.
         buckets: planned.
-        group: of the ranks, for this alone.
+        group: group of the ranks, for this alone.
     """
 
     def __init__(

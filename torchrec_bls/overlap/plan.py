@@ -60,10 +60,10 @@ def plan(
     Args:
         model: not sharded and not in DistributedDataParallel. It returns its loss, or a tuple that
             begins with it; another tensor is summed up.
-        profile: of this machine, or of several ones, with `torchrec-bls calibrate --overlap`.
-        batches: of the training's size; tuples are the arguments of the model.
-        group: of the ranks that train together; None: the default group.
-        codecs: whether gradients may travel encoded where that is faster. It changes them.
+        profile: what `torchrec-bls calibrate --overlap` has measured on these ranks.
+        batches: batches of the training's size; tuples are the arguments of the model.
+        group: the ranks that train together; None: the default group.
+        codecs: whether gradients may travel encoded where that is faster. Encoding changes them.
 
     Raises:
         ValueError: model or batches can't be planned for, or ranks differ; the text says why.
@@ -122,10 +122,10 @@ class OverlapPlan:
     of 20 draws of what was measured.
 
     Attributes:
-        origin: what it was made for.
-        layers: of the model, in the order in which their gradients are ready.
-        modes: ways to travel, calibrated.
-        groups: layers that travel together.
+        origin: torch, backend, ranks and profile that the plan was made for.
+        layers: the model's layers, in the order in which their gradients are ready.
+        modes: calibrated ways for gradients to travel.
+        groups: which layers' gradients travel together.
     """
 
     origin: PlanOrigin

@@ -19,7 +19,7 @@ class PlanOrigin:
 
     Attributes:
         torch: version.
-        backend: of the process group.
+        backend: backend of the process group.
         ranks: of it.
         profile: name and date.
     """

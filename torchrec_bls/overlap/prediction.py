@@ -37,15 +37,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a backward takes with its all-reduces, milliseconds, beside the defaults.
+    """Milliseconds that a backward takes with its all-reduces, beside those of the defaults.
 
     Attributes:
-        planned: with the plan.
-        ddp_default: with DistributedDataParallel's buckets: 1 MiB, then 25 MiB.
-        torchrec_default: with TorchRec's: 25 MiB.
-        alone: without all-reduces.
+        planned: time with the plan.
+        ddp_default: time with DistributedDataParallel's buckets: 1 MiB, then 25 MiB.
+        torchrec_default: time with TorchRec's buckets of 25 MiB.
+        alone: time without all-reduces.
         gain_over_ddp: share of `ddp_default` that the plan saves.
-        gain_over_torchrec: share of `torchrec_default`.
+        gain_over_torchrec: share of `torchrec_default` that the plan saves.
     """
 
     planned: Interval
@@ -127,7 +127,7 @@ def typical_layers(layers: Sequence[DenseLayer]) -> list[Layer]:
 def default_timelines(
     layers: Sequence[DenseLayer], modes: Sequence[Mode]
 ) -> dict[str, tuple[list[Group], Timeline]]:
-    """Returns what DistributedDataParallel and TorchRec do by themselves, by their names."""
+    """Returns groups and timelines of the defaults of DistributedDataParallel and TorchRec."""
     times = [mode.times for mode in modes]
     fine = _of_parameters(layers, np.array([np.median(each.compute_us) for each in layers]))
     defaults = {

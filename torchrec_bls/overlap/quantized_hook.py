@@ -28,16 +28,16 @@ class QuantizedAllReduceState:
     They travel from rank to rank with tag 0: give each state a group of its own if there are
     several, or if the training sends or receives from rank to rank itself.
 
-    Rows, which share a scale, are stretches of 256 values of a bucket across its parameters, biases
-    included. The paper's, and those of `benchmarks/quantized`, are the rows of each weight.
+    A row is what shares a scale: 256 values of a bucket, one after the other, across parameters and
+    biases. In the paper, and in `benchmarks/quantized`, rows are the rows of each weight.
 
     The errors of compensation are this rank's own: save `state_dict()` with the checkpoint of each
     rank, or training goes on as if nothing had been lost before.
 
     Args:
         module: the DDP module, or the one in it.
-        codec: of the messages. In a ring, four bits need compensation; two cost accuracy in any
-            case (Quantized Collectives, table 3).
+        codec: codec of the messages. In a ring four bits need compensation; two cost accuracy in
+            any case (Quantized Collectives, table 3).
         algorithm, group_size: see `quantized_all_reduce`.
         error_compensation: whether what rounding takes away is added to the next gradient.
         group: ranks; None: the default group. Its backend has to send and receive (gloo).
@@ -106,7 +106,7 @@ class QuantizedAllReduceState:
 
         Args:
             buffer: the gradients of `parameters`, one behind the other, float32.
-            parameters: of the module.
+            parameters: parameters of the module.
         """
         group = self._group or dist.group.WORLD
         assert group is not None

@@ -35,11 +35,11 @@ class Lookups:
         page: bytes of a page, at which the weights of each lookup begin.
 
     Attributes:
-        configs: of the tables of each lookup.
+        configs: configs of the tables of each lookup.
         made: lookups in the place of the module's, with no memory for weights.
-        begins: of each lookup's weights in the memory of all tables, in bytes.
+        begins: where each lookup's weights begin in the memory of all tables, bytes.
         by_lookup: tables of each lookup, in the order of their memory.
-        tables: of all lookups.
+        tables: tables of all lookups, in the order of their memory.
     """
 
     def __init__(self, module: Any, children: nn.ModuleDict, page: int) -> None:

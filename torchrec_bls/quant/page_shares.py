@@ -11,8 +11,8 @@ class Extent:
 
     Attributes:
         owner: rank.
-        begin: first byte.
-        end: behind the last byte.
+        begin: place of the first byte.
+        end: place behind the last byte.
     """
 
     owner: int
@@ -26,9 +26,9 @@ class PageShare:
 
     Attributes:
         owner: rank.
-        begin: first byte, of all tables.
-        end: behind the last byte.
-        offset: of the first byte in the owner's segment.
+        begin: place of the first byte, in the memory of all tables.
+        end: place behind the last byte.
+        offset: place of the first byte in the owner's segment.
     """
 
     owner: int

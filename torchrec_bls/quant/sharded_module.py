@@ -57,7 +57,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         prefix: of the tables' names in the checkpoint.
 
     Raises:
-        ValueError: the checkpoint has not the rows of this rank.
+        ValueError: the checkpoint lacks rows of this rank.
         RendezvousError: a rank did not come, has no memory for its shards, or has other weights.
     """
 
@@ -96,7 +96,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
 
     @property
     def replaced_ids(self) -> int:
-        """Ids that row 0 was looked up for, with bad_ids="row0"."""
+        """How many ids had no row, so that row 0 was looked up (bad_ids="row0")."""
         return self._check.replaced_ids
 
     @property

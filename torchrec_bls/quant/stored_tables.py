@@ -61,7 +61,7 @@ class ModuleRows:
 
     Args:
         lookups: FBGEMM's modules.
-        begins: of their weights in the memory of all tables, in bytes.
+        begins: where their weights begin in the memory of all tables, bytes.
     """
 
     def __init__(self, lookups: Sequence[Any], begins: Sequence[int]) -> None:

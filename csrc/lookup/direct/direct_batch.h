@@ -16,10 +16,12 @@ struct DirectBatch {
   JaggedIds ids;                             ///< weights are floats, if there are any
   std::span<const int64_t> counts;           ///< ids of each key of the batch
   std::span<const ShardedFeature> features;  ///< in the order of the output
+  std::span<int64_t> rows_read;              ///< of each owner's shards, in all batches; added to
 };
 
 /// Writes the rows of all ids, feature by feature, each of `row_bytes`. Throws
-/// std::invalid_argument where the counts do not fit the batch; nothing is written then.
+/// std::invalid_argument where the counts do not fit the batch, or `rows_read` the owners; nothing
+/// is written then.
 void copy_rows_directly(const DirectBatch& batch, size_t row_bytes, std::byte* out);
 
 /// Writes the sums of all bags: those of a sample side by side, `stride` bytes from sample to
@@ -29,8 +31,7 @@ void copy_rows_directly(const DirectBatch& batch, size_t row_bytes, std::byte* o
 /// added in the order of the blocks: these are the bits of partial sums that ranks exchange.
 void sum_rows_directly(const DirectBatch& batch, size_t stride, std::byte* out);
 
-/// Where the ids of each key begin, [keys + 1]. Throws std::invalid_argument where the counts do
-/// not fit the batch.
+/// Where the ids of each key begin, [keys + 1]. Throws std::invalid_argument as above.
 std::vector<size_t> starts_of_keys(const DirectBatch& batch);
 
 }  // namespace bls

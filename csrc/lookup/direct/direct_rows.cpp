@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -63,12 +64,14 @@ class Copies {
 
 template <class Id>
 void add_columns(Copies& copies, const TableColumns& columns, const std::byte* ids, size_t count,
-                 size_t row_bytes, std::byte* out) {
+                 size_t row_bytes, std::byte* out, std::span<int64_t> rows_read) {
   out += columns.column_byte;
   for (size_t i = 0; i < count; ++i, out += row_bytes) {
     Id id;
     std::memcpy(&id, ids + i * sizeof(Id), sizeof(id));
-    copies.add({columns.row(static_cast<int64_t>(id)), out});
+    const size_t block = columns.block_of(static_cast<int64_t>(id));
+    ++rows_read[columns.owners[block]];
+    copies.add({columns.row(static_cast<int64_t>(id), block), out});
   }
 }
 
@@ -94,6 +97,14 @@ std::vector<size_t> starts_of_keys(const DirectBatch& batch) {
       throw std::invalid_argument("a feature is key " + std::to_string(feature.key) + " of " +
                                   std::to_string(batch.counts.size()));
     }
+    for (const TableColumns& columns : feature.columns) {
+      const auto known = [&](size_t owner) { return owner < batch.rows_read.size(); };
+      if (columns.owners.size() != columns.blocks.size() ||
+          !std::ranges::all_of(columns.owners, known)) {
+        throw std::invalid_argument("a block has none of " +
+                                    std::to_string(batch.rows_read.size()) + " owners");
+      }
+    }
   }
   return starts;
 }
@@ -110,8 +121,8 @@ void copy_rows_directly(const DirectBatch& batch, size_t row_bytes, std::byte* o
         copies = Copies(columns.row_bytes);
       }
       batch.ids.value_bytes == 4
-          ? add_columns<int32_t>(copies, columns, ids, count, row_bytes, out)
-          : add_columns<int64_t>(copies, columns, ids, count, row_bytes, out);
+          ? add_columns<int32_t>(copies, columns, ids, count, row_bytes, out, batch.rows_read)
+          : add_columns<int64_t>(copies, columns, ids, count, row_bytes, out, batch.rows_read);
     }
     out += count * row_bytes;
   }

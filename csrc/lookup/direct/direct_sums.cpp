@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "lookup/direct/direct_batch.h"
@@ -54,8 +55,8 @@ void add_zero(std::byte* sum, size_t bytes) {
 /// Sums the bags of one feature over rows in several blocks, some bags at a time.
 class BlockwiseSums {
  public:
-  BlockwiseSums(const FeatureBags& bags, const TableColumns& columns)
-      : bags_(bags), columns_(columns), in_block_(columns.blocks.size()) {}
+  BlockwiseSums(const FeatureBags& bags, const TableColumns& columns, std::span<int64_t> rows_read)
+      : bags_(bags), columns_(columns), rows_read_(rows_read), in_block_(columns.blocks.size()) {}
 
   void write(std::byte* to, size_t stride) {
     for (size_t first = 0; first < bags_.samples();) {
@@ -80,46 +81,38 @@ class BlockwiseSums {
 
   /// Puts the rows of a bag in the order of their blocks, and within a block in that of the ids.
   void add_bag(size_t bag) {
-    const size_t begin = bags_.starts[bag], end = bags_.starts[bag + 1];
-    if (end - begin == 1) {  // nothing to order
-      add_row(begin, static_cast<size_t>(bags_.id(begin) / columns_.rows_per_block));
+    const size_t begin = bags_.starts[bag], count = bags_.starts[bag + 1] - begin;
+    const size_t base = rows_.size();
+    rows_.resize(base + count);
+    if (bags_.ids.weights != nullptr) weights_.resize(rows_.size());
+    if (count == 1) {  // nothing to order
+      const size_t block = columns_.rows_per_block.block_of(bags_.id(begin));
+      ++rows_read_[columns_.owners[block]];
+      put(base, begin, block);
       starts_.push_back(rows_.size());
       parts_.push_back(1);
       return;
     }
     std::fill(in_block_.begin(), in_block_.end(), 0);
-    for (size_t i = begin; i < end; ++i) ++in_block_[block_of(i)];
-    const size_t base = rows_.size();
-    rows_.resize(base + (end - begin));
-    if (bags_.ids.weights != nullptr) weights_.resize(rows_.size());
+    if (blocks_.size() < count) blocks_.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      blocks_[i] = columns_.rows_per_block.block_of(bags_.id(begin + i));
+      ++in_block_[blocks_[i]];
+    }
     size_t parts = 0, at = base;
-    for (size_t& count : in_block_) {
-      const size_t place = at;
-      at += count;
-      if (count > 0) starts_.push_back(at), ++parts;
-      count = place;
+    for (size_t block = 0; block < in_block_.size(); ++block) {
+      const size_t rows = std::exchange(in_block_[block], at);
+      rows_read_[columns_.owners[block]] += static_cast<int64_t>(rows);
+      at += rows;
+      if (rows > 0) starts_.push_back(at), ++parts;
     }
-    for (size_t i = begin; i < end; ++i) {
-      const int64_t id = bags_.id(i);
-      const size_t block = block_of(i), place = in_block_[block]++;
-      rows_[place] = row_of(id, block);
-      if (bags_.ids.weights != nullptr) weights_[place] = bags_.weights()[i];
-    }
+    for (size_t i = 0; i < count; ++i) put(in_block_[blocks_[i]]++, begin + i, blocks_[i]);
     parts_.push_back(parts);
   }
 
-  size_t block_of(size_t i) const {
-    return static_cast<size_t>(bags_.id(i) / columns_.rows_per_block);
-  }
-
-  const std::byte* row_of(int64_t id, size_t block) const {
-    const auto first = static_cast<int64_t>(block) * columns_.rows_per_block;
-    return columns_.blocks[block] + static_cast<size_t>(id - first) * columns_.row_bytes;
-  }
-
-  void add_row(size_t i, size_t block) {
-    rows_.push_back(row_of(bags_.id(i), block));
-    if (bags_.ids.weights != nullptr) weights_.push_back(bags_.weights()[i]);
+  void put(size_t place, size_t i, size_t block) {
+    rows_[place] = columns_.row(bags_.id(i), block);
+    if (bags_.ids.weights != nullptr) weights_[place] = bags_.weights()[i];
   }
 
   void sum_up() {
@@ -150,7 +143,9 @@ class BlockwiseSums {
 
   const FeatureBags& bags_;
   const TableColumns& columns_;
+  std::span<int64_t> rows_read_;
   std::vector<size_t> in_block_;  ///< rows of a bag, and then where the next one goes
+  std::vector<size_t> blocks_;    ///< of the rows of a bag
   std::vector<const std::byte*> rows_;
   std::vector<float> weights_;
   std::vector<size_t> starts_;  ///< of the parts of bags in one block each
@@ -198,9 +193,10 @@ void sum_rows_directly(const DirectBatch& batch, size_t stride, std::byte* out) 
     for (const TableColumns& columns : feature.columns) {
       std::byte* const to = out + feature.out_byte + columns.column_byte;
       if (columns.blocks.size() == 1) {
+        batch.rows_read[columns.owners[0]] += batch.counts[feature.key];
         sum_one_block(bags, columns, feature.means, to, stride);
       } else {
-        BlockwiseSums(bags, columns).write(to, stride);
+        BlockwiseSums(bags, columns, batch.rows_read).write(to, stride);
       }
     }
   }

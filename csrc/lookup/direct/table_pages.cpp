@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 
 #include "host/memory_file.h"
 
@@ -11,9 +13,23 @@ namespace bls {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-// While one is populated, other threads of the process wait with their page faults.
-constexpr size_t kPopulateStep = size_t{4} << 20;
+// During one step other threads of the process wait with their page faults and mappings, and those
+// that the scheduler has put behind this one wait as well. No step cuts a page of 2 MiB.
+constexpr size_t kStep = kHugePage;
 constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14
+
+thread_local bool beside_lookups = false;
+
+/// Calls `work(at, bytes)` for one step after the other, until one returns false.
+template <class Work>
+void in_steps(size_t bytes, const Work& work) {
+  using Clock = std::chrono::steady_clock;
+  for (size_t at = 0; at < bytes; at += kStep) {
+    const auto begin = Clock::now();
+    if (!work(at, std::min(kStep, bytes - at))) return;
+    if (beside_lookups) std::this_thread::sleep_for(Clock::now() - begin);
+  }
+}
 
 }  // namespace
 
@@ -31,10 +47,18 @@ std::byte* reserve_table_pages(size_t bytes) {
 }
 
 void populate_table_pages(const std::byte* data, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kPopulateStep) {
-    const size_t step = std::min(kPopulateStep, bytes - at);
-    if (madvise(const_cast<std::byte*>(data) + at, step, kPopulateRead) != 0) return;
-  }
+  in_steps(bytes, [data](size_t at, size_t step) {
+    return madvise(const_cast<std::byte*>(data) + at, step, kPopulateRead) == 0;
+  });
 }
+
+void unmap_table_pages(const std::byte* data, size_t bytes) noexcept {
+  in_steps(bytes, [data](size_t at, size_t step) {
+    munmap(const_cast<std::byte*>(data) + at, step);
+    return true;
+  });
+}
+
+void work_beside_lookups() { beside_lookups = true; }
 
 }  // namespace bls

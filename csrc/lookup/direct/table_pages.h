@@ -19,4 +19,11 @@ std::byte* reserve_table_pages(size_t bytes);
 /// lookups.
 void populate_table_pages(const std::byte* data, size_t bytes);
 
+/// Unmaps in steps, as large mappings keep the other threads of a process waiting.
+void unmap_table_pages(const std::byte* data, size_t bytes) noexcept;
+
+/// Makes this thread one that works beside lookups, for good: it maps and unmaps in small steps,
+/// and rests after each as long as it took.
+void work_beside_lookups();
+
 }  // namespace bls

@@ -93,7 +93,7 @@ TableSegment TableSegment::create(const TableLabel& label, std::span<const Table
   std::byte* const pages = map_aligned(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
   fill(pages, label, parts, bytes);
   if (huge_pages) madvise(pages, bytes, kCollapse);
-  munmap(pages, bytes);  // whoever may write to it keeps it from being sealed
+  unmap_table_pages(pages, bytes);  // whoever may write to it keeps it from being sealed
   seal_memory_file(file.get(), true, why);
   return TableSegment(std::move(file));
 }
@@ -131,7 +131,7 @@ TableSegment& TableSegment::operator=(TableSegment&& other) noexcept {
 }
 
 TableSegment::~TableSegment() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ != nullptr) unmap_table_pages(data_, size_);
 }
 
 PrivatePages::PrivatePages(const TableSegment& segment)

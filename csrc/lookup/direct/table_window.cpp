@@ -53,7 +53,7 @@ TableWindow::TableWindow(TableWindow&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 TableWindow::~TableWindow() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr) unmap_table_pages(data_, size_);
 }
 
 }  // namespace bls

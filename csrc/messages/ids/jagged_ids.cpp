@@ -1,7 +1,10 @@
 #include "messages/ids/jagged_ids.h"
 
+#include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace bls {
 namespace {
@@ -19,20 +22,30 @@ int64_t sum_lengths(const std::byte* data, size_t count) {
   return bits >> 32 != 0 ? -1 : static_cast<int64_t>(sum);
 }
 
+/// Whether an id is negative or `limit` at least.
+///
+/// The sign bit of an id, or of what it lacks to the largest one, says so. Neither a comparison of
+/// unsigned numbers, which SSE2 lacks, nor an early exit keeps the compiler from using vectors.
+template <class Id>
+bool any_outside(const Id* ids, int64_t count, int64_t limit) {
+  using Bits = std::make_unsigned_t<Id>;
+  const auto last = static_cast<Bits>(std::min<int64_t>(limit - 1, std::numeric_limits<Id>::max()));
+  Bits signs = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto id = static_cast<Bits>(ids[i]);
+    signs |= id | (last - id);
+  }
+  return static_cast<Id>(signs) < 0;
+}
+
 template <class Id>
 std::optional<BadId> find_bad_id_of(const JaggedIds& ids, std::span<const int64_t> rows,
                                     std::span<const int64_t> counts) {
   const auto* values = reinterpret_cast<const Id*>(ids.values);
   for (size_t feature = 0; feature < ids.features; ++feature) {
     const int64_t count = counts[feature];
-    // Unsigned, so that one comparison finds negative ids too; no early exit, so that it
-    // vectorises.
-    const auto limit = static_cast<uint64_t>(rows[feature]);
-    bool bad = false;
-    for (int64_t i = 0; i < count; ++i) {
-      bad |= static_cast<uint64_t>(static_cast<int64_t>(values[i])) >= limit;
-    }
-    if (bad) {
+    if (any_outside(values, count, rows[feature])) {
+      const auto limit = static_cast<uint64_t>(rows[feature]);
       int64_t at = 0;
       while (static_cast<uint64_t>(static_cast<int64_t>(values[at])) < limit) ++at;
       return BadId{feature, at, static_cast<int64_t>(values[at])};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -30,8 +31,8 @@ struct CutTable {
     const size_t per_block = (rows + blocks - 1) / blocks;
     size_t first = 0;
     for (const size_t width : pieces) {
-      TableColumns piece{
-          first * sizeof(float), width * sizeof(float), static_cast<int64_t>(per_block), {}};
+      const BlockLength length(static_cast<int64_t>(per_block));
+      TableColumns piece{first * sizeof(float), width * sizeof(float), length, {}, {}};
       for (size_t block = 0; block < blocks; ++block) {
         std::vector<float>& part = memory.emplace_back();
         for (size_t row = block * per_block; row < std::min(rows, (block + 1) * per_block); ++row) {
@@ -39,6 +40,7 @@ struct CutTable {
           part.insert(part.end(), from, from + width);
         }
         piece.blocks.push_back(bytes(part.data()));
+        piece.owners.push_back(block + pieces_of.size());
       }
       pieces_of.push_back(piece);
       first += width;
@@ -62,7 +64,7 @@ std::vector<float> sum_by_blocks(const CutTable& table, const std::vector<int64_
       float sum = 0;
       for (size_t i = begin; i < end; ++i) {
         if (piece.blocks.size() > 1 &&
-            static_cast<size_t>(ids[i] / piece.rows_per_block) != block) {
+            static_cast<size_t>(ids[i]) / piece.rows_per_block.rows() != block) {
           continue;
         }
         const float value = table.whole[static_cast<size_t>(ids[i]) * table.columns + k];
@@ -80,15 +82,31 @@ struct JaggedBatch {
   std::vector<int64_t> ids, counts;
   std::vector<float> weights;
   size_t samples = 0;
+  std::vector<int64_t> rows_read = std::vector<int64_t>(8, 1000);
 
-  DirectBatch of(std::span<const ShardedFeature> features) const {
+  DirectBatch of(std::span<const ShardedFeature> features) {
     JaggedIds jagged{bytes(lengths.data()), 4,       bytes(ids.data()), 8, nullptr, 0,
                      counts.size(),         samples, ids.size()};
     if (!weights.empty()) {
       jagged.weights = bytes(weights.data());
       jagged.weight_bytes = 4;
     }
-    return {jagged, counts, features};
+    return {jagged, counts, features, rows_read};
+  }
+
+  /// What `rows_read` is after one lookup.
+  std::vector<int64_t> rows_to_read(std::span<const ShardedFeature> features) const {
+    std::vector<int64_t> expected(8, 1000);
+    for (const ShardedFeature& feature : features) {
+      const auto begin = std::accumulate(counts.begin(), counts.begin() + feature.key, 0L);
+      for (int64_t i = begin; i < begin + counts[feature.key]; ++i) {
+        for (const TableColumns& piece : feature.columns) {
+          const size_t block = static_cast<size_t>(ids[i]) / piece.rows_per_block.rows();
+          ++expected[piece.owners[block]];
+        }
+      }
+    }
+    return expected;
   }
 };
 
@@ -114,6 +132,30 @@ JaggedBatch draw(size_t samples, const std::vector<size_t>& rows, bool weighted,
 
 }  // namespace
 
+TEST_CASE("the block of an id is its quotient by the rows of a block") {
+  std::mt19937_64 random(11);
+  const int64_t most = int64_t{1} << 32;
+  std::vector<int64_t> lengths{1, 2, 3, 7, 4096, 1000003, most - 1, most, most + 1, most * 1000};
+  for (int i = 0; i < 200; ++i) {
+    lengths.push_back(1 + static_cast<int64_t>(random() >> (2 + random() % 60)));
+  }
+  for (const int64_t rows : lengths) {
+    const BlockLength length(rows);
+    std::vector<int64_t> ids{0, 1, most - 2, most - 1, most, most + 1, INT64_MAX};
+    // On both sides of the borders of blocks, where a factor that is not exact would err first.
+    for (int i = 0; i < 200; ++i) {
+      const int64_t border = static_cast<int64_t>(random() >> (2 + random() % 60)) / rows * rows;
+      if (border > 0) ids.push_back(border - 1);
+      ids.push_back(border);
+    }
+    for (const int64_t id : ids) {
+      CAPTURE(rows);
+      CAPTURE(id);
+      REQUIRE(length.block_of(id) == static_cast<size_t>(id / rows));
+    }
+  }
+}
+
 TEST_CASE("sums over blocks have the bits of partial sums that ranks would send") {
   const std::string best(instruction_sets().back());
   std::mt19937 random(5);
@@ -129,7 +171,7 @@ TEST_CASE("sums over blocks have the bits of partial sums that ranks would send"
           const std::vector<ShardedFeature> features{{1, 0, blocks == 1, b.pieces_of},
                                                      {0, 33 * 4, false, a.pieces_of},
                                                      {2, 45 * 4, false, a.pieces_of}};
-          const JaggedBatch batch = draw(samples, {41, 7, 41}, weighted, random);
+          JaggedBatch batch = draw(samples, {41, 7, 41}, weighted, random);
           std::vector<float> out(samples * 57, 77.0F), expected;
           sum_rows_directly(batch.of(features), 57 * 4, reinterpret_cast<std::byte*>(out.data()));
           for (size_t sample = 0; sample < samples; ++sample) {
@@ -148,6 +190,7 @@ TEST_CASE("sums over blocks have the bits of partial sums that ranks would send"
           const bool same = samples == 0 || std::memcmp(out.data(), expected.data(),
                                                         out.size() * sizeof(float)) == 0;
           CHECK(same);
+          CHECK(batch.rows_read == batch.rows_to_read(features));
         }
       }
     }
@@ -166,7 +209,7 @@ TEST_CASE("rows are put together from blocks and pieces of columns") {
                                                {1, 0, false, rows.pieces_of},
                                                {0, 0, false, rows.pieces_of}};
     const std::vector<const CutTable*> tables{&columns, &whole, &rows, &rows};
-    const JaggedBatch batch = draw(70, {30, 50, 9}, false, random);
+    JaggedBatch batch = draw(70, {30, 50, 9}, false, random);
     std::vector<float> expected;
     for (size_t place = 0; place < features.size(); ++place) {
       const size_t key = features[place].key;
@@ -181,6 +224,7 @@ TEST_CASE("rows are put together from blocks and pieces of columns") {
     copy_rows_directly(batch.of(features), width * 4, reinterpret_cast<std::byte*>(out.data()));
     const bool same = std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0;
     CHECK(same);
+    CHECK(batch.rows_read == batch.rows_to_read(features));
   }
 }
 
@@ -199,4 +243,6 @@ TEST_CASE("counts that do not fit a batch are refused") {
   CHECK_THROWS_AS(look_up({-1}, 0), std::invalid_argument);
   CHECK_THROWS_AS(look_up({2, 3}, 0), std::invalid_argument);
   CHECK_THROWS_AS(look_up({4}, 1), std::invalid_argument);
+  batch.rows_read.resize(1);  // of one owner, but the table has two
+  CHECK_THROWS_AS(look_up({4}, 0), std::invalid_argument);
 }

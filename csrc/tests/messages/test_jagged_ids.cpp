@@ -34,3 +34,37 @@ TEST_CASE("the first id without a row is found with its place") {
   CHECK(negative->position == 1);
   CHECK(negative->id == -1);
 }
+
+TEST_CASE_TEMPLATE("ids at the ends of what a dtype holds", Id, int32_t, int64_t) {
+  const Id least = std::numeric_limits<Id>::min(), most = std::numeric_limits<Id>::max();
+  const auto largest = static_cast<int64_t>(most);
+  const std::vector<int64_t> limits{0,
+                                    1,
+                                    5,
+                                    largest - 1,
+                                    largest,
+                                    int64_t{1} << 31,
+                                    (int64_t{1} << 32) + 1,
+                                    std::numeric_limits<int64_t>::max()};
+  for (const int64_t limit : limits) {
+    for (const Id id : {least, Id{-1}, Id{0}, Id{1}, Id{4}, Id{5}, Id(most - 1), most}) {
+      CAPTURE(limit);
+      CAPTURE(id);
+      // Also behind ids that fill whole vectors.
+      for (const size_t before : {0u, 16u, 37u}) {
+        std::vector<Id> values(before, limit > 0 ? Id{0} : id);
+        values.push_back(id);
+        JaggedIds ids;
+        ids.values = reinterpret_cast<const std::byte*>(values.data());
+        ids.value_bytes = sizeof(Id);
+        ids.features = 1;
+        const std::vector<int64_t> rows{limit}, counts{static_cast<int64_t>(values.size())};
+        const bool outside = id < 0 || static_cast<int64_t>(id) >= limit;
+        const auto bad = find_bad_id(ids, rows, counts);
+        REQUIRE(bad.has_value() == outside);
+        if (outside) CHECK(bad->id == static_cast<int64_t>(id));
+        if (outside && limit > 0) CHECK(bad->position == static_cast<int64_t>(before));
+      }
+    }
+  }
+}

@@ -42,11 +42,11 @@ class DenseOp:
 
     Attributes:
         kind: of `LAYERS` or `OF_GRADIENTS`.
-        rows: of the output; of attention, sequences x heads; 1 of a parameter's gradient.
-        width: columns of the output; of attention, the length of a sequence.
-        inner: columns of a linear layer's input; of attention, those of a head.
+        rows: rows of the output; for attention, sequences x heads; for a parameter's gradient, 1.
+        width: columns of the output; for attention, the length of a sequence.
+        inner: columns of a linear layer's input; for attention, columns of a head.
         input_gradient: whether the backward has to find the input's gradient.
-        gradient_bytes: of each parameter, in the order in which the layer has them.
+        gradient_bytes: bytes of each parameter's gradient, in the layer's order.
     """
 
     kind: str

@@ -27,9 +27,9 @@ class ModeSamples:
     """Measured all-reduces of one mode, in rounds over all sizes.
 
     Attributes:
-        bytes: (n,) float64, of gradients.
-        alone_us: (rounds, n) float64, of an all-reduce that no backward runs beside.
-        overlapped_us: (rounds, n) float64, of one that a backward runs beside throughout.
+        bytes: (n,) float64, sizes of gradients.
+        alone_us: (rounds, n) float64, times of an all-reduce without a backward beside it.
+        overlapped_us: (rounds, n) float64, times of one with a backward beside it throughout.
         compute_rate: (rounds, n) float64, how far that backward came, as a share of how far it
             comes alone in the same time.
     """

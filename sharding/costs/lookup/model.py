@@ -33,13 +33,13 @@ class LookupModel:
     """Predicts one direction of pooled or of unpooled lookups.
 
     Attributes:
-        op_us: of an op, whatever it looks up.
-        coefficients_us: microseconds for one of each term, float64: of `TERMS`, and of `MAP_TERMS`
-            after them where gradients are added up in maps.
-        trees: the residual, a logarithm.
+        op_us: microseconds of an op, whatever it looks up.
+        coefficients_us: microseconds for one of each term, float64: first those of `TERMS`, then
+            those of `MAP_TERMS` if gradients are added up in maps.
+        trees: predict the residual, a logarithm.
         uses_reuse_factors: whether the trees look at the 17 reuse factors as well.
         interval_log: a measurement lies between the prediction times exp of these, 9 times of 10.
-        lowest, highest: (len(TREE_COLUMNS),) float64, what the trees' columns were in calibration.
+        lowest, highest: (len(TREE_COLUMNS),) float64, range of the trees' columns in calibration.
     """
 
     op_us: float

@@ -62,7 +62,7 @@ class Trees:
 
         Args:
             record: the object.
-            columns: how many columns the rows have that these trees are for.
+            columns: number of columns of the rows that these trees are for.
 
         Raises:
             ValueError: shapes that are not those of complete trees, or a column that isn't there.
@@ -99,9 +99,9 @@ class Bins:
     """The values of some rows, each replaced by the number of cuts that are below it.
 
     Attributes:
-        cuts: for each column, ascending.
+        cuts: cuts of each column, ascending.
         codes: (rows, columns) int64, from 0 to the number of the column's cuts.
-        width: one more than the most cuts of any column.
+        width: number of cuts of the column with the most, plus 1.
     """
 
     cuts: tuple[Floats, ...]

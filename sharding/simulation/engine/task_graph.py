@@ -35,7 +35,7 @@ class Machine:
     """Where threads run.
 
     Attributes:
-        cores: of each pool. A pool is a host, or the cores that a rank is pinned to.
+        cores: cores of each pool. A pool is a host, or the cores that a rank is pinned to.
         pool: (threads,), of each thread.
         spin_us: for which a thread that waits keeps its core before it sleeps.
         wake_us: from the end of a wait in which it slept until it runs.
@@ -149,12 +149,12 @@ class GraphBuilder:
         """Adds one task to each of `threads`, at its end, and returns their numbers.
 
         Args:
-            name: of all of them.
-            threads: that differ.
-            work: microseconds on a core, for all or one for each.
+            name: name of all of them.
+            threads: threads, each once.
+            work: microseconds on a core, one for all or one for each.
             pause: microseconds on no core that follow, likewise.
             after: what each waits for.
-            step: of the job.
+            step: step of the job that they are part of.
 
         Raises:
             ValueError: durations are negative or not finite, or threads do not exist or are named

@@ -14,7 +14,7 @@ class Timeline:
     """The result of a simulation.
 
     Attributes:
-        graph: of the tasks.
+        graph: graph of the tasks.
         start: (tasks,), microseconds.
         end: (tasks,), microseconds; with the pause.
     """

@@ -33,7 +33,7 @@ class Op:
     """An op of a rank's execution trace.
 
     Attributes:
-        overheads: of the host.
+        overheads: overheads of the host.
         kernels: microseconds of each kernel that it launches.
         communicates: whether it is a collective of all ranks.
         depends: whether it reads what the last collective wrote.
@@ -50,7 +50,7 @@ class Prediction:
     """What Algorithm 1 returns.
 
     Attributes:
-        total_us: of the slowest rank.
+        total_us: microseconds of the slowest rank.
         active_us: in which the streams of a rank run kernels, the most of any rank.
     """
 

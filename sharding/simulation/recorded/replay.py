@@ -24,7 +24,7 @@ class Replay:
         bound: iterations that ranks may be apart.
         step_us: from one batch to the next, all ranks together, the mean.
         step_percentiles_us: the 50th, 95th and 99th percentile of it.
-        latency_us: of a batch on its rank, from its beginning to its end, the median.
+        latency_us: microseconds of a batch on its rank, from its beginning to its end, the median.
         timeline: the simulation.
         threads: rank and name of each thread.
     """
@@ -44,7 +44,7 @@ def replay(recording: Recording, bound: int, delays: Floats) -> Replay:
     recorded. With a bound, collectives are messages that nobody answers, read by the main thread.
 
     Args:
-        recording: whose steps are replayed in turn, for each batch one.
+        recording: its steps are replayed in turn, one for each batch.
         bound: iterations that ranks may be apart.
         delays: (ranks, batches), microseconds for which a rank is held up at the beginning of a
             batch, beside what was recorded.
@@ -91,12 +91,12 @@ def _refuse(recording: Recording, bound: int, delays: Floats) -> None:
         )
     if bound > 0 and recording.begins_early:
         raise ValueError(
-            f"bound is {bound}, but the recorded steps wait for what earlier ones began: only "
-            "bound 0 can be replayed"
+            f"bound is {bound}, but recorded steps wait for exchanges that earlier steps began: "
+            "only bound 0 can be replayed"
         )
     if delays.ndim != 2 or len(delays) != ranks or delays.shape[1] == 0:
         raise ValueError(
-            f"delays have shape {delays.shape}, of {ranks} ranks and 1 or more batches"
+            f"delays have shape {delays.shape}, but must be of {ranks} ranks and 1 or more batches"
         )
 
 

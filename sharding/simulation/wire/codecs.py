@@ -18,11 +18,11 @@ class CodecCosts:
     """A codec of rows (docs/design/codecs.md), as far as a step depends on it.
 
     Attributes:
-        name: of the codec.
-        bytes_per_value: on the wire.
-        row_overhead_bytes: of each row beside its values: scale and least value.
-        encode_us_per_value: of one thread with a core of its own.
-        decode_us_per_value: likewise.
+        name: name of the codec.
+        bytes_per_value: bytes of a value on the wire.
+        row_overhead_bytes: bytes of a row beside its values: scale and least value.
+        encode_us_per_value: time to encode a value, on one thread with a core of its own.
+        decode_us_per_value: time to decode it, likewise.
     """
 
     name: str

@@ -19,9 +19,9 @@ class Link:
     """A link from each host to all others, equally fast in both directions.
 
     Attributes:
-        bytes_per_us: that a host can send in a microsecond, and receive meanwhile.
-        host: (ranks,), of each rank.
-        within: whether ranks of a host talk over its link as well, having no memory in common.
+        bytes_per_us: bytes that a host can send in a microsecond, and as many to receive meanwhile.
+        host: (ranks,), the host of each rank.
+        within: whether ranks of one host also talk over its link, since they share no memory.
     """
 
     bytes_per_us: float

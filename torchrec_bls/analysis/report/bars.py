@@ -14,7 +14,7 @@ def bars(labels: Sequence[str], series: Mapping[str, Sequence[float | None]], fo
     """Returns a group of horizontal bars for each label.
 
     Args:
-        labels: of the groups.
+        labels: labels of the groups.
         series: a bar of each group, by its name in the legend; at most four. None: no bar.
         form: format of the numbers, "{:.2f}" for instance.
     """

@@ -65,12 +65,14 @@ def _between_hosts(
     records = rendezvous.exchange("RDMA", {"missing": missing})
     for rank, record in enumerate(records):
         if record["missing"]:
-            warnings.warn(
-                "Ranks on several hosts have no RDMA between them and use the two-sided transport "
-                f"'c10d' over TCP instead, which is slower. On rank {rank}: {record['missing']} "
-                "(`torchrec-bls doctor` says more). Set transport='c10d' to choose it",
-                stacklevel=2,
-            )
+            if shape.rank == 0:  # all know the same
+                warnings.warn(
+                    "Ranks on several hosts have no RDMA between them and use the two-sided "
+                    "transport 'c10d' over TCP instead, which is slower. On rank "
+                    f"{rank}: {record['missing']} (`torchrec-bls doctor` says more). Set "
+                    "transport='c10d' to choose it",
+                    stacklevel=2,
+                )
             return _two_sided(rendezvous, shape)
     _connect_verbs(rendezvous, shape, verbs)
     # Every rank finds the same, since a rank alone on its host changes all of them.

@@ -145,7 +145,7 @@ class TwoSidedMessenger:
         return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr(), packs)
 
     def exchange(self, slot: int, sequence: int, sizes: list[int]) -> None:
-        """Starts the all-to-all of a round of slots, of which so many bytes are used by rank."""
+        """Starts the all-to-all of a round of slots, of which `sizes` bytes are used, by rank."""
         self._started = sequence + 1
         if self._carrier is not self._own:
             sizes = self._slot_sizes  # as much as is expected

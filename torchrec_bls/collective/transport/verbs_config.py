@@ -29,19 +29,19 @@ class VerbsConfig:
     Ranks may differ, except in `mtu`, whose smaller one counts.
 
     Attributes:
-        device: as ibv_devices names it; empty: the first that has an active port.
-        port: from 1 on; 0: the first that is active.
-        gid_index: of the port's GID; -1: on RoCE the first that is RoCE v2 and IPv4, else the first
-            that is RoCE v2; on InfiniBand none is needed.
+        device: name of the device in ibv_devices; empty: the first that has an active port.
+        port: number of the port, from 1 on; 0: the first that is active.
+        gid_index: index of the port's GID; -1: on RoCE the first that is RoCE v2 and IPv4, else the
+            first that is RoCE v2; on InfiniBand none is needed.
         mtu: bytes of a packet, 256 to 4096 in powers of two; 0: the port's.
-        traffic_class: of packets on RoCE: DSCP x 4, which selects the priority in a lossless
-            network. 106 is common there.
-        service_level: of packets on InfiniBand.
+        traffic_class: traffic class of packets on RoCE, DSCP x 4. It selects the priority in a
+            lossless network, where 106 is common.
+        service_level: service level of packets on InfiniBand.
         timeout: an answer is awaited for 4.096 us x 2^timeout (14: 67 ms), then asked for again.
-        retry_count: how often, until the peer counts as dead.
-        rnr_retry: the same for a peer that has no receive, which a sound peer always has; 7: for
-            ever.
-        min_rnr_timer: code of the time that such a peer is left alone (12: 0.64 ms).
+        retry_count: how often it is asked for again, until the peer counts as dead.
+        rnr_retry: how often a message is sent again to a peer that has posted no receive; a sound
+            peer always has one. 7: without end.
+        min_rnr_timer: code of the pause before that (12: 0.64 ms).
         inline_bytes: messages up to this long travel within the request, as far as the device can.
     """
 

@@ -150,7 +150,7 @@ class Exchange:
         return self.channel
 
     def has_slots(self, slot_bytes: int) -> bool:
-        """Whether `open` has nothing to do."""
+        """Whether slots are large enough already, so that `open` has nothing to do."""
         return self.channel is not None and (slot_bytes <= self._slot_bytes or not self._grows)
 
     @property
@@ -213,11 +213,12 @@ class Exchange:
             if channel is not None:
                 channel.close()
             reason = next(filter(None, failures))
-            warnings.warn(
-                f"{self.name}: messages outgrew their slots, which cannot be enlarged ({reason}). "
-                "Larger messages go on being pulled, which is slower",
-                stacklevel=2,
-            )
+            if self._group.rank() == 0:  # all know the same
+                warnings.warn(
+                    f"{self.name}: messages outgrew their slots, which cannot be enlarged "
+                    f"({reason}). Larger messages go on being pulled, which is slower",
+                    stacklevel=2,
+                )
             return
         # Whoever has posted that much to the new channel has completed all posts of the old one.
         self._retired.append((old, self._posted + self._config.bound + 1))

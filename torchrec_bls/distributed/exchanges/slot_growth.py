@@ -46,7 +46,7 @@ class SlotGrowth:
         return SlotBytes(*(exchange.wanted_slot_bytes for exchange in self._exchanges))
 
     def learn(self, number: int, wanted: Sequence[int]) -> None:
-        """Takes over what the ranks asked for, at most, along with the ids of batch `number`."""
+        """Takes over the largest slots that ranks asked for with the ids of batch `number`."""
         if not any(wanted):
             return
         latest = self._agreed[-1][1] if self._agreed else self._in_force

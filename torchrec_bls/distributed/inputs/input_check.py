@@ -35,25 +35,28 @@ class InputCheck:
     """Checks the batches of one module.
 
     Args:
-        name: of the module, for messages.
-        tables: EmbeddingConfig or EmbeddingBagConfig of each.
+        name: what errors call the module.
+        tables: an EmbeddingConfig or EmbeddingBagConfig for each table.
         is_weighted: whether ids have weights.
         bad_ids: "refuse" raises for an id that its table has no row for; "row0" looks up row 0
             instead, as TorchRec does.
 
     Attributes:
         is_weighted: whether ids have weights.
+        bad_ids: see above.
         keys: of all batches; None before the first.
         replaced_ids: ids that row 0 was looked up for.
+        refused_batches: that `check` raised for.
     """
 
     def __init__(self, name: str, tables: Iterable[Any], is_weighted: bool, bad_ids: str) -> None:
         self.keys: list[str] | None = None
         self.replaced_ids = 0
+        self.refused_batches = 0
         self._name = name
         self._rows_by_feature = _rows_by_feature(tables)
         self.is_weighted = is_weighted
-        self._bad_ids = bad_ids
+        self.bad_ids = bad_ids
         self._row_limits: list[int] = []
         self._dtypes: dict[str, torch.dtype] = {}
         self._inverse_keys: list[str] | None = None
@@ -64,6 +67,13 @@ class InputCheck:
         Raises:
             ValueError: they do not fit the module; the text says what to change.
         """
+        try:
+            return self._checked(features)
+        except Exception:  # whatever a batch holds
+            self.refused_batches += 1
+            raise
+
+    def _checked(self, features: object) -> CheckedBatch:
         if not isinstance(features, KeyedJaggedTensor):
             raise ValueError(f"input is a {type(features).__name__}, not a KeyedJaggedTensor")
         of_one_size = self._padded(features) if varies(features) else features
@@ -168,7 +178,7 @@ class InputCheck:
             warnings.warn(
                 f"{self._name}: the KeyedJaggedTensor has keys that the module does not have, "
                 f"which are ignored: {unknown}",
-                stacklevel=5,
+                stacklevel=6,
             )
         self.keys = list(keys)
         self._row_limits = [self._rows_by_feature.get(key, _NO_LIMIT) for key in keys]
@@ -187,7 +197,7 @@ class InputCheck:
             raise ValueError(f"malformed KeyedJaggedTensor: {error}") from error
         if bad is None:
             return CheckedBatch(features, counts)
-        if self._bad_ids == "row0":
+        if self.bad_ids == "row0":
             return CheckedBatch(self._with_row_0(features, counts), counts)
         feature, position, value = bad
         key, rows = features.keys()[feature], self._row_limits[feature]
@@ -204,7 +214,7 @@ class InputCheck:
             warnings.warn(
                 f"{self._name}: ids that their tables have no rows for are looked up as row 0 "
                 '(bad_ids="row0"); replaced_ids counts them',
-                stacklevel=6,
+                stacklevel=7,
             )
         self.replaced_ids += int(bad.sum())
         return _with(features, values=values.masked_fill(bad, 0))

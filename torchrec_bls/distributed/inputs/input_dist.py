@@ -24,7 +24,7 @@ from torchrec_bls.distributed.inputs.refused_batches import refused
 
 
 class IdsLayout:
-    """How the ids that this rank looks up came to it, for the way back of their embeddings.
+    """How ids came to the rank that looks them up: their embeddings go back the same way.
 
     Attributes:
         native: what came, with the ids.
@@ -34,10 +34,11 @@ class IdsLayout:
         values_sent: ids that this rank sent to each rank.
         counts_sent: ids that this rank sent to each rank of each of its features, flattened; only
             where rows are encoded.
-        equal_sent: which rows that come for ids of this rank are equal, by rank and feature like
-            `counts_sent`; None where nobody asks.
-        equal_received: which rows are that this rank looks up, by feature and rank like `counts`.
-        slot_bytes: of the exchanges, for this batch.
+        equal_sent: which of the rows that come for this rank's ids are equal, by rank and feature
+            like `counts_sent`; None where nobody asks.
+        equal_received: which of the rows that this rank looks up are equal, by feature and rank
+            like `counts`.
+        slot_bytes: slot sizes of the exchanges, for this batch.
     """
 
     def __init__(self, native: _native.BatchIds, order: list[int], own: "_Batch") -> None:
@@ -128,7 +129,7 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
 
 
 class IdsAwaitable(ExchangeAwaitable[IdsTensorsAwaitable]):
-    """First wait of an input dist: nothing, since sizes travel with the data."""
+    """First wait of an input dist. It waits for nothing, since sizes travel with the data."""
 
     def __init__(self, tensors: IdsTensorsAwaitable) -> None:
         super().__init__()

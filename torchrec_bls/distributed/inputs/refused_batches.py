@@ -77,11 +77,11 @@ class Calls:
 
 
 def take_part_in_the_rest(module: Any) -> None:
-    """Takes part, without samples, for modules that the forward which now ends would have called
-    after `module`: the other ranks call them.
+    """Takes part, without samples, in the calls that the failed forward does not come to.
 
-    The forward is that of the outermost module on the stack that contains `module`. It calls its
-    sharded modules once each, so that those which it has not called lag one call behind.
+    It would have called other modules after `module`, and the other ranks do call them. The forward
+    is that of the outermost module on the stack that contains `module`. It calls each of its
+    sharded modules once, so that those which it has not called are one call behind.
     """
     modules: list[Any] = list(_outermost_caller(module).modules())
     rest = [

@@ -36,7 +36,7 @@ class OutputDist(nn.Module):
         rank: this rank.
         exchange: the module's channel for embeddings.
         gradients: its channel for gradients, made at the first forward that needs them.
-        gradient_divisors: what TorchRec divides gradients by, one after the other.
+        gradient_divisors: numbers by which TorchRec divides gradients, one after the other.
         callbacks: what TorchRec's own output dist does to the embeddings once they have arrived.
 
     Attributes:

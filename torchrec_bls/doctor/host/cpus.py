@@ -13,7 +13,7 @@ def cpus_finding(root: Path, usable: Collection[int] | None = None) -> Finding:
     """Says how many CPUs, cores and NUMA nodes this process may use.
 
     Args:
-        root: of the file system, for /sys and /proc.
+        root: root of the file system, for /sys and /proc.
         usable: numbers of the CPUs; None for those this process may run on.
     """
     cpus = sorted(os.sched_getaffinity(0) if usable is None else usable)

@@ -22,7 +22,7 @@ class Gid:
         index: in the port's table.
         address: as /sys writes it, eight groups of four digits.
         kind: "IB/RoCE v1" or "RoCE v2".
-        interface: of the network that a RoCE address belongs to, else "".
+        interface: interface of the network that a RoCE address belongs to, else "".
     """
 
     index: int
@@ -40,7 +40,7 @@ class Port:
         state: "ACTIVE", "DOWN" and the like.
         link: "Ethernet" (RoCE) or "InfiniBand".
         rate: as the driver words it.
-        interface: of the network, with RoCE; "" where /sys does not tell.
+        interface: interface of the network, with RoCE; "" where /sys does not tell.
         gids: those that are in use.
         mtu: bytes a packet carries, None where /sys does not tell.
     """
@@ -88,7 +88,7 @@ def find_devices(root: Path) -> list[Device]:
     """Returns the RDMA devices of a host, by name.
 
     Args:
-        root: of the file system, for /sys and /dev.
+        root: root of the file system, for /sys and /dev.
     """
     try:
         folders = sorted((root / "sys/class/infiniband").iterdir())

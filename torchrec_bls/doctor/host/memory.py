@@ -54,7 +54,7 @@ def memlock_finding(root: Path, *, device: bool, limit: int | None = None) -> Fi
     """Says whether an RDMA device may be given memory.
 
     Args:
-        root: of the file system, for /proc.
+        root: root of the file system, for /proc.
         device: whether there is an RDMA device, so that the limit matters.
         limit: in bytes, `resource.RLIM_INFINITY` for none; None for that of this process.
     """

@@ -51,7 +51,7 @@ def network_finding(name: str, address: str | None, addresses: dict[str, str]) -
     """Says whether other hosts can reach ranks here by default.
 
     Args:
-        name: of this host.
+        name: name of this host.
         address: what it stands for, as `address_of_host_name` says.
         addresses: as `interfaces` says.
     """

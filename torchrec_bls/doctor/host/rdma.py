@@ -18,7 +18,7 @@ def rdma_findings(
     No finding is a problem: ranks of one host need no device.
 
     Args:
-        devices: of this host.
+        devices: devices of this host.
         load_error: returns why libibverbs can't be loaded, or "".
         port_limits: returns what a port allows, or None where that can't be asked.
     """

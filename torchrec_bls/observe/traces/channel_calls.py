@@ -38,7 +38,7 @@ class ChannelCalls:
     Attributes:
         trace: that they are in.
         calls: by channel and action, by sequence number: start and end in microseconds.
-        bounds: of the channels.
+        bounds: bounds of the channels.
     """
 
     trace: KinetoTrace
@@ -83,10 +83,10 @@ class JoinedTraces:
     Attributes:
         traces: by rank.
         offsets: (ranks,), microseconds by which clocks are ahead of rank 0's.
-        calls: channel and action, in the order of a step.
-        start: (calls, ranks, steps), microseconds by rank 0's clock.
-        end: likewise.
-        bound: of the channels.
+        calls: channel and action of each call, in the order of a step.
+        start: (calls, ranks, steps), when calls begin, microseconds by rank 0's clock.
+        end: when they end, likewise.
+        bound: bound of the channels.
     """
 
     traces: list[ChannelCalls]
@@ -101,9 +101,9 @@ def join(traces: Sequence[ChannelCalls]) -> JoinedTraces:
     """Joins the traces of all ranks, and finds out how far their clocks are apart.
 
     Raises:
-        TraceError: a rank is missing or there twice, ranks have other channels, or no step that all
-            of them recorded.
-        UnrelatedClocksError: a rank never waited, and nobody for it.
+        TraceError: a rank is missing or is there twice, ranks differ in their channels, or no step
+            was recorded by all of them.
+        UnrelatedClocksError: a rank never waited, and nobody waited for it.
     """
     by_rank = sorted(traces, key=lambda trace: trace.rank)
     check_ranks([each.trace for each in by_rank])

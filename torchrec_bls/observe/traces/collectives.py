@@ -80,10 +80,10 @@ class RankSteps:
     """What one rank recorded.
 
     Attributes:
-        trace: Kineto's.
-        steps: by number, begin and end; one begins where the one before it ends.
-        collectives: in the order in which they were begun.
-        groups: ranks of each process group, None for all of the job.
+        trace: Kineto's trace.
+        steps: begin and end of each step, by number; one begins where the one before it ends.
+        collectives: the rank's collectives, in the order in which they were begun.
+        groups: ranks of each process group; None: all of the job.
         trains: whether there is a backward or an optimizer's step.
     """
 

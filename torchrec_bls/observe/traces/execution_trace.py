@@ -23,7 +23,7 @@ class Node:
     Attributes:
         name: of it.
         first: numbers of the storages of its first argument: what collectives write.
-        storages: of all arguments.
+        storages: storages of all arguments.
     """
 
     name: str

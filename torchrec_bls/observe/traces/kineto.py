@@ -24,7 +24,7 @@ class KinetoTrace:
     """What one rank's profiler wrote.
 
     Attributes:
-        rank: of the job.
+        rank: rank of the job.
         source: the file.
         events: Chrome's trace events.
         base_us: what is added to their times, microseconds.
@@ -56,7 +56,7 @@ def read_kineto(path: Path, rank: int) -> KinetoTrace:
     """Reads a trace; one that ends in .gz is compressed.
 
     Args:
-        path: of the file.
+        path: path of the file.
         rank: that it is of if it does not say so itself.
 
     Raises:

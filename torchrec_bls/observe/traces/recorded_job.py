@@ -36,11 +36,11 @@ class RecordedJob:
     """The steps that all ranks recorded.
 
     Attributes:
-        traces: by rank.
+        traces: one trace a rank, by rank.
         offsets: (ranks,), microseconds by which clocks are ahead of rank 0's.
-        step_us: from one step to the next, the mean.
-        waits: of all ranks.
-        recording: to replay.
+        step_us: mean time from one step to the next.
+        waits: waits of all ranks.
+        recording: what the ranks did, to be replayed.
     """
 
     traces: Sequence[KinetoTrace]

@@ -158,7 +158,7 @@ def test_training_is_replayed_at_bound_0() -> None:
 
 
 def test_steps_that_wait_for_earlier_ones_have_no_bound() -> None:
-    with pytest.raises(ValueError, match="wait for what earlier ones began"):
+    with pytest.raises(ValueError, match="wait for exchanges that earlier steps began"):
         run(recording([[Wait(A, back=1), Begin(A, 1)]]), 1)
 
 

@@ -1,0 +1,143 @@
+"""Lookups of a reader while another process publishes new weights, again and again."""
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy import stats
+from torchrec import EmbeddingBagCollection
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from tqdm import tqdm
+
+from benchmarks.direct.page import switches_section
+from benchmarks.harness import record
+from benchmarks.harness.launch import on_ranks
+from benchmarks.harness.statistics import Spread
+from benchmarks.modules.models import FEATURES, Case, ids_of
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, generation_of, publish
+
+# 1.3 GB of tables, all of which the publisher owns.
+FULL = {"rows": 200_000, "dim": 64, "batch": 128, "publications": 20, "pause_s": 1.0}
+QUICK = {"rows": 2_000, "dim": 64, "batch": 128, "publications": 2, "pause_s": 0.2}
+
+_READER, _PUBLISHER = 0, 1
+_BATCHES = 50
+_DEADLINE_S = 60.0
+
+
+def measure(rank: int, settings: dict[str, Any]) -> dict[str, Any] | None:
+    module = _sharded(settings)
+    case = Case("EBC", "table_wise", 2, settings["batch"], rows=settings["rows"])
+    batches = [ids_of(case, rank, seed) for seed in range(_BATCHES)]
+    _fill(module, 1)
+    with torch.no_grad():
+        module(batches[0]).wait()
+        if rank == _PUBLISHER:
+            for number in tqdm(range(settings["publications"]), unit="publication"):
+                dist.barrier()
+                _fill(module, number + 2)
+                publish(module).wait(_DEADLINE_S)
+            dist.barrier()
+            return None
+        return _read(module, batches, settings)
+
+
+def _read(module: Any, batches: list[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Times all lookups, and which of them are between a publication's begin and its end."""
+    times: dict[bool, list[list[float]]] = {False: [], True: []}
+    number = 0
+
+    def look_up(publishing: bool) -> None:
+        nonlocal number
+        begin = time.perf_counter()
+        values = module(batches[number % _BATCHES]).wait().values()
+        times[publishing][-1].append((time.perf_counter() - begin) * 1e3)
+        number += 1
+        if not (values == generation_of(module)).all():
+            raise RuntimeError(f"lookup {number} is not of generation {generation_of(module)}")
+
+    for publication in range(settings["publications"]):
+        for each in times.values():
+            each.append([])
+        end = time.monotonic() + settings["pause_s"]
+        while time.monotonic() < end:
+            look_up(False)
+        dist.barrier()
+        # Without tables of its own this announces and no more, in a thread as a server would.
+        own = threading.Thread(target=publish, args=(module,))
+        own.start()
+        while generation_of(module) < publication + 2:
+            look_up(True)
+        own.join()
+        # The old generation is unmapped beside the first batches of the new one.
+        end = time.monotonic() + settings["pause_s"] / 4
+        while time.monotonic() < end:
+            look_up(True)
+    dist.barrier()
+    without, during = times[False], times[True]
+    return {
+        "lookups": sum(map(len, without)),
+        "lookups_during": sum(map(len, during)),
+        "ms": Spread(np.concatenate(without)),
+        "ms_during": Spread(np.concatenate(during)),
+        "p99": float(np.quantile(np.concatenate(without), 0.99)),
+        "p99_9_during": float(np.quantile(np.concatenate(during), 0.999)),
+        "ratio": _ratio(without, during),
+    }
+
+
+def _ratio(without: list[list[float]], during: list[list[float]]) -> tuple[float, float, float]:
+    """p99.9 during switches over p99 without, with its 95 % interval by bootstrap over switches."""
+
+    def ratio(switches: Any) -> float:
+        before, beside = (np.concatenate([w[i] for i in switches]) for w in (without, during))
+        return float(np.quantile(beside, 0.999) / np.quantile(before, 0.99))
+
+    every = np.arange(len(without))
+    found = stats.bootstrap(
+        (every,), ratio, n_resamples=1000, method="percentile", vectorized=False, rng=0
+    ).confidence_interval
+    return float(found.low), ratio(every), float(found.high)
+
+
+def _sharded(settings: dict[str, Any]) -> Any:
+    sizes = {"num_embeddings": settings["rows"], "embedding_dim": settings["dim"]}
+    tables = [
+        EmbeddingBagConfig(name=f"table_{i}", feature_names=[feature], **sizes)
+        for i, feature in enumerate(FEATURES)
+    ]
+    module = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    sharder = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct"))
+    kernel = EmbeddingComputeKernel.FUSED.value
+    where = {table.name: table_wise(rank=_PUBLISHER, compute_kernel=kernel) for table in tables}
+    plan = construct_module_sharding_plan(
+        module, where, sharder=sharder, local_size=2, world_size=2, device_type="cpu"
+    )
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    return sharder.shard(module, plan, env, torch.device("cpu"), "switched")
+
+
+def _fill(module: Any, generation: int) -> None:
+    """Makes all weights of this rank the number of their generation, by which outputs tell it."""
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            for shard in tensor.local_shards():
+                shard.tensor.fill_(float(generation))
+
+
+def main() -> None:
+    arguments = record.parser(__doc__, quick="small tables, 2 publications").parse_args()
+    settings: dict[str, Any] = QUICK if arguments.quick else FULL
+    before = record.environment()
+    results = [on_ranks(2, measure, settings)]
+    record.publish(arguments.json, "direct_switches", before, settings, results, switches_section)
+
+
+if __name__ == "__main__":
+    main()

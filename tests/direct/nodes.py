@@ -1,0 +1,237 @@
+"""Processes that a test starts and tells what to do, one call after the other."""
+
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.direct import served
+from tests.direct.served import Expected
+from tests.processes import run_outcomes
+from torchrec_bls import attach, generation_of, offer, publish, serving_state
+from torchrec_bls.serving.offer import Offer
+
+DEADLINE = 60.0
+
+
+class Node:
+    """What a process of a test has.
+
+    Attributes:
+        rank: among those that shard.
+        folder: of the sockets.
+        model: that it serves.
+        offers: its open ones.
+    """
+
+    def __init__(self, rank: int, folder: str) -> None:
+        self.rank = rank
+        self.folder = folder
+        self.model: Any = None
+        self.offers: list[Offer] = []
+        self.batches = served.batches_of(rank)
+        self.expected = Expected(self.batches)
+
+    def path_of(self, name: object) -> str:
+        return f"{self.folder}/{name}"
+
+
+class NodeFailedError(AssertionError):
+    """A call raised in its process; the text is its traceback."""
+
+
+class Nodes:
+    """All processes of a test, by name; ranks are named by their numbers.
+
+    Args:
+        folder: for sockets.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._control = str(folder / "control")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.settimeout(DEADLINE)
+        self._listener.bind(self._control)
+        self._listener.listen()
+        self._connections: dict[object, Connection] = {}
+        self._pool = ThreadPoolExecutor(8)
+        self._running: list[Future[Any]] = []
+
+    def start_ranks(self, count: int) -> None:
+        """Starts ranks 0 to `count` - 1, which have a process group."""
+        self._start(count, "gloo")
+
+    def start(self, name: str) -> None:
+        """Starts a process without a process group."""
+        self._start(1, None, name)
+
+    def _start(self, count: int, backend: str | None, *name: str) -> None:
+        arguments = (count, _obey, self._control, str(self._folder), *name)
+        self._running.append(
+            self._pool.submit(run_outcomes, *arguments, deadline=3 * DEADLINE, backend=backend)
+        )
+        for _ in range(count):
+            connection = Connection(self._listener.accept()[0].detach())
+            assert connection.poll(DEADLINE)
+            self._connections[connection.recv()] = connection
+
+    def call(self, name: object, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what `function(node, *args)` returns in a process."""
+        self.begin(name, function, *args)
+        return self.end(name)
+
+    def call_all(self, names: Sequence[object], function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function in several processes at once, and returns the results."""
+        for name in names:
+            self.begin(name, function, *args)
+        return [self.end(name) for name in names]
+
+    def begin(self, name: object, function: Callable[..., Any], *args: Any) -> None:
+        """Begins a call, which `end` waits for."""
+        self._connections[name].send((function, args))
+
+    def end(self, name: object) -> Any:
+        """Returns what the call returns that was begun last."""
+        connection = self._connections[name]
+        assert connection.poll(DEADLINE), f"{name} does not answer"
+        succeeded, result = connection.recv()
+        if not succeeded:
+            raise NodeFailedError(f"in {name}: {result}")
+        return result
+
+    def kill(self, name: object) -> None:
+        """Kills a process, and returns when it is gone."""
+        pid = self.call(name, pid_of)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: _state(pid) in "ZX")
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for connection in self._connections.values():
+            connection.close()
+        for running in self._running:
+            for outcome in running.result():
+                assert outcome.error in (None, "ProcessDied"), str(outcome)
+        self._pool.shutdown()
+        self._listener.close()
+
+
+@contextmanager
+def started(folder: Path, ranks: int) -> Iterator[Nodes]:
+    """Yields nodes with that many ranks, which serve generation 1 and offer it."""
+    nodes = Nodes(folder)
+    try:
+        nodes.start_ranks(ranks)
+        nodes.call_all(range(ranks), serve)
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def _obey(rank: int, control: str, folder: str, name: str | None = None) -> None:
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    told.connect(control)
+    connection = Connection(told.detach())
+    connection.send(rank if name is None else name)
+    torch.set_num_threads(1)
+    node = Node(rank, folder)
+    while True:
+        try:
+            function, args = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            connection.send((True, function(node, *args)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+
+
+# What nodes are told to do.
+
+
+def pid_of(node: Node) -> int:
+    return os.getpid()
+
+
+def serve(node: Node) -> None:
+    """Shards the model, looks a batch up, and offers the tables."""
+    node.model = served.sharded()
+    check(node, 1)
+    node.offers.append(offer(node.model, node.path_of(node.rank)))
+
+
+def bare_model() -> nn.Module:
+    """Returns the model with no memory for tables and other dense weights."""
+    with torch.device("meta"):
+        model = served.Model()
+    model.dense = nn.Linear(1, 3)
+    return model
+
+
+def join(node: Node, source: object, owner: int | None = None, offered_as: str = "") -> None:
+    """Attaches to what `source` offers, and looks a batch up."""
+    model = bare_model()
+    attach(model, node.path_of(source), owner=owner, deadline=DEADLINE)
+    node.model = model
+    check(node)
+    if offered_as:
+        node.offers.append(offer(model, node.path_of(offered_as)))
+
+
+def check(node: Node, generation: int | None = None) -> int:
+    """Compares all batches with the generation that each says it is of; returns the last one."""
+    seen = 0
+    for number in range(len(node.batches)):
+        seen = served.check(node.model, node.batches, node.expected, number)
+        assert generation is None or seen == generation, (seen, generation)
+    return seen
+
+
+def check_many(node: Node, times: int, ready: str) -> int:
+    """Looks batches up for a while; creates a file when it has begun."""
+    for number in range(times):
+        if number == times // 10:
+            Path(node.path_of(ready)).touch()
+        served.check(node.model, node.batches, node.expected, number)
+    return generation_of(node.model)
+
+
+def publish_all(node: Node, generation: int, owner: int | None = None) -> None:
+    """Publishes the whole weights of a generation."""
+    publication = publish(node.model, served.weights_of(generation), owner=owner, deadline=DEADLINE)
+    assert publication.generation == generation
+
+
+def go_over(node: Node, generation: int) -> None:
+    """Waits for a generation and looks all batches up in it."""
+    until(lambda: served.check(node.model, node.batches, node.expected, 0) >= generation)
+    check(node, generation)
+
+
+def state(node: Node) -> Any:
+    return serving_state(node.model)

@@ -1,0 +1,255 @@
+"""Processes that come later: readers, and those that take the place of ranks that are gone."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+
+from tests.direct import nodes, served
+from tests.direct.nodes import Node, started
+from tests.distributed import models
+from torchrec_bls import BLSConfig, attach, bounded_lag_modules, offer, publish
+
+KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
+SHARDINGS = ("table_wise", "row_wise", "column_wise")
+
+
+def batches_of(kind: models.Kind) -> list[Any]:
+    return [models.make_ids(kind, seed=i, samples=5) for i in range(3)]
+
+
+def serve_kind(node: Node, name: str, sharding: str) -> list[dict[str, torch.Tensor]]:
+    """Offers a module that reads directly; returns what TorchRec's own module gives."""
+    kind = KINDS[name]
+    theirs = models.shard(kind, sharding, kind.torchrec_sharder())
+    node.model = models.shard(kind, sharding, kind.bls_sharder(BLSConfig(lookup="direct")))
+    with torch.no_grad():
+        models.arrived(node.model(models.Batch(batches_of(kind)[0])))
+        node.offers.append(offer(node.model, node.path_of(f"{name}.{sharding}.{node.rank}")))
+        return [models.flatten(theirs(models.Batch(ids))) for ids in batches_of(kind)]
+
+
+def read_kind(node: Node, name: str, sharding: str, inference: bool) -> list[Any]:
+    kind = KINDS[name]
+    model = models.SparseOnly(kind.module())
+    attach(model, node.path_of(f"{name}.{sharding}.1"))
+    with torch.inference_mode(inference), torch.no_grad():
+        return [models.flatten(model(models.Batch(ids))) for ids in batches_of(kind)]
+
+
+def test_outputs_have_the_bits_of_torchrecs_own_sharded_modules(tmp_path: Path) -> None:
+    """Means, weights, and sums of the ranks' parts of a bag are rounded as TorchRec does."""
+    with started(tmp_path, 2) as processes:
+        processes.start("reader")
+        for name in KINDS:
+            for sharding in SHARDINGS:
+                expected = processes.call_all([0, 1], serve_kind, name, sharding)[0]
+                for inference in (False, True):
+                    read = processes.call("reader", read_kind, name, sharding, inference)
+                    for ours, theirs in zip(read, expected, strict=True):
+                        models.assert_same_bits(ours, theirs)
+
+
+def test_a_reader_outlives_all_ranks(tmp_path: Path) -> None:
+    with started(tmp_path, 2) as processes:
+        processes.start("reader")
+        processes.call("reader", nodes.join, 0)
+        seen = processes.call("reader", nodes.state)
+        assert (seen.rank, seen.generation, seen.owners_gone) == (None, 1, ())
+        assert processes.call(0, nodes.state).readers == (processes.call("reader", nodes.pid_of),)
+        for rank in (0, 1):
+            processes.begin("reader", nodes.check_many, 400, f"begun {rank}")
+            nodes.until((tmp_path / f"begun {rank}").exists)
+            processes.kill(rank)
+            assert processes.end("reader") == 1
+        assert processes.call("reader", nodes.state).owners_gone == (0, 1)
+
+
+def test_a_reader_that_is_gone_is_not_counted(tmp_path: Path) -> None:
+    with started(tmp_path, 1) as processes:
+        processes.start("reader")
+        processes.call("reader", nodes.join, 0)
+        processes.kill("reader")
+        assert processes.call(0, nodes.state).readers == ()
+
+
+def publish_alone(node: Node) -> None:
+    with pytest.raises(ValueError, match="reads the tables of others and publishes none"):
+        publish(node.model, served.weights_of(2))
+    with pytest.raises(ValueError, match="rank 1 lives, as process"):
+        publish(node.model, served.weights_of(2), owner=1)
+
+
+def test_a_reader_follows_generations_in_tables_and_dense_weights(tmp_path: Path) -> None:
+    with started(tmp_path, 2) as processes:
+        processes.start("reader")
+        processes.call("reader", nodes.join, 1)
+        processes.call("reader", publish_alone)
+        for generation in (2, 3):
+            processes.call(0, nodes.publish_all, generation)
+            processes.call("reader", nodes.check, generation - 1)
+            processes.call(1, nodes.publish_all, generation)
+            for name in (0, 1, "reader"):
+                processes.call(name, nodes.go_over, generation)
+
+
+def publish_live(node: Node, generation: int) -> None:
+    """Writes a generation to the live weights and publishes them."""
+    new = served.weights_of(generation)
+    with torch.no_grad():
+        for name, (rows, columns, shard) in models.local_shards(node.model).items():
+            shard.copy_(new[name.partition(" ")[0]][rows, columns])
+        for name, replica in models.replicas(node.model).items():
+            replica.copy_(new[name])
+        publish(node.model, deadline=nodes.DEADLINE)
+
+
+def test_live_weights_that_are_published_come_with_their_dense_weights(tmp_path: Path) -> None:
+    with started(tmp_path, 2) as processes:
+        processes.start("reader")
+        processes.call("reader", nodes.join, 1)
+        processes.call_all([0, 1], publish_live, 2)
+        processes.call("reader", nodes.go_over, 2)
+
+
+def owners_gone(node: Node) -> list[list[int]]:
+    return [module.owners_gone for module in bounded_lag_modules(node.model).values()]
+
+
+def publish_nothing_loaded(node: Node) -> None:
+    with pytest.raises(ValueError, match="were not loaded in this process"):
+        publish(node.model)
+
+
+def test_a_rank_returns_and_publishes_again(tmp_path: Path) -> None:
+    with started(tmp_path, 3) as processes:
+        processes.kill(1)
+        assert processes.call(0, owners_gone) == [[1], [1]]
+        assert processes.call(0, nodes.state).owners_gone == (1,)
+        processes.start("returned")
+        processes.call("returned", nodes.join, 0, 1, "returned")
+        assert processes.call(0, owners_gone) == [[], []]
+        assert processes.call("returned", nodes.state).rank == 1
+        processes.call("returned", publish_nothing_loaded)
+        for name in (0, "returned", 2):
+            processes.call(name, nodes.publish_all, 2)
+        for name in (0, "returned", 2):
+            processes.call(name, nodes.go_over, 2)
+
+
+def test_all_ranks_are_replaced_one_after_the_other(tmp_path: Path) -> None:
+    with started(tmp_path, 2) as processes:
+        source: object = 1
+        for rank in (0, 1):
+            processes.kill(rank)
+            name = f"returned {rank}"
+            processes.start(name)
+            processes.call(name, nodes.join, source, rank, name)
+            source = name
+        names = ["returned 0", "returned 1"]
+        for generation in (2, 3):
+            for name in names:
+                processes.call(name, nodes.publish_all, generation)
+            for name in names:
+                processes.call(name, nodes.go_over, generation)
+        assert processes.call("returned 1", nodes.state).owners_gone == ()
+
+
+def take_what_is_taken(node: Node, source: object, owner: int) -> None:
+    model = nodes.bare_model()
+    names = [type(module).__name__ for module in model.modules()]
+    with pytest.raises(ValueError, match=f"rank {owner} lives, as process"):
+        attach(model, node.path_of(source), owner=owner)
+    with pytest.raises(ValueError, match="owner is 2, but there are ranks 0 to 1"):
+        attach(model, node.path_of(source), owner=2)
+    assert [type(module).__name__ for module in model.modules()] == names
+
+
+def test_one_process_publishes_for_a_rank(tmp_path: Path) -> None:
+    with started(tmp_path, 2) as processes:
+        for name in ("first", "second"):
+            processes.start(name)
+        processes.call("second", take_what_is_taken, 0, 1)  # the rank itself
+        processes.kill(1)
+        processes.call("first", nodes.join, 0, 1)
+        processes.call("second", take_what_is_taken, 0, 1)
+        processes.kill("first")
+        processes.call("second", nodes.join, 0, 1)
+        processes.call("second", nodes.publish_all, 2)
+        processes.call(0, nodes.publish_all, 2)
+        processes.call("second", nodes.go_over, 2)
+
+
+def test_a_reader_publishes_for_ranks_that_are_gone(tmp_path: Path) -> None:
+    with started(tmp_path, 2) as processes:
+        processes.start("reader")
+        processes.call("reader", nodes.join, 0)
+        processes.kill(0)
+        processes.kill(1)
+        for owner in (0, 1):
+            processes.call("reader", nodes.publish_all, 2, owner)
+        processes.call("reader", nodes.go_over, 2)
+        assert processes.call("reader", nodes.state).owners_gone == (0, 1)
+
+
+def test_who_is_behind_takes_the_newest_generation(tmp_path: Path) -> None:
+    """An offer of a generation that is long replaced, and a reader that was stopped."""
+    with started(tmp_path, 2) as processes:
+        for name in ("stopped", "late"):
+            processes.start(name)
+        processes.call("stopped", nodes.join, 0)
+        pid = processes.call("stopped", nodes.pid_of)
+        os.kill(pid, signal.SIGSTOP)
+        for generation in (2, 3, 4):
+            processes.call(0, nodes.publish_all, generation)
+            processes.call(1, nodes.publish_all, generation)
+        # Rank 0 has had no batch since, and offers generation 1.
+        assert processes.call(0, nodes.state).generation == 1
+        processes.call("late", nodes.join, 0)
+        os.kill(pid, signal.SIGCONT)
+        for name in ("late", "stopped"):
+            processes.call(name, nodes.go_over, 4)
+        assert processes.call(0, nodes.check, 4) == 4
+
+
+def with_a_bad_id(batch: Any) -> Any:
+    values = batch.values().clone()
+    values[0] = 10_000
+    return KeyedJaggedTensor(batch.keys(), values, None, batch.lengths())
+
+
+def read_what_is_bad(node: Node) -> None:
+    with pytest.raises(ValueError, match=r"bags, attached to .*: autograd is on"):
+        node.model(node.batches[0])
+    with torch.no_grad():
+        for bad in (with_a_bad_id(node.batches[0]), None):
+            with pytest.raises(ValueError, match="bags, attached to "):
+                node.model(bad)
+    nodes.check(node, 1)
+
+
+def serve_leniently(node: Node) -> None:
+    node.model = served.sharded(BLSConfig(lookup="direct", bad_ids="row0"))
+    nodes.check(node, 1)
+    node.offers.append(offer(node.model, node.path_of(f"lenient {node.rank}")))
+
+
+def read_leniently(node: Node) -> int:
+    nodes.join(node, "lenient 0")
+    with torch.no_grad(), pytest.warns(UserWarning, match="looked up as row 0"):
+        node.model(with_a_bad_id(node.batches[0]))
+    replaced: int = node.model.bags.replaced_ids
+    return replaced
+
+
+def test_bad_batches_are_treated_as_by_the_ranks(tmp_path: Path) -> None:
+    with started(tmp_path, 2) as processes:
+        processes.start("reader")
+        processes.call("reader", nodes.join, 0)
+        processes.call("reader", read_what_is_bad)
+        processes.call_all([0, 1], serve_leniently)
+        assert processes.call("reader", read_leniently) == 1

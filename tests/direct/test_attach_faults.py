@@ -1,0 +1,461 @@
+"""What attach and offer refuse, before anything of it is used."""
+
+import copy
+import fcntl
+import os
+import resource
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingBagCollection, PoolingType
+
+from tests.direct import nodes, served
+from tests.direct.answered import answered
+from tests.direct.served import Expected, batches_of, check
+from tests.processes import run
+from torchrec_bls import BLSConfig, attach, offer
+from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
+from torchrec_bls.direct.offered.conversation import Conversation, Descriptors, connect
+from torchrec_bls.errors import (
+    ProtocolError,
+    RendezvousError,
+)
+from torchrec_bls.serving.served_model import ServedModel
+
+DEADLINE = 30.0
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE
+
+# Places of tables in the first module.
+ROW_WISE, COLUMN_WISE = 0, 2
+# Places of descriptors, of two modules and two owners.
+PAGE, FIRST, SECOND, OTHER_MODULES, DENSE = 0, 1, 2, 4, 6
+
+Change = Callable[[Any, list[int]], tuple[Any, list[int]]]
+
+
+def relay(source: str, change: Change) -> Callable[[socket.socket], None]:
+    """Returns what hands over what `source` does, but for a change."""
+
+    def answer(connected: socket.socket) -> None:
+        with closing(Descriptors()) as descriptors:
+            with closing(connect(source, DEADLINE)) as offering:
+                offering.greet()
+                offering.be_greeted()
+                content = offering.receive(descriptors)
+            handed = [descriptors.take() for _ in range(len(descriptors))]
+            try:
+                content, changed = change(content, list(handed))
+                conversation = Conversation(connected, "relay", DEADLINE)
+                conversation.greet()
+                conversation.be_greeted()
+                conversation.send(content, changed)
+            finally:
+                for descriptor in {*handed, *changed}:
+                    os.close(descriptor)
+
+    return answer
+
+
+def in_place_of(place: int, make: Callable[[int], int]) -> Change:
+    """Puts another descriptor, made from the one that is there, in a place."""
+
+    def change(content: Any, descriptors: list[int]) -> tuple[Any, list[int]]:
+        descriptors[place] = make(descriptors[place])
+        return content, descriptors
+
+    return change
+
+
+def changed_text(act: Callable[[Any], Any]) -> Change:
+    def change(content: Any, descriptors: list[int]) -> tuple[Any, list[int]]:
+        content = copy.deepcopy(content)
+        return act(content) or content, descriptors
+
+    return change
+
+
+def exchanged(one: int, other: int) -> Change:
+    def change(content: Any, descriptors: list[int]) -> tuple[Any, list[int]]:
+        descriptors[one], descriptors[other] = descriptors[other], descriptors[one]
+        return content, descriptors
+
+    return change
+
+
+def memory(original: int, *, share: float = 1.0, seals: int = SEALS) -> int:
+    """Returns a memory file with a share of the bytes of another one."""
+    size = int(os.fstat(original).st_size * share)
+    made = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.write(made, os.pread(original, size, 0).ljust(size, b"\0"))
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    return made
+
+
+def null_device(_: int) -> int:
+    return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+
+
+def end_of_a_pipe(_: int) -> int:
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+def module_text(content: Any, **changed: Any) -> None:
+    content["modules"][0].update(changed)
+
+
+def shard_text(content: Any, table: int, **changed: int) -> None:
+    """Changes the first shard of a table of the pooled module, and the digest with it."""
+    module = content["modules"][0]
+    module["tables"][table]["layout"]["shards"][0].update(changed)
+    layouts = []
+    for layout in (each["layout"] for each in module["tables"]):
+        shards = tuple(Shard(**shard) for shard in layout["shards"])
+        layouts.append(TableLayout(**{**layout, "shards": shards}))
+    module["digest"] = digest_of(layouts).hex()
+
+
+FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
+    "a device": (in_place_of(FIRST, null_device), ProtocolError, "not sealed, or too short"),
+    "a pipe": (in_place_of(SECOND, end_of_a_pipe), ProtocolError, "not sealed, or too short"),
+    "a device as the page": (in_place_of(PAGE, null_device), ProtocolError, "is not sealed"),
+    "a device as dense weights": (in_place_of(DENSE, null_device), ProtocolError, "not sealed"),
+    "memory that others may write to": (
+        in_place_of(FIRST, lambda fd: memory(fd, seals=SEALS & ~fcntl.F_SEAL_WRITE)),
+        ProtocolError,
+        "not sealed, or too short",
+    ),
+    "memory that others may cut off": (
+        in_place_of(FIRST, lambda fd: memory(fd, seals=fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)),
+        ProtocolError,
+        "not sealed, or too short",
+    ),
+    "sealed memory that was cut off": (
+        in_place_of(FIRST, lambda fd: memory(fd, share=0.75)),
+        ProtocolError,
+        "has none",
+    ),
+    "sealed memory that is too long": (
+        in_place_of(FIRST, lambda fd: memory(fd, share=1.5)),
+        ProtocolError,
+        "has none",
+    ),
+    "an empty file": (
+        in_place_of(SECOND, lambda fd: memory(fd, share=0.0)),
+        ProtocolError,
+        "not sealed, or too short",
+    ),
+    "segments of two owners exchanged": (
+        exchanged(FIRST, SECOND),
+        ProtocolError,
+        "is of rank 1 and generation 1, not of rank 0 and generation 1",
+    ),
+    "segments of two modules exchanged": (
+        exchanged(FIRST, OTHER_MODULES),
+        ProtocolError,
+        "has other shards",
+    ),
+    "the page in the place of a segment": (exchanged(PAGE, FIRST), ProtocolError, "not sealed"),
+    "another generation": (
+        changed_text(lambda content: content.update(generation=2)),
+        ProtocolError,
+        "generation 1, not of rank 0 and generation 2",
+    ),
+    "too few descriptors": (
+        lambda content, descriptors: (content, descriptors[:-1]),
+        ProtocolError,
+        "announces 7 descriptors and hands 6 over",
+    ),
+    "other sizes": (
+        changed_text(lambda content: module_text(content, sizes=[1 << 20, 1 << 20])),
+        ProtocolError,
+        r"take 1048576 bytes, but what was announced has",
+    ),
+    "shards outside their segments": (
+        changed_text(lambda content: module_text(content, sizes=[4096, 4096])),
+        ProtocolError,
+        "has a shard of table 't0' at bytes",
+    ),
+    "another digest": (
+        changed_text(lambda content: module_text(content, digest="00" * 32)),
+        ProtocolError,
+        "another digest",
+    ),
+    "no owners": (
+        changed_text(lambda content: module_text(content, sizes=[])),
+        ProtocolError,
+        "no owners",
+    ),
+    "a manifest without a field": (
+        changed_text(lambda content: content["modules"][0].pop("form") and None),
+        ProtocolError,
+        "can't be read",
+    ),
+    "a manifest with a field more": (
+        changed_text(lambda content: module_text(content, later=1)),
+        ProtocolError,
+        "can't be read",
+    ),
+    "rows of other columns": (
+        changed_text(lambda content: shard_text(content, COLUMN_WISE, first_column=8)),
+        ProtocolError,
+        "do not cover its 8 columns",
+    ),
+    "wider rows": (
+        changed_text(lambda content: shard_text(content, COLUMN_WISE, columns=16)),
+        ProtocolError,
+        "do not cover its 8 columns",
+    ),
+    "more rows": (
+        changed_text(lambda content: shard_text(content, ROW_WISE, rows=1 << 40)),
+        ProtocolError,
+        "in blocks of unequal rows",
+    ),
+    "rows before the table": (
+        changed_text(lambda content: shard_text(content, ROW_WISE, first_row=-1)),
+        ProtocolError,
+        "stand where numbers belong",
+    ),
+    "text for numbers": (
+        changed_text(lambda content: module_text(content, sizes=["4096", "4096"])),
+        ProtocolError,
+        "stand where numbers belong",
+    ),
+    "an output of a feature twice": (
+        changed_text(lambda content: content["modules"][0]["form"]["names"].append("f1")),
+        ProtocolError,
+        "the output that another process describes does not fit the tables",
+    ),
+    "means of other features": (
+        changed_text(
+            lambda content: content["modules"][0]["form"].update(
+                division={"features": ["f0"], "sums": ["f9"]}
+            )
+        ),
+        ProtocolError,
+        "the output that another process describes does not fit the tables",
+    ),
+    "weights of another type": (
+        changed_text(lambda content: module_text(content, dtype="torch.float64")),
+        ValueError,
+        r"'bags' has weights of \['torch.float32'\] in this model, but \['torch.float64'\]",
+    ),
+    "no modules": (
+        changed_text(lambda content: content["modules"].clear()),
+        ProtocolError,
+        "its modules are",
+    ),
+    "a module twice": (
+        changed_text(lambda content: content["modules"].append(content["modules"][0])),
+        ProtocolError,
+        r"its modules are \['bags', 'rows', 'bags'\]",
+    ),
+    "an owner more": (
+        changed_text(lambda content: module_text(content, sizes=[4096] * 3)),
+        ProtocolError,
+        "different numbers of owners",
+    ),
+    "no manifest": (changed_text(lambda _: ["modules"]), ProtocolError, "can't be read"),
+    "another container": (
+        changed_text(lambda content: content.update(host="other")),
+        ProtocolError,
+        "in another container",
+    ),
+    "another module": (
+        changed_text(lambda content: module_text(content, name="others")),
+        ValueError,
+        r"serves a module 'others', but this model has \['bags', 'rows'\]",
+    ),
+}
+
+
+def attach_to_what_is_wrong(rank: int, folder: str) -> None:
+    model, batches = served.sharded(), batches_of(rank)
+    expected = Expected(batches)
+    check(model, batches, expected, 0)
+    if rank == 0:
+        source, path = f"{folder}/source", f"{folder}/relay"
+        with offer(model, source):
+            _refuse_all(source, path)
+            joined = nodes.bare_model()
+            attach(joined, source, deadline=DEADLINE)
+            check(joined, batches, expected, 0)
+        assert not Path(source).exists()
+        check(joined, batches, expected, 1)
+    dist.barrier()
+
+
+def _refuse_all(source: str, path: str) -> None:
+    reader = nodes.bare_model()
+    modules, weights = list(reader.modules()), reader.dense.weight.clone()
+    before = _descriptors()
+    for fault, (change, kind, text) in FAULTS.items():
+        with answered(path, relay(source, change)), pytest.raises(kind, match=text):
+            attach(reader, path, deadline=DEADLINE)
+        assert list(reader.modules()) == modules, fault
+        assert torch.equal(reader.dense.weight, weights), fault
+    # The threads that handed over may be about to close what they had.
+    nodes.until(lambda: _descriptors() <= before)
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_is_not_what_was_announced_is_refused(tmp_path: Path) -> None:
+    run(2, attach_to_what_is_wrong, str(tmp_path))
+
+
+def attach_other_models(rank: int, folder: str) -> None:
+    model, batches = served.sharded(), batches_of(rank)
+    check(model, batches, Expected(batches), 0)
+    with offer(model, f"{folder}/{rank}") as offered:
+        for change, text in OTHER_MODELS:
+            other = nodes.bare_model()
+            change(other)
+            with pytest.raises(ValueError, match=text):
+                attach(other, offered.path, deadline=DEADLINE)
+        with pytest.raises(ValueError, match="the model has no EmbeddingBagCollection"):
+            attach(model, offered.path)
+    with pytest.raises(ValueError, match="call the model once before"):
+        offer(served.sharded(), f"{folder}/{rank}")
+    with pytest.raises(ValueError, match="do not read their tables directly"):
+        offer(served.sharded(BLSConfig()), f"{folder}/{rank}")
+
+
+def _tables(**changed: Any) -> Callable[[Any], None]:
+    """Gives the first table of the pooled module other terms."""
+
+    def change(model: Any) -> None:
+        configs = model.bags.embedding_bag_configs()
+        for name, value in changed.items():
+            setattr(configs[0], name, value)
+        model.bags = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+
+    return change
+
+
+def _without_a_table(model: Any) -> None:
+    configs = model.bags.embedding_bag_configs()[:-1]
+    model.bags = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+
+
+def _in_another_order(model: Any) -> None:
+    bags = model.bags
+    del model.bags
+    model.bags = bags
+
+
+def _weighted(model: Any) -> None:
+    configs = model.bags.embedding_bag_configs()
+    model.bags = EmbeddingBagCollection(
+        tables=configs, is_weighted=True, device=torch.device("meta")
+    )
+
+
+OTHER_MODELS: list[tuple[Callable[[Any], None], str]] = [
+    (_tables(num_embeddings=7), r"'bags' has table 't0' \(7, 8, .* in this model, but \(41, 8, "),
+    (_tables(embedding_dim=4), "'bags' has table 't0'"),
+    (_tables(pooling=PoolingType.MEAN), "'bags' has table 't0'"),
+    (_tables(feature_names=["f4"]), "'bags' has table 't0'"),
+    (_without_a_table, r"'bags' has no \[\"table 't4'\"\] in this model"),
+    (_weighted, "'bags' has weighted ids True in this model, but False"),
+    (lambda model: setattr(model, "bags", model.rows), "'bags' has pooled embeddings False"),
+    (_in_another_order, r"modules \['bags', 'rows'\] at .* are in the order \['rows', 'bags'\]"),
+    (lambda model: delattr(model, "rows"), "serves a module 'rows', but this model has"),
+    (lambda model: setattr(model, "dense", nn.Linear(2, 3)), r"'dense.weight' of .* has shape"),
+    (lambda model: setattr(model, "more", nn.Linear(1, 1)), r"\['more.bias', 'more.weight'\] are"),
+    (
+        lambda model: setattr(model, "dense", nn.Linear(1, 3, device="meta")),
+        r"\['dense.bias', 'dense.weight'\] are on the device 'meta'",
+    ),
+]
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    run(2, attach_other_models, str(tmp_path))
+
+
+def attach_without_descriptors(rank: int, folder: str) -> None:
+    model, batches = served.sharded(), batches_of(rank)
+    expected = Expected(batches)
+    check(model, batches, expected, 0)
+    with offer(model, f"{folder}/source") as offered:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        # The relay is another process in all but name: its thread has what it needs by then.
+        ready, go_on = threading.Event(), threading.Event()
+
+        def change(content: Any, descriptors: list[int]) -> tuple[Any, list[int]]:
+            ready.set()
+            assert go_on.wait(DEADLINE)
+            return content, descriptors
+
+        def lower() -> None:
+            assert ready.wait(DEADLINE)
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, before[1]))
+            go_on.set()
+
+        lowering = threading.Thread(target=lower)
+        lowering.start()
+        try:
+            path = f"{folder}/relay"
+            with (
+                answered(path, relay(offered.path, change)),
+                pytest.raises(RendezvousError, match=r"raise the limit of open files \(ulimit -n"),
+            ):
+                attach(nodes.bare_model(), path, deadline=DEADLINE)
+        finally:
+            lowering.join()
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        joined = nodes.bare_model()
+        attach(joined, offered.path, deadline=DEADLINE)
+        check(joined, batches, expected, 0)
+
+
+def test_a_lack_of_descriptors_names_the_limit(tmp_path: Path) -> None:
+    run(1, attach_without_descriptors, str(tmp_path))
+
+
+def attach_to_a_process_that_cannot(rank: int, folder: str) -> None:
+    model, batches = served.sharded(), batches_of(rank)
+    expected = Expected(batches)
+    check(model, batches, expected, 0)
+    with offer(model, f"{folder}/source") as offered:
+        snapshot = ServedModel.snapshot
+
+        def fail(_: ServedModel) -> Any:
+            raise RendezvousError("no memory for dense weights")
+
+        ServedModel.snapshot = fail  # type: ignore[method-assign]
+        with pytest.raises(ProtocolError, match="hands nothing over: RendezvousError: no memory"):
+            attach(nodes.bare_model(), offered.path, deadline=DEADLINE)
+        ServedModel.snapshot = snapshot  # type: ignore[method-assign]
+        # One that connects and says nothing keeps nobody waiting.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+            silent.connect(offered.path)
+            joined = nodes.bare_model()
+            attach(joined, offered.path, deadline=DEADLINE)
+        check(joined, batches, expected, 0)
+        with pytest.raises(ValueError, match="a living process offers tables"):
+            offer(joined, offered.path)
+    with offer(joined, offered.path):
+        again = nodes.bare_model()
+        attach(again, offered.path, deadline=DEADLINE)
+    check(again, batches, expected, 0)
+
+
+def test_a_refusal_says_why_and_the_next_one_is_served(tmp_path: Path) -> None:
+    run(1, attach_to_a_process_that_cannot, str(tmp_path))

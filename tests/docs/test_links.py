@@ -1,0 +1,49 @@
+"""Links between files lead to files and anchors; links to the Internet are known.
+
+Whether the Internet has them is not for a test: `make docs-links` asks it.
+"""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.docs.links import EXTERNAL, PAGES, anchors_of, external, links_of
+from tests.paths import ROOT
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_files_lead_to_anchors(page: Path) -> None:
+    missing = []
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            missing.append(link)
+    assert not missing
+
+
+def test_external_links_are_those_written_down() -> None:
+    """A change that is meant: python -m tests.docs.links > tests/docs/external_links.txt."""
+    assert external() == EXTERNAL.read_text().split()
+
+
+@pytest.mark.parametrize("link", external())
+def test_an_external_link_is_well_formed(link: str) -> None:
+    parts = urlsplit(link)
+    assert parts.scheme == "https"
+    assert parts.hostname is not None and "." in parts.hostname
+    assert parts.username is None and parts.port is None
+    assert link.isascii() and link == parts.geturl()
+
+
+def test_anchors_are_those_of_a_forge(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Why S = 2(k + 1)\n(own)=\n## `a` and [b](c.md)\n```sh\n# no heading\n```\n"
+        "## Twice\n## Twice\n[x](y.md) and `[no](z.md)`\n"
+    )
+    assert anchors_of(page) == {"why-s--2k--1", "own", "a-and-b", "twice", "twice-1"}
+    assert list(links_of(page)) == ["c.md", "y.md"]

@@ -1,0 +1,85 @@
+"""Dense weights in a segment, behind its tables: what processes that read tables alone take."""
+
+import json
+import struct
+from collections.abc import Mapping
+
+import torch
+
+from torchrec_bls import _native
+
+# Contiguous tensors of a segment, and where they go, in bytes.
+Parts = list[tuple[torch.Tensor, int]]
+
+_MAGIC = b"tbbldw01"
+# Magic, and the bytes of the directory that follows it.
+_HEAD = struct.Struct("<8sQ")
+_LONGEST_DIRECTORY = 64 << 20
+# Of a cache line, in which no two tensors then are.
+_ALIGNMENT = 64
+
+
+def behind(tables_end: int) -> int:
+    """Returns where dense weights begin in a segment, in bytes."""
+    return -(-tables_end // _ALIGNMENT) * _ALIGNMENT
+
+
+def dense_parts(dense: Mapping[str, torch.Tensor], tables_end: int) -> tuple[Parts, int]:
+    """Returns what a segment holds of dense weights, and where it ends, in bytes.
+
+    Args:
+        dense: by name in the state dict, of any shapes and dtypes.
+        tables_end: of the same segment, in bytes.
+    """
+    begin, size = behind(tables_end), 0
+    tensors: Parts = []
+    directory = []
+    for name, tensor in dense.items():
+        tensors.append((tensor.detach().cpu().contiguous(), size))
+        directory.append((name, _name_of(tensor.dtype), list(tensor.shape), size))
+        size += behind(tensor.nbytes)
+    text = json.dumps(directory).encode()
+    head = bytearray(_HEAD.pack(_MAGIC, len(text)) + text)
+    first = behind(begin + len(head))
+    parts = [(torch.frombuffer(head, dtype=torch.uint8), begin)]
+    return parts + [(tensor, first + at) for tensor, at in tensors], first + size
+
+
+def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, torch.Tensor] | None:
+    """Returns the dense weights in a segment, by name; None if there are none.
+
+    The tensors are views of the segment, and what is written to them this process's own.
+
+    Raises:
+        ValueError: what is behind the tables is something else.
+    """
+    if segment.size == tables_end:
+        return None
+    pages = torch.frombuffer(_native.PrivatePages(segment), dtype=torch.uint8)
+    begin, size = behind(tables_end), segment.size
+    if begin + _HEAD.size > size:
+        raise ValueError("too short for dense weights")
+    magic, length = _HEAD.unpack(bytes(pages[begin : begin + _HEAD.size].tolist()))
+    text = begin + _HEAD.size
+    if magic != _MAGIC or length > min(size - text, _LONGEST_DIRECTORY):
+        raise ValueError("no dense weights")
+    directory = json.loads(bytes(pages[text : text + length].tolist()))
+    first = end = behind(text + length)
+    dense: dict[str, torch.Tensor] = {}
+    for name, kind, shape, at in directory:
+        dtype = getattr(torch, kind)
+        if not isinstance(dtype, torch.dtype) or at < 0:
+            raise ValueError(f"'{name}' is of {kind} at {at}")
+        tensor_bytes = dtype.itemsize * torch.Size(shape).numel()
+        part = pages[first + at : first + at + tensor_bytes]
+        if part.numel() != tensor_bytes:
+            raise ValueError(f"'{name}' is not in the segment")
+        dense[name] = part.view(dtype).view(shape)
+        end = first + behind(at + tensor_bytes)
+    if end != size:
+        raise ValueError(f"dense weights end at byte {end} of {size}")
+    return dense
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

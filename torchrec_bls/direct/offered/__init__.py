@@ -1,0 +1,1 @@
+"""How tables are handed over to a process that comes later."""

@@ -1,0 +1,258 @@
+"""Bytes and descriptors between two processes of one user, through a Unix socket.
+
+Both say first which version they speak. Every wait ends at a deadline.
+"""
+
+import array
+import json
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from torchrec_bls.errors import PeerDiedError, PeerTimeoutError, ProtocolError, RendezvousError
+
+#: Of the messages and the manifest in them.
+VERSION = 1
+
+_MAGIC = b"tbbloffr"
+_VERSION = struct.Struct("<8sI")
+# Descriptors that follow, and bytes of the text.
+_SIZES = struct.Struct("<IQ")
+_CREDENTIALS = struct.Struct("iII")
+_LONGEST_TEXT = 64 << 20
+_MOST_DESCRIPTORS = 1 << 16
+# In one message; Linux takes 253.
+_STEP = 128
+_RECEIVED_AT_ONCE = 1 << 20
+_ONE_DESCRIPTOR = b"d"
+_DONE = b"k"
+# Seconds between two tries to connect to a process with a full queue.
+_PAUSE = 0.005
+
+T = TypeVar("T")
+
+
+class Descriptors:
+    """Descriptors that came from another process. Those that nobody takes are closed."""
+
+    def __init__(self) -> None:
+        self._left: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def add(self, descriptors: Sequence[int]) -> None:
+        """Adds descriptors behind the others."""
+        self._left.extend(descriptors)
+
+    def take(self) -> int:
+        """Returns the next one, which the caller closes."""
+        return self._left.popleft()
+
+    def close(self) -> None:
+        """Closes those that are left."""
+        while self._left:
+            os.close(self._left.popleft())
+
+
+class Conversation:
+    """One connection, from either end.
+
+    Args:
+        connected: the socket, which `close` closes.
+        where: the path of the socket, for messages.
+        deadline: in seconds, for all that is said.
+    """
+
+    def __init__(self, connected: socket.socket, where: str, deadline: float) -> None:
+        self._socket = connected
+        self._where = where
+        self._deadline = deadline
+        self._end = time.monotonic() + deadline
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    def peer(self) -> int:
+        """Returns the number of the other process.
+
+        Raises:
+            ProtocolError: it is another user's.
+        """
+        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, user, _ = _CREDENTIALS.unpack(found)
+        if user != os.geteuid():
+            raise ProtocolError(
+                f"process {pid} at the other end of {self._where} is of user {user}, but this one "
+                f"of user {os.geteuid()}: tables are shared by processes of one user only"
+            )
+        return int(pid)
+
+    def greet(self) -> None:
+        """Says which version this process speaks."""
+        self._send(_VERSION.pack(_MAGIC, VERSION))
+
+    def be_greeted(self) -> None:
+        """Reads which version the other process speaks.
+
+        Raises:
+            ProtocolError: another one, or nothing of this kind.
+        """
+        magic, version = _VERSION.unpack(self._receive(_VERSION.size))
+        if magic != _MAGIC:
+            raise ProtocolError(
+                f"what speaks through {self._where} is no process of torchrec-bls: give offer() a "
+                "path of its own"
+            )
+        if version != VERSION:
+            raise ProtocolError(
+                f"the process at the other end of {self._where} speaks version {version} of the "
+                f"manifest of tables, and this one {VERSION}: install one version of torchrec-bls "
+                "in both"
+            )
+
+    def send(self, content: Any, descriptors: Sequence[int]) -> None:
+        """Sends what JSON can hold, and descriptors."""
+        text = json.dumps(content).encode()
+        self._send(_SIZES.pack(len(descriptors), len(text)) + text)
+        for first in range(0, len(descriptors), _STEP):
+            step = array.array("i", descriptors[first : first + _STEP])
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, step)]
+            self._wait(partial(self._socket.sendmsg, [_ONE_DESCRIPTOR], rights))
+
+    def receive(self, descriptors: Descriptors) -> Any:
+        """Returns what `send` sent; its descriptors are added to `descriptors`.
+
+        Raises:
+            ProtocolError: it was cut off, or is something else.
+            RendezvousError: this process can't have that many descriptors.
+        """
+        count, length = _SIZES.unpack(self._receive(_SIZES.size))
+        if length > _LONGEST_TEXT or count > _MOST_DESCRIPTORS:
+            raise ProtocolError(
+                f"{self._where} announces {length} bytes and {count} descriptors, more than there "
+                "can be: install one version of torchrec-bls in both processes"
+            )
+        text = self._receive(length)
+        for first in range(0, count, _STEP):
+            self._receive_descriptors(min(_STEP, count - first), descriptors)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ProtocolError(f"{self._where} sends no manifest: {error}") from error
+
+    def acknowledge(self) -> None:
+        """Says that all has come and is used."""
+        self._send(_DONE)
+
+    def await_acknowledgement(self) -> None:
+        """Waits for `acknowledge` of the other process."""
+        self._receive(len(_DONE))
+
+    def _receive_descriptors(self, count: int, descriptors: Descriptors) -> None:
+        room = socket.CMSG_SPACE(count * array.array("i").itemsize)
+        data, ancillary, flags, _ = self._wait(
+            partial(self._socket.recvmsg, 1, room, socket.MSG_CMSG_CLOEXEC)
+        )
+        came = array.array("i")
+        for level, kind, rights in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                came.frombytes(rights[: len(rights) - len(rights) % came.itemsize])
+        descriptors.add(came)
+        if not data:
+            raise self._gone()
+        if flags & socket.MSG_CTRUNC:
+            raise RendezvousError(
+                f"{self._where} hands {count} descriptors over, of which this process could take "
+                f"{len(came)}: raise the limit of open files (ulimit -n)"
+            )
+        if len(came) != count:
+            raise ProtocolError(
+                f"{self._where} announces {count} descriptors and hands {len(came)} over: install "
+                "one version of torchrec-bls in both processes"
+            )
+
+    def _send(self, data: bytes) -> None:
+        self._wait(partial(self._socket.sendall, data))
+
+    def _receive(self, count: int) -> bytes:
+        received = bytearray()
+        while len(received) < count:
+            step = min(count - len(received), _RECEIVED_AT_ONCE)
+            part = self._wait(partial(self._socket.recv, step))
+            if not part:
+                raise self._gone()
+            received += part
+        return bytes(received)
+
+    def _wait(self, act: Callable[[], T]) -> T:
+        # A timeout of 0 would be none.
+        self._socket.settimeout(max(1e-3, self._end - time.monotonic()))
+        try:
+            return act()
+        except TimeoutError as error:
+            raise PeerTimeoutError(
+                f"the process at the other end of {self._where} did not answer within "
+                f"{self._deadline} s: it is stopped or stuck"
+            ) from error
+        except ConnectionError as error:
+            raise self._gone() from error
+        except OSError as error:
+            raise RendezvousError(f"cannot hand tables over at {self._where}: {error}") from error
+
+    def _gone(self) -> PeerDiedError:
+        return PeerDiedError(
+            f"the process at the other end of {self._where} ended, or hung up, while tables were "
+            "handed over: look at its output, and attach to another one"
+        )
+
+
+def connect(path: str, deadline: float) -> Conversation:
+    """Connects to the process that offers tables at a path.
+
+    Raises:
+        RendezvousError: nobody does.
+        ProtocolError: it is another user's.
+        PeerTimeoutError: it takes no connection.
+    """
+    end = time.monotonic() + deadline
+    while True:
+        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connecting.settimeout(max(1e-3, end - time.monotonic()))
+            connecting.connect(path)
+            conversation = Conversation(connecting, path, end - time.monotonic())
+            conversation.peer()
+            return conversation
+        except (BlockingIOError, TimeoutError) as error:
+            connecting.close()
+            if time.monotonic() >= end:
+                raise PeerTimeoutError(
+                    f"the process that offers tables at {path} takes no connection within "
+                    f"{deadline} s: it is stopped or stuck"
+                ) from error
+            time.sleep(_PAUSE)
+        except BaseException as error:
+            connecting.close()
+            if isinstance(error, OSError) and not isinstance(error, PeerTimeoutError):
+                raise RendezvousError(_why_nobody(path, error)) from error
+            raise
+
+
+def _why_nobody(path: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"nobody offers tables at {path}: there is no such socket. Call offer(model) there"
+    if isinstance(error, ConnectionRefusedError):
+        return (
+            f"nobody listens at {path}: the process that offered tables there is gone. Attach to "
+            "another one that serves them"
+        )
+    if isinstance(error, PermissionError):
+        return f"{path} is another user's: tables are shared by processes of one user only"
+    return f"cannot connect to {path}: {error}"

@@ -1,0 +1,47 @@
+"""Which process publishes for which rank."""
+
+from collections.abc import Sequence
+
+from torchrec_bls import _native
+from torchrec_bls.direct.holders import is_alive, own_identity, pid_of
+
+
+class Ownership:
+    """The processes that publish, as the control pages of a model name them.
+
+    The page of the first module decides, and the others follow it.
+
+    Args:
+        pages: of each module.
+    """
+
+    def __init__(self, pages: Sequence[_native.ControlPage]) -> None:
+        self._lead, *self._others = pages
+
+    def is_own(self, owner: int) -> bool:
+        """Whether this process publishes for a rank."""
+        return self._lead.process(owner) == own_identity()
+
+    def take_over(self, owner: int) -> None:
+        """Makes this process the one that publishes for a rank, until it ends or gives that up.
+
+        Raises:
+            ValueError: the rank's process lives, or another one was quicker.
+        """
+        before = self._lead.process(owner)
+        if is_alive(before):
+            raise ValueError(
+                f"rank {owner} lives, as process {pid_of(before)}: it publishes its tables itself"
+            )
+        if not self._lead.take_over(owner, before, own_identity()):
+            raise ValueError(f"another process publishes for rank {owner} already")
+        self._follow(owner)
+
+    def give_up(self, owner: int) -> None:
+        """Lets the process that comes back for a rank, or another one, be next."""
+        self._lead.take_over(owner, own_identity(), 0)
+        self._follow(owner)
+
+    def _follow(self, owner: int) -> None:
+        for page in self._others:
+            page.take_over(owner, page.process(owner), self._lead.process(owner))

@@ -1,0 +1,144 @@
+"""An embedding module in a process that shares tables which others have made."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
+
+from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
+from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
+from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
+from torchrec_bls.distributed.reading.row_output import RowOutput
+from torchrec_bls.errors import ProtocolError
+
+# EmbeddingBagCollection or EmbeddingCollection, which have no types.
+Collection = Any
+
+
+class AttachedCollection(nn.Module):
+    """Stands in a model for an EmbeddingBagCollection or EmbeddingCollection.
+
+    It gives what the sharded modules give that share the tables, at once and without waiting. It
+    has no parameters: its tables are read where they lie.
+
+    Args:
+        reads: the tables.
+        input_check: of what comes in.
+
+    Attributes:
+        direct_reads: see above.
+        input_check: see above.
+    """
+
+    def __init__(self, reads: DirectReads, input_check: InputCheck) -> None:
+        super().__init__()
+        self.direct_reads = reads
+        self.input_check = input_check
+
+    @property
+    def generation(self) -> int:
+        """Version of the weights that lookups read, counted from 1."""
+        return self.direct_reads.generation.number
+
+    @property
+    def owners_gone(self) -> list[int]:
+        """Ranks whose tables are read though their process is gone."""
+        return self.direct_reads.tables.owners_gone()
+
+    @property
+    def replaced_ids(self) -> int:
+        """Ids that row 0 was looked up for, with bad_ids="row0"."""
+        return self.input_check.replaced_ids
+
+    @outside_inference_mode
+    def forward(self, features: object) -> Any:
+        """Returns the embeddings of a batch.
+
+        Args:
+            features: KeyedJaggedTensor on the CPU.
+
+        Returns:
+            A KeyedTensor, [samples, columns], or a JaggedTensor, [ids, columns], of each feature by
+            name.
+
+        Raises:
+            ValueError: the batch does not fit the module, or autograd is on.
+        """
+        if torch.is_grad_enabled():
+            raise ValueError(
+                f"{self.direct_reads.where}: autograd is on, but tables that are read directly do "
+                "not change: use torch.no_grad()"
+            )
+        try:
+            batch = self.input_check.check(features)
+        except Exception as error:  # whatever a request holds, it is this request's fault
+            raise ValueError(f"{self.direct_reads.where}: {error}") from error
+        return self.direct_reads.output(batch)
+
+
+def collections_of(model: nn.Module) -> dict[str, Collection]:
+    """Returns the embedding modules of a model that is not sharded, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (EmbeddingBagCollection, EmbeddingCollection))
+    }
+
+
+def configs_of(collection: Collection) -> list[Any]:
+    """Returns the EmbeddingBagConfig or EmbeddingConfig of each table."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return list(collection.embedding_bag_configs())
+    return list(collection.embedding_configs())
+
+
+def form_of(content: Mapping[str, Any], configs: Sequence[Any], pooled: bool) -> OutputForm:
+    """Returns the form that another process described by `OutputForm.as_json`.
+
+    Args:
+        content: of the description.
+        configs: of the tables.
+        pooled: whether it is that of an EmbeddingBagCollection.
+
+    Raises:
+        ProtocolError: it does not fit the tables.
+    """
+    dims = {
+        name: table.embedding_dim
+        for table, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+        for name in names
+    }
+    try:
+        names = list(content["names"])
+        if sorted(names) != sorted(dims):
+            raise ValueError(f"it has {names}")
+        if not pooled:
+            return RowOutput(names, configs[0].embedding_dim, bool(content["with_ids"]))
+        return PooledOutput(
+            names,
+            [dims[name] for name in names],
+            list(content["kernel_means"]),
+            _division_of(content["division"], configs),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"the output that another process describes does not fit the tables ({error!r}): "
+            "install one version of torchrec-bls in both processes"
+        ) from error
+
+
+def _division_of(content: Mapping[str, Any] | None, configs: Sequence[Any]) -> SumDivision | None:
+    if content is None:
+        return None
+    features = {feature for table in configs for feature in table.feature_names}
+    division = SumDivision(list(content["features"]), list(content["sums"]))
+    if set(division.features) != features or not set(division.sums) <= features:
+        raise ValueError(f"{division} is not of {sorted(features)}")
+    return division

@@ -1,0 +1,103 @@
+"""The output of an EmbeddingBagCollection that is read directly."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torchrec.distributed.embeddingbag import _apply_mean_pooling, _create_mean_pooling_divisor
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.variable_batch import spread
+from torchrec_bls.distributed.outputs.output_memory import empty_output
+
+
+@dataclass(frozen=True)
+class SumDivision:
+    """How TorchRec makes means of the sums of tables that are sharded by rows.
+
+    Attributes:
+        features: of all lookups, in the order of the shardings.
+        sums: those that stay sums.
+    """
+
+    features: list[str]
+    sums: list[str]
+
+
+class PooledOutput(OutputForm):
+    """A KeyedTensor.
+
+    Args:
+        names: of the embeddings, in the order of the output.
+        dims: of each.
+        kernel_means: tables whose bags are pooled to means when they are looked up.
+        division: that follows the lookups, if any does.
+    """
+
+    pooled = True
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        dims: Iterable[int],
+        kernel_means: Iterable[str],
+        division: SumDivision | None,
+    ) -> None:
+        super().__init__(names, kernel_means)
+        self._dims = list(dims)
+        self._columns = sum(self._dims)
+        self._division = division
+        features = [] if division is None else division.features
+        self._first_places = {name: place for place, name in reversed(list(enumerate(features)))}
+        self._dims_of_names = torch.tensor(self._dims)
+        # What is looked up in several tables is named "feature@table".
+        of_features = [] if division is None else [name.partition("@")[0] for name in self.names]
+        self._places_of_names = torch.tensor([self._first_places[name] for name in of_features])
+
+    def read(self, reads: DirectReads, batch: CheckedBatch) -> KeyedTensor:
+        """See OutputForm."""
+        features = batch.features
+        out = empty_output((features.stride(), self._columns), torch.float32)
+        reads.sum_rows(batch, out)
+        embeddings = KeyedTensor(self.names, self._dims, out)
+        if self._division is not None and features.stride() > 0:
+            embeddings = self._divided(self._division, embeddings, features)
+        if batch.varying is not None:
+            embeddings = spread(embeddings, batch.varying.inverse_indices())
+        return embeddings
+
+    def as_json(self) -> dict[str, Any]:
+        """See OutputForm."""
+        return {
+            "names": self.names,
+            "kernel_means": self.kernel_means,
+            "division": None if self._division is None else asdict(self._division),
+        }
+
+    def _divided(
+        self, division: SumDivision, sums: KeyedTensor, batch: KeyedJaggedTensor
+    ) -> KeyedTensor:
+        keys = batch.keys()
+        features = batch.permute([keys.index(name) for name in division.features])
+        divisor = _create_mean_pooling_divisor(
+            lengths=features.lengths(),
+            stride=features.stride(),
+            keys=features.keys(),
+            offsets=features.offsets(),
+            pooling_type_to_rs_features={PoolingType.SUM.value: division.sums},
+            stride_per_key=features.stride_per_key(),
+            dim_per_key=self._dims_of_names,
+            embedding_names=self.names,
+            embedding_dims=self._dims,
+            variable_batch_per_feature=False,
+            kjt_inverse_order=torch.empty(0, dtype=torch.int64),
+            kjt_key_indices=self._first_places,
+            kt_key_ordering=self._places_of_names,
+            inverse_indices=None,
+            weights=features.weights_or_none(),
+        )
+        return _apply_mean_pooling(sums, divisor)

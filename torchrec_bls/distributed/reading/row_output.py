@@ -1,0 +1,67 @@
+"""The output of an EmbeddingCollection that is read directly."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
+from torchrec_bls.distributed.outputs.output_memory import empty_output
+
+
+class RowOutput(OutputForm):
+    """A JaggedTensor of each feature, by name.
+
+    Args:
+        names: of the embeddings, in the order of the output.
+        dim: of a row.
+        with_ids: whether the ids come along.
+    """
+
+    pooled = False
+
+    def __init__(self, names: Iterable[str], dim: int, with_ids: bool) -> None:
+        super().__init__(names, [])
+        self._dim = dim
+        self._with_ids = with_ids
+
+    def read(self, reads: DirectReads, batch: CheckedBatch) -> dict[str, JaggedTensor]:
+        """See OutputForm.
+
+        Raises:
+            ValueError: the batch has a size per key.
+        """
+        if batch.varying is not None:
+            raise ValueError(
+                f"{reads.where}: the KeyedJaggedTensor has a batch size per key, which direct "
+                "reads of an EmbeddingCollection cannot do: give it one size, or use "
+                'lookup="exchange"'
+            )
+        order = reads.order
+        ids = sum([batch.counts[key] for key in order])
+        rows = empty_output((ids, self._dim), reads.dtype)
+        reads.copy_rows(batch, rows)
+        cut = CutEmbeddings(rows, batch.features, order, batch.counts)
+        embeddings = {
+            name: LazyJaggedTensor.at(cut, place) for place, name in enumerate(self.names)
+        }
+        return _with_ids(embeddings, batch.features, order) if self._with_ids else embeddings
+
+    def as_json(self) -> dict[str, Any]:
+        """See OutputForm."""
+        return {"names": self.names, "with_ids": self._with_ids}
+
+
+def _with_ids(
+    embeddings: Mapping[str, JaggedTensor], features: KeyedJaggedTensor, order: Sequence[int]
+) -> dict[str, JaggedTensor]:
+    """Gives each feature its ids as the weights, as TorchRec does."""
+    keys = features.keys()
+    return {
+        name: JaggedTensor(
+            values=rows.values(), lengths=rows.lengths(), weights=features[keys[key]].values()
+        )
+        for (name, rows), key in zip(embeddings.items(), order, strict=True)
+    }

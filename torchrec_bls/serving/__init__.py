@@ -1,0 +1,1 @@
+"""Models that read tables directly: their generations, and the processes that come and go."""

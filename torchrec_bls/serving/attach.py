@@ -1,0 +1,288 @@
+"""A model in a process of its own that reads the tables which others serve."""
+
+import os
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import data_type_to_dtype
+
+from torchrec_bls import _native
+from torchrec_bls.collective.transport.rendezvous import host_identity
+from torchrec_bls.direct.dense_weights import dense_weights
+from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.new_weights import prefix_of
+from torchrec_bls.direct.offered.conversation import Conversation, Descriptors, connect
+from torchrec_bls.direct.offered.manifest import Manifest, OfferedModule
+from torchrec_bls.direct.ownership import Ownership
+from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.distributed.direct_reads import DirectReads
+from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
+from torchrec_bls.distributed.reading.attached_collection import (
+    AttachedCollection,
+    Collection,
+    collections_of,
+    configs_of,
+    form_of,
+)
+from torchrec_bls.errors import BLSError, ProtocolError
+from torchrec_bls.serving.served_model import ServedModel, pairs_of
+
+
+@dataclass(frozen=True)
+class _Received:
+    """What another process handed over, all of it checked.
+
+    Attributes:
+        tables: of each module.
+        generations: that is served of them.
+        dense: weights by name.
+    """
+
+    tables: list[SharedTables]
+    generations: list[Generation]
+    dense: Mapping[str, torch.Tensor]
+
+
+def attach(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    owner: int | None = None,
+    deadline: float = 30.0,
+) -> None:
+    """Has a model of this process read the tables that another process serves.
+
+    It needs no process group, loads nothing, and waits for nobody but the process at the socket,
+    which may end afterwards. The model gives what the sharded model there gives, bit for bit, in
+    the same order of features, and follows its generations. It is called under torch.no_grad().
+
+    Args:
+        model: not sharded. Its EmbeddingBagCollections and EmbeddingCollections, which may be on
+            the device "meta", are replaced; all other weights are overwritten. It has the names of
+            the model there.
+        path: that a process of this host and user gave to `offer`.
+        owner: a rank whose process is gone. This one then publishes its tables. None: it publishes
+            nothing.
+        deadline: in seconds, for the tables to be handed over.
+
+    Raises:
+        ValueError: `model` is another one than that which is served, or sharded already; or
+            `owner` is no rank, or lives. `model` is as it was.
+        RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left.
+        PeerTimeoutError: the other process is stopped or stuck.
+        PeerDiedError: it ended meanwhile.
+        ProtocolError: it refused; or it has another version, is another user's or in another
+            container, or hands over something else than was announced.
+    """
+    where = os.fspath(path)
+    collections = collections_of(model)
+    if not collections:
+        raise ValueError(
+            "the model has no EmbeddingBagCollection or EmbeddingCollection whose tables could be "
+            "read: attach the model as it is before it is sharded"
+        )
+    with closing(connect(where, deadline)) as conversation:
+        manifest, received = _receive(conversation, where, collections)
+        dense = _dense_beside(model, manifest, received.dense, where)
+        readers = _readers_of(where, owner, collections, manifest, received)
+        if owner is not None:
+            _take_over(received.tables, owner)
+        for name, reader in readers.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, reader)
+        _fill(dense)
+        ServedModel.of(model)
+        with suppress(BLSError):  # it has ended, and is not needed any more
+            conversation.acknowledge()
+
+
+def _receive(
+    conversation: Conversation, where: str, collections: Mapping[str, Collection]
+) -> tuple[Manifest, _Received]:
+    with closing(Descriptors()) as descriptors:
+        conversation.greet()
+        conversation.be_greeted()
+        content = conversation.receive(descriptors)
+        if isinstance(content, dict) and "refused" in content:
+            raise ProtocolError(f"the process at {where} hands nothing over: {content['refused']}")
+        manifest = Manifest.from_json(content, where)
+        if manifest.host != host_identity():
+            raise ProtocolError(
+                f"the process at {where} is in another container or on another host, where this "
+                "one would not find new generations: run both in one PID namespace"
+            )
+        if manifest.descriptors != len(descriptors):
+            raise ProtocolError(
+                f"{where} announces {manifest.descriptors} descriptors and hands "
+                f"{len(descriptors)} over: install one version of torchrec-bls in both processes"
+            )
+        for module in manifest.modules:
+            _check_same(collections, module, where)
+        _check_order(list(collections), [module.name for module in manifest.modules], where)
+        return manifest, _adopted(manifest, descriptors, where)
+
+
+def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Received:
+    """Maps what was handed over."""
+    number = manifest.generation
+    all_tables, generations = [], []
+    for module in manifest.modules:
+        digest, owners = bytes.fromhex(module.digest), len(module.sizes)
+        page = _native.ControlPage.adopt(descriptors.take(), owners, digest)
+        tables = module.share(page)
+        segments = [tables.adopt(owner, number, descriptors.take()) for owner in range(owners)]
+        all_tables.append(tables)
+        generations.append(tables.generation(number, segments))
+    lead = all_tables[0]
+    if lead.page.complete < number:
+        raise ProtocolError(
+            f"{where} hands generation {number} over, but on the control page {lead.page.complete} "
+            "is the last one: they are of different models"
+        )
+    label = (lead.owners, number, lead.digest)
+    segment = _native.TableSegment.adopt(descriptors.take(), label)
+    try:
+        dense = dense_weights(segment, _native.FIRST_TABLE_OFFSET)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ProtocolError(f"{where} hands over what are no dense weights: {error}") from error
+    return _Received(all_tables, generations, dense or {})
+
+
+def _check_same(collections: Mapping[str, Collection], module: OfferedModule, where: str) -> None:
+    """Raises ValueError if a module that is served is not that of this model."""
+    if module.name not in collections:
+        raise ValueError(
+            f"{where} serves a module '{module.name}', but this model has {sorted(collections)}: "
+            "attach the same model"
+        )
+    if not module.name:
+        raise ValueError(
+            "the model is itself a collection, which can't be replaced: put it into a module, "
+            "there and here"
+        )
+    here, there = _terms_here(collections[module.name]), _terms_there(module)
+    for what, own in here.items():
+        if own != there.get(what):
+            raise ValueError(
+                f"'{module.name}' has {what} {own} in this model, but {there.get(what)} at "
+                f"{where}: attach the same model"
+            )
+    if here.keys() != there.keys():
+        raise ValueError(
+            f"'{module.name}' has no {sorted(there.keys() - here.keys())} in this model, but at "
+            f"{where}: attach the same model"
+        )
+
+
+def _check_order(here: list[str], there: list[str], where: str) -> None:
+    """Raises ValueError if another module would be the first, whose control page decides."""
+    in_order = [name for name in here if name in there]
+    if in_order != there:
+        raise ValueError(
+            f"the modules {there} at {where} are in the order {in_order} in this model: attach the "
+            "same model"
+        )
+
+
+def _terms_here(collection: Collection) -> dict[str, object]:
+    pooled = hasattr(collection, "is_weighted")
+    tables: dict[str, object] = {
+        f"table '{config.name}'": (
+            config.num_embeddings,
+            config.embedding_dim,
+            config.data_type.name,
+            list(config.feature_names),
+            config.pooling.value if pooled else "",
+        )
+        for config in configs_of(collection)
+    }
+    kind = {
+        "weights of": sorted(
+            {str(data_type_to_dtype(config.data_type)) for config in configs_of(collection)}
+        ),
+        "pooled embeddings": pooled,
+        "weighted ids": bool(collection.is_weighted()) if pooled else False,
+        "ids in its output": False if pooled else bool(collection.need_indices()),
+    }
+    return {**kind, **tables}
+
+
+def _terms_there(module: OfferedModule) -> dict[str, object]:
+    tables: dict[str, object] = {
+        f"table '{table.layout.name}'": (
+            table.layout.rows,
+            table.layout.columns,
+            table.layout.dtype,
+            table.features,
+            table.pooling,
+        )
+        for table in module.tables
+    }
+    kind = {
+        "weights of": [module.dtype],
+        "pooled embeddings": module.pooled,
+        "weighted ids": module.weighted,
+        "ids in its output": bool(module.form.get("with_ids", False)),
+    }
+    return {**kind, **tables}
+
+
+def _dense_beside(
+    model: nn.Module, manifest: Manifest, given: Mapping[str, torch.Tensor], where: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the dense weights of the model, each beside what it is to hold."""
+    prefixes = tuple(prefix_of(module.name, module.pooled) for module in manifest.modules)
+    live = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not name.startswith(prefixes) and isinstance(tensor, torch.Tensor)
+    }
+    without = sorted(name for name, tensor in live.items() if tensor.is_meta)
+    if without:
+        raise ValueError(
+            f"{without} are on the device 'meta', which only the embedding modules may be on: make "
+            "the rest of the model on the CPU"
+        )
+    try:
+        return pairs_of(live, given, where)
+    except ProtocolError as error:
+        raise ValueError(f"{error}: attach the same model") from error
+
+
+def _take_over(tables: list[SharedTables], owner: int) -> None:
+    if not 0 <= owner < tables[0].owners:
+        raise ValueError(f"owner is {owner}, but there are ranks 0 to {tables[0].owners - 1}")
+    Ownership([each.page for each in tables]).take_over(owner)
+
+
+def _readers_of(
+    where: str,
+    owner: int | None,
+    collections: Mapping[str, Collection],
+    manifest: Manifest,
+    received: _Received,
+) -> dict[str, AttachedCollection]:
+    """Returns what stands for each collection from now on."""
+    readers = {}
+    for module, tables, generation in zip(
+        manifest.modules, received.tables, received.generations, strict=True
+    ):
+        collection = collections[module.name]
+        configs = configs_of(collection)
+        form = form_of(module.form, configs, module.pooled)
+        at = f"{module.name}, attached to {where}"
+        reads = DirectReads(at, tables, generation, None, owner, configs, form)
+        check = InputCheck(module.name, configs, module.weighted, module.bad_ids)
+        readers[module.name] = AttachedCollection(reads, check).train(collection.training)
+    return readers
+
+
+@outside_inference_mode
+def _fill(dense: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for live, new in dense:
+            live.copy_(new)

@@ -1,0 +1,216 @@
+"""Tables for processes that come later, handed over through a Unix socket."""
+
+import atexit
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from torchrec_bls import _native
+from torchrec_bls.collective.transport.rendezvous import host_identity
+from torchrec_bls.direct.dense_weights import dense_parts
+from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.holders import identity_of
+from torchrec_bls.direct.offered.conversation import Conversation
+from torchrec_bls.direct.offered.listening import listen
+from torchrec_bls.direct.offered.manifest import Manifest, OfferedModule, OfferedTable, offsets_of
+from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.errors import BLSError, named
+from torchrec_bls.serving.served_model import ReadingModule, ServedModel
+
+# Seconds that one process may take, most of which it maps tables.
+_DEADLINE = 60.0
+# That each thread may take at the end of the process.
+_ENDING = 5.0
+# Until the next try to take a connection, after one that failed.
+_PAUSE = 0.05
+
+
+class Offer:
+    """Hands tables over until it is closed, as `offer` returns it. A context manager.
+
+    Args:
+        model: see `offer`.
+        path: see `offer`.
+
+    Attributes:
+        path: see `offer`.
+    """
+
+    def __init__(self, model: nn.Module, path: str) -> None:
+        ServedModel.of(model)
+        self.path = path
+        self._model = model
+        self._listener = listen(path)
+        self._file = Path(path).stat().st_ino
+        self._ends = False
+        self._serving: list[tuple[threading.Thread, socket.socket]] = []
+        self._thread = threading.Thread(
+            target=self._take_connections, name="torchrec_bls offer", daemon=True
+        )
+        self._thread.start()
+        _offers.add(self)
+
+    def __enter__(self) -> "Offer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes no more processes, and removes the socket. Those that have attached go on, and one
+        that is about to gets PeerDiedError."""
+        if self._ends:
+            return
+        self._ends = True
+        with suppress(OSError):
+            if Path(self.path).stat().st_ino == self._file:
+                Path(self.path).unlink()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join(_ENDING)
+        self._listener.close()
+        for thread, connected in self._serving:
+            with suppress(OSError):  # it has ended
+                connected.shutdown(socket.SHUT_RDWR)
+            thread.join(_ENDING)
+
+    def _take_connections(self) -> None:
+        while not self._ends:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                if not self._ends:  # no descriptors, or who connected has gone
+                    time.sleep(_PAUSE)
+                continue
+            # One that is stopped in the middle keeps nobody waiting.
+            thread = threading.Thread(
+                target=self._serve, args=(connected,), name="torchrec_bls hand-over", daemon=True
+            )
+            self._serving = [each for each in self._serving if each[0].is_alive()]
+            self._serving.append((thread, connected))
+            thread.start()
+
+    def _serve(self, connected: socket.socket) -> None:
+        with (
+            closing(Conversation(connected, self.path, _DEADLINE)) as conversation,
+            suppress(BLSError),  # the other end knows, or is gone
+        ):
+            conversation.greet()
+            try:
+                # First, or who is refused would fail to send it and never read why.
+                conversation.be_greeted()
+                identity = identity_of(conversation.peer())
+                served = ServedModel.of(self._model)
+                serving, weights = served.snapshot()
+                dense = _segment_of(weights, serving[0], served.reads[0].tables)
+                manifest = _manifest_of(served.modules, serving[0].number)
+            except Exception as error:
+                conversation.send({"refused": named(error)}, [])
+                return
+            # Both keep the generation's descriptors open, whatever is served meanwhile.
+            conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
+            conversation.await_acknowledgement()
+            if identity is not None:
+                served.add_reader(identity)
+
+
+def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
+    """Lets other processes of this user attach to the tables that a model reads directly.
+
+    A thread listens on a Unix socket and hands over the descriptors of the tables that are served
+    at the moment, with their dense weights. Batches wait for none of that, but for the copy of the
+    dense weights where the generation changes at the same time.
+
+    Args:
+        model: has been called once with BLSConfig(lookup="direct"), or has attached.
+        path: of the socket, of at most 107 bytes. What a dead process left there is replaced.
+
+    Returns:
+        What takes processes until it is closed, or this process ends.
+
+    Raises:
+        ValueError: the model does not read all its tables directly; a living process offers tables
+            at `path`, or it is something else than a socket, or too long.
+    """
+    return Offer(model, os.fspath(path))
+
+
+def _manifest_of(modules: Mapping[str, ReadingModule], generation: int) -> Manifest:
+    return Manifest(
+        host_identity(),
+        generation,
+        [_module_of(name, module) for name, module in modules.items()],
+    )
+
+
+def _module_of(name: str, module: ReadingModule) -> OfferedModule:
+    reads = module.direct_reads
+    assert reads is not None
+    tables = reads.tables
+    return OfferedModule(
+        name=name,
+        pooled=reads.form.pooled,
+        weighted=module.input_check.is_weighted,
+        bad_ids=module.input_check.bad_ids,
+        form=reads.form.as_json(),
+        tables=[
+            OfferedTable(
+                layout,
+                offsets_of(tables, layout),
+                list(config.feature_names),
+                config.pooling.value if reads.form.pooled else "",
+            )
+            for layout, config in zip(tables.layouts.values(), reads.configs, strict=True)
+        ],
+        sizes=list(tables.sizes),
+        dtype=str(tables.dtype),
+        huge_pages=tables.huge_pages,
+        digest=tables.digest.hex(),
+    )
+
+
+def _segment_of(
+    weights: Mapping[str, torch.Tensor], serving: Generation, tables: SharedTables
+) -> _native.TableSegment:
+    """Returns a segment of dense weights alone, which belongs to none of the owners."""
+    parts, size = dense_parts(weights, _native.FIRST_TABLE_OFFSET)
+    return _native.TableSegment.create(
+        (tables.owners, serving.number, tables.digest),
+        [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts],
+        size,
+        False,
+    )
+
+
+def _descriptors_of(
+    served: ServedModel, serving: Sequence[Generation], dense: _native.TableSegment
+) -> list[int]:
+    descriptors = []
+    for reads, generation in zip(served.reads, serving, strict=True):
+        descriptors.append(reads.tables.page.descriptor)
+        descriptors += [segment.descriptor for segment in generation.segments]
+    return [*descriptors, dense.descriptor]
+
+
+def _close_all() -> None:
+    for each in list(_offers):
+        each.close()
+
+
+_offers: "weakref.WeakSet[Offer]" = weakref.WeakSet()
+# Before the interpreter's end, after which no thread may come back from native code.
+atexit.register(_close_all)

@@ -127,7 +127,6 @@ class DirectModule(ExchangedModule):
             )
         return ""
 
-
     def _plan(self) -> Any:
         module: Any = self
         return module.module_sharding_plan

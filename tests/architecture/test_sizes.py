@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.architecture.imports import ROOT
 
 MOST_FILES, MOST_LINES = 14, 400
-MOST_OF_BENCHMARKS = 10190
+MOST_OF_BENCHMARKS = 10600
 SOURCES = (".py", ".cpp", ".h", ".inc")
 
 

@@ -12,7 +12,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.paths import ROOT
-from torchrec_bls import ChannelStats
+from torchrec_bls import ChannelStats, ServingState
 
 FOLDER = ROOT / "docs" / "guides" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
@@ -26,8 +26,8 @@ UNITS = {"short", "percentunit", "Bps", "cps"}
 
 
 def exported() -> dict[str, set[str]]:
-    """Returns the labels of each sample that the collector exports."""
-    from torchrec_bls.observe.prometheus import ChannelCollector
+    """Returns the labels of each sample that the collectors export."""
+    from torchrec_bls.observe.prometheus import ChannelCollector, ServingCollector
 
     stats = ChannelStats(
         messages=1,
@@ -42,6 +42,10 @@ def exported() -> dict[str, set[str]]:
     channel: Any = SimpleNamespace(name="ids", rank=0, stats=lambda: stats)
     registry = CollectorRegistry()
     registry.register(ChannelCollector(lambda: [channel]))
+    state = ServingState(
+        rank=0, generation=1, announced=2, owners=2, owners_gone=(1,), readers=(), problem=""
+    )
+    registry.register(ServingCollector(lambda: state))
     samples = [sample for family in registry.collect() for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 

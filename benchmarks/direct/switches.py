@@ -87,6 +87,7 @@ def _read(module: Any, batches: list[Any], settings: dict[str, Any]) -> dict[str
         "ms": Spread(np.concatenate(without)),
         "ms_during": Spread(np.concatenate(during)),
         "p99": float(np.quantile(np.concatenate(without), 0.99)),
+        "p99_9": float(np.quantile(np.concatenate(without), 0.999)),
         "p99_9_during": float(np.quantile(np.concatenate(during), 0.999)),
         "ratio": _ratio(without, during),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.architecture.imports import ROOT
 
 MOST_FILES, MOST_LINES = 14, 400
-MOST_OF_BENCHMARKS = 10600
+MOST_OF_BENCHMARKS = 10650
 SOURCES = (".py", ".cpp", ".h", ".inc")
 
 

@@ -9,6 +9,7 @@ from benchmarks.bounded import page as bounded
 from benchmarks.bounded import paper
 from benchmarks.codecs import page as codecs
 from benchmarks.delays import page as delays
+from benchmarks.direct import page as direct
 from benchmarks.exchange import all_reduce
 from benchmarks.exchange import page as exchange
 from benchmarks.harness import page, record
@@ -33,6 +34,9 @@ PROGRAMS = {
     "codec_exchange": "codecs.exchange",
     "codecs": "codecs.rows",
     "delays": "delays.delays",
+    "direct_faults": "direct.faults",
+    "direct_reads": "direct.reads",
+    "direct_switches": "direct.switches",
     "embedding": "modules.embedding",
     "libra": "libra.study",
     "overlap": "overlap.backward",
@@ -89,6 +93,9 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/delays.md", "results"): (delays.section, "delays"),
     ("docs/results/modules.md", "results"): (modules.section, "embedding"),
     ("docs/results/backend.md", "results"): (modules.backend_section, "backend"),
+    ("docs/results/direct-reads.md", "results"): (direct.section, "direct_reads"),
+    ("docs/results/direct-reads.md", "faults"): (direct.faults_section, "direct_faults"),
+    ("docs/results/direct-reads.md", "switches"): (direct.switches_section, "direct_switches"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
     ("docs/results/overlap.md", "results"): (backward.section, "overlap"),

@@ -114,7 +114,7 @@ class Nodes:
         """Kills a process, and returns when it is gone."""
         pid = self.call(name, pid_of)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: _state(pid) in "ZX")
+        until(lambda: state_of(pid) in "ZX")
 
     def close(self) -> None:
         """Ends all processes."""
@@ -146,7 +146,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

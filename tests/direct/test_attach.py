@@ -60,6 +60,7 @@ def test_a_reader_outlives_all_ranks(tmp_path: Path) -> None:
         processes.call("reader", nodes.join, 0)
         seen = processes.call("reader", nodes.state)
         assert (seen.rank, seen.generation, seen.owners_gone) == (None, 1, ())
+        assert len(seen.rows_read) == 2 and min(seen.rows_read) > 0
         assert processes.call(0, nodes.state).readers == (processes.call("reader", nodes.pid_of),)
         for rank in (0, 1):
             processes.begin("reader", nodes.check_many, 400, f"begun {rank}")

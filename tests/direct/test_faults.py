@@ -3,14 +3,13 @@
 import os
 import signal
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from tests.direct import served
+from tests.direct.nodes import state_of, until
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.processes import run, run_outcomes
 from torchrec_bls import _native, bounded_lag_modules, publish
@@ -38,7 +37,7 @@ def serve_through(rank: int, struck: int, number: int, batches_number: int) -> N
         os.kill(os.getpid(), number)
         return  # once it goes on
     tables = tables_of(model)
-    _until(lambda: _state(pids[struck]) in "TZX")
+    until(lambda: state_of(pids[struck]) in "TZX")
     for i in range(batches_number):
         assert check(model, batches, expected, i) == 1
     gone = number == signal.SIGKILL
@@ -48,20 +47,6 @@ def serve_through(rank: int, struck: int, number: int, batches_number: int) -> N
     elif rank == 0:
         assert struck not in tables.owners_gone()
         os.kill(pids[struck], signal.SIGCONT)
-
-
-def _until(condition: Any) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
 
 
 @pytest.mark.parametrize("batches", [200, pytest.param(3000, marks=pytest.mark.slow)])
@@ -83,7 +68,7 @@ def publish_for_the_dead(rank: int) -> None:
     dist.all_gather_object(pids, os.getpid())
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    _until(lambda: _state(pids[1]) in "ZX")
+    until(lambda: state_of(pids[1]) in "ZX")
     own = publish(model, weights_of(2))
     assert own.generation == 2
     with pytest.raises(PeerTimeoutError, match=r"\[1\] have no process: publish\(owner"):
@@ -118,7 +103,7 @@ def die_half_way(rank: int, after: str) -> None:
         _die(after)
         publish(model, weights_of(2))
         raise AssertionError("lives")
-    _until(lambda: _state(pids[1]) in "ZX")
+    until(lambda: state_of(pids[1]) in "ZX")
     assert own is not None
     for i in range(20):
         assert check(model, batches, expected, i) == 1
@@ -270,11 +255,11 @@ def serve_while_publishers_crash(rank: int, batches_number: int, every: int) -> 
                 publication = publish(model, weights_of(generation), deadline=DEADLINE)
                 assert publication.generation == generation
                 if rank == 0 and generation >= 3:
-                    _until(lambda: _state(pids[2]) in "ZX")
+                    until(lambda: state_of(pids[2]) in "ZX")
                     publish(model, weights_of(generation), owner=2)
                 publication.wait(DEADLINE)
                 # So that every generation has its batches.
-                _until(lambda generation=generation: len(seen) >= every * (generation - 1))
+                until(lambda generation=generation: len(seen) >= every * (generation - 1))
         except BaseException as error:
             failures.append(error)
 

@@ -43,7 +43,16 @@ def exported() -> dict[str, set[str]]:
     registry = CollectorRegistry()
     registry.register(ChannelCollector(lambda: [channel]))
     state = ServingState(
-        rank=0, generation=1, announced=2, owners=2, owners_gone=(1,), readers=(), problem=""
+        rank=0,
+        generation=1,
+        announced=2,
+        owners=2,
+        owners_gone=(1,),
+        readers=(),
+        problem="",
+        rows_read=(7, 8),
+        refused_batches=0,
+        replaced_ids=0,
     )
     registry.register(ServingCollector(lambda: state))
     samples = [sample for family in registry.collect() for sample in family.samples]

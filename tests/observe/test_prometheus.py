@@ -91,20 +91,27 @@ def test_tables_without_their_owner_are_named() -> None:
     registry = CollectorRegistry(auto_describe=True)
     registry.register(ServingCollector(lambda: states[-1]))
     assert scrape(registry) == {}
-    states.append(ServingState(1, 3, 4, 2, (0,), (4711, 4712), "no memory"))
+    states.append(ServingState(1, 3, 4, 2, (0,), (4711, 4712), "no memory", (70, 80), 5, 6))
     assert scrape(registry) == {
         key("generation", process="1"): 3,
         key("generation_announced", process="1"): 4,
         key("owner_gone", process="1", owner="0"): 1,
         key("owner_gone", process="1", owner="1"): 0,
         key("readers", process="1"): 2,
+        key("rows_read_total", process="1", owner="0"): 70,
+        key("rows_read_total", process="1", owner="1"): 80,
+        key("refused_batches_total", process="1"): 5,
+        key("replaced_ids_total", process="1"): 6,
     }
-    states.append(ServingState(None, 4, 4, 1, (), (), ""))
+    states.append(ServingState(None, 4, 4, 1, (), (), "", (9,), 0, 0))
     assert scrape(registry) == {
         key("generation", process="reader"): 4,
         key("generation_announced", process="reader"): 4,
         key("owner_gone", process="reader", owner="0"): 0,
         key("readers", process="reader"): 0,
+        key("rows_read_total", process="reader", owner="0"): 9,
+        key("refused_batches_total", process="reader"): 0,
+        key("replaced_ids_total", process="reader"): 0,
     }
 
 

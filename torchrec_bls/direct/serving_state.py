@@ -16,6 +16,10 @@ class ServingState:
         owners_gone: ranks whose tables are served though no living process publishes for them.
         readers: numbers of the living processes that attached to this one.
         problem: why an announced generation could not be mapped; empty if there is none.
+        rows_read: rows that batches of this process have read of the shards of each rank.
+        refused_batches: batches of each module that did not fit it: an id out of range, a wrong
+            key. Added up.
+        replaced_ids: ids that row 0 was looked up for, with bad_ids="row0".
     """
 
     rank: int | None
@@ -25,3 +29,6 @@ class ServingState:
     owners_gone: tuple[int, ...]
     readers: tuple[int, ...]
     problem: str
+    rows_read: tuple[int, ...]
+    refused_batches: int
+    replaced_ids: int

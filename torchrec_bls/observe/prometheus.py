@@ -126,12 +126,30 @@ class ServingCollector(Collector):
             "Living processes that attached to this one.",
             labels=("process",),
         )
+        rows = CounterMetricFamily(
+            "torchrec_bls_rows_read",
+            "Rows that batches of this process have read of the shards of a rank.",
+            labels=("process", "owner"),
+        )
+        refused = CounterMetricFamily(
+            "torchrec_bls_refused_batches",
+            "Batches that did not fit their module: an id out of range, a wrong key.",
+            labels=("process",),
+        )
+        replaced = CounterMetricFamily(
+            "torchrec_bls_replaced_ids",
+            'Ids that row 0 was looked up for, with bad_ids="row0".',
+            labels=("process",),
+        )
         state = self._state()
         if state is not None:
             process = "reader" if state.rank is None else str(state.rank)
             generation.add_metric((process,), state.generation)
             announced.add_metric((process,), state.announced)
             readers.add_metric((process,), len(state.readers))
-            for owner in range(state.owners):
+            refused.add_metric((process,), state.refused_batches)
+            replaced.add_metric((process,), state.replaced_ids)
+            for owner, rows_read in enumerate(state.rows_read):
                 gone.add_metric((process, str(owner)), owner in state.owners_gone)
-        yield from (generation, announced, gone, readers)
+                rows.add_metric((process, str(owner)), rows_read)
+        yield from (generation, announced, gone, readers, rows, refused, replaced)

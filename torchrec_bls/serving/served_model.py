@@ -134,6 +134,7 @@ class ServedModel:
     def state(self) -> ServingState:
         """Returns what is served, and without whom."""
         tables = self.reads[0].tables
+        checks = [module.input_check for module in self.modules.values()]
         return ServingState(
             rank=self.rank,
             generation=self._taken[0].number,
@@ -142,6 +143,9 @@ class ServedModel:
             owners_gone=tuple(self.publisher.owners_gone()),
             readers=tuple(pid_of(each) for each in self._readers if is_alive(each)),
             problem=self._follower.problem,
+            rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
+            refused_batches=sum(check.refused_batches for check in checks),
+            replaced_ids=sum(check.replaced_ids for check in checks),
         )
 
     def publish(self, state_dict: Mapping[str, Any] | None, deadline: float) -> Publication:

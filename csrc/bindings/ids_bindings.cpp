@@ -144,7 +144,7 @@ void bind_ids(py::module_& module) {
       .def_property_readonly("wanted_slot_bytes", &of_arrived<&ArrivedIds::wanted_slot_bytes>)
       .def_property_readonly("refusals", &refusals_of)
       .def_property_readonly("lengths", [](const BatchIds& ids) { return view_of(ids.lengths()); })
-      .def_property_readonly("values", [](const BatchIds& ids) { return view_of(ids.values()); })
+      .def_property_readonly("values", [](BatchIds& ids) { return view_of(ids.expose_values()); })
       .def_property_readonly("weights", [](const BatchIds& ids) { return view_of(ids.weights()); });
 
   py::class_<EqualBags>(module, "EqualBags")

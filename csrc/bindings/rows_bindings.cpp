@@ -55,7 +55,7 @@ struct Tables {
 Lookup lookup_of(const Tables& tables, const BatchIds& ids) {
   const ArrivedIds& arrived = ids.arrived();
   return {tables.by_feature, ids.values()->data.get(), arrived.value_bytes(),
-          static_cast<size_t>(arrived.total_values())};
+          static_cast<size_t>(arrived.total_values()), ids.largest()};
 }
 
 TableRows table_rows(const Tables& tables, const BatchIds& ids, size_t row_bytes) {

@@ -24,6 +24,8 @@ struct Lookup {
   const std::byte* ids = nullptr;
   size_t id_bytes = 8;
   size_t count = 0;  ///< of ids
+  /// The largest id of each feature, [features], or empty where it is not known.
+  std::span<const int64_t> largest = {};
 };
 
 /// Checks `counts[f]` ids for each feature. Throws std::invalid_argument naming the first that its

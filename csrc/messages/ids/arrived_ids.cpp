@@ -43,6 +43,19 @@ void check_lengths(int source, uint64_t bytes, size_t features, size_t length_by
   }
 }
 
+/// Copies ids and returns the largest, looked at while they are in the nearest cache.
+int64_t copy_ids(std::byte* to, const std::byte* from, size_t count, size_t id_bytes) {
+  constexpr size_t kIdsAtOnce = 1024;
+  int64_t largest = 0;
+  for (size_t first = 0; first < count; first += kIdsAtOnce) {
+    const size_t ids = std::min(kIdsAtOnce, count - first);
+    std::byte* const copied = to + first * id_bytes;
+    std::memcpy(copied, from + first * id_bytes, ids * id_bytes);
+    largest = std::max(largest, largest_id(copied, ids, id_bytes));
+  }
+  return largest;
+}
+
 }  // namespace
 
 ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const int> order)
@@ -142,9 +155,10 @@ std::vector<int64_t> ArrivedIds::values_per_feature() const {
   return values;
 }
 
-void ArrivedIds::assemble(const Arrival& arrival, std::byte* lengths, std::byte* values,
-                          std::byte* weights) const {
+std::vector<int64_t> ArrivedIds::assemble(const Arrival& arrival, std::byte* lengths,
+                                          std::byte* values, std::byte* weights) const {
   const size_t world = order_.size();
+  std::vector<int64_t> largest(features_, 0);
   std::vector<size_t> read(world, 0);  // values taken from each source so far
   for (size_t feature = 0; feature < features_; ++feature) {
     for (size_t place = 0; place < world; ++place) {
@@ -162,7 +176,9 @@ void ArrivedIds::assemble(const Arrival& arrival, std::byte* lengths, std::byte*
       }
       lengths += stride_bytes;
       if (count == 0) continue;
-      std::memcpy(values, parts[kValues].data + read[place] * value_bytes_, count * value_bytes_);
+      largest[feature] = std::max(
+          largest[feature],
+          copy_ids(values, parts[kValues].data + read[place] * value_bytes_, count, value_bytes_));
       values += count * value_bytes_;
       if (weight_bytes_ != 0) {
         std::memcpy(weights, parts[kWeights].data + read[place] * weight_bytes_,
@@ -172,6 +188,7 @@ void ArrivedIds::assemble(const Arrival& arrival, std::byte* lengths, std::byte*
       read[place] += count;
     }
   }
+  return largest;
 }
 
 }  // namespace bls

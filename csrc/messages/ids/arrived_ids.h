@@ -49,8 +49,10 @@ class ArrivedIds {
   /// Writes lengths, values and weights feature-major, within a feature by rank in `order`, from
   /// the arrival that the constructor checked. Throws ChannelError(kProtocol) where lengths are not
   /// those of then.
-  void assemble(const Arrival& arrival, std::byte* lengths, std::byte* values,
-                std::byte* weights) const;
+  ///
+  /// Returns the largest id of each feature, as `largest_id` finds it, [features].
+  std::vector<int64_t> assemble(const Arrival& arrival, std::byte* lengths, std::byte* values,
+                                std::byte* weights) const;
 
  private:
   void read_note(int source, const IdsPreamble& preamble, std::span<const View> parts);

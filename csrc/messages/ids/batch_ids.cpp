@@ -9,7 +9,8 @@ BatchIds::BatchIds(const Arrival& arrival, size_t features, std::span<const int>
   lengths_ = std::make_shared<IdsMemory>(bags * arrived_.length_bytes());
   values_ = std::make_shared<IdsMemory>(count * arrived_.value_bytes());
   weights_ = std::make_shared<IdsMemory>(count * arrived_.weight_bytes());
-  arrived_.assemble(arrival, lengths_->data.get(), values_->data.get(), weights_->data.get());
+  largest_ =
+      arrived_.assemble(arrival, lengths_->data.get(), values_->data.get(), weights_->data.get());
   for (const int rank : order) batches_.push_back(arrived_.strides()[static_cast<size_t>(rank)]);
 }
 

@@ -35,12 +35,22 @@ class BatchIds {
   const std::shared_ptr<IdsMemory>& values() const { return values_; }
   const std::shared_ptr<IdsMemory>& weights() const { return weights_; }
 
+  /// The largest id of each feature, as ArrivedIds::assemble returns it; empty once others may have
+  /// changed the ids.
+  std::span<const int64_t> largest() const { return largest_; }
+  /// The ids, for others to read and to change.
+  const std::shared_ptr<IdsMemory>& expose_values() {
+    largest_.clear();
+    return values_;
+  }
+
  private:
   ArrivedIds arrived_;
   std::vector<int64_t> batches_;
   std::shared_ptr<IdsMemory> lengths_;
   std::shared_ptr<IdsMemory> values_;
   std::shared_ptr<IdsMemory> weights_;
+  std::vector<int64_t> largest_;
 };
 
 }  // namespace bls

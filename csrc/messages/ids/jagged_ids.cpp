@@ -6,6 +6,8 @@
 #include <string>
 #include <type_traits>
 
+#include "host/instruction_set.h"
+
 namespace bls {
 namespace {
 
@@ -38,6 +40,35 @@ bool any_outside(const Id* ids, int64_t count, int64_t limit) {
   return static_cast<Id>(signs) < 0;
 }
 
+/// Compares the lower 32 bits, for which SSE2 has an instruction.
+template <class Id>
+[[gnu::always_inline]] inline int64_t largest_of(const Id* ids, size_t count) {
+  Id bits = 0;
+  int32_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const auto low = static_cast<int32_t>(ids[i]);
+    bits |= ids[i];
+    largest = largest < low ? low : largest;
+  }
+  return bits < 0 || bits >> 31 != 0 ? kUnknownId : largest;
+}
+
+#ifdef __x86_64__
+template <class Id>
+[[gnu::target("avx2")]] int64_t largest_of_avx2(const Id* ids, size_t count) {
+  return largest_of(ids, count);
+}
+#endif
+
+template <class Id>
+int64_t largest_id_of(const std::byte* data, size_t count) {
+  const auto* ids = reinterpret_cast<const Id*>(data);
+#ifdef __x86_64__
+  if (instruction_set() != InstructionSet::kPortable) return largest_of_avx2(ids, count);
+#endif
+  return largest_of(ids, count);
+}
+
 template <class Id>
 std::optional<BadId> find_bad_id_of(const JaggedIds& ids, std::span<const int64_t> rows,
                                     std::span<const int64_t> counts) {
@@ -59,6 +90,10 @@ std::optional<BadId> find_bad_id_of(const JaggedIds& ids, std::span<const int64_
 
 int64_t sum_lengths(const std::byte* data, size_t count, size_t item_bytes) {
   return item_bytes == 4 ? sum_lengths<int32_t>(data, count) : sum_lengths<int64_t>(data, count);
+}
+
+int64_t largest_id(const std::byte* ids, size_t count, size_t item_bytes) {
+  return item_bytes == 4 ? largest_id_of<int32_t>(ids, count) : largest_id_of<int64_t>(ids, count);
 }
 
 std::vector<int64_t> values_per_feature(const JaggedIds& ids) {

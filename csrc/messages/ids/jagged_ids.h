@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,6 +31,13 @@ int64_t sum_lengths(const std::byte* data, size_t count, size_t item_bytes);
 /// Values per feature, [features]. Throws std::invalid_argument when a length is negative or the
 /// lengths do not add up to `count`.
 std::vector<int64_t> values_per_feature(const JaggedIds& ids);
+
+/// Larger than any id that a table has.
+constexpr int64_t kUnknownId = std::numeric_limits<int64_t>::max();
+
+/// The largest of `count` ids of `item_bytes`, 0 of none. kUnknownId where one is negative or has
+/// more than 31 bits: to compare these takes instructions that not all processors have.
+int64_t largest_id(const std::byte* ids, size_t count, size_t item_bytes);
 
 /// An id that has no row in its table.
 struct BadId {

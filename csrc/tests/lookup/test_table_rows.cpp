@@ -76,7 +76,7 @@ TEST_CASE("rows reach their ranks straight from the tables") {
     std::vector<float> own(expected_own.size());
     post_table_rows(
         channel,
-        {tables, bytes(ids.data()), sizeof(int64_t), ids.size(), {kRowBytes, counts, order}},
+        {{tables, bytes(ids.data()), sizeof(int64_t), ids.size()}, {kRowBytes, counts, order}},
         reinterpret_cast<std::byte*>(own.data()));
     CHECK(own == expected_own);
     const Arrival& arrival = channel.wait();
@@ -112,7 +112,8 @@ TEST_CASE_TEMPLATE("rows of any size", Id, int32_t, int64_t) {
       std::vector<std::byte> own(expected.size());
       const int64_t counts[] = {static_cast<int64_t>(count)};
       post_table_rows(
-          ranks[0], {tables, bytes(ids.data()), sizeof(Id), ids.size(), {row_bytes, counts, order}},
+          ranks[0],
+          {{tables, bytes(ids.data()), sizeof(Id), ids.size()}, {row_bytes, counts, order}},
           own.data());
       CHECK(own == expected);
     }
@@ -132,7 +133,7 @@ TEST_CASE("an id that a table does not have is refused before anything is posted
     std::string message;
     try {
       post_table_rows(ranks[0],
-                      {tables, bytes(ids), sizeof(int32_t), 4, {kRowBytes, counts, order}},
+                      {{tables, bytes(ids), sizeof(int32_t), 4}, {kRowBytes, counts, order}},
                       reinterpret_cast<std::byte*>(own.data()));
     } catch (const std::invalid_argument& error) {
       message = error.what();
@@ -153,7 +154,7 @@ TEST_CASE("groups that do not fit the ids are refused before anything is posted"
   std::vector<float> own(2 * kFloats);
   CHECK_THROWS_WITH_AS(
       post_table_rows(ranks[0],
-                      {tables, bytes(ids), sizeof(int64_t), 2, {kRowBytes, counts, order}},
+                      {{tables, bytes(ids), sizeof(int64_t), 2}, {kRowBytes, counts, order}},
                       reinterpret_cast<std::byte*>(own.data())),
       "the lookup is of 3 ids, but 2 were given", std::invalid_argument);
   CHECK(ranks[0].posted() == 0);
@@ -181,7 +182,7 @@ TEST_CASE("stored rows travel without their padding, to their own rank as well")
     const Table tables[] = {{padded.data(), 4, 3, false, 8}, {dense.data(), 4, 5, false, 5}};
     const int32_t ids[] = {3, 0, 2, 1};
     const int64_t counts[] = {1, 2, 0, 1};  // by feature; rank 1 first
-    post_stored_rows(channel, {tables, bytes(ids), sizeof(int32_t), 4, {0, counts, order}});
+    post_stored_rows(channel, {{tables, bytes(ids), sizeof(int32_t), 4}, {0, counts, order}});
     const Arrival& arrival = channel.wait();
     for (int source = 0; source < 2; ++source) {
       const int at = 100 * source;

@@ -125,16 +125,21 @@ void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes&
     const size_t first =
         std::accumulate(features_per_rank.begin(), features_per_rank.begin() + rank, size_t{0});
     const std::vector<int> order = order_of(world_size, rank);
-    const BatchIds batch(channel.wait(), mine, order);
+    BatchIds batch(channel.wait(), mine, order);
     channel.release();
     const ArrivedIds& arrived = batch.arrived();
     Encoded expected;
-    std::vector<int64_t> counts;
+    std::vector<int64_t> counts, largest;
     int64_t total_stride = 0;
     for (size_t feature = first; feature < first + mine; ++feature) {
+      largest.push_back(0);
       for (const int source : order) {
+        const auto bags = random_bags(source, features).features[feature];
+        for (const auto& bag : bags) {
+          for (const auto& [id, weight] : bag) largest.back() = std::max(largest.back(), id);
+        }
         const size_t before = expected.count;
-        expected.add(random_bags(source, features).features[feature], items);
+        expected.add(bags, items);
         counts.push_back(static_cast<int64_t>(expected.count - before));
       }
     }
@@ -156,6 +161,9 @@ void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes&
     expect(holds(batch.lengths(), expected.lengths), "lengths");
     expect(holds(batch.values(), expected.values), "values");
     expect(holds(batch.weights(), expected.weights), "weights");
+    expect(std::ranges::equal(batch.largest(), largest), "largest ids");
+    expect(batch.expose_values() == batch.values() && batch.largest().empty(),
+           "nothing is known of ids that others may change");
     for (size_t place = 0; place < order.size(); ++place) {
       const auto rank = static_cast<size_t>(order[place]);
       expect(batch.batches()[place] == arrived.strides()[rank], "batch by place");

@@ -1,5 +1,10 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "host/instruction_set.h"
 #include "messages/ids/jagged_ids.h"
 #include "tests/messages/ids_of.h"
 #include "tests/support/ranks.h"
@@ -67,4 +72,34 @@ TEST_CASE_TEMPLATE("ids at the ends of what a dtype holds", Id, int32_t, int64_t
       }
     }
   }
+}
+
+TEST_CASE_TEMPLATE("the largest id is known unless one does not fit 31 bits", Id, int32_t,
+                   int64_t) {
+  const std::string_view best = instruction_sets().back();
+  for (const std::string_view set : instruction_sets()) {
+    use_instruction_set(set);
+    for (const size_t count : {0u, 1u, 2u, 7u, 8u, 33u}) {
+      for (size_t place = 0; place < std::max<size_t>(count, 1); ++place) {
+        for (const int64_t extreme :
+             {int64_t{3}, int64_t{4}, int64_t{500}, int64_t{INT32_MAX}, int64_t{-1},
+              int64_t{INT32_MIN}, int64_t{INT32_MAX} + 1, int64_t{1} << 32, int64_t{7} << 40,
+              std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()}) {
+          if (static_cast<Id>(extreme) != extreme) continue;
+          CAPTURE(set);
+          CAPTURE(count);
+          CAPTURE(place);
+          CAPTURE(extreme);
+          std::vector<Id> ids(count, Id{3});
+          if (count > 0) ids[place] = static_cast<Id>(extreme);
+          const bool known = extreme >= 0 && extreme <= INT32_MAX;
+          const int64_t most = count < 2 ? extreme : std::max<int64_t>(extreme, 3);
+          const int64_t expected = count == 0 ? 0 : known ? most : kUnknownId;
+          CHECK(largest_id(reinterpret_cast<const std::byte*>(ids.data()), count, sizeof(Id)) ==
+                expected);
+        }
+      }
+    }
+  }
+  use_instruction_set(best);
 }

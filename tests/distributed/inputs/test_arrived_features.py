@@ -87,6 +87,22 @@ def compare_uses(rank: int) -> None:
                     features.nothing  # noqa: B018
 
 
+def change_ids_after_they_were_checked(rank: int) -> None:
+    channel = BoundedLagChannel(dist.group.WORLD, slot_bytes=4096, name="ids")
+    features = arrived(channel, plain(torch.int64, None))
+    table, out = torch.arange(6.0).reshape(6, 1), torch.empty(5, 1)
+    tables = _native.Tables([(table.data_ptr(), 6, 4, False)] * len(KEYS))
+    _native.copy_table_rows(tables, features.native, 4, out.data_ptr())
+    assert out.flatten().tolist() == [5, 1, 4, 1, 3]
+    features.values()[3] = 6
+    with pytest.raises(ValueError, match="id 6 of feature 1 of the lookup, whose table has 6 rows"):
+        _native.copy_table_rows(tables, features.native, 4, out.data_ptr())
+
+
+def test_ids_that_were_changed_are_checked_again() -> None:
+    run(1, change_ids_after_they_were_checked)
+
+
 def test_features_are_those_that_were_sent() -> None:
     run(1, compare_uses)
 

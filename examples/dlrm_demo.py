@@ -1,9 +1,9 @@
 """Bounded-lag DLRM inference on one host, checked against TorchRec and timed.
 
-Spawns the ranks itself. A DLRM with 26 tables in Criteo's shape is sharded by
-DistributedModelParallel, first with TorchRec's own sharders on gloo, then with bounded-lag sharders
-at each bound and with direct reads, always with the same weights, batches and random delays. Every
-logit is compared. The table goes to the terminal and, with a plot, into the output folder.
+The program spawns the ranks itself. DistributedModelParallel shards a DLRM with 26 tables in
+Criteo's shape. TorchRec's own sharders on gloo come first, then bounded-lag sharders at each bound,
+then direct reads. Weights, batches and random delays are always the same. Every logit is compared.
+The table goes to the terminal and, with a plot, into the output folder.
 
     python examples/dlrm_demo.py --data train.txt --bounds 0 1 2 4 8
 """
@@ -40,7 +40,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path]
     parser.add_argument("--runs", type=int, default=3, help="repetitions of each measurement")
     parser.add_argument("--batch", type=int, default=128, help="rows of a rank's batch")
     parser.add_argument("--max-delay-ms", type=float, default=10.0, help="delays are 0 to this")
-    parser.add_argument("--straggler", type=int, metavar="RANK", help="its delays are doubled")
+    parser.add_argument("--straggler", type=int, metavar="RANK", help="rank with doubled delays")
     parser.add_argument("--embedding-dim", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -71,7 +71,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path]
 
 
 def make_variants(settings: Settings) -> list[Variant]:
-    """TorchRec first, as the reference, then the bounds as asked for, then direct reads."""
+    """Returns TorchRec as the reference, then each bound in the given order, then direct reads."""
     return [
         torchrec_on_gloo(),
         *(bounded_lag(bound, settings.batch) for bound in settings.bounds),
@@ -80,7 +80,7 @@ def make_variants(settings: Settings) -> list[Variant]:
 
 
 def deadline_s(settings: Settings) -> float:
-    """Far more than it takes: ten minutes to start, and a second a batch beyond its delay."""
+    """Returns far more than a run takes: ten minutes, and a second a batch beyond its delay."""
     batches = (2 + len(settings.bounds)) * settings.runs * settings.steps
     return 600.0 + batches * (1.0 + 2 * settings.max_delay)
 

@@ -1,10 +1,10 @@
-"""A run that outlives the death of a rank: finished results are kept, the others made anew.
+"""A run that survives the death of a rank: finished results stay, the others are made again.
 
     torchrun --nproc-per-node 2 --max-restarts 1 examples/elastic_recovery.py --kill 1:12
 
-Rank 1 is killed before iteration 12. The other rank raises PeerDiedError at once, torchrun starts
-all ranks again, they form a new group with new channels, and go on behind the last iteration whose
-results every rank has saved.
+Rank 1 is killed before iteration 12. The other rank raises PeerDiedError at once. torchrun starts
+all ranks again, and they form a new group with new channels. They continue after the last iteration
+whose results every rank has saved.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def save(folder: Path, iteration: int, output: torch.Tensor) -> None:
-    """Saves a result so that it is there as a whole or not at all."""
+    """Saves a result so that the file is either complete or absent."""
     partial = folder / "partial"
     torch.save(output, partial)
     partial.rename(folder / f"{iteration}.pt")
@@ -49,8 +49,8 @@ def first_unfinished(folder: Path) -> int:
 
 
 def form_group(restarts: int) -> None:
-    """Makes the default group, with keys of its own in torchrun's store: the store outlives the
-    ranks, and gloo would find the addresses of the processes before the restart in it."""
+    """Makes the default group, with its own keys in torchrun's store. The store survives the ranks:
+    with old keys gloo would find the addresses of the processes before the restart."""
     store, rank, world_size = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"after {restarts} restarts", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)

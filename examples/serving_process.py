@@ -1,6 +1,7 @@
-"""One process of examples/supervised_serving.py: a rank, one that takes its place, or a reader.
+"""One process of examples/supervised_serving.py: a rank, a rank's replacement, or a reader.
 
-It answers batches until it is told to end, checks each answer, and prints a line of JSON about it.
+It answers batches until it is told to end. It checks each
+answer and prints a line of JSON about it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ IMPORTED_AT = time.monotonic()
 
 
 def weights_of(generation: int) -> dict[str, torch.Tensor]:
-    """Returns the weights of a generation: in earnest, what your training has saved."""
+    """Returns the weights of a generation. A real program loads what its training has saved."""
     return dict(build_model(ROWS, DIM, seed=generation).state_dict())
 
 

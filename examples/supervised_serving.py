@@ -1,10 +1,11 @@
-"""Serving that outlives its ranks: one is killed, and only that one starts again.
+"""Serving that survives the death of ranks: one is killed, and only that one starts again.
 
     python examples/supervised_serving.py --ranks 3 --kill 1:20
 
-torchrun starts all ranks again when one of them dies. Here the others go on with its tables, which
-are in shared memory, and the process that comes in its place maps them from one of the others. Then
-all publish new weights, the one that came back as well. A reader without a rank follows them.
+torchrun starts all ranks again when one of them dies. Here the others go on with the tables of the
+dead rank, which are in shared memory. A new process takes its place and maps these tables from one
+of the others. Then all ranks publish new weights, the new process as well. A reader without a rank
+follows them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DEADLINE_S = 240.0
 
 
 class Served:
-    """What one rank, or the reader, has served so far, in one process after the other."""
+    """What one rank, or the reader, has served so far, over all processes that it has had."""
 
     def __init__(self, name: str, rank: int | None) -> None:
         self.name = name

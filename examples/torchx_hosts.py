@@ -9,8 +9,9 @@ does not run on Python 3.14,
     python -m torchrec_bls.launch --endpoint 10.0.0.1:29500 -j 2x4 examples/quickstart.py
 
 does the same. Where a scheduler starts the hosts (Slurm, Kubernetes, AWS Batch) use torchx's own
-`dist.ddp`. It does not do here: it starts all hosts of a job itself, under a rendezvous id that is
-new in each call, and leaves what torchrun and gloo must know of a host to that host's own name.
+`dist.ddp`. It does not work here, for two reasons. It starts all hosts of a job itself, under a
+rendezvous id that is new in each call. And torchrun and gloo must know an address of each host,
+which `dist.ddp` lets them take from the host's own name.
 """
 
 from torchx import specs

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchrec_bls._versions import check_packages
 
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
 check_packages()
 
 from .costs.link import link_of
@@ -45,7 +45,7 @@ if find_spec("torchrec.distributed.planner.provider") is not None:
 def __getattr__(name: str) -> Any:
     if name in _SEAMS:
         raise AttributeError(
-            f"{__name__}.{name} needs torchrec 1.9 or later, which has the seam that it is for. "
-            "BLSShardingPlanner, given to DistributedModelParallel by its plan, needs none"
+            f"{__name__}.{name} needs torchrec 1.9 or later, which calls it. "
+            "BLSShardingPlanner works with all versions: give its plan to DistributedModelParallel"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ class RankResult:
     """One rank's outcome of one variant.
 
     Attributes:
-        times: of each run.
+        times: the times of each run.
         channels: what each channel did in these runs; empty if there is none.
         max_difference: largest |logit - TorchRec's logit|.
         equals_torchrec: whether every logit is TorchRec's, bit for bit.
@@ -45,7 +45,7 @@ class RankResult:
 
 @dataclass
 class Expected:
-    """What results are held against, one tensor of logits a batch; empty before it is known."""
+    """The logits to compare results with, one tensor a batch; empty before they are known."""
 
     torchrec: list[torch.Tensor]
     first_bound: list[torch.Tensor]
@@ -56,7 +56,7 @@ def measure(
 ) -> None:
     """Runs one rank; rank 0 leaves all ranks' results in ``folder / MEASURED``.
 
-    The first variant is the reference, the second the one that the others must equal bit for bit.
+    The first variant is the reference. Every other one must equal the second one bit for bit.
     """
     torch.set_num_threads(1)
     _quiet_deprecations()
@@ -152,14 +152,14 @@ def compare(
 ) -> RankResult:
     """Holds the logits of every run against TorchRec's and the first bound's.
 
-    Equal means bit for bit, for row-wise tables too: every bag of the demo has one id, so that a
-    pooled sum over the ranks has one term that isn't zero and is exact in any order.
+    Equal means bit for bit, for row-wise tables too. Every bag of the demo has one id. So a sum
+    over the ranks has only one term that isn't zero, and is exact in any order.
 
     Args:
         times: one entry a run.
-        outputs: for each run the logits of each batch.
+        outputs: the logits of each batch, for each run.
         channels: the rank's counters.
-        expected: what the logits should be.
+        expected: the correct logits.
     """
     max_difference = 0.0
     equals_torchrec = equals_first_bound = True

@@ -18,10 +18,10 @@ class RankTimes:
 
     Attributes:
         started: the first step's start, on the clock that all processes share.
-        total: from the first step's start to the last result.
-        slept: (T + 1), the delay as it came out.
+        total: seconds from the first step's start to the last result.
+        slept: (T + 1), the delay that a step really had.
         own: (T + 1), the rest of a step without delay and waiting: lookup, dense part, copies.
-        waited: waiting for peers over the whole run.
+        waited: seconds of waiting for peers over the whole run.
     """
 
     started: float
@@ -34,8 +34,8 @@ class RankTimes:
 class DelayedBatches:
     """An iterator over batches that sleeps before it hands one out, and takes the times.
 
-    A pipeline asks for a batch at the start of a step and posts afterwards, so the delay comes
-    before the post, and the requests mark off the steps.
+    A pipeline asks for a batch at the start of a step and posts afterwards. So the delay comes
+    before the post, and the requests separate the steps.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ def run_steps(
         batches: T batches.
         delays: T delays in seconds.
         waited: seconds this rank has waited for its peers so far.
-        on_step: called once a batch.
+        on_step: a function that is called once a batch.
 
     Returns:
         The logits of each batch in order, and the times.

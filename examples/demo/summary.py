@@ -61,9 +61,9 @@ class Line:
 def summarize(entry: dict[str, Any]) -> Line:
     """Sums up one variant.
 
-    Latency and throughput are those of the BLS paper, sec. V-C: with L(i, j) the mean time a batch
-    of run i on rank j, the latency is the mean of all L(i, j), and the throughput the mean over i
-    of the sum over j of 1 / L(i, j).
+    Latency and throughput are as in the BLS paper, sec. V-C. L(i, j) is the mean time a batch of
+    run i on rank j. The latency is the mean of all L(i, j). The throughput is the mean over i of
+    the sum over j of 1 / L(i, j).
 
     Args:
         entry: ``name``, ``bound`` and ``ranks``, the ``RankResult`` of each rank as a dict.

@@ -18,12 +18,12 @@ class Variant:
     """One way to shard the model and to drive it.
 
     Attributes:
-        name: line of the table.
+        name: name of the variant's line in the table.
         bound: the bound k, or None where there is none: TorchRec on gloo, and direct reads.
-        sharder: given to ``DistributedModelParallel``.
-        start: makes a fresh pipeline over the sharded model.
-        stats: reads the counters of the model's channels.
-        close: gives back what the model holds.
+        sharder: sharder for ``DistributedModelParallel``.
+        start: function that makes a fresh pipeline over the sharded model.
+        stats: function that reads the counters of the model's channels.
+        close: function that gives back what the model holds.
     """
 
     name: str

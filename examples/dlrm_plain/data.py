@@ -21,8 +21,8 @@ class Batch:
 
     Attributes:
         dense: (rows of this rank, 13) float32.
-        ids: for each own table the ids of all ranks' rows, rank by rank.
-        offsets: for each own table where each row's ids begin.
+        ids: the ids of all ranks' rows for each own table, rank by rank.
+        offsets: where each row's ids begin, for each own table.
     """
 
     dense: torch.Tensor

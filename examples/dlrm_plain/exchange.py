@@ -24,15 +24,15 @@ def over(group: dist.ProcessGroup) -> Start:
 
 
 class EmbeddingExchange:
-    """From all samples of the own tables to all tables of the own samples.
+    """Exchanges all samples of the own tables for all tables of the own samples.
 
-    This is the paper's request class: a queue of requests and of the tensors they fill, in place of
-    one request and one tensor.
+    This is the paper's request class. It has a queue of requests, and of the tensors that they
+    fill, in place of one request and one tensor.
 
     Args:
-        model: whose tables are exchanged.
+        model: model whose tables are exchanged.
         rows: samples of a rank.
-        start: what exchanges.
+        start: function that begins an all-to-all.
     """
 
     def __init__(self, model: Dlrm, rows: int, start: Start) -> None:

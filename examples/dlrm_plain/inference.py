@@ -17,8 +17,8 @@ def infer(
 ) -> Iterator[torch.Tensor]:
     """Yields the logits of this rank's rows, batch by batch in order, each `bound` batches late.
 
-    A rank goes on to the next batch while its exchanges of the last `bound` ones are under way, so
-    that ranks may be up to `bound` batches apart. With bound 0 this is Listing 1, the loop of the
+    A rank goes on to the next batch while its exchanges of the last `bound` batches are under way.
+    So ranks may be up to `bound` batches apart. With bound 0 this is Listing 1, the loop of the
     original DLRM.
     """
     unfinished: deque[torch.Tensor] = deque()  # the bottom MLP's outputs, newest last

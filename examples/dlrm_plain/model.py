@@ -20,11 +20,12 @@ class Dlrm(nn.Module):
 
     Args:
         rank: this rank.
-        ranks: number of ranks; each owns a run of consecutive tables, as equally many as possible.
+        ranks: number of ranks. Each owns a run of consecutive tables; the runs are equally long, or
+            differ by one table.
         rows_per_table: rows of all tables.
         dense_features: width of the dense input.
         embedding_dim: columns of every table.
-        seed: of the weights.
+        seed: seed of the weights.
 
     Raises:
         ValueError: there are more ranks than tables.
@@ -64,8 +65,8 @@ class Dlrm(nn.Module):
         """Looks the ids of the whole batch up in this rank's tables and sums them up by sample.
 
         Args:
-            ids: for each own table the ids of all samples, int64.
-            offsets: for each own table where each sample's ids begin, (samples,) int64.
+            ids: the ids of all samples for each own table, int64.
+            offsets: where each sample's ids begin, for each own table, (samples,) int64.
 
         Returns:
             (samples, own tables * embedding_dim).

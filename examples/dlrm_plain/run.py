@@ -1,6 +1,6 @@
 """Runs the plain DLRM, started by `torchrun --nproc-per-node 4 examples/dlrm_plain/run.py`.
 
-The logits do not depend on backend and bound: the digest that is printed is always the same.
+The logits do not depend on backend and bound: the printed digest is always the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=["gloo", "bls"], default="bls")
     parser.add_argument("--bound", type=int, default=0, help="batches that ranks may be apart")
     parser.add_argument("--steps", type=int, default=100, help="batches")
-    parser.add_argument("--max-delay-ms", type=float, default=10.0, help="of a rank in a batch")
+    parser.add_argument("--max-delay-ms", type=float, default=10.0, help="longest delay of a batch")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

@@ -28,13 +28,13 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class CollectiveTask:
-    """The messages of one backend among the first so many ranks.
+    """The messages of one backend among the first `world_size` ranks.
 
     Attributes:
         backend: "gloo" or "bls".
         world_size: ranks.
-        messages: for that many ranks.
-        seconds: rounds over all messages end after this time, but at least `LEAST_ROUNDS` are made.
+        messages: messages for that many ranks.
+        seconds: time after which rounds over all messages end; at least `LEAST_ROUNDS` are made.
     """
 
     backend: str
@@ -47,11 +47,11 @@ def measure_collectives(tasks: Sequence[CollectiveTask]) -> Iterator[list[dict[s
     """Times messages between new processes.
 
     Args:
-        tasks: one after the other, in the same processes.
+        tasks: tasks to measure one after the other, in the same processes.
 
     Yields:
         For each task its messages' fields, each with `backend` and `world_size`. `us` has one
-        sample a round, the microseconds of the slowest rank; `cpu_us` those of a rank's threads on
+        sample a round, the microseconds of the slowest rank. `cpu_us` is the time of a rank's threads on
         cores, the mean of all ranks.
 
     Raises:
@@ -142,15 +142,15 @@ def _calls(work: Callable[[], object], group: dist.ProcessGroup) -> int:
 
 
 def slowest_us(work: Callable[[], object], calls: int, group: dist.ProcessGroup | None) -> float:
-    """Returns the microseconds of a call on the slowest rank, of some back to back that begin
-    together; None is the default group."""
+    """Returns the microseconds of a call on the slowest rank. The mean of `calls` calls back to
+    back, which all ranks begin together. None is the default group."""
     return _wall_and_cpu_us(work, calls, group)[0]
 
 
 def _wall_and_cpu_us(
     work: Callable[[], object], calls: int, group: dist.ProcessGroup | None
 ) -> tuple[float, float]:
-    """Returns that, and the microseconds of all threads of a process on cores, the mean rank's."""
+    """Returns the same, and the microseconds of a process's threads on cores, the mean rank's."""
     dist.barrier(group)
     start, cpu_start = time.perf_counter(), time.process_time()
     for _ in range(calls):

@@ -1,4 +1,4 @@
-"""The lookups that a calibration measures, drawn so as to cover what is planned with it."""
+"""The lookups that a calibration measures. They are drawn to cover what is planned with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TableConfiguration:
     Attributes:
         rows: rows of the table.
         dim: columns of the table.
-        pooling: ids of a sample; a fraction is met in the mean.
+        pooling: ids of a sample; a fraction is the mean over samples.
         skew: exponent of the Zipf law that the ids follow; 0 is uniform.
     """
 
@@ -45,10 +45,10 @@ class LookupConfiguration:
     """One fused lookup.
 
     Attributes:
-        tables: which tables.
+        tables: tables that are looked up together.
         samples: samples of the batch.
         weight_bytes: 4 or 2.
-        pooled: sums of bags (True) or a row for each id (False).
+        pooled: True for sums of bags, False for a row for each id.
         seed: seed of the ids.
     """
 
@@ -69,23 +69,23 @@ class LookupConfiguration:
         return cls(**{**record, "tables": tables})
 
     def table_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return sum(table.rows * table.dim for table in self.tables) * self.weight_bytes
 
 
 def draw_lookups(
     count: int, *, seed: int, memory_bytes: int, unpooled_share: float = 0.25
 ) -> list[LookupConfiguration]:
-    """Draws configurations, the first ones of which don't depend on how many follow.
+    """Draws configurations. The first ones do not depend on how many follow.
 
     Rows, samples and pooling factors are log-uniform. Two of three configurations have tables that
-    differ in rows, dim, pooling and skew, the others have equal ones.
+    differ in rows, dim, pooling and skew. The others have equal tables.
 
     Args:
-        count: how many.
-        seed: not negative.
-        memory_bytes: what the weights of one configuration may take.
-        unpooled_share: the share without pooling.
+        count: number of configurations.
+        seed: seed, not negative.
+        memory_bytes: bytes that the weights of one configuration may take.
+        unpooled_share: share of configurations without pooling.
     """
     return [
         _draw(np.random.default_rng([seed, i]), memory_bytes, unpooled_share) for i in range(count)
@@ -138,11 +138,11 @@ def draw_ids(
 ) -> tuple[Integers, Integers]:
     """Draws one batch of a table.
 
-    Ids follow a bounded Zipf law, by inversion of its density's integral, and are scattered over
-    the table as hashing does. Lengths are the pooling factor rounded up or down at random.
+    Ids follow a bounded Zipf law, drawn by inversion of its density's integral. They are scattered
+    over the table as hashing does. Lengths are the pooling factor, rounded up or down at random.
 
     Returns:
-        lengths (samples,) int64 and ids (sum of lengths,) int64.
+        The lengths, (samples,) int64, and the ids, (sum of lengths,) int64.
     """
     whole = int(table.pooling)
     lengths = whole + (random.random(samples) < table.pooling - whole).astype(np.int64)

@@ -19,18 +19,18 @@ _WIDTHS = (1, 13, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 # Larger than the caches.
 _MOST_ROWS, _MOST_ELEMENTS, _MOST_PRODUCTS = 8192, 2**23, 2**28
 _DROPOUT = 0.1
-# Parameters that an optimizer updates in one step, since every step has a start of its own.
+# Parameters that an optimizer updates in one step, since every step has a constant cost as well.
 _PARAMETERS = 8
 _HEADS = 4
 _BEGINNINGS, _LEAST_US = 5, 0.1
 
 
 def draw_dense(each: int, *, seed: int) -> list[DenseOp]:
-    """Draws ops of all kinds, in an order in which the first ones have all kinds.
+    """Draws ops of all kinds. The first ones already include each kind.
 
     Args:
-        each: of each kind.
-        seed: not negative.
+        each: number of ops of each kind.
+        seed: seed, not negative.
     """
     random = np.random.default_rng(seed)
     kinds = ("linear", *ELEMENTWISE, *ATTENTION, *OF_GRADIENTS)
@@ -61,19 +61,20 @@ def _draw(kind: str, random: np.random.Generator) -> DenseOp:
 def measure_dense(ops: Sequence[DenseOp], rounds: int) -> list[dict[str, list[float]]]:
     """Times ops in turn, on one thread.
 
-    In a step an op finds its input in the caches, which the op before it has just written, and its
-    code, which earlier layers ran. So before each timed call a tiny op of its kind runs and the
-    input is read; all else was driven out by the other ops between two calls.
-    Times are those of the thread, without what other processes take. What a backward takes that has
-    nothing to do is taken off, since a step begins one backward and not one for each op.
+    In a training step an op finds two things in the caches: its input, which the op before it has
+    just written, and its code, which earlier layers ran. So before each timed call a tiny op of its
+    kind runs and the input is read. The other ops between two calls drive out everything else.
+    Times are the thread's own, without what other processes take. A backward takes some time even
+    if it has nothing to do. That time is taken off, since a step begins one backward, not one for
+    each op.
 
     Args:
-        ops: what to run; their tensors are in memory together.
-        rounds: how often each one is timed.
+        ops: ops to run; their tensors are in memory together.
+        rounds: number of times that each op is timed.
 
     Returns:
-        For each op its `forward_us`, and its `backward_us` where it has a backward, one number a
-        round.
+        For each op its `forward_us`, and its `backward_us` if it has a backward, each with one
+        number a round.
     """
     torch.set_num_threads(1)
     timed = [_timed(op) for op in ops]
@@ -185,7 +186,7 @@ def _timed(op: DenseOp) -> _Layer | _Copy | _Update:
 
 
 def _residual(source: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """A sum with something else, after which `source` gets gradients on two ways."""
+    """Returns a sum with something else, after which `source` gets two gradients."""
     used = source.view_as(source)
     return used + other, used
 

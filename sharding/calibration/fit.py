@@ -37,7 +37,7 @@ Entries = Sequence[dict[str, Any]]
 
 # Host costs are held out by model.
 _LEAST_STEP_MODELS = 2
-# Beyond which dense ops take longer.
+# Dense ops that touch more bytes than this take longer.
 _CACHES = ("L2", "L3")
 
 
@@ -46,12 +46,12 @@ class CollectiveSamples:
     """Measured messages of one operation on one backend among some ranks.
 
     Attributes:
-        role: (n,) of each message: "grid", "between" or "uneven".
-        mean_bytes: (n,) float64, of a rank on average.
-        largest_bytes: (n,) float64, of the rank that sends or receives most.
-        measured_us: (n,) float64.
-        visits_us: (visits, n) float64, by each of the visits alone.
-        cpu_us: (n,) float64, of a rank's threads on cores; None if that was not measured.
+        role: (n,) role of each message: "grid", "between" or "uneven".
+        mean_bytes: (n,) float64, bytes of a rank on average.
+        largest_bytes: (n,) float64, bytes of the rank that sends or receives most.
+        measured_us: (n,) float64, the measured microseconds.
+        visits_us: (visits, n) float64, the microseconds that each visit alone measured.
+        cpu_us: (n,) float64, time of a rank's threads on cores; None if that was not measured.
     """
 
     role: npt.NDArray[np.str_]
@@ -65,13 +65,13 @@ class CollectiveSamples:
 def fit_profile(
     entries: Entries, *, name: str, machine: Machine, optimizer: str, measured_at: str
 ) -> Profile:
-    """Fits everything.
+    """Fits all models of a profile.
 
     Args:
-        entries: of `Records`.
+        entries: entries of `Records`.
         name: name of the machine, for people.
-        machine: that was measured.
-        optimizer: that the backward includes.
+        machine: the machine that was measured.
+        optimizer: the optimizer that the backward includes.
         measured_at: date, ISO 8601.
 
     Raises:
@@ -103,7 +103,7 @@ def fit_profile(
 
 
 def _host_models(entries: Entries, profile: Profile) -> dict[tuple[str, bool, int], HostModel]:
-    """Fits what steps take beside lookups and exchanges, which `profile` knows."""
+    """Fits what steps take beside lookups and exchanges. `profile` has the times of the latter."""
     together: defaultdict[tuple[str, bool, int], list[MeasuredPlan]] = defaultdict(list)
     for entry in entries:
         if entry["kind"] != "steps":
@@ -131,14 +131,14 @@ def _host_models(entries: Entries, profile: Profile) -> dict[tuple[str, bool, in
 
 
 def lookups_of(entries: Entries, kind: str = "lookup") -> dict[int, dict[str, Any]]:
-    """The measured workloads, each with the repeats of all its visits.
+    """Returns the measured workloads, each with the repeats of all its visits.
 
     Args:
-        entries: of `Records`.
-        kind: "lookup", or "retest" for those that were measured again to see how repeatable it is.
+        entries: entries of `Records`.
+        kind: "lookup", or "retest" for lookups that were measured again to see how much they repeat.
 
     Returns:
-        By index.
+        The workloads by index.
     """
     workloads = {entry["index"]: entry for entry in entries if entry["kind"] == "workload"}
     together: dict[int, dict[str, Any]] = {}
@@ -165,15 +165,15 @@ def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSam
 
 
 def fit_collective(key: tuple[str, str, int], samples: CollectiveSamples) -> CollectiveModel:
-    """Fits a collective to the sizes that double, and its intervals to what is held out.
+    """Fits a collective to the sizes that double, and its intervals to held-out messages.
 
-    Nothing is fitted to the drawn sizes, which only keep a sigmoid away that loses on them, and
-    each uneven message tests the exponent that is fitted to all others: what the model carries as
-    its errors is what `benchmarks/planner/study_models.py` finds.
+    Nothing is fitted to the drawn sizes. They only rule out a sigmoid that predicts them worse than
+    alpha-beta. Each uneven message tests an exponent that is fitted to all others. So the model's
+    stored errors are the ones that `benchmarks/planner/study_models.py` finds.
 
     Args:
         key: operation, backend and world size.
-        samples: its messages.
+        samples: messages of the collective.
     """
     grid, uneven = samples.role == "grid", samples.role == "uneven"
     between = ~grid & ~uneven
@@ -204,7 +204,7 @@ def fit_collective(key: tuple[str, str, int], samples: CollectiveSamples) -> Col
 
 
 def _work_of(backend: str, samples: CollectiveSamples) -> AlphaBeta | None:
-    """Returns what ranks do on cores; None of channels, where a rank that waits spins."""
+    """Returns what ranks do on cores; None for channels, where a rank that waits spins."""
     if samples.cpu_us is None or backend == "bls":
         return None
     grid = (samples.role == "grid") & (samples.cpu_us > 0)
@@ -216,10 +216,10 @@ def _gmae(errors: Floats) -> float:
 
 
 def lookup_time(entries: Entries) -> str:
-    """Which of `LOOKUP_TIMES` it is on this host: that on which two measurements agree best.
+    """Returns which of `LOOKUP_TIMES` two measurements on this host agree on best.
 
-    Where hardly anything disturbs, that is the tenth percentile, by far; where nearly everything
-    does, few repeats are undisturbed, and it is a matter of luck how many.
+    On a quiet host that is the tenth percentile, by far. On a host that disturbs nearly every call
+    few repeats are undisturbed, and their number is a matter of luck.
     """
 
     def floor(name: str) -> float:
@@ -232,13 +232,13 @@ def lookup_time(entries: Entries) -> str:
 def lookup_retest_percent(
     entries: Entries, direction: str, time: str, pooled: bool | None = None
 ) -> float | None:
-    """How much two measurements of the same lookups differ, GMAE in per cent; None of none.
+    """Returns how much two measurements of the same lookups differ, GMAE in per cent, or None.
 
     Args:
-        entries: of `Records`.
+        entries: entries of `Records`.
         direction: "forward" or "backward".
         time: one of `LOOKUP_TIMES`.
-        pooled: which lookups, all by default.
+        pooled: kind of lookups to compare; None for all.
     """
     first, again = lookups_of(entries), lookups_of(entries, "retest")
     pairs = [
@@ -253,7 +253,7 @@ def lookup_retest_percent(
 
 
 def retest_percent(entries: Entries) -> dict[str, float]:
-    """How much two measurements of the same differ, GMAE in per cent, by what was measured."""
+    """Returns how much two measurements of one thing differ, GMAE in per cent, by its name."""
     floors = {}
     for direction in ("forward", "backward"):
         floor = lookup_retest_percent(entries, direction, lookup_time(entries))

@@ -27,7 +27,7 @@ _PRECISIONS = {4: SparseType.FP32, 2: SparseType.FP16}
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Keeps this process on one core, whose own caches then stay the ones that are measured."""
+    """Keeps this process on one core: the measured caches are then those of one core."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     try:
@@ -39,9 +39,9 @@ def on_one_core() -> Iterator[None]:
 class LookupTimer:
     """Times configurations in this process, on one thread.
 
-    A training step does other work between two lookups, which leaves little of the tables in the
-    caches but the lookup's code: before each timed call the caches are read full of something else,
-    and a lookup of one row is made. Time is that of the thread, without what other processes take.
+    A training step does other work between two lookups. That leaves the lookup's code in the caches
+    but little of the tables. So before each timed call the caches are filled with something else,
+    and a lookup of one row is made. Times are the thread's own, without what other processes take.
 
     Args:
         optimizer: FBGEMM's name of the optimizer that is fused into the backward.
@@ -56,16 +56,16 @@ class LookupTimer:
     def measure(
         self, configurations: Sequence[LookupConfiguration], rounds: int
     ) -> list[tuple[dict[str, Any], dict[str, list[float]]]]:
-        """Times configurations in turn, so that a slow moment of the machine meets each only once.
+        """Times configurations in turn: a slow moment of the machine hits each of them only once.
 
         Args:
-            configurations: what to look up; all of them are in memory together.
-            rounds: how often each one is timed.
+            configurations: lookups to time; all of them are in memory together.
+            rounds: number of times that each lookup is timed.
 
         Returns:
-            For each one what was looked up: the configuration, and each table's lookups, unique
-            rows and reuse factors by rows, without the empty bins at their end. And the times:
-            `forward_us` and `backward_us`, the microseconds of each round.
+            For each lookup its configuration, and for each table its lookups, unique rows and reuse
+            factors by rows, without the empty bins at their end. And the times: `forward_us` and
+            `backward_us`, the microseconds of each round.
         """
         workloads, lookups = [], []
         for configuration in configurations:

@@ -17,7 +17,7 @@ def measure_memory(memory_bytes: int) -> dict[str, Any]:
     """Reads buffers from 16 KiB to 256 MiB, from end to end and in rows from anywhere.
 
     Args:
-        memory_bytes: largest buffer.
+        memory_bytes: size of the largest buffer.
 
     Returns:
         `buffer_bytes`, `bytes_per_us` and `row_us` (see `MemoryCurve`).

@@ -21,7 +21,7 @@ class Message:
         operation: "all_to_all" or "all_reduce".
         role: "grid" (sizes that double), "between" (drawn sizes, the same for all ranks) or
             "uneven" (drawn for each pair of ranks).
-        bytes: [source][destination]; of an all-reduce, [[bytes of each rank]].
+        bytes: bytes by [source][destination]; of an all-reduce, [[bytes of each rank]].
     """
 
     operation: str
@@ -33,11 +33,11 @@ class Message:
         return asdict(self)
 
     def totals(self) -> tuple[list[int], list[int]]:
-        """What each rank sends and what it receives, itself included."""
+        """Returns what each rank sends and what it receives, itself included."""
         return [sum(row) for row in self.bytes], [sum(row) for row in zip(*self.bytes, strict=True)]
 
     def largest_rank_bytes(self) -> int:
-        """What the rank sends or receives that sends or receives most."""
+        """Returns the bytes of the rank that sends or receives most."""
         sent, received = self.totals()
         return max(*sent, *received)
 
@@ -45,14 +45,14 @@ class Message:
 def messages(
     world_size: int, *, seed: int, memory_bytes: int, between: int, uneven: int
 ) -> list[Message]:
-    """The messages for one backend and world size.
+    """Returns the messages for one backend and world size.
 
     Args:
-        world_size: ranks.
-        seed: not negative.
-        memory_bytes: what the buffers of all ranks may take.
-        between: how many drawn sizes of each operation.
-        uneven: how many uneven all-to-alls.
+        world_size: number of ranks.
+        seed: seed, not negative.
+        memory_bytes: bytes that the buffers of all ranks may take.
+        between: number of drawn sizes of each operation.
+        uneven: number of uneven all-to-alls.
     """
     most = min(MOST_BYTES, memory_bytes // (4 * world_size))
     random = np.random.default_rng([seed, world_size])

@@ -28,7 +28,7 @@ LEAST_ROUNDS, LEAST_SIZES = 5, 5
 FLOAT32 = "float32"
 CODECS = {"uint8": Codec.UINT8, "uint4": Codec.UINT4}
 
-# One sample is of all-reduces in sequence that take about this long.
+# A sample is a sequence of all-reduces that takes about this long.
 _SAMPLE_S, _MOST_CALLS, _PROBE_CALLS = 0.025, 100, 3
 _BACKWARDS_ALONE = 3  # a round
 _WORD_BYTES = 4
@@ -52,22 +52,22 @@ class _Cell:
 
 
 class OverlapTimer:
-    """Times a group's modes; every rank makes one of it and calls it alike.
+    """Times a group's modes. Every rank makes one timer and calls it alike.
 
-    As the hook of planned buckets does, one thread of each rank makes all-reduces in sequence, and
-    the main thread meanwhile a backward of linear layers, on one thread. All ranks do the same at
-    the same time: where they share cores, their backwards take cores from each other as well, and
-    a backward alone is one of all ranks without an all-reduce.
+    The timer works as the hook of planned buckets does. One thread of each rank makes all-reduces
+    in sequence. Meanwhile the main thread makes a backward of linear layers, on one thread. All
+    ranks do the same at the same time. Where they share cores, their backwards take cores from each
+    other as well. "A backward alone" is one on all ranks without an all-reduce.
 
-    Times are of the slowest rank, from where all of them begin together: the all-reduces of a
-    sample keep ranks in step. How far the backward comes is the mean of all ranks, since it is
-    chance which of them gets more of a core within a sample.
+    Times are those of the slowest rank, from where all of them begin together: the all-reduces of a
+    sample keep ranks in step. The progress of the backward is the mean of all ranks, since chance
+    decides which of them gets more of a core within a sample.
 
     Args:
         group: group of ranks, with a backend that reduces float32.
         codecs: whether quantized all-reduces are measured too; the backend has to send and receive.
-        seconds: that rounds will be measured for. The largest sizes are left out where fewer than
-            `LEAST_ROUNDS` would fit, but for the first `LEAST_SIZES`.
+        seconds: time that rounds will be measured for. The largest sizes are left out if fewer than
+            `LEAST_ROUNDS` would fit; the first `LEAST_SIZES` always stay.
         sizes: bytes of gradients, ascending multiples of 1024.
     """
 
@@ -104,7 +104,7 @@ class OverlapTimer:
 
         Args:
             end: `time.monotonic()` after which no rank begins another one.
-            least_rounds: that are made in any case.
+            least_rounds: number of rounds that are made in any case.
         """
         rounds, late = 0, False
         while rounds < least_rounds or not late:
@@ -133,7 +133,7 @@ class OverlapTimer:
         return sorted({cell.bytes for cell in self._cells})
 
     def _probe(self, mode: str, size: int) -> tuple[_Cell, float]:
-        """Returns a cell, and what it takes in a round, seconds."""
+        """Returns a cell, and the seconds that it takes in a round."""
         self._alone_s(mode, size, 1)
         alone_s = self._alone_s(mode, size, _PROBE_CALLS) / _PROBE_CALLS
         overlapped_s = self._overlapped_s(mode, size, _PROBE_CALLS)[0] / _PROBE_CALLS
@@ -168,7 +168,7 @@ class OverlapTimer:
         )
 
     def _alone_s(self, mode: str, size: int, calls: int) -> float:
-        """Returns what all-reduces in sequence take."""
+        """Returns the seconds of all-reduces in sequence."""
         dist.barrier(self._group)
         begin, end = self._thread.submit(self._reduce, mode, size, calls).result()
         return end - begin

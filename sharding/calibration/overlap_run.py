@@ -1,4 +1,4 @@
-"""Adds to a profile what all-reduces of gradients and the backward take from each other."""
+"""Adds to a profile how all-reduces of gradients and the backward slow each other down."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..costs.profile import Profile, ProfileError, load_profile
 from .overlap import FLOAT32, LEAST_ROUNDS, SIZES, OverlapTimer
 
 BACKENDS = ("gloo", "bls")
-# Those that send from rank to rank, as quantized all-reduces do.
+# Backends that send from rank to rank, as quantized all-reduces do.
 _SENDING = ("gloo",)
 
 #: How often everything is measured, far apart: a machine that others share has slow minutes.
 _VISITS = 2
-# A round may take longer than it was planned to, and a visit makes one at least.
+# A round may take longer than planned, and a visit makes at least one.
 _START_S, _MOST_TIMES = 120.0, 5.0
 
 Samples = dict[tuple[str, int], dict[str, ModeSamples]]
@@ -38,7 +38,7 @@ Samples = dict[tuple[str, int], dict[str, ModeSamples]]
 
 @dataclass(frozen=True)
 class OverlapSettings:
-    """What is measured, and for how long.
+    """What is measured, and how long.
 
     Attributes:
         minutes: minutes of measuring; processes start before.
@@ -68,14 +68,14 @@ def is_joining() -> bool:
 def calibrate_overlap(out: Path, settings: OverlapSettings) -> Overlap:
     """Measures this machine, or the ranks that torchrun has started, and adds it to a profile.
 
-    What the profile has of the same backends and world sizes is replaced.
+    The result replaces what the profile has of the same backends and world sizes.
 
     Args:
         out: the profile, which `torchrec-bls calibrate` has made.
-        settings: what to measure; under torchrun all its ranks, whatever `world_sizes`.
+        settings: what to measure; under torchrun all its ranks, whatever `world_sizes` says.
 
     Returns:
-        What it has added; nothing on ranks of torchrun other than 0, which write nothing.
+        The part that was added. Under torchrun only rank 0 writes, and the others return nothing.
 
     Raises:
         ProfileError: no such profile is there, or it is of another machine.
@@ -145,7 +145,7 @@ def measure_groups(settings: OverlapSettings) -> Samples:
     Every rank calls it alike.
 
     Returns:
-        On rank 0 what was measured, on others that of the groups that they are in.
+        On rank 0 all measurements; on another rank those of the groups that it is in.
     """
     timeout = timedelta(seconds=_deadline_s(settings))
     groups = {

@@ -1,4 +1,4 @@
-"""The measurements of a calibration, one JSON line each, so that it can go on where it stopped."""
+"""The measurements of a calibration, one JSON line each: a stopped calibration can go on."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _VERSION = 1
 class Records:
     """A file of measurements that grows.
 
-    The first line says what is measured. A line that is not complete, of a run that was killed, is
+    The first line says what is measured. An incomplete line, which a killed run has left, is
     dropped.
 
     Args:
-        path: the file; made if it isn't there.
-        settings: settings of the calibration; those of the file have to be the same.
-        machine: that measures.
+        path: path of the file, which is made if it isn't there.
+        settings: settings of the calibration; those in the file have to be the same.
+        machine: machine that measures.
 
     Raises:
-        ProfileError: the file is of other settings, another processor, other cores or other
-            versions of what is measured, or not such a file.
+        ProfileError: the file has other settings, another processor, other cores or other versions
+            of what is measured. Or it is no such file.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], machine: Machine) -> None:
@@ -64,15 +64,15 @@ class Records:
         return [entry for entry in self.entries if entry["kind"] == kind]
 
     def seconds(self, kind: str) -> float:
-        """What the measurements of one kind took."""
+        """Returns the seconds that the measurements of one kind took."""
         return float(sum(entry["seconds"] for entry in self.of(kind)))
 
 
 def read_records(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Reads a file of measurements: its first line, and the others.
+    """Reads a file of measurements and returns its first line, and all others.
 
     Raises:
-        ProfileError: not such a file.
+        ProfileError: the file is no file of measurements.
     """
     head, *entries = _read(path)
     return head, entries

@@ -1,4 +1,4 @@
-"""Measures everything within a time, and fits the profile."""
+"""Measures everything within a given time, and fits the profile."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _STEP_TURNS = 15
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and for how long.
+    """What is measured, and how long.
 
     Attributes:
-        minutes: minutes of measuring in all, however often a calibration was stopped.
-        memory_bytes: what the tables of a lookup, and the buffers of a collective, may take.
+        minutes: minutes of measuring in all, even if a calibration stops and goes on.
+        memory_bytes: bytes that the tables of a lookup, or the buffers of a collective, may take.
         optimizer: FBGEMM's name of the optimizer in the backward.
         world_sizes: numbers of ranks among which collectives are measured, each at least 2.
         between: drawn sizes of each collective besides those that double.
@@ -69,7 +69,7 @@ class Settings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ValueError for world sizes that nothing can be measured among."""
+        """Raises ValueError for world sizes of less than 2."""
         if not self.world_sizes or min(self.world_sizes) < 2:
             raise ValueError(
                 f"collectives among {self.world_sizes} ranks: name world sizes of at least 2"
@@ -77,17 +77,17 @@ class Settings:
 
 
 def measurements_of(profile: Path) -> Path:
-    """The file that the measurements for a profile are kept in."""
+    """Returns the file that keeps the measurements for a profile."""
     return profile.with_suffix(".measurements.jsonl")
 
 
 def calibrate(out: Path, name: str, settings: Settings) -> Profile:
     """Measures this machine and writes its profile.
 
-    What was measured already, by a run that was stopped, is not measured again.
+    What a stopped run has measured already is not measured again.
 
     Args:
-        out: the profile, a .json file. The measurements go into a file beside it.
+        out: path of the profile, a .json file. The measurements go into a file beside it.
         name: name of the machine, for people.
         settings: what to measure.
 
@@ -167,19 +167,19 @@ def _measure_lookups(
     settings: Settings,
     bar: Any,
 ) -> None:
-    # FBGEMM is imported only by those who measure.
+    # FBGEMM is imported only by processes that measure.
     from .lookups import LookupTimer, on_one_core
 
     def done() -> list[dict[str, Any]]:
         return [entry for entry in records.of(kind) if entry["visit"] == visit]
 
-    # Later visits do all that the first had the time for.
+    # Later visits measure as many as the first had time for.
     limit = share * 60 * settings.minutes / LOOKUP_VISITS * (1 if visit == 0 else 1.3)
     timer = LookupTimer(settings.optimizer)
     described = set(_drawn(records))
     missing = sorted(set(todo) - {entry["index"] for entry in done()})
-    # The time that was recorded decides, as it does for a run that goes on after being stopped:
-    # an ended visit stays ended.
+    # The recorded time decides. A run that goes on after a stop decides in the same way, so that an
+    # ended visit stays ended.
     with on_one_core():
         while missing and (
             sum(entry["seconds"] for entry in done()) < limit or len(described) < _LEAST_LOOKUPS
@@ -206,7 +206,7 @@ def _dense(records: Records, settings: Settings, visit: int, bar: Any) -> None:
 
     bar.set_description(f"dense layers, visit {visit + 1} of {LOOKUP_VISITS}")
     ops = draw_dense(_MOST_DENSE, seed=settings.seed)
-    # Later visits do all that the first had the time for.
+    # Later visits measure as many as the first had time for.
     missing = sorted((set(done(0)) if visit else set(range(len(ops)))) - set(done(visit)))
     limit = _DENSE * 60 * settings.minutes / LOOKUP_VISITS
     with on_one_core():
@@ -223,7 +223,7 @@ def _dense(records: Records, settings: Settings, visit: int, bar: Any) -> None:
 def _together(
     indices: list[int], todo: dict[int, LookupConfiguration], memory_bytes: int
 ) -> list[int]:
-    """The first of these indices, as many as are measured in turn: their tables have to fit."""
+    """Returns the first of these indices whose tables fit into the memory together."""
     group: list[int] = []
     for index in indices[:_MOST_TOGETHER]:
         if group and sum(todo[i].table_bytes() for i in [*group, index]) > memory_bytes:
@@ -273,7 +273,7 @@ def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> 
 
 
 def _steps(records: Records, settings: Settings, cores: int, bar: Any) -> None:
-    # TorchRec is imported only by those who measure.
+    # TorchRec is imported only by processes that measure.
     from .steps import measure_steps
 
     bar.set_description("steps")

@@ -21,11 +21,11 @@ _MEMORY = 1 << 60
 
 @dataclass(frozen=True)
 class Collection:
-    """The tables of a module, of a feature each.
+    """The tables of a module, with one feature each.
 
     Attributes:
-        pooled: an EmbeddingBagCollection, else an EmbeddingCollection.
-        tables: of it.
+        pooled: whether the module is an EmbeddingBagCollection, not an EmbeddingCollection.
+        tables: tables of the module.
     """
 
     pooled: bool
@@ -34,10 +34,10 @@ class Collection:
 
 @dataclass(frozen=True)
 class StepModel:
-    """A model that has collections of tables alone.
+    """A model that has only collections of tables.
 
     Attributes:
-        name: for people.
+        name: name for people.
         collections: "c0", "c1" and so on in the model; their tables "t0", "t1", over all of them.
         batch: samples of a rank.
         seed: seed of the ids.
@@ -63,7 +63,7 @@ class StepModel:
 
     @property
     def tables(self) -> list[tuple[str, bool, TableConfiguration]]:
-        """Module, whether it pools, and configuration of each table."""
+        """Returns the module, whether it pools, and the configuration of each table."""
         return [
             (f"c{number}", collection.pooled, table)
             for number, collection in enumerate(self.collections)
@@ -71,14 +71,14 @@ class StepModel:
         ]
 
     def ids(self, rank: int, batch: int) -> list[tuple[Integers, Integers]]:
-        """Returns lengths and ids of each table, of one of the batches of a rank."""
+        """Returns lengths and ids of each table, of one batch of a rank."""
         return [
             draw_ids(table, self.batch, np.random.default_rng([self.seed, rank, batch, number]))
             for number, (_, _, table) in enumerate(self.tables)
         ]
 
     def workload(self, ranks: int) -> Workload:
-        """Returns the tables with the statistics of the very ids that are looked up."""
+        """Returns the tables with the statistics of exactly the ids that are looked up."""
         batches = [[self.ids(rank, batch) for rank in range(ranks)] for batch in range(BATCHES)]
         tables, reuse = [], {}
         for number, (module, pooled, configuration) in enumerate(self.tables):
@@ -94,7 +94,7 @@ class StepModel:
         return Workload(tables, reuse)
 
     def job(self, ranks: int, cores: int, backend: str, *, training: bool) -> Job:
-        """Returns what plans are for on one host of so many cores, memory aside."""
+        """Returns the job on one host with so many cores; its memory is no limit."""
         memory = [_MEMORY] * ranks
         return Job(
             ranks, self.batch, memory, backend=backend, training=training, cores_per_host=cores
@@ -107,7 +107,7 @@ class CountedReuse:
 
     Attributes:
         pooling_factor: mean ids of a sample.
-        rows: different ones in a batch of all ranks, the mean.
+        rows: mean number of different rows in a batch of all ranks.
     """
 
     pooling_factor: float
@@ -120,18 +120,18 @@ class CountedReuse:
 
 @dataclass(frozen=True)
 class ModelRanges:
-    """What step models are drawn from; rows, ids and batches log-uniformly.
+    """The ranges that step models are drawn from. Rows, ids and batches are log-uniform.
 
     Attributes:
-        collections: at most.
-        tables: fewest and most, of all collections together.
+        collections: largest number of collections.
+        tables: smallest and largest number of tables, over all collections.
         rows: rows of a table.
         dims: possible columns of a table; tables of an EmbeddingCollection have one.
         pooling: ids of a sample in a table that pools.
-        sequence: ids of a sample in one that does not.
+        sequence: ids of a sample in a table that does not pool.
         batch: samples of a rank.
-        weights_bytes: at most, of all tables.
-        elements: that a rank looks up in a step, at most; batches are halved until it holds.
+        weights_bytes: most bytes of all tables.
+        elements: most elements that a rank looks up in a step; batches are halved until it holds.
     """
 
     collections: int = 2
@@ -146,7 +146,7 @@ class ModelRanges:
 
 
 def draw_step_model(name: str, seed: Sequence[int], ranges: ModelRanges) -> StepModel:
-    """Returns a model whose collections pool or do not, and which differ in all that is drawn."""
+    """Returns a drawn model: each collection pools or not, and collections differ in all else."""
     random = np.random.default_rng(list(seed))
     tables = int(random.integers(ranges.tables[0], ranges.tables[1], endpoint=True))
     count = int(random.integers(1, min(ranges.collections, tables), endpoint=True))
@@ -192,11 +192,11 @@ class StepTask:
     """Steps of a model under several plans, which take turns.
 
     Attributes:
-        model: that is sharded.
+        model: model that is sharded.
         backend: "bls" with the bounded-lag sharders, "gloo" with TorchRec's own.
-        training: forward, backward and the optimizer; else a forward.
-        plans: by name.
-        turns: steps of each plan.
+        training: True for forward, backward and the optimizer, False for a forward.
+        plans: plans by name.
+        turns: number of steps of each plan.
     """
 
     model: StepModel
@@ -207,8 +207,8 @@ class StepTask:
 
 
 def plans_by_hand(workload: Workload, job: Job) -> dict[str, tuple[PlacedTable, ...]]:
-    """Returns plans that differ in all that a step's time depends on, by name: all tables whole,
-    all by rows, all by two columns, and all three in turn."""
+    """Returns plans by name that differ in all that a step's time depends on: all tables whole, all by
+    rows, all by two columns, and all three in turn."""
     every = [options_of(index, table, job) for index, table in enumerate(workload.tables)]
     plans = {}
     for name, types in (

@@ -48,16 +48,16 @@ def measure_steps(
 ) -> Iterator[dict[str, list[float]]]:
     """Times tasks in the same processes, one after the other.
 
-    All plans of a task take turns step by step, so that what the machine does meanwhile hits all
-    alike. A step begins on all ranks together and ends with the slowest one.
+    All plans of a task take turns step by step: a disturbance of the machine then hits all alike.
+    A step begins on all ranks together and ends with the slowest one.
 
     Args:
-        world_size: ranks, of a thread each.
-        tasks: what to time.
+        world_size: number of ranks, each with one thread.
+        tasks: tasks to time.
         pinned: whether each rank has a core of its own.
 
     Yields:
-        For each task by plan the microseconds of each turn.
+        The microseconds of each turn by plan, for each task.
 
     Raises:
         RanksFailedError: a rank failed.
@@ -82,7 +82,7 @@ def _rank(rank: int, tasks: tuple[StepTask, ...], pinned: bool) -> Iterator[dict
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     for task in tasks:
         yield _measure(task, rank)
-        # Channels and tables of one model go before the next one's come.
+        # Channels and tables of one model are freed before the next model's are made.
         gc.collect()
         dist.barrier()
 
@@ -132,7 +132,7 @@ def sharders(backend: str) -> list[Any]:
     fused = {"learning_rate": _LEARNING_RATE}
     if backend == "gloo":
         return [EmbeddingBagCollectionSharder(fused), EmbeddingCollectionSharder(fused)]
-    # The runtime is imported by those who measure it.
+    # The runtime is imported only by processes that measure it.
     from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
     return [
@@ -145,7 +145,7 @@ class Embeddings(nn.Module):
     """The collections of a model, without weights yet; its output is the sum of all embeddings.
 
     Args:
-        model: with the tables.
+        model: model with the tables.
     """
 
     def __init__(self, model: StepModel) -> None:
@@ -169,7 +169,7 @@ class Embeddings(nn.Module):
             self.add_module(f"c{index}", whole(tables=tables, device=torch.device("meta")))
 
     def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
-        """Returns the sum, of no dimension."""
+        """Returns the sum, a tensor without dimensions."""
         # All exchanges begin before one of them is waited for.
         outputs = [collection(ids) for collection in self.children()]
         sums = []

@@ -1,4 +1,4 @@
-"""What the planner asks of a cost model, and the times with intervals it gets."""
+"""What the planner asks of a cost model, and what it gets: times with intervals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Estimate:
         microseconds: the prediction.
         low: lower end of the interval, microseconds.
         high: upper end of the interval, microseconds.
-        on_core: how much of the time a rank works on a core, 0 to 1; the rest it waits for what no
-            core does.
+        on_core: share of the time that a rank works on a core, 0 to 1; for the rest it waits for
+            something that no core does.
     """
 
     microseconds: float
@@ -54,11 +54,11 @@ class LookupWork:
 
 @dataclass(frozen=True)
 class Ops:
-    """The ops that shards are looked up in: those that FBGEMM fuses.
+    """The fused ops that look shards up, as FBGEMM fuses them.
 
     Attributes:
-        of: (shards,) int64, each one's op.
-        per_op: (shards,) float64, how many shards like it the op has; below 1 where only some ranks
+        of: (shards,) int64, the op of each shard.
+        per_op: (shards,) float64, number of shards like it in the op; below 1 where only some ranks
             have one.
     """
 
@@ -67,16 +67,16 @@ class Ops:
 
     @classmethod
     def together(cls, shards: int) -> Ops:
-        """All in one op."""
+        """Returns one op of all shards."""
         return cls(np.zeros(shards, dtype=np.int64), np.ones(shards))
 
     @classmethod
     def alone(cls, shards: int) -> Ops:
-        """Each in an op of its own."""
+        """Returns an op for each shard."""
         return cls(np.arange(shards), np.ones(shards))
 
     def take(self, shards: npt.NDArray[np.int64]) -> Ops:
-        """The ops of these shards only."""
+        """Returns the ops of these shards only."""
         return Ops(self.of[shards], self.per_op[shards])
 
 
@@ -103,8 +103,9 @@ class CostModel(Protocol):
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
             received_bytes: (world_size,), each rank's total over all sources, itself included.
             backend: "gloo", "nccl" or "bls".
-            ranks_per_core: how many share a core, at least 1: they pay for each other's bytes.
-            ranks_per_host: how many share a host, whose links may be faster; None: all of them.
+            ranks_per_core: number of ranks that share a core, at least 1: they pay for each other's
+                bytes.
+            ranks_per_host: number of ranks that share a host, whose links may be faster; None: all.
         """
 
     def all_reduce(
@@ -114,7 +115,7 @@ class CostModel(Protocol):
 
         Args:
             bytes: bytes of each rank.
-            world_size: ranks.
+            world_size: number of ranks.
             backend: "gloo", "nccl" or "bls".
             ranks_per_core: see `all_to_all`.
         """
@@ -123,7 +124,7 @@ class CostModel(Protocol):
 class AdditiveCosts(CostModel, Protocol):
     """A cost model whose fused lookups are a constant plus a sum over shards.
 
-    What a shard adds to a backward may depend on what else is in its op.
+    What a shard adds to a backward may depend on the other shards of its op.
     """
 
     def marginal_forward(self, works: Sequence[LookupWork]) -> npt.NDArray[np.float64]:
@@ -136,7 +137,7 @@ class AdditiveCosts(CostModel, Protocol):
 
         Args:
             works: the shards.
-            ops: which op each shard is in; None: each is alone.
+            ops: op of each shard; None: each is alone.
         """
 
 
@@ -156,9 +157,9 @@ class Gradient:
     """What a data-parallel step does with the gradient of a parameter, microseconds on a core.
 
     Attributes:
-        bytes: its size.
-        pack_us: its copy into a bucket.
-        unpack_us: the copy back.
+        bytes: size of the gradient.
+        pack_us: time of its copy into a bucket.
+        unpack_us: time of the copy back.
         update_us: time that the optimizer takes for the parameter.
     """
 

@@ -1,4 +1,4 @@
-"""Pages of HTML without anything from elsewhere."""
+"""HTML pages that load nothing from elsewhere."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ def page(title: str, parts: Sequence[str], style: str = "") -> str:
     """Returns a page with a heading.
 
     Args:
-        title: title of the page, HTML like all that follows.
-        parts: what comes below it.
-        style: more of CSS.
+        title: title of the page, HTML like the other arguments.
+        parts: content below the title.
+        style: further CSS.
     """
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
     start = f"{head}\n<style>{_STYLE}{style}</style><h1>{title}</h1>"

@@ -1,6 +1,7 @@
 """The time of a collective as a function of its message size.
 
-Two curves. Alpha-beta: a start-up time and a time for each byte. The sigmoid of the performance
+There are two curves. Alpha-beta: a start-up time and a time for each byte. The sigmoid of the
+performance
 paper (sec. IV-A): up to m1 bytes the time is constant, from m2 on linear, and between them it is
 m / bandwidth(m), where the logarithm of the bandwidth is a sigmoid of that of the size:
 
@@ -95,15 +96,15 @@ class CollectiveModel:
         backend: "gloo" or "bls".
         world_size: ranks.
         curve: message bytes to microseconds.
-        imbalance: how the ranks' different bytes count, 0 to 1 (`message_bytes`).
-        interval_log: a measurement with equal sizes lies between the prediction times exp of these,
-            9 times of 10.
+        imbalance: weight of differences between the ranks' bytes, 0 to 1 (`message_bytes`).
+        interval_log: two logarithms; 9 of 10 measurements with equal sizes lie between the
+            prediction times exp of the first and times exp of the second.
         uneven_interval_log: the same where the ranks' sizes differ.
         calibrated_bytes: smallest and largest message that was measured.
-        held_out_gmae_percent: of messages with equal sizes that nothing was fitted to.
+        held_out_gmae_percent: error on messages with equal sizes that nothing was fitted to.
         uneven_held_out_gmae_percent: the same where the ranks' sizes differ.
-        work: message bytes to microseconds that a rank's threads work on cores meanwhile; None, all
-            of the time, where that was not measured or ranks that wait spin.
+        work: time, by message bytes, that a rank's threads work on cores meanwhile. None means all
+            of the time: it was not measured, or ranks that wait spin.
     """
 
     operation: str
@@ -121,7 +122,7 @@ class CollectiveModel:
     def estimate(self, message_bytes: float, *, even: bool = True) -> Estimate:
         """The time for a message size.
 
-        Beyond the largest measured message the interval gets wider, by the factor 1 + d for d
+        Beyond the largest measured message the interval gets wider: by the factor 1 + d for d
         doublings.
         """
         time = float(self.curve.microseconds(np.asarray([message_bytes]))[0])
@@ -134,7 +135,7 @@ class CollectiveModel:
         return Estimate(time, low, high, on_core)
 
     def as_json(self) -> dict[str, Any]:
-        """An object for the profile."""
+        """Returns an object for the profile."""
         kind = next(name for name, curve in _CURVES.items() if isinstance(self.curve, curve))
         record = {**asdict(self), "curve": {"kind": kind, **asdict(self.curve)}}
         if self.work is None:
@@ -146,7 +147,7 @@ class CollectiveModel:
         """Reads what `as_json` wrote.
 
         Raises:
-            ValueError: a name or a number that can't be right.
+            ValueError: a name or a number is impossible.
             KeyError, TypeError: something is missing or of another type.
         """
         numbers = dict(record["curve"])
@@ -190,16 +191,16 @@ def message_bytes(sent_bytes: Any, received_bytes: Any, imbalance: float) -> flo
 
     The paper's rule (sec. IV-A) is "the maximum of (the maximum of sent/received message size per
     device) across all devices". It is right if each rank has a core and a link of its own. If ranks
-    share them, the bytes of all ranks count. Between the two:
+    share cores or links, the bytes of all ranks count. The size returned is between the two:
 
         mean * (largest / mean) ** imbalance
 
-    with the mean over ranks, so that 1 is the paper's rule; calibration finds the exponent.
+    The mean is over ranks. An exponent of 1 is the paper's rule; calibration finds the exponent.
 
     Args:
         sent_bytes: (world_size,) total of each rank.
         received_bytes: (world_size,) total of each rank.
-        imbalance: 0 to 1.
+        imbalance: the exponent, 0 to 1.
     """
     mean = float(np.mean(sent_bytes))
     largest = float(max(np.max(sent_bytes), np.max(received_bytes)))

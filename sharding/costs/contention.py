@@ -1,4 +1,4 @@
-"""What all-reduces and the backward beside them take from each other (LIBRA, section III)."""
+"""How all-reduces and the backward beside them slow each other down (LIBRA, section III)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ class ModeTimes:
 
     Attributes:
         startup_us: microseconds of each all-reduce (a in Eq. 3).
-        alone_us_per_byte: of gradients, where no backward runs (q in section III-A).
-        overlapped_us_per_byte: where one does (p in Eq. 6).
-        compute_rate: of a backward beside the bytes, as a share of what it is alone (Eq. 5's
+        alone_us_per_byte: microseconds of a byte of gradients without a backward (q in section
+            III-A).
+        overlapped_us_per_byte: the same beside a backward (p in Eq. 6).
+        compute_rate: speed of a backward beside the bytes, as a share of its speed alone (Eq. 5's
             denominator).
-        added_startup_us: more of each all-reduce where a backward runs, whose threads wake up late
-            on cores that are busy; the paper has none.
-        added_compute_us: of the backward, done in each startup beyond that rate: an all-reduce that
-            waits for threads leaves it more of the cores than one that sends; likewise.
+        added_startup_us: microseconds more of each all-reduce beside a backward, since threads wake
+            up late on busy cores; the paper has none.
+        added_compute_us: microseconds of the backward done in each startup, more than at that rate.
+            An all-reduce that waits for threads takes less of the cores than one that sends. The
+            paper has none.
     """
 
     startup_us: float
@@ -32,7 +34,7 @@ class ModeTimes:
     added_compute_us: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for times that no mode can have."""
+        """Raises ValueError for times that are impossible."""
         if not all(math.isfinite(number) for number in astuple(self)):
             raise ValueError(f"times of a mode are numbers: {self}")
         if min(astuple(self)) < 0:
@@ -41,29 +43,30 @@ class ModeTimes:
             raise ValueError(f"a backward goes on at a rate above 0: {self}")
 
     def alone_us(self, size: float) -> float:
-        """The time of an all-reduce of so many bytes, without a backward beside it."""
+        """Returns the time of an all-reduce of so many bytes, without a backward beside it."""
         return self.startup_us + size * self.alone_us_per_byte
 
     def overlapped_us(self, size: float) -> float:
-        """Likewise, where one runs throughout."""
+        """Returns the same with a backward beside it throughout."""
         return self.startup_us + self.added_startup_us + size * self.overlapped_us_per_byte
 
     def rate(self, size: float) -> float:
-        """That of a backward beside an all-reduce of so many bytes, on average over its time."""
+        """Returns the mean speed of a backward beside an all-reduce of so many bytes."""
         us = self.overlapped_us(size)
         return self.compute_rate + (self.added_compute_us / us if us else 0.0)
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way for gradients to travel: by so many threads or channels of a library, or encoded.
+    """A way for gradients to travel: by a number of threads or channels of a library, or encoded.
 
     Attributes:
-        name: of it, for people and for plans.
-        times: fitted.
-        draws: fitted to resampled measurements, from which intervals come; may be empty.
-        changes_values: whether averages are other ones than those of float32: codecs.
-        channels: NCCL's, of a CTA each (`max_ctas`); None for other libraries.
+        name: name of the mode, for people and for plans.
+        times: fitted times.
+        draws: times fitted to resampled measurements, for intervals; may be empty.
+        changes_values: whether averages differ from float32's, as codecs' do.
+        channels: number of NCCL's channels, each with one CTA (`max_ctas`); None for other
+            libraries.
         held_out_percent: mean of the absolute relative errors on sizes that nothing was fitted to;
             None if that was not measured.
     """
@@ -76,13 +79,13 @@ class Mode:
     held_out_percent: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an error that can't be."""
+        """Raises ValueError for an impossible error."""
         error = self.held_out_percent
         if error is not None and not (math.isfinite(error) and error >= 0):
             raise ValueError(f"mode {self.name} has an error of {error} %")
 
     def as_json(self) -> dict[str, Any]:
-        """An object for the profile, in which draws are a list for each parameter."""
+        """Returns an object for the profile, with one list of draws for each parameter."""
         return {
             "name": self.name,
             "changes_values": self.changes_values,
@@ -97,7 +100,7 @@ class Mode:
         """Reads what `as_json` wrote.
 
         Raises:
-            ValueError: a number that can't be right.
+            ValueError: a number is impossible.
             KeyError, TypeError: something is missing or of another type.
         """
         columns = [record["draws"][name] for name in _PARAMETERS]
@@ -119,7 +122,7 @@ Overlap = dict[tuple[str, int], tuple[Mode, ...]]
 
 
 def overlap_as_json(overlap: Overlap) -> list[dict[str, Any]]:
-    """Objects for the profile, one for each backend and world size."""
+    """Returns objects for the profile, one for each backend and world size."""
     return [
         {"backend": backend, "world_size": ranks, "modes": [mode.as_json() for mode in modes]}
         for (backend, ranks), modes in overlap.items()
@@ -148,9 +151,9 @@ class Stage:
     """An all-reduce and the backward beside it, microseconds (Eqs. 8 to 11).
 
     Attributes:
-        overlap_us: while both run.
-        communication_us: of the all-reduce, after the backward's end.
-        compute_left_us: of the backward, alone, after the all-reduce's end.
+        overlap_us: microseconds while both run.
+        communication_us: microseconds of the all-reduce after the backward's end.
+        compute_left_us: microseconds of the backward, alone, after the all-reduce's end.
     """
 
     overlap_us: float
@@ -159,9 +162,9 @@ class Stage:
 
 
 def stage(times: ModeTimes, size: float, compute_us: float) -> Stage:
-    """Returns what becomes of an all-reduce of `size` bytes beside `compute_us` of backward.
+    """Returns the course of an all-reduce of `size` bytes beside `compute_us` of backward.
 
-    Each of the two has one pace from begin to end (section III-B). Without bytes nothing is sent,
+    Each of the two has one speed from begin to end (section III-B). Without bytes nothing is sent,
     and there is no startup (Eq. 8).
     """
     if not size:

@@ -1,4 +1,4 @@
-"""What a step takes beside what its lookups and exchanges take alone."""
+"""The time of a step beyond what its lookups and exchanges take alone."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from ..cost_interface import Estimate
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Microseconds of a rank's main thread, and how lookups and exchanges fare within a step.
+    """Microseconds of a rank's main thread, and factors of lookups and exchanges within a step.
 
     Attributes:
-        lookup: time of a lookup within a step, over the time of it alone.
-        exchange: likewise, of a collective.
-        step: whatever the model: Python around it, the optimizer's step.
-        group: of each set of exchanges of a module.
-        split_group: more of each whose tables are split by rows, where ids are sorted by rank.
-        feature: of each feature of these that is pooled.
-        feature_unpooled: of each one that is not.
-        shard: of each shard that a rank holds.
-        id_byte: of each byte of ids that a rank looks up.
-        split_id_byte: of each byte of the own samples' ids, and lengths, of tables split by rows.
-        result_byte: of each byte of pooled embeddings of the own samples.
-        result_byte_unpooled: of each byte of the others.
-        column_byte_unpooled: more of each of these that comes column-wise, to be put together.
+        lookup: ratio of a lookup's time within a step to its time alone.
+        exchange: the same ratio of a collective.
+        step: time of every step, whatever the model: Python around it, the optimizer's step.
+        group: time of each set of exchanges of a module.
+        split_group: more time of each set with tables split by rows, where ids are sorted by rank.
+        feature: time of each feature of such a set that is pooled.
+        feature_unpooled: time of each feature of such a set that is not pooled.
+        shard: time of each shard that a rank holds.
+        id_byte: time of each byte of ids that a rank looks up.
+        split_id_byte: time of each byte of the own samples' ids and lengths, for tables split by
+            rows.
+        result_byte: time of each byte of pooled embeddings of the own samples.
+        result_byte_unpooled: time of each byte of unpooled embeddings of the own samples.
+        column_byte_unpooled: more time of each such byte that comes column-wise, to be put
+            together.
     """
 
     lookup: float = 1.0
@@ -44,7 +46,7 @@ class HostCosts:
     column_byte_unpooled: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for costs that can't be."""
+        """Raises ValueError for impossible costs."""
         for name, value in asdict(self).items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"host costs have {name} = {value}, but must not be negative")
@@ -55,17 +57,18 @@ NAMES = tuple(field.name for field in fields(HostCosts))
 
 @dataclass(frozen=True)
 class HostModel:
-    """Host costs as they were fitted to steps of small models.
+    """Host costs, as fitted to steps of small models.
 
     Attributes:
         backend: backend of the exchanges, "gloo" or "bls".
         training: whether there was a backward.
-        world_size: ranks, on as many cores as the machine has.
-        costs: that fit best.
-        interval_log: a step lies between the prediction times exp of these, 9 times of 10.
-        between_plans_log: by how much the ratio of two plans' steps, of one model, differs from the
-            predicted ratio: the standard deviation of its logarithm.
-        held_out_gmae_percent: of models that nothing was fitted to.
+        world_size: number of ranks, on as many cores as the machine has.
+        costs: the costs that fit best.
+        interval_log: two logarithms; 9 of 10 steps lie between the prediction times exp of the
+            first and times exp of the second.
+        between_plans_log: standard deviation of the logarithm of (measured ratio / predicted
+            ratio), where a ratio is of the steps of two plans of one model.
+        held_out_gmae_percent: error on models that nothing was fitted to.
     """
 
     backend: str
@@ -82,7 +85,7 @@ class HostModel:
         return Estimate(step_us, low, high)
 
     def as_json(self) -> dict[str, Any]:
-        """An object for the profile."""
+        """Returns an object for the profile."""
         return asdict(self)
 
     @classmethod
@@ -90,7 +93,7 @@ class HostModel:
         """Reads what `as_json` wrote.
 
         Raises:
-            ValueError: a number that can't be right.
+            ValueError: a number is impossible.
             KeyError, TypeError: something is missing or of another type.
         """
         low, high = (float(log) for log in record["interval_log"])

@@ -1,16 +1,16 @@
-"""How fast the network is under the all-to-alls of the channel."""
+"""The speed of the network under the all-to-alls of the channel."""
 
 from __future__ import annotations
 
 from .collective_model import CollectiveModel
 from .profile import Profile, ProfileError
 
-_MICROSECONDS = 1e6  # of a second
+_MICROSECONDS = 1e6  # in a second
 
 
 def link_of(profile: Profile, ranks: int) -> float:
-    """Returns how many bytes a second each rank sends in an all-to-all of the backend "bls", as
-    messages grow. Start-up times are left out.
+    """Returns how many bytes a second each rank sends in an all-to-all of the backend "bls", for
+    large messages. Start-up times are left out.
 
     Args:
         profile: a profile with such all-to-alls.
@@ -30,12 +30,12 @@ def link_of(profile: Profile, ranks: int) -> float:
 
 
 def most_ranks(profile: Profile) -> int:
-    """Returns the largest world size that `link_of` knows; errors as there."""
+    """Returns the largest world size that `link_of` knows; raises as `link_of` does."""
     return max(_models(profile))
 
 
 def _models(profile: Profile) -> dict[int, CollectiveModel]:
-    """Returns all-to-alls by world size; there is one at least."""
+    """Returns all-to-alls by world size; there is at least one."""
     models = {
         size: model
         for (operation, backend, size), model in profile.collectives.items()

@@ -15,14 +15,14 @@ _PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "torchrec-bls", "numpy")
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, as far as times depend on it.
+    """The facts of a machine that times depend on.
 
     Attributes:
-        kind: where lookups run; "cpu" is the only one that can be calibrated so far.
+        kind: kind of the device that lookups run on; only "cpu" can be calibrated so far.
         cpu: name of the processor.
         cores: cores that the calibration could use.
-        memory_bytes: of the machine.
-        cache_bytes: "L1", "L2", "L3" to the bytes of one such data cache.
+        memory_bytes: memory of the machine.
+        cache_bytes: bytes of one data cache by its level, "L1", "L2", "L3".
         huge_pages: the kernel's setting of transparent huge pages.
         versions: versions of the packages that were measured.
     """

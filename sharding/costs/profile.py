@@ -21,23 +21,24 @@ from .machine import Machine
 
 FORMAT = "torchrec-bls profile"
 VERSION = 2
-# Those of version 1 lack host costs; in some of version 2 collectives lack their work.
+# Profiles of version 1 lack host costs; in some of version 2 collectives lack their work.
 _READ = (1, 2)
 KINDS = ("cpu",)
 
 
 class ProfileError(ValueError):
-    """A profile that can't be used; the message says which, where in it, and what to do."""
+    """A profile that can't be used. The message says which one, where the fault is, and what to
+    do."""
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """How fast one thread reads memory, by how much it reads.
+    """The speed of one thread's reading, by the size of what it reads.
 
     Attributes:
-        buffer_bytes: (n,) float64, ascending.
-        bytes_per_us: (n,) float64, reading a buffer of that size from end to end.
-        row_us: (n,) float64, gathering one row of 256 bytes from anywhere in such a buffer.
+        buffer_bytes: (n,) float64, sizes of buffers, ascending.
+        bytes_per_us: (n,) float64, speed of reading a buffer of that size from end to end.
+        row_us: (n,) float64, time to gather one row of 256 bytes from anywhere in such a buffer.
     """
 
     buffer_bytes: npt.NDArray[np.float64]
@@ -47,25 +48,25 @@ class MemoryCurve:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a calibration found out.
+    """The results of a calibration.
 
     Attributes:
         name: name of the machine, for people.
         measured_at: date, ISO 8601.
         machine: the machine that was measured.
         optimizer: FBGEMM's name of the optimizer that the backward includes.
-        lookup_time: which of the repeats counts as the time of a lookup, "tenth percentile" where
-            the host disturbed little, else "geometric mean".
-        lookups: (pooled, direction) to its model, direction "forward" or "backward".
-        collectives: (operation, backend, world size) to its model.
-        memory: one thread's memory.
-        retest_percent: name to the geometric mean of the absolute differences between two
-            measurements of the same, which no model can beat: "lookup_forward" ...
-        hosts: (backend, training, world size) to what steps take beside lookups and exchanges;
+        lookup_time: rule that makes a time of repeats: "tenth percentile" where the host disturbed
+            little, else "geometric mean".
+        lookups: model by (pooled, direction), with direction "forward" or "backward".
+        collectives: model by (operation, backend, world size).
+        memory: curve of one thread's memory.
+        retest_percent: geometric mean of the absolute differences between two measurements of one
+            thing, by name, such as "lookup_forward". No model can be more exact.
+        hosts: costs of steps beside lookups and exchanges, by (backend, training, world size);
             empty if no steps were measured.
-        dense: ops of dense layers; None in profiles that were made without them.
-        overlap: (backend, world size) to the ways in which gradients travel beside the backward;
-            empty if they were not measured.
+        dense: model of the ops of dense layers; None in profiles that were made without them.
+        overlap: ways in which gradients travel beside the backward, by (backend, world size); empty
+            if they were not measured.
     """
 
     name: str
@@ -82,12 +83,12 @@ class Profile:
     overlap: Overlap = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Writes the JSON file, lists of numbers on one line."""
+        """Writes the JSON file, with each list of numbers on one line."""
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
         path.write_text(re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m[0].split()), text) + "\n")
 
     def as_json(self) -> dict[str, Any]:
-        """The file's content."""
+        """Returns the file's content."""
         lookups: dict[str, dict[str, Any]] = {"pooled": {}, "unpooled": {}}
         for (pooled, direction), model in self.lookups.items():
             lookups["pooled" if pooled else "unpooled"][direction] = model.as_json()
@@ -118,11 +119,11 @@ def load_profile(source: str | Path, *, kind: str = "cpu") -> Profile:
 
     Args:
         source: a file, or the name of a profile that ships with the package.
-        kind: kind of the machine that is planned for, "cpu".
+        kind: kind of the machine that the plan is for, "cpu".
 
     Raises:
-        ProfileError: not a profile, of another version or kind of machine, or with numbers that
-            can't be right.
+        ProfileError: the file is no profile, is of another version or kind of machine, or has
+            impossible numbers.
         OSError: the file can't be read.
     """
     path = Path(source)
@@ -144,13 +145,13 @@ def load_profile(source: str | Path, *, kind: str = "cpu") -> Profile:
 
 
 def shipped_profiles() -> list[str]:
-    """Names of the profiles that ship with the package."""
+    """Returns the names of the profiles that ship with the package."""
     folder = resources.files(__package__) / "profiles"
     return sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith("json"))
 
 
 def profile_from_json(record: Any, source: str, *, kind: str = "cpu") -> Profile:
-    """Reads what `Profile.as_json` wrote; arguments and errors as `load_profile`."""
+    """Reads what `Profile.as_json` wrote; arguments and errors are those of `load_profile`."""
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ProfileError(f"{source} is not a {FORMAT}: make one with `torchrec-bls calibrate`")
     if record.get("version") not in _READ:
@@ -169,12 +170,12 @@ def profile_from_json(record: Any, source: str, *, kind: str = "cpu") -> Profile
 
 
 def check_kind(profile: Profile, kind: str, source: str | None = None) -> None:
-    """Raises ProfileError for a profile of another kind of machine than the one planned for.
+    """Raises ProfileError for a profile of another kind of machine than the plan's.
 
     Args:
         profile: the profile to be used.
-        kind: kind of the machine that is planned for, "cpu" or "cuda".
-        source: what the error calls the profile, its name by default.
+        kind: kind of the machine that the plan is for, "cpu" or "cuda".
+        source: name of the profile in the error; its own name by default.
     """
     if profile.machine.kind != kind:
         raise ProfileError(
@@ -191,7 +192,7 @@ def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
     Args:
         profile: a profile with an overlap.
         backend: backend of the gradients' group, "gloo" or "bls".
-        ranks: world size of it.
+        ranks: world size of that group.
 
     Raises:
         ProfileError: no such group was measured.

@@ -21,10 +21,11 @@ _NOTHING = Estimate(0.0, 0.0, 0.0)
 
 
 class ProfiledCosts:
-    """The `AdditiveCosts` of the machine that a profile was measured on.
+    """The `AdditiveCosts` of the machine whose profile this is.
 
-    Shards that FBGEMM can't fuse (pooled and not, other precisions, without pooling other dims) are
-    different ops, one after the other, as TorchRec groups them; their ends of the interval add up.
+    Some shards can't be fused by FBGEMM: pooled with unpooled ones, different precisions, and
+    unpooled ones of different dims. They are different ops, one after the other, as TorchRec groups
+    them. The ends of their intervals add up.
 
     Args:
         profile: what was measured of the machine.
@@ -35,44 +36,44 @@ class ProfiledCosts:
 
     @property
     def profile(self) -> Profile:
-        """The profile that the costs are of."""
+        """Returns the profile that the costs come from."""
         return self._profile
 
     def lookup_forward(self, works: Sequence[LookupWork]) -> Estimate:
-        """One rank's forward lookup; nothing without shards.
+        """Returns one rank's forward lookup; a time of 0 without shards.
 
         Raises:
-            ValueError: a shard with numbers that can't be.
+            ValueError: a shard has impossible numbers.
             ProfileError: the profile lacks such lookups.
         """
         return self._lookup(works, "forward")
 
     def lookup_backward(self, works: Sequence[LookupWork]) -> Estimate:
-        """One rank's backward with the optimizer's update; errors as `lookup_forward`."""
+        """Returns one rank's backward with the optimizer's update; raises as `lookup_forward`."""
         return self._lookup(works, "backward")
 
     def marginal_forward(self, works: Sequence[LookupWork]) -> Floats:
-        """What each shard adds to a forward, (len(works),) float64 microseconds.
+        """Returns what each shard adds to a forward, (len(works),) float64 microseconds.
 
-        With `op_forward` for each op they sum to `lookup_forward`, exactly.
+        Their sum, with `op_forward` for each op, is exactly `lookup_forward`.
         """
         return self._marginal(works, "forward", Ops.alone(len(works)))
 
     def marginal_backward(self, works: Sequence[LookupWork], ops: Ops | None = None) -> Floats:
-        """What each shard adds to a backward, (len(works),) float64 microseconds.
+        """Returns what each shard adds to a backward, (len(works),) float64 microseconds.
 
         Args:
             works: the shards.
-            ops: which op each shard is in; None: each is alone. It matters to unpooled ones only.
+            ops: op of each shard; None: each is alone. Only unpooled shards depend on it.
         """
         return self._marginal(works, "backward", Ops.alone(len(works)) if ops is None else ops)
 
     def op_forward(self, pooled: bool = True) -> float:
-        """What a fused forward takes before any shard, in microseconds."""
+        """Returns the microseconds of a fused forward before any shard."""
         return self._profile.lookups[pooled, "forward"].op_us
 
     def op_backward(self, pooled: bool = True) -> float:
-        """What a fused backward takes before any shard, in microseconds."""
+        """Returns the microseconds of a fused backward before any shard."""
         return self._profile.lookups[pooled, "backward"].op_us
 
     def all_to_all(
@@ -83,17 +84,17 @@ class ProfiledCosts:
         ranks_per_core: float | None = None,
         ranks_per_host: int | None = None,
     ) -> Estimate:
-        """One all-to-all, as it was measured where as many ranks shared a core.
+        """Returns the time of one all-to-all, from a measurement where as many ranks shared a core.
 
         Args:
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
             received_bytes: (world_size,), each rank's total over all sources, itself included.
             backend: "gloo" or "bls".
-            ranks_per_core: how many share a core; None: as many as did among so many ranks.
-            ranks_per_host: not heeded: all ranks that were measured shared a host.
+            ranks_per_core: number of ranks that share a core; None: as many as in the calibration.
+            ranks_per_host: an unused number: all ranks that were measured shared a host.
 
         Raises:
-            ValueError: the two have different lengths, or a number that can't be.
+            ValueError: the two have different lengths, or a number is impossible.
             ProfileError: the profile has no all-to-all on this backend.
         """
         if len(sent_bytes) != len(received_bytes):
@@ -111,10 +112,10 @@ class ProfiledCosts:
     def all_reduce(
         self, bytes: float, world_size: int, backend: str, ranks_per_core: float | None = None
     ) -> Estimate:
-        """One all-reduce of `bytes` on each rank; `ranks_per_core` as for `all_to_all`.
+        """Returns the time of an all-reduce of `bytes` on each rank; `ranks_per_core` as above.
 
         Raises:
-            ValueError: a number that can't be.
+            ValueError: a number is impossible.
             ProfileError: the profile has no all-reduce on this backend.
         """
         if not (math.isfinite(bytes) and bytes >= 0 and world_size >= 1):
@@ -127,13 +128,13 @@ class ProfiledCosts:
     def host(
         self, backend: str, training: bool, world_size: int, ranks_per_core: float
     ) -> HostModel | None:
-        """What a step takes beside lookups and exchanges; None if the profile does not know.
+        """Returns a step's costs beside lookups and exchanges; None if the profile lacks them.
 
         Args:
-            backend: what exchanges go by, "gloo" or "bls".
+            backend: backend of the exchanges, "gloo" or "bls".
             training: whether there is a backward.
-            world_size: ranks.
-            ranks_per_core: how many share a core, at least 1.
+            world_size: number of ranks.
+            ranks_per_core: number of ranks that share a core, at least 1.
         """
         known = {
             size: model
@@ -190,7 +191,7 @@ class ProfiledCosts:
         return known[self._closest(known, world_size, ranks_per_core)]
 
     def _closest(self, sizes: Iterable[int], world_size: int, ranks_per_core: float | None) -> int:
-        """Returns the world size that shared cores most alike, of these the nearest one."""
+        """Returns the world size that shared cores most alike; of several, the nearest one."""
 
         def distance(size: int) -> tuple[float, float, int]:
             sharing = max(1.0, size / self._profile.machine.cores)
@@ -201,10 +202,10 @@ class ProfiledCosts:
 
 
 def _scaled(model: CollectiveModel, world_size: int, estimate: Estimate) -> Estimate:
-    """The same among another number of ranks than was calibrated.
+    """Returns the estimate for another number of ranks than was calibrated.
 
-    Peers are served one after the other, so that what isn't bytes grows with their number. How far
-    that holds nobody measured: the interval doubles with each doubling.
+    Peers are served one after the other. So the part that doesn't depend on bytes grows with their
+    number. Nobody measured how far that holds: the interval doubles with each doubling.
     """
     peers = (world_size - 1) / (model.world_size - 1)
     start = min(model.curve.start_us, estimate.microseconds)

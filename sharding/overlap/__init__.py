@@ -1,1 +1,1 @@
-"""Which gradients travel together, when and how, so that the backward ends soonest (LIBRA)."""
+"""Which gradients travel together, when and how. The aim: the backward ends soonest (LIBRA)."""

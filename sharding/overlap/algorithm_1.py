@@ -17,9 +17,9 @@ def algorithm_1(
 ) -> list[Group]:
     """Returns the groups that Algorithm 1 finds; its K is `groups`, its Z `chunks`.
 
-    Where Assumptions 1 to 3 hold, their timeline finishes within (K - 1) / Z of the optimum of so
-    many groups. The search compares all-reduces that begin at edges of chunks; where Assumption 3
-    fails, the timeline may finish later than it takes for granted.
+    Where Assumptions 1 to 3 hold, the timeline finishes within (K - 1) / Z of the optimum of as
+    many groups. The search compares all-reduces that begin at edges of chunks. Where Assumption 3
+    fails, the timeline may finish later than the search assumes.
 
     Raises:
         ValueError: there is no mode, or no group or chunk.
@@ -37,7 +37,7 @@ def allocate_modes(
     """Returns groups of given numbers of layers with the modes that Eq. 17 finds: LIBRA-M.
 
     Raises:
-        ValueError: there is no mode or chunk, or the fusion is of another number of layers.
+        ValueError: there is no mode or chunk, or the groups have another number of layers.
     """
     if sum(fusion) != len(layers) or any(count <= 0 for count in fusion):
         raise ValueError(f"groups of {list(fusion)} layers are not {len(layers)}")
@@ -48,7 +48,7 @@ def allocate_modes(
 
 
 def _at_most(groups: int, layers: int) -> list[list[tuple[int, Ints]]]:
-    """Returns, for each number of groups, where the next one may begin and end."""
+    """Returns, for each number of groups, where the next group may begin and end."""
     if groups < 1:
         raise ValueError(f"layers are at least one group, not {groups}")
     first: list[tuple[int, Ints]] = [(0, np.arange(1, layers + 1))]
@@ -57,7 +57,7 @@ def _at_most(groups: int, layers: int) -> list[list[tuple[int, Ints]]]:
 
 
 class _Grid:
-    """T(i, l, z), without what is computed: the time of z chunks is in all of it."""
+    """T(i, l, z), without the time of z chunks of computing, which is in all of it."""
 
     def __init__(self, layers: Sequence[Layer], modes: Sequence[ModeTimes], chunks: int) -> None:
         if chunks < 1:
@@ -69,14 +69,14 @@ class _Grid:
         self._first = np.minimum(self._to_edge(self._stages.ready), chunks)
 
     def _to_edge(self, compute: Floats) -> Ints:
-        """Returns how many chunks that much compute takes part in."""
+        """Returns how many chunks so much compute takes part in."""
         if not self._width:
             return np.where(compute > 0, self._chunks + 1, 0)
         edges: Ints = np.ceil(compute / self._width * (1 - 1e-12)).astype(np.intp)
         return edges
 
     def groups(self, rounds: Sequence[Sequence[tuple[int, Ints]]]) -> list[Group]:
-        """Returns the best plan; a round has where its group may begin, and what may follow it."""
+        """Returns the best plan. A round says where its group may begin, and what may follow it."""
         count, edges = self._stages.layers, self._chunks + 1
         if not count:
             return []
@@ -100,14 +100,14 @@ class _Grid:
         return found[::-1]
 
     def _extend(self, before: Floats, first: int, lasts: Ints, longer: Floats, log: Ints) -> None:
-        """Enters groups from one layer on into T of one group more.
+        """Enters groups that begin with one layer into T of one group more.
 
-        While chunks are left, a group adds the same wherever it begins: of the edges from which it
-        comes to one in time, the best so far will do, and Z^2 pairs of edges are Z.
+        While chunks are left, a group adds the same time wherever it begins. Several edges lead to
+        one edge in time; only the best so far counts. So Z^2 pairs of edges become Z.
         """
         sent = self._stages.sent(first, lasts)
         far = self._to_edge(sent.hidden)
-        # What the group's own compute rules out, then the best edge so far, (groups, edges).
+        # Edges that the group's own compute rules out; then the best edge so far, (groups, edges).
         edges = np.arange(self._chunks + 1)
         allowed = np.where(edges >= self._first[lasts][:, None], before, np.inf)
         least = np.minimum.accumulate(allowed, axis=1)
@@ -118,7 +118,7 @@ class _Grid:
             value = least[rows, place] + (sent.together - sent.hidden)[:, mode, None]
             value[edges < far[:, mode, None]] = np.inf
             self._enter(longer, log, lasts, value, (first, origin[rows, place], mode))
-        # Or it goes on to the end, and beyond it.
+        # A group may also go on to the end, and beyond it.
         begin = np.minimum(edges * self._width, self._stages.ready[-1])
         to_end, _ = self._stages.run(first, lasts, begin)
         ending = allowed[:, :, None] + to_end.transpose(1, 0, 2)

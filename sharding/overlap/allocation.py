@@ -1,8 +1,8 @@
 """The groups and modes with which a backward ends soonest: label-setting dynamic programming.
 
-After LIBRA, section IV, without its grid of chunks and its limit of groups, so that the result is
-the optimum and not within (K - 1) / Z of it. Why it is, and why no group is ever held:
-docs/design/overlap.md.
+This follows LIBRA, section IV, but without its grid of chunks and its limit of groups. So the
+result is the optimum, not a plan within (K - 1) / Z of it. docs/design/overlap.md shows why, and
+why no group is ever held.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .timeline import Group, Layer
 _BEAM = 8
 #: Of the time in all: plans that are better by less are as good.
 _SLACK = 1e-13
-# Rows of labels: microseconds added to the backward's own, and done of it; and from where they
-# came: the layer and the number of the label before, and the mode.
+# Rows of labels: microseconds added to the backward's own time, and microseconds of it done; then
+# where the label came from: the layer and the number of the label before, and the mode.
 _ADDED, _COMPUTED, _LAYER, _LABEL, _MODE = range(5)
 
 
@@ -36,8 +36,8 @@ def allocate(layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> list[Group]
     """Returns the groups whose timeline finishes first, of all fusions, modes and holds.
 
     Args:
-        layers: in the order in which their gradients are ready.
-        modes: to choose from for each group.
+        layers: layers in the order in which their gradients are ready.
+        modes: modes to choose from for each group.
 
     Raises:
         ValueError: there is no mode.
@@ -51,7 +51,7 @@ def allocate(layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> list[Group]
 
 
 def _search(stages: Stages, bounds: LowerBounds, found: _Found, beam: int | None = None) -> _Found:
-    """Returns what is better than `found`, else that; with a beam, the best of what that sees."""
+    """Returns a plan better than `found`, or else `found`. A beam limits the labels of a layer."""
     count = stages.layers
     reached: list[list[Floats]] = [[] for _ in range(count)]
     reached[0].append(np.zeros((5, 1)))
@@ -87,17 +87,17 @@ def _search(stages: Stages, bounds: LowerBounds, found: _Found, beam: int | None
 
 
 def _undominated(labels: list[Floats], worth: float) -> Floats:
-    """Returns labels of a layer, of which none is sure to end no later than another.
+    """Returns labels of a layer, without those that surely end no earlier than another one.
 
-    A label A dominates B if `added` of A + worth * max(0, computed of A - computed of B) is no more
-    than `added` of B, since V does not fall with what is computed, and grows by `worth` at most.
+    A label A dominates B if `added` of A + worth * max(0, computed of A - computed of B) is at most
+    `added` of B. For V does not fall with what is computed, and grows by at most `worth`.
     In the paper's terms:
-    - A has less computed, and adds no more: it may compute alone until it has as much as B, and is
-      no later then. For given groups that takes Assumption 3 (Lemma 4). Where groups are free, as
-      they are here, it always holds: what had better wait is better sent with the last group.
-    - A is no later and has no less computed. That takes Assumption 2 (Lemma 3), in each mode:
-      `worth` is at most 1 then. Where a mode sends faster beside a backward than alone, `worth` is
-      above 1, and this rule the stricter.
+    - A has less computed, and adds no more. A may compute alone until it has as much as B, and is
+      no later then. For given groups that takes Assumption 3 (Lemma 4). For free groups, as here,
+      it always holds: gradients that should wait had better go with the last group.
+    - A is no later and has no less computed. That takes Assumption 2 (Lemma 3) in each mode, by
+      which `worth` is at most 1. If a mode sends faster beside a backward than alone, `worth` is
+      above 1, and this rule is stricter.
     """
     if not labels:
         return np.empty((5, 0))

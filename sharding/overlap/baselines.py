@@ -1,4 +1,4 @@
-"""Plans that others make, to compare an allocation with: the groups of a backward."""
+"""Plans that other methods make, to compare an allocation with: the groups of a backward."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def best_single_cap(
     mode: int = 0,
     caps: Sequence[int] = CAPS,
 ) -> list[Group]:
-    """Returns the best of what one bucket_cap_mb gives, as a user may tune it."""
+    """Returns the best plan that one bucket_cap_mb gives, as a user may tune it."""
     plans = [_buckets(layers, cap, cap, mode) for cap in caps]
     return min(plans, key=lambda groups: timeline(layers, groups, modes).finish)
 
 
 def mg_wfbp(layers: Sequence[Layer], modes: Sequence[ModeTimes], mode: int = 0) -> list[Group]:
-    """Returns the groups of MG-WFBP, which knows no contention (S. Shi et al., IEEE TPDS 32(8)).
+    """Returns the groups of MG-WFBP, which ignores contention (S. Shi et al., IEEE TPDS 32(8)).
 
-    Layer after layer: gradients that could begin to travel wait for those of the next layer, where
-    these are there before the former would have arrived, and sooner than a startup takes. That is
-    the better of the two for this pair of layers, and not always part of the best plan.
+    It goes layer by layer. Gradients that could begin to travel wait for the next layer's in one
+    case: the next layer's are there before the former would have arrived, and sooner than a startup
+    takes. That is the better choice for this pair of layers, and not always part of the best plan.
     """
     times = modes[mode]
     groups: list[Group] = []
@@ -65,7 +65,7 @@ def mg_wfbp(layers: Sequence[Layer], modes: Sequence[ModeTimes], mode: int = 0) 
 
 
 def best_single_mode(layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> list[Group]:
-    """Returns the best fusion of those in which all groups have one mode, whichever is best."""
+    """Returns the best fusion of all those whose groups have one mode, for the best mode."""
     plans = []
     for number, mode in enumerate(modes):
         plans.append([replace(group, mode=number) for group in allocate(layers, [mode])])

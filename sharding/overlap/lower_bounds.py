@@ -1,4 +1,4 @@
-"""What all-reduces of the layers that are left add at the least to a backward done in part."""
+"""The least time that all-reduces of the remaining layers add to a backward done in part."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ _CELLS = 256
 
 
 class LowerBounds:
-    """Lower bounds of V(l, c): what the groups after layer l add if c of the backward is done.
+    """Lower bounds of V(l, c): the time that the groups after layer l add if c of the backward is
+    done.
 
-    V does not fall with c, and grows by `worth` for a microsecond at most (docs/design/overlap.md).
-    So its values at the edges of cells, themselves bounded from below, bound it within the cells.
+    V does not fall with c, and grows by at most `worth` a microsecond (docs/design/overlap.md).
+    So bounds of V at the edges of cells also give bounds within the cells.
 
     Attributes:
-        worth: (layers + 1), how fast V grows with c at the most.
+        worth: (layers + 1), the fastest growth of V with c.
     """
 
     def __init__(self, stages: Stages) -> None:
         layers = stages.layers
-        # The next group waits for another layer, so that less than that being done is no worse.
+        # The next group waits for another layer, so that less computed is no worse.
         self._least = np.append(stages.ready[1:], stages.ready[-1])
         self._cell = (stages.ready[-1] - self._least) / _CELLS
         self._per_cell = _inverse(self._cell)
@@ -34,7 +35,7 @@ class LowerBounds:
             edges = self._least[layer] + np.arange(_CELLS + 1) * self._cell[layer]
             added, after = stages.run(layer, lasts, edges)
             self._values[layer] = (added + self.at(lasts[:, None], after)).min(axis=(1, 2))
-            # The last group begins when all is computed: its part of V is the same everywhere.
+            # The last group begins when all is computed. So its part of V is the same everywhere.
             sent = stages.sent(layer, lasts[:-1])
             slopes = 1 - (sent.together - sent.alone) * _inverse(sent.hidden)
             self.worth[layer] = max(self.worth[layer + 1], slopes.max(initial=0.0))
@@ -52,5 +53,5 @@ class LowerBounds:
 
 
 def _inverse(values: Floats) -> Floats:
-    """Returns 1 / values, and 0 of 0."""
+    """Returns 1 / values, and 0 for 0."""
     return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)

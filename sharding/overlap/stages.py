@@ -1,4 +1,4 @@
-"""What groups of layers do to the backward: costs.contention.stage for many of them at once."""
+"""The effects of groups of layers on the backward: costs.contention.stage for many at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Sent:
-    """Groups' all-reduces, (groups, modes), microseconds.
+    """Times of groups' all-reduces, (groups, modes), microseconds.
 
     Attributes:
-        together: beside the backward.
-        alone: after it.
-        hidden: of the backward that is done meanwhile, where it lasts so long.
+        together: time beside the backward.
+        alone: time after the backward.
+        hidden: backward that is done meanwhile, if it lasts so long.
     """
 
     together: Floats
@@ -35,9 +35,10 @@ class Stages:
     """A backward and the modes in which its gradients may travel.
 
     Attributes:
-        ready: (layers + 1), microseconds of compute until so many layers' gradients are there.
-        bytes: (layers + 1), of the gradients of so many layers.
-        modes: (fields of ModeTimes, modes).
+        ready: (layers + 1), microseconds of compute until the gradients of so many layers are
+            there.
+        bytes: (layers + 1), bytes of the gradients of so many layers.
+        modes: (fields of ModeTimes, modes), the times of each mode.
     """
 
     ready: Floats
@@ -46,7 +47,7 @@ class Stages:
 
     @classmethod
     def of(cls, layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> Stages:
-        """Returns those of layers in the order in which their gradients are ready.
+        """Returns the stages of layers in the order in which their gradients are ready.
 
         Raises:
             ValueError: `modes` is empty.
@@ -61,11 +62,12 @@ class Stages:
 
     @property
     def layers(self) -> int:
-        """How many there are."""
+        """Returns the number of layers."""
         return len(self.ready) - 1
 
     def sent(self, first: int, lasts: Ints) -> Sent:
-        """Returns what all-reduces of the layers from `first` until before each of `lasts` take."""
+        """Returns the times of all-reduces of the layers from `first` until before each of
+        `lasts`."""
         size = (self.bytes[lasts] - self.bytes[first])[:, None]
         startup, per_byte, beside, rate, added_startup, added_compute = self.modes
         alone = np.where(size > 0, startup + size * per_byte, 0.0)
@@ -78,18 +80,19 @@ class Stages:
         """Returns what groups that begin at `first` add, and how much is computed after them.
 
         Args:
-            first: of the groups' layers.
+            first: first of the groups' layers.
             lasts: (groups), the layer after each group's last.
             computed: (states), microseconds of the backward that are done.
 
         Returns:
-            (states, groups, modes) each: microseconds beyond the backward's own, which waiting for
-            gradients does not add to, since the backward goes on meanwhile; and of it done.
+            (states, groups, modes) each. First, microseconds beyond the backward's own time;
+            waiting for gradients adds nothing, since the backward goes on meanwhile. Second,
+            microseconds of it done.
         """
         sent = self.sent(first, lasts)
         begin = np.maximum(computed[:, None], self.ready[lasts])[:, :, None]
         some = np.where(sent.hidden > 0, sent.hidden, 1.0)
-        # What part of the all-reduce fits beside what is left of the backward.
+        # The part of the all-reduce that fits beside the rest of the backward.
         part = np.minimum((self.ready[-1] - begin) / some, 1.0)
         added = sent.alone + part * (sent.together - sent.hidden - sent.alone)
         return added, begin + part * sent.hidden

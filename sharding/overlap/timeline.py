@@ -1,4 +1,4 @@
-"""When gradients of a backward are ready, and their all-reduces run (LIBRA, section III-B)."""
+"""When gradients of a backward are ready, and when their all-reduces run (LIBRA, sec. III-B)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..costs.contention import ModeTimes, stage
 
 @dataclass(frozen=True)
 class Layer:
-    """A stretch of the backward, after which gradients are ready.
+    """A part of the backward, at whose end gradients are ready.
 
     Attributes:
         compute_us: microseconds of its backward, with nothing beside it.
@@ -26,10 +26,10 @@ class Group:
     """Layers whose gradients travel together.
 
     Attributes:
-        layers: how many layers, after those of the group before.
+        layers: number of layers, after those of the group before.
         mode: number of the mode by which they travel.
-        hold: how many more layers must be done before the group may begin: 0, unless running beside
-            the backward costs more than it hides.
+        hold: number of further layers to be done before the group may begin. It is 0, unless
+            running beside the backward costs more than it hides.
     """
 
     layers: int
@@ -42,10 +42,10 @@ class Timeline:
     """A backward with its all-reduces, microseconds from its beginning.
 
     Attributes:
-        ready: of each layer, when its gradients are there.
+        ready: time when each layer's gradients are there.
         begin: begin of each group's all-reduce.
         end: end of each group's all-reduce.
-        finish: when backward and all-reduces are done.
+        finish: time when backward and all-reduces are done.
     """
 
     ready: tuple[float, ...]
@@ -60,12 +60,12 @@ def timeline(
     """Returns when everything runs: all-reduces one after the other, each as soon as it may.
 
     Args:
-        layers: in the order in which their gradients are ready.
-        groups: in order; together they have all layers.
-        modes: that groups name.
+        layers: layers in the order in which their gradients are ready.
+        groups: groups in order; together they have all layers.
+        modes: modes that the groups name.
 
     Raises:
-        ValueError: the groups have another number of layers, or one holds for more than there are.
+        ValueError: the groups have another number of layers, or one holds for too many.
     """
     if sum(group.layers for group in groups) != len(layers):
         raise ValueError(

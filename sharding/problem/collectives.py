@@ -1,8 +1,8 @@
 """The collectives that take embeddings to the ranks of their samples, and gradients back.
 
-Of TorchRec's sharders over a process group; bounded-lag channels have one all-to-all for all ways
-of sharding. Pooled tables that are sharded by rows leave every rank with partial sums of all
-samples: TorchRec sums them by a reduce-scatter, and spreads gradients by an all-gather.
+These are the collectives of TorchRec's sharders over a process group. Bounded-lag channels have one
+all-to-all for all ways of sharding. If pooled tables are sharded by rows, every rank has partial
+sums of all samples: TorchRec sums them by a reduce-scatter, and spreads gradients by an all-gather.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .tables import ROW_WISE, TABLE_ROW_WISE
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of a job, or as many at once as fill it with groups of ranks.
+    """A collective of a job; or several at once, in groups that together have all ranks.
 
     Attributes:
-        ranks: of a group.
-        host_ranks: of those, how many share a host.
-        destinations: a rank has so many times the bytes that it has for each rank.
-        reduces: whether it is an all-reduce. Else it is an all-to-all, or takes as long as one: a
-            ring's all-gather and reduce-scatter send as many bytes from every rank.
+        ranks: number of ranks in a group.
+        host_ranks: number of ranks of a group that share a host.
+        destinations: ratio of a rank's bytes in all to its bytes for each rank.
+        reduces: whether it is an all-reduce. Otherwise it is an all-to-all, or takes as long as
+            one: a ring's all-gather and reduce-scatter send as many bytes from every rank.
     """
 
     ranks: int
@@ -35,13 +35,13 @@ class Collective:
     def estimate(
         self, for_each: Sequence[float], job: Job, model: CostModel, ranks_per_core: float
     ) -> Estimate:
-        """Returns its time.
+        """Returns the time of the collective.
 
         Args:
             for_each: (ranks), bytes that each rank of a group has for each rank of the job.
-            job: whose collective it is.
-            model: of the machine.
-            ranks_per_core: how many share a core.
+            job: the collective's job.
+            model: costs on the machine.
+            ranks_per_core: number of ranks that share a core.
         """
         held = [size * self.destinations for size in for_each]
         mean = sum(held) / len(held)
@@ -53,12 +53,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class Way:
-    """How embeddings of tables that are sharded in the same way are exchanged.
+    """The exchange of embeddings of tables that are sharded in the same way.
 
     Attributes:
         forward: collectives, one after the other.
-        backward: those of the gradients; none without training.
-        holders: ranks that have bytes of the same table.
+        backward: collectives of the gradients, one after the other; none without training.
+        holders: number of ranks that have bytes of the same table.
     """
 
     forward: tuple[Collective, ...]
@@ -67,7 +67,7 @@ class Way:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """All of them."""
+        """Returns the collectives of both directions."""
         return self.forward + self.backward
 
 
@@ -79,12 +79,12 @@ def all_to_all_of(job: Job) -> Collective:
 def way_of(job: Job, sharding_type: str, pooled: bool) -> Way:
     """Returns how the embeddings of tables are exchanged.
 
-    c10d's gloo has no reduce-scatter: it reduces a copy of all on all ranks, and takes a part.
+    c10d's gloo has no reduce-scatter. It reduces a copy of all data on all ranks, and takes a part.
 
     Args:
         job: what the plan is for.
         sharding_type: sharding type of the tables.
-        pooled: whether they are of an EmbeddingBagCollection.
+        pooled: whether the tables are an EmbeddingBagCollection's.
     """
     forward: list[Collective] = [all_to_all_of(job)]
     backward, holders = forward, 1

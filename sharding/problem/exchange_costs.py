@@ -21,7 +21,7 @@ class ExchangeCosts:
     """Microseconds of one exchange of a module's tables that are sharded in the same way.
 
     Attributes:
-        constant: time whatever it carries.
+        constant: time that does not depend on the bytes.
         per_byte: time of a byte that a rank has for each rank.
     """
 
@@ -31,13 +31,13 @@ class ExchangeCosts:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Microseconds of the exchanges of a step. Those of a phase start together.
+    """Microseconds of the exchanges of a step. The exchanges of a phase start together.
 
     Attributes:
-        ids: all exchanges of ids.
-        embeddings: of embeddings and, when training, of gradients, by their way.
-        ids_imbalance: 0 to 1, the larger the more the rank with most to exchange decides.
-        embeddings_imbalance: likewise.
+        ids: cost of all exchanges of ids.
+        embeddings: costs of exchanging embeddings and, when training, gradients, by their way.
+        ids_imbalance: weight of the rank with most ids to exchange, 0 to 1.
+        embeddings_imbalance: the same for embeddings.
     """
 
     ids: ExchangeCosts
@@ -46,12 +46,12 @@ class Exchanges:
     embeddings_imbalance: float
 
     def constant(self, way: Way) -> float:
-        """Returns what exchanging tables takes that go this way, whatever they carry."""
+        """Returns the time of exchanging tables that go this way, without the time of bytes."""
         return self.ids.constant + self.embeddings[way].constant
 
 
 def phase_us(ranks_us: NDArray[np.float64], imbalance: float) -> float:
-    """Returns the time of a phase from each rank's, (ranks)."""
+    """Returns the time of a phase from the time of each rank, (ranks)."""
     mean, largest = float(ranks_us.mean()), float(ranks_us.max())
     time: float = mean ** (1 - imbalance) * largest**imbalance
     return time
@@ -60,7 +60,7 @@ def phase_us(ranks_us: NDArray[np.float64], imbalance: float) -> float:
 def exchanges_of(workload: Workload, job: Job, model: CostModel) -> Exchanges:
     """Returns the costs of a workload's exchanges.
 
-    Only the workload decides on them, not the plan: that makes plans comparable, and bounds
+    The costs depend on the workload alone, not on the plan. That makes plans comparable, and bounds
     provable.
     """
     whole = [
@@ -93,11 +93,10 @@ def _costs_of(way: Way, job: Job, model: CostModel, for_each: float) -> Exchange
 
 
 def _costs_at(collective: Collective, job: Job, model: CostModel, for_each: float) -> ExchangeCosts:
-    """Returns what the model says where a rank has `for_each` bytes for each rank, and twice as
-    many.
+    """Returns a line through the model's times for `for_each` bytes and for twice as many.
 
-    A rank alone exchanges nothing. Where the model falls with more bytes the line is flat, where it
-    would be negative at no bytes it starts at 0.
+    A rank alone exchanges nothing. If the model's time falls with more bytes, the line is flat. If
+    the line would be negative at no bytes, it starts at 0.
     """
     if collective.ranks == 1:
         return ExchangeCosts(0.0, 0.0)
@@ -110,7 +109,7 @@ def _costs_at(collective: Collective, job: Job, model: CostModel, for_each: floa
 
 
 def _imbalance_at(collective: Collective, job: Job, model: CostModel, for_each: float) -> float:
-    """Returns how much it counts that one rank has twice the bytes of others."""
+    """Returns how much it counts that one rank has twice the bytes of the others."""
     costs = _costs_at(collective, job, model, for_each)
     if costs.per_byte == 0:
         return 1.0

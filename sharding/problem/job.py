@@ -16,12 +16,12 @@ class Job:
         memory_bytes: memory of each rank for weights, optimizer state and activations: HBM on GPUs,
             DDR on CPUs.
         ranks_per_host: ranks that share a host; None: all of them.
-        backend: what exchanges go by: "gloo", "nccl", or "bls" for the bounded-lag sharders.
+        backend: backend of the exchanges: "gloo", "nccl", or "bls" for the bounded-lag sharders.
         bound: iterations that ranks may be apart; above 0 there is no training.
         training: whether there is a backward.
         host_memory_bytes: memory of each rank for the slots of bounded-lag channels, if the weights
             are elsewhere; None: slots take from `memory_bytes`.
-        cores_per_host: cores that the ranks of a host share; None: each rank has its own.
+        cores_per_host: number of cores that the ranks of a host share; None: each rank has its own.
         memory_kind: what messages call `memory_bytes`: "HBM" or "DDR".
     """
 
@@ -37,7 +37,7 @@ class Job:
     memory_kind: str = "DDR"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what contradicts itself."""
+        """Raises ValueError for a job that contradicts itself."""
         if self.ranks < 1 or self.batch < 1 or self.bound < 0:
             raise ValueError(
                 f"{self.ranks} ranks, batch {self.batch}, bound {self.bound}: ranks and batch have "
@@ -57,31 +57,32 @@ class Job:
 
     @property
     def host_ranks(self) -> int:
-        """Ranks that share a host."""
+        """Returns the number of ranks that share a host."""
         return self.ranks_per_host or self.ranks
 
     @property
     def ranks_per_core(self) -> float:
-        """How many ranks share a core, at least 1."""
+        """Returns how many ranks share a core, at least 1."""
         return max(1.0, self.host_ranks / (self.cores_per_host or self.host_ranks))
 
     @property
     def ways_of_rows(self) -> int:
-        """How often embeddings go between ranks in a step: as gradients back when training."""
+        """Returns how often embeddings go between ranks in a step. Gradients count when
+        training."""
         return 2 if self.training else 1
 
     @property
     def exchanges_of_ids(self) -> int:
-        """How many all-to-alls take ids to their rows. Bounded-lag channels have one, TorchRec
-        three: splits, lengths and values, one after the other."""
+        """Returns how many all-to-alls take ids to their rows. Bounded-lag channels have one.
+        TorchRec has three: splits, lengths and values, one after the other."""
         return 1 if self.backend == "bls" else 3
 
     @property
     def samples(self) -> int:
-        """Samples of a step on all ranks."""
+        """Returns the samples of a step on all ranks."""
         return self.ranks * self.batch
 
     @property
     def in_flight(self) -> int:
-        """Iterations whose ids and embeddings a rank holds at once."""
+        """Returns the number of iterations whose ids and embeddings a rank holds at once."""
         return self.bound + 1

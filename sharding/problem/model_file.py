@@ -23,14 +23,14 @@ class ModelFileError(ValueError):
 def read_model(path: Path) -> Workload:
     """Returns the tables that a file describes: {"tables": [{"name": "t", "rows": 9, ...}, ...]}.
 
-    The keys are the fields of Table, of which "name", "rows" and "dim" must be there, and
+    The keys are the fields of Table. "name", "rows" and "dim" must be there. There may also be
     - "pooling_factor": mean ids per sample. A table without it has one id a feature; one warning
       names those tables.
-    - "unique_rows": distinct rows that so many samples read in the mean, e.g. {"64": 140}, as
-      `ReuseStatistics` counts them. A table without it has its ids drawn uniformly.
+    - "unique_rows": mean number of distinct rows that so many samples read, e.g. {"64": 140}, as
+      `ReuseStatistics` counts them. Ids of a table without it are taken to be drawn uniformly.
 
     Raises:
-        ModelFileError: it is no such file, or a table is impossible.
+        ModelFileError: the file is no such file, or a table is impossible.
         OSError: it can't be read.
     """
     try:

@@ -30,15 +30,15 @@ ANY_RANKS, ONE_HOST, ALL_RANKS = range(3)
 
 @dataclass(frozen=True)
 class Option:
-    """A way of sharding a table: `shards` equal shards.
+    """A way of sharding a table into `shards` equal shards.
 
     Attributes:
         table: index in the workload.
         sharding_type: one of tables.SHARDING_TYPES.
-        rows: rows of each shard; of the last one possibly fewer.
+        rows: rows of each shard; the last one may have fewer.
         columns: columns of each shard.
-        shards: how many.
-        group: tables of one module and group share exchanges and a lookup op.
+        shards: number of shards.
+        group: name of a group; tables of one module and group share exchanges and a lookup op.
         spread: ANY_RANKS (different ones), ONE_HOST (all its ranks) or ALL_RANKS.
     """
 
@@ -70,31 +70,32 @@ class Option:
 
 @dataclass(frozen=True)
 class Problem:
-    """The search's problem: one option for each table and ranks for its shards.
+    """The search's problem: to choose one option for each table, and ranks for its shards.
 
-    The objective, in microseconds, is that of rating.rate: the `charges` of each pair of a module
-    and a group in use, and the sum over phases of
-
+    The objective, in microseconds, is that of rating.rate. It is the sum of the `charges` of each
+    pair of a module and a group in use, and of a time for each phase,
         shared ** (1 - imbalance) * max(largest, shared) ** imbalance
 
-    with the largest rank's load, and the mean over ranks of what all of them share. A rank's load
-    are the `costs` of its shards and `op_us` of each op that it has shards in; to what is shared a
-    shard adds `shared`, an op `op_us` times the ranks that share a core.
+    `largest` is the load of the rank with most, `shared` is the mean over ranks of what they share.
+    A rank's load is the sum of the `costs` of its shards, and of `op_us` of each op that it has
+    shards in. A shard adds its `shared` to what ranks share. An op adds `op_us` times the ranks
+    that share a core.
 
     Attributes:
         job: what the plan is for.
         tables: tables of the workload.
-        options: those of a table are neighbours, tables in order.
+        options: options of all tables; a table's are neighbours, and tables are in order.
         traffic: traffic of a shard of each option.
         costs: (options, phases), microseconds that a shard adds to its rank.
         shared: (options, phases), microseconds that a shard adds to what all ranks share.
-        imbalance: (phases), 0 where only what is shared counts, 1 where the largest rank does.
+        imbalance: (phases), 0 where only the shared part counts, 1 where only the largest rank
+            does.
         op_us: (ops, phases), microseconds of a lookup op before any shard.
-        option_op: (options), the op of its shards.
-        op_pair: (ops), number of the pair of a module and a group.
+        option_op: (options), the op of the option's shards.
+        op_pair: (ops), number of the op's pair of a module and a group.
         memory: (options), bytes that a shard adds to its rank.
-        charges: (pairs), microseconds of the exchanges of a pair, whatever they carry.
-        fixed_bytes: what every rank keeps whatever the plan.
+        charges: (pairs), microseconds of a pair's exchanges that don't depend on their bytes.
+        fixed_bytes: bytes that every rank keeps under any plan.
     """
 
     job: Job
@@ -114,7 +115,7 @@ class Problem:
     def time(
         self, largest: NDArray[np.float64], shared: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Returns the microseconds of the phases, (..., phases) as both arguments."""
+        """Returns the microseconds of the phases, (..., phases) as both arguments have it."""
         at_least = np.maximum(shared, 0.0)
         times: NDArray[np.float64] = (
             at_least ** (1 - self.imbalance) * np.maximum(largest, at_least) ** self.imbalance
@@ -123,22 +124,22 @@ class Problem:
 
     @cached_property
     def option_table(self) -> NDArray[np.intp]:
-        """Table of each option."""
+        """Returns the table of each option."""
         return np.array([option.table for option in self.options])
 
     @cached_property
     def option_shards(self) -> NDArray[np.intp]:
-        """Number of shards of each option."""
+        """Returns the number of shards of each option."""
         return np.array([option.shards for option in self.options])
 
     @cached_property
     def option_spread(self) -> NDArray[np.intp]:
-        """ANY_RANKS, ONE_HOST or ALL_RANKS of each option."""
+        """Returns ANY_RANKS, ONE_HOST or ALL_RANKS for each option."""
         return np.array([option.spread for option in self.options])
 
     @cached_property
     def collection_widths(self) -> list[list[NDArray[np.bool_]]]:
-        """For each EmbeddingCollection, by width, which options are its column-wise ones.
+        """Returns for each EmbeddingCollection, by width, which options are its column-wise ones.
 
         TorchRec has one width for all column-wise tables of a collection.
         """
@@ -153,7 +154,7 @@ class Problem:
 
     @cached_property
     def first_options(self) -> NDArray[np.intp]:
-        """Index of each table's first option."""
+        """Returns the index of each table's first option."""
         return np.searchsorted(self.option_table, np.arange(len(self.tables)))
 
 
@@ -162,7 +163,7 @@ class NoOptionError(ValueError):
 
 
 def options_of(index: int, table: Table, job: Job) -> list[Option]:
-    """Returns the ways of sharding a table, the one with fewest shards of each type first."""
+    """Returns the ways of sharding a table. Of each type the one with fewest shards comes first."""
     options = []
     types = table.sharding_types
     if TABLE_WISE in types:
@@ -180,7 +181,7 @@ def options_of(index: int, table: Table, job: Job) -> list[Option]:
         (ROW_WISE, job.ranks, ALL_RANKS),
     ):
         rows = -(-table.rows // ranks)
-        # TorchRec's blocks are rounded up: of 5 rows on 4 ranks the last one has none.
+        # TorchRec rounds blocks up: 5 rows on 4 ranks leave the last rank none.
         if sharding_type in types and rows * (ranks - 1) < table.rows:
             options.append(
                 Option(index, sharding_type, rows, table.dim, ranks, sharding_type, spread)
@@ -237,7 +238,7 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
         way_of(job, option.sharding_type, workload.tables[option.table].pooled)
         for option in options
     ]
-    # As if all tables of an op were sharded in this way, and ranks had equally many shards.
+    # Costs as if all tables of an op had this sharding type, and ranks had equally many shards.
     shards_per_rank = np.array([option.shards / job.ranks for option in options])
     phases = phases_of(traffic, ways, Ops(ops, shards_per_rank), job, model, exchanges)
     return Problem(

@@ -22,17 +22,17 @@ _OF_TABLE = ("module", "name", "rows", "dim", "sharding_type", "shards")
 
 
 class PlanFileError(ValueError):
-    """A file does not hold a plan, or not one of these tables."""
+    """A file does not hold a plan, or holds a plan of other tables."""
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """What a file holds.
+    """The content of a plan's file.
 
     Attributes:
         ranks: world size.
-        tables: with the rows and columns that they had when the plan was made; what else a Table
-            says is not in the file.
+        tables: tables with the rows and columns that they had when the plan was made; the file does
+            not have the other fields of a Table.
     """
 
     ranks: int
@@ -98,8 +98,8 @@ def read_plan(path: Path) -> SavedPlan:
     """Reads what `save_plan` wrote.
 
     Raises:
-        PlanFileError: it is no such file, or of another version, or its shards do not make up the
-            tables.
+        PlanFileError: the file is no such file, is of another version, or has shards that do not
+            make up the tables.
         OSError: it can't be read.
     """
     try:
@@ -155,7 +155,7 @@ def _numbers(shard: Any) -> list[Any]:
 
 
 def _check_cover(table: Table, shards: Sequence[PlacedShard]) -> None:
-    """Raises ValueError unless each weight of the table is in just one shard."""
+    """Raises ValueError unless each weight of the table is in exactly one shard."""
     inside = all(
         shard.row_offset + shard.rows <= table.rows
         and shard.column_offset + shard.columns <= table.dim
@@ -163,7 +163,7 @@ def _check_cover(table: Table, shards: Sequence[PlacedShard]) -> None:
     )
     size = sum(shard.rows * shard.columns for shard in shards)
     in_order = sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
-    # All shards of a plan are blocks of rows or of columns, so that neighbours tell of overlaps.
+    # All shards of a plan are blocks of rows or of columns. So neighbours show overlaps.
     apart = all(
         before.row_offset + before.rows <= after.row_offset
         or before.column_offset + before.columns <= after.column_offset

@@ -1,4 +1,4 @@
-"""The tables of a plan that share exchanges, with what each rank looks up and sends for them."""
+"""The tables of a plan that share exchanges, with each rank's lookups and bytes for them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class PlanGroup:
     Args:
         module: path of the module.
         sharding_type: sharding type of the tables.
-        pooled: whether they are of an EmbeddingBagCollection.
+        pooled: whether the tables are an EmbeddingBagCollection's.
         job: what the plan is for.
 
     Attributes:
         module: path of the module.
         sharding_type: sharding type of the tables.
-        way: how their embeddings are exchanged.
+        way: exchange of their embeddings.
         job: what the plan is for.
-        works: what is looked up in one op, by rank, then by bytes of a weight.
+        works: lookups of one op, by rank, then by bytes of a weight.
         ids: (ranks,), bytes of ids and lengths for each rank, from each rank.
         rows: (ranks,), bytes of embeddings by each rank, for each rank.
-        results: (ranks,), how many embeddings these are.
+        results: (ranks,), number of these embeddings.
         held: (ranks,), bytes that each rank holds (ShardTraffic.held_bytes).
         features: number of features of the tables.
     """
@@ -66,10 +66,11 @@ class PlanGroup:
         self.held[rank] += traffic.held_bytes
 
     def slots(self, encoded: Floats | None = None) -> int:
-        """Returns the bytes of the slots of its channels on each rank.
+        """Returns the bytes of the slots of the group's channels on each rank.
 
         Args:
-            encoded: (ranks,), bytes of embeddings as they travel, if not as float32. Gradients do.
+            encoded: (ranks,), bytes of embeddings as they travel; None: as float32, as gradients
+                do.
         """
         rows = self.rows if encoded is None else encoded
         of_ids, of_rows = (slots_bytes(self.job, float(each.max())) for each in (self.ids, rows))
@@ -80,7 +81,7 @@ class PlanGroup:
 def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list[PlanGroup]:
     """Returns the groups of a plan, in the order of their first tables.
 
-    Shards of a table split by rows count as its largest one.
+    Each shard of a table that is split by rows counts like the largest of them.
     """
     groups: dict[tuple[str, str], PlanGroup] = {}
     for placed in plan:
@@ -90,7 +91,7 @@ def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list
         group.features += table.features
         rows = max(shard.rows for shard in placed.shards)
         reuse = workload.reuse_of(table)
-        # Blocks of rows are as wide as each other, and may be as many as there are ranks.
+        # Blocks of rows have one width, and there may be as many blocks as ranks.
         of_width = {
             columns: shard_traffic(table, reuse, job, rows, columns)
             for columns in {shard.columns for shard in placed.shards}
@@ -106,13 +107,14 @@ def memory_of(
     job: Job,
     encoded: Callable[[PlanGroup], Floats] | None = None,
 ) -> list[float]:
-    """Returns the bytes that each rank holds: shards, what is in flight, slots and results.
+    """Returns the bytes that each rank holds: shards, data in flight, slots and results.
 
     Args:
-        plan: where the tables are.
+        plan: places of the tables.
         workload: the tables.
         job: what the plan is for.
-        encoded: of a group the bytes of its embeddings as they travel; float32 by default.
+        encoded: function from a group to the bytes of its embeddings as they travel; float32 by
+            default.
     """
     groups = groups_of(plan, workload, job)
     of_all = sum(result_bytes(table, workload.reuse_of(table), job) for table in workload.tables)

@@ -1,4 +1,4 @@
-"""What shards cost in each phase of a step."""
+"""The cost of shards in each phase of a step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .shard_traffic import ShardTraffic
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step that nobody leaves before the slowest rank has done it (options.Problem).
+    """A part of a step that ends for all ranks when the slowest one has done it (options.Problem).
 
     Attributes:
         costs: (shards), microseconds that a shard adds to its rank.
-        shared: (shards), microseconds that it adds to what all ranks share.
+        shared: (shards), microseconds that a shard adds to the part that all ranks share.
         op_us: (ops), microseconds of a lookup op before any shard.
-        imbalance: 0 where only what is shared counts, 1 where the largest rank does.
+        imbalance: 0 where only the shared part counts, 1 where only the largest rank does.
     """
 
     costs: NDArray[np.float64]
@@ -44,8 +44,8 @@ def phases_of(
 
     Args:
         traffic: traffic of the shards.
-        ways: that their embeddings are exchanged.
-        ops: that they are looked up in.
+        ways: exchange of the embeddings of each shard.
+        ops: op that looks up each shard.
         job: what the plan is for.
         model: model of the lookups.
         exchanges: exchanges of ids and embeddings.
@@ -78,7 +78,7 @@ def phases_of(
             np.asarray(model.marginal_forward(first_of_op)),
             model.lookup_forward,
         ),
-        # Gradients go the same way back: the slowest rank of both exchanges is the same.
+        # Gradients go the same way back. So the slowest rank of both exchanges is the same.
         exchange(
             (shard.rows_per_rank * of_way[way] for shard, way in zip(traffic, ways, strict=True)),
             exchanges.embeddings_imbalance,
@@ -95,7 +95,7 @@ def phases_of(
 
 
 def _together(phases: Sequence[Phase]) -> Phase:
-    """Returns the one phase of ranks that wait only for the one that is slowest in all."""
+    """Returns the one phase of ranks that wait only for the rank with the longest sum."""
     return Phase(
         np.sum([phase.costs for phase in phases], axis=0),
         np.sum([phase.shared for phase in phases], axis=0),

@@ -1,4 +1,4 @@
-"""What a shard makes its rank do in one step: look up, send, receive, hold."""
+"""What a shard makes its rank look up, send, receive and hold in one step."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ LENGTH_BYTES = 4
 ID_WEIGHT_BYTES = 4
 EMBEDDING_BYTES = 4  # the lookups' output is float32
 
-# What a ring holds for each slot beside it (docs/design/channel.md).
+# Bytes that a ring holds beside each slot (docs/design/channel.md).
 _RING_BYTES_PER_SLOT = 192
 
 
@@ -22,11 +22,12 @@ class ShardTraffic:
     """The bytes that a shard moves in one step, and its lookup.
 
     Attributes:
-        lookup: for the cost model.
+        lookup: lookup for the cost model.
         ids_per_rank: bytes of ids and lengths from each rank, the own one included.
-        rows_per_rank: bytes of embeddings for each rank, the own one included; as many of gradients
-            come back when training.
-        held_bytes: weights, optimizer state and what iterations in flight keep, on its rank.
+        rows_per_rank: bytes of embeddings for each rank, the own one included; as many bytes of
+            gradients come back when training.
+        held_bytes: bytes on its rank: weights, optimizer state and the data of iterations in
+            flight.
     """
 
     lookup: LookupWork
@@ -40,8 +41,8 @@ def shard_traffic(
 ) -> ShardTraffic:
     """Returns what a shard of `rows` x `columns` of `table` makes its rank do.
 
-    Ids are taken to spread evenly over the rows of a table that is split by rows. A partial sum of
-    such a table travels as an embedding of its own (docs/design/torchrec-seam.md).
+    Ids are assumed to spread evenly over the rows of a table that is split by rows. A partial sum
+    of such a table travels as an embedding of its own (docs/design/torchrec-seam.md).
     """
     share = rows / table.rows
     ids = reuse.pooling_factor * share
@@ -68,14 +69,14 @@ def shard_traffic(
 
 
 def result_bytes(table: Table, reuse: TableReuse, job: Job) -> float:
-    """Returns the bytes of a table's embeddings of the own samples, which every rank keeps."""
+    """Returns the bytes of a table's embeddings of the own samples. Every rank keeps them."""
     results = table.features if table.pooled else reuse.pooling_factor
     copies = job.in_flight + (1 if job.training else 0)
     return job.batch * results * table.dim * EMBEDDING_BYTES * copies
 
 
 def slots_bytes(job: Job, largest_message: float) -> int:
-    """Returns what the slots of one channel take on each rank; 0 without bounded-lag channels.
+    """Returns the bytes of one channel's slots on each rank; 0 without bounded-lag channels.
 
     Args:
         job: what the plan is for.

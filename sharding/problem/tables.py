@@ -15,13 +15,13 @@ ROW_WISE = "row_wise"
 TABLE_ROW_WISE = "table_row_wise"
 SHARDING_TYPES = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE)
 
-# Narrower column shards read less than a cache line of a row.
+# A narrower column shard reads less than a cache line of a row.
 DEFAULT_MIN_COLUMNS = 16
 
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table and what may be done with it.
+    """An embedding table and the ways in which it may be sharded.
 
     Attributes:
         name: name of the table, unique within its module.
@@ -30,12 +30,12 @@ class Table:
         module: path of the module in the model.
         weight_bytes: bytes of one weight.
         features: number of features that are looked up in it.
-        pooled: whether it is of an EmbeddingBagCollection.
+        pooled: whether it is an EmbeddingBagCollection's.
         weighted: whether ids come with weights.
-        optimizer_bytes_per_row: optimizer state of a row whatever its columns.
-        optimizer_bytes_per_weight: optimizer state of one weight.
-        sharding_types: that the sharder and the constraints leave.
-        min_columns: of a column-wise shard.
+        optimizer_bytes_per_row: bytes of optimizer state of a row, whatever its columns.
+        optimizer_bytes_per_weight: bytes of optimizer state of one weight.
+        sharding_types: sharding types that the sharder and the constraints allow.
+        min_columns: least number of columns of a column-wise shard.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Table:
     min_columns: int = DEFAULT_MIN_COLUMNS
 
     def __post_init__(self) -> None:
-        """Raises ValueError for values that no table can have."""
+        """Raises ValueError for values that are impossible."""
         for what in ("rows", "dim", "weight_bytes", "features", "min_columns"):
             if getattr(self, what) < 1:
                 raise ValueError(f"table '{self.name}': {what} is {getattr(self, what)}")
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def path(self) -> str:
-        """Path of the table in the model."""
+        """Returns the path of the table in the model."""
         return f"{self.module}.{self.name}" if self.module else self.name
 
     def weights_bytes(self, rows: int, columns: int) -> int:
@@ -79,7 +79,7 @@ class PlacedShard:
     """A block of a table on a rank.
 
     Attributes:
-        rank: that holds it.
+        rank: rank that holds the block.
         rows: number of rows.
         columns: number of columns.
         row_offset: first row.
@@ -104,7 +104,7 @@ class PlacedTable:
 
 @dataclass(frozen=True)
 class UniformReuse:
-    """What is assumed of a table without statistics: `pooling_factor` ids, drawn uniformly."""
+    """The assumed statistics of a table without any: `pooling_factor` ids, drawn uniformly."""
 
     rows: int
     pooling_factor: float = 1.0
@@ -119,18 +119,19 @@ class UniformReuse:
 
 @dataclass(frozen=True)
 class Workload:
-    """The tables of a model with the statistics of each.
+    """The tables of a model, and the statistics of each.
 
     Attributes:
         tables: tables of the model.
-        reuse: by path of the table; the pooling factor counts the ids of all its features.
+        reuse: statistics by the table's path; the pooling factor counts the ids of all its
+            features.
     """
 
     tables: Sequence[Table]
     reuse: Mapping[str, TableReuse] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for no tables, for two of one name, for impossible statistics."""
+        """Raises ValueError for no tables, two tables of one name, or impossible statistics."""
         if not self.tables:
             raise ValueError("there are no tables to plan for")
         names = [(table.module, table.name) for table in self.tables]
@@ -143,5 +144,5 @@ class Workload:
                 raise ValueError(f"table '{table.name}': its pooling factor is {factor}")
 
     def reuse_of(self, table: Table) -> TableReuse:
-        """Returns the statistics of `table`, those of UniformReuse where there are none."""
+        """Returns the statistics of `table`, or UniformReuse where there are none."""
         return self.reuse.get(table.path) or UniformReuse(table.rows)

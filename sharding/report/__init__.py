@@ -1,1 +1,1 @@
-"""What a plan is predicted to take, told as text, HTML and figures."""
+"""A plan's prediction as text, HTML and figures."""

@@ -1,4 +1,4 @@
-"""A plan's report as a figure; needs the extra "plot" (matplotlib)."""
+"""A plan's report as a figure. It needs the extra "plot" (matplotlib)."""
 
 from pathlib import Path
 

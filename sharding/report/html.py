@@ -1,4 +1,4 @@
-"""A plan's report as one HTML page without anything from elsewhere."""
+"""A plan's report as one HTML page that loads nothing from elsewhere."""
 
 from html import escape
 

@@ -1,4 +1,4 @@
-"""What is to be said of a plan: predictions, decisions with their reasons, and a measurement."""
+"""A plan's report: predictions, decisions with their reasons, and a measurement."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SCOPE = "lookups and exchanges alone; permuting ids, autograd, Python and dense 
 
 @dataclass(frozen=True)
 class Decision:
-    """How a table is sharded, and why.
+    """How and why a table is sharded.
 
     Attributes:
-        table: its name.
+        table: name of the table.
         module: path of its module.
         rows: number of rows.
         dim: number of columns.
-        choice: the option in words.
-        ranks: ranks of its shards.
-        reason: in words.
-        runner_up: the next best option in words, with its ranks free and all else as it is; None
-            where there is none.
-        runner_up_us: microseconds that it would add to the step.
+        choice: option in words.
+        ranks: ranks of the shards.
+        reason: reason in words.
+        runner_up: next best option in words, with its ranks free and the rest of the plan
+            unchanged; None where there is none.
+        runner_up_us: microseconds that the runner-up would add to the step.
     """
 
     table: str
@@ -58,12 +58,12 @@ class PlanReport:
     Attributes:
         job: what the plan is for.
         rating: the prediction.
-        objective_us: what the search minimised, microseconds.
-        lower_bound_us: no plan's objective is below it.
-        decisions: one a table.
-        measured_us: measured microseconds by name: "step" or a phase; empty without a measurement.
+        objective_us: microseconds that the search minimised.
+        lower_bound_us: microseconds that no plan's objective is below.
+        decisions: one decision a table.
+        measured_us: measured microseconds by name, "step" or a phase; empty without a measurement.
         choice: how the plan was chosen, if steps were simulated.
-        caveat: what is to be known of the costs; empty for calibrated ones.
+        caveat: warning about the costs; empty for calibrated ones.
     """
 
     job: Job
@@ -77,17 +77,17 @@ class PlanReport:
 
     @property
     def simulated(self) -> str:
-        """What was simulated, in words; nothing if nothing was."""
+        """Returns in words what was simulated; empty if nothing was."""
         return "" if self.choice is None else self.choice.text
 
     @property
     def gap(self) -> float:
-        """How far, at most, the plan's objective is above the best one's: 0.02 is 2 %."""
+        """Returns how far at most the plan's objective is above the best one: 0.02 is 2 %."""
         return self.objective_us / self.lower_bound_us - 1 if self.lower_bound_us > 0 else 0.0
 
     @property
     def aside(self) -> str:
-        """Why the search's time for the plan is not the predicted one, in words; else nothing."""
+        """Returns why the search's time for the plan differs from the predicted one, or nothing."""
         predicted = self.rating.step.microseconds
         if math.isclose(self.objective_us, predicted, rel_tol=1e-3):
             return ""
@@ -100,7 +100,7 @@ class PlanReport:
         """Returns this report with measured microseconds of the "step" and of phases.
 
         Raises:
-            ValueError: a name that is neither, or no positive time.
+            ValueError: a name is neither, or a time is not positive.
         """
         for name, time in measured_us.items():
             if name != "step" and name not in self.rating.phases:
@@ -111,7 +111,7 @@ class PlanReport:
         return replace(self, measured_us=dict(measured_us))
 
     def compared(self) -> list[tuple[str, Estimate, float]]:
-        """Returns name, prediction and measured microseconds of what was measured."""
+        """Returns name, prediction and measured microseconds of each measurement."""
         predicted = {**self.rating.phases, "step": self.rating.step}
         return [(name, predicted[name], time) for name, time in self.measured_us.items()]
 
@@ -167,14 +167,14 @@ def make_report(
     choice: PlanChoice | None = None,
     caveat: str = "",
 ) -> PlanReport:
-    """Returns the report of a plan that was found.
+    """Returns the report of a plan that the search found.
 
     Args:
         workload: the tables.
         found: outcome of the search.
-        model: costs that it was found with.
-        choice: how it was chosen, if steps were simulated.
-        caveat: what is to be known of the costs.
+        model: costs that the search used.
+        choice: how the plan was chosen, if steps were simulated.
+        caveat: warning about the costs.
     """
     problem = found.placement.problem
     return PlanReport(
@@ -201,7 +201,7 @@ def in_words(option: Option) -> str:
 
 
 def _decisions(found: Placement) -> list[Decision]:
-    """Tries every option of each table in place of the chosen one, all else as it is."""
+    """Tries every option of each table in place of the chosen one, with the rest unchanged."""
     problem, placement = found.problem, found.copy()
     ends = np.append(problem.first_options, len(problem.options))
     decisions = []
@@ -237,7 +237,8 @@ def _decisions(found: Placement) -> list[Decision]:
 
 
 def _possible(placement: Placement, options: Iterable[int]) -> list[int]:
-    """Returns the options that the rest of the plan leaves a table: one width in a collection."""
+    """Returns the options of a table that the rest of the plan allows: one width in a
+    collection."""
     every = placement.problem.options
     taken = {every[option].group for option in placement.option if option >= 0}
     widths = {group for group in taken if "/" in group}

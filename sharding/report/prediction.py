@@ -1,4 +1,4 @@
-"""What a plan is predicted to take, rank by rank, whoever made it."""
+"""The prediction of a plan, rank by rank, whoever made the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ZERO = Estimate(0.0, 0.0, 0.0)
 
 
 def total(estimates: Iterable[Estimate]) -> Estimate:
-    """Returns the sum, with the ends of the intervals added up: errors may all go one way."""
+    """Returns the sum. The ends of the intervals add up, since all errors may go one way."""
     each = list(estimates)
     return Estimate(
         sum(one.microseconds for one in each),
@@ -30,7 +30,8 @@ def total(estimates: Iterable[Estimate]) -> Estimate:
 
 
 def crowded(estimates: Sequence[Estimate], job: Job) -> Estimate:
-    """Returns when all ranks are done: the slowest one, or all of them on the cores they share."""
+    """Returns the time until all ranks are done: the slowest rank, or all on the cores they
+    share."""
     on_cores = _mean(estimates, job.ranks_per_core)
     return max(*estimates, on_cores, key=lambda one: one.microseconds)
 
@@ -45,14 +46,15 @@ class RankRating:
     """One rank in one step.
 
     Attributes:
-        forward: its lookups.
-        backward: their backward; nothing without training.
-        ids: the exchange of the ids of its shards, if all ranks had as many.
-        embeddings: that of its shards' embeddings, likewise, and of gradients when training.
-        shard_bytes: weights, optimizer state and what iterations in flight keep.
+        forward: time of its lookups.
+        backward: time of their backward; nothing without training.
+        ids: time of exchanging the ids of its shards, if all ranks had as many.
+        embeddings: time of exchanging its shards' embeddings, if all ranks had as many; gradients
+            are included when training.
+        shard_bytes: bytes of weights, optimizer state and the data of iterations in flight.
         slot_bytes: bytes of its bounded-lag channels.
         result_bytes: bytes of the embeddings of its own samples.
-        shards: that it holds.
+        shards: number of shards that it holds.
     """
 
     forward: Estimate
@@ -66,22 +68,22 @@ class RankRating:
 
     @property
     def compute(self) -> Estimate:
-        """Forward and backward."""
+        """Returns the time of forward and backward."""
         return total([self.forward, self.backward])
 
     @property
     def communication(self) -> Estimate:
-        """All exchanges."""
+        """Returns the time of all exchanges."""
         return total([self.ids, self.embeddings])
 
     @property
     def step(self) -> Estimate:
-        """All of it."""
+        """Returns the time of compute and communication."""
         return total([self.compute, self.communication])
 
     @property
     def memory_bytes(self) -> float:
-        """All memory."""
+        """Returns the bytes of all memory."""
         return self.shard_bytes + self.slot_bytes + self.result_bytes
 
 
@@ -90,11 +92,11 @@ class Rating:
     """A plan's prediction.
 
     Attributes:
-        ranks: each one's.
-        step: from one step's start to the next one's. At bound 0 every phase takes as long as on
-            its slowest rank, or as all ranks on the cores they share; above it the step as long as
-            the slowest rank's sum, or the mean one where those cores decide.
-        phases: the step's parts by name.
+        ranks: rating of each rank.
+        step: time from one step's start to the next one's. At bound 0 it is a sum over phases: each
+            takes as long as on its slowest rank, or as all ranks on the cores they share. Above
+            bound 0 it is the slowest rank's sum, or the mean sum where those cores decide.
+        phases: parts of the step by name.
     """
 
     ranks: Sequence[RankRating]
@@ -103,10 +105,10 @@ class Rating:
 
 
 def rate(plan: Iterable[PlacedTable], workload: Workload, job: Job, model: CostModel) -> Rating:
-    """Returns what `plan` is predicted to take: what the search minimises (options.Problem).
+    """Returns the prediction of `plan`, which is what the search minimises (options.Problem).
 
-    The tables of a module that are sharded in the same way share exchanges, and those with weights
-    of one precision a lookup.
+    The tables of a module that are sharded in the same way share exchanges. If their weights also
+    have the same precision, they share a lookup.
     """
     each = groups_of(plan, workload, job)
     exchanges = _Exchanges(each, workload, job, model)
@@ -133,7 +135,7 @@ def rate(plan: Iterable[PlacedTable], workload: Workload, job: Job, model: CostM
 
 
 def _phases(ranks: Sequence[RankRating], exchanges: _Exchanges, job: Job) -> dict[str, Estimate]:
-    """Returns the phases of ranks that wait for the slowest of each."""
+    """Returns the phases of ranks that wait in each phase for the slowest one."""
     ids, embeddings = exchanges.together()
     phases = {
         "ids": ids,
@@ -146,7 +148,7 @@ def _phases(ranks: Sequence[RankRating], exchanges: _Exchanges, job: Job) -> dic
 
 
 def _lagging_phases(ranks: Sequence[RankRating], job: Job) -> dict[str, Estimate]:
-    """Returns the phases of the slowest rank, or the mean ones where cores decide."""
+    """Returns the phases of the slowest rank, or the mean phases where cores decide."""
     slowest = max(ranks, key=lambda rank: rank.step.microseconds)
     alone = {"ids": slowest.ids, "forward": slowest.forward, "embeddings": slowest.embeddings}
     together = {
@@ -158,7 +160,7 @@ def _lagging_phases(ranks: Sequence[RankRating], job: Job) -> dict[str, Estimate
 
 
 class _Exchanges:
-    """The exchanges of all groups, of which those of a phase start together."""
+    """The exchanges of all groups. Those of a phase start together."""
 
     def __init__(
         self, groups: Sequence[PlanGroup], workload: Workload, job: Job, model: CostModel
@@ -197,7 +199,7 @@ class _Exchanges:
         return [number for number, other in enumerate(self._ways) if other == way]
 
     def _one(self, collectives: Sequence[Collective], for_each: NDArray[np.float64]) -> Estimate:
-        """Returns what the model says of one group, where groups have as many bytes each."""
+        """Returns the model's time of one group, if all groups have as many bytes."""
         mean = for_each.mean(axis=0)
         if self._job.ranks == 1:
             return ZERO
@@ -213,6 +215,6 @@ class _Exchanges:
 
 
 def _as_sure_as(time: float, one: Estimate) -> Estimate:
-    """Returns the time with the interval of an estimate, in proportion."""
+    """Returns the time, with the interval of an estimate in proportion."""
     scale = time / one.microseconds if one.microseconds > 0 else 1.0
     return Estimate(time, one.low * scale, one.high * scale)

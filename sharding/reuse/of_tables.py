@@ -1,4 +1,4 @@
-"""Which of a user's reuse statistics are a table's."""
+"""Finds the statistics of each table among a user's reuse statistics."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from ..cost_interface import TableReuse
 
 @dataclass(frozen=True)
 class TableNames:
-    """The names by which a table can be called.
+    """The names that a table can be called by.
 
     Attributes:
         module: path of its module in the model.
@@ -24,7 +24,8 @@ class TableNames:
 
 @dataclass(frozen=True)
 class JointReuse:
-    """The features of one table, counted apart: rows that several read count several times."""
+    """The features of one table, counted apart: a row that several features read counts for
+    each."""
 
     features: Sequence[TableReuse]
 
@@ -41,10 +42,10 @@ class JointReuse:
 def find_reuse(
     tables: Sequence[TableNames], reuse: Mapping[str, TableReuse]
 ) -> tuple[list[TableReuse | None], list[str]]:
-    """Returns the statistics of each table, None if there are none, and keys that are no table's.
+    """Returns the statistics of each table, or None, and the keys that belong to no table.
 
-    A key is a table's path ("module.table"), the name of just one table, or a feature's name; a
-    table has statistics by features only if all of its features have some.
+    A key is a table's path ("module.table"), the name of exactly one table, or a feature's name. A
+    table has statistics by features only if each of its features has some.
     """
     times = Counter(table.name for table in tables)
     found: list[TableReuse | None] = []

@@ -1,4 +1,4 @@
-"""How a table's rows recur in a batch, from sample batches."""
+"""How often a table's rows recur in a batch, counted in sample batches."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ REUSE_BINS = 17
 
 
 def bin_edges() -> tuple[Floats, Floats]:
-    """Ends of the bins, (17,) float64 each: counts are in (low, high], the last high infinite."""
+    """Returns both ends of the bins, (17,) float64 each: counts are in (low, high], the last is
+    inf."""
     high = np.append(2.0 ** np.arange(REUSE_BINS - 1), np.inf)
     low = np.concatenate([[0.0], high[:-1]])
     return low, high
 
 
 def row_counts(ids: Integers) -> Integers:
-    """How often each row that occurs in `ids` occurs, (unique rows,) int64."""
+    """Returns how often each row that occurs in `ids` occurs, (unique rows,) int64."""
     return np.unique(ids, return_counts=True)[1].astype(np.int64)
 
 
 def reuse_factors(counts: Integers, *, by: str = "rows") -> Floats:
-    """The 17-bin histogram of how often rows are read in a batch (performance paper, sec. IV-C).
+    """Returns the 17-bin histogram of how often rows are read in a batch (performance paper, IV-C).
 
-    Bin 0 holds rows that are read once, bin i those read more than 2 ** (i - 1) and up to 2 ** i
-    times, the last bin all above 2 ** 15: the bins of dlrm_datasets, closed on the right. There
-    are two conventions of what a bin counts, and the paper's is the default:
-
+    Bin 0 holds rows that are read once. Bin i holds rows that are read more than 2 ** (i - 1) and
+    up to 2 ** i times. The last bin holds all above 2 ** 15. These are the bins of dlrm_datasets,
+    closed on the right. There are two conventions of what a bin counts. The paper's is the default:
     - "rows": the share of the rows that occur (the paper's RF, dlrm_datasets' "histogram of col
       sizes").
     - "lookups": the share of the lookups that go to such rows (dlrm_datasets' "ratio of index
@@ -51,7 +51,7 @@ def reuse_factors(counts: Integers, *, by: str = "rows") -> Floats:
         (17,) float64 that sums to 1, or all 0 without any rows.
 
     Raises:
-        ValueError: another convention, or a count below 1.
+        ValueError: `by` is another convention, or a count is below 1.
     """
     if by not in ("rows", "lookups"):
         raise ValueError(f"reuse factors are by 'rows' or by 'lookups', not by {by!r}")
@@ -68,13 +68,13 @@ def reuse_factors(counts: Integers, *, by: str = "rows") -> Floats:
 
 @dataclass(frozen=True)
 class TableStatistics:
-    """How one table's rows recur.
+    """How often one table's rows recur.
 
     Attributes:
         pooling_factor: mean ids per sample.
-        sample_sizes: (n,) float64, ascending: batch sizes that were looked at.
-        unique_at: (n,) float64: the mean number of distinct rows in batches of these sizes.
-        reuse_factors: (17,) float64, by rows, of the largest of these sizes.
+        sample_sizes: (n,) float64, batch sizes that were counted, ascending.
+        unique_at: (n,) float64, mean number of distinct rows in batches of these sizes.
+        reuse_factors: (17,) float64, reuse factors by rows, for the largest of these sizes.
         rows: rows of the table if known, the limit of `unique_rows`.
     """
 
@@ -85,12 +85,12 @@ class TableStatistics:
     rows: int | None = None
 
     def unique_rows(self, samples: float) -> float:
-        """Distinct rows that a batch of `samples` reads.
+        """Returns the distinct rows that a batch of `samples` reads.
 
-        Between the sizes that were looked at it is interpolated on logarithmic axes (Heaps' law).
-        Below them the way is from one sample, whose ids all differ: a part of a batch recurs less
-        than the whole. Beyond them it goes on with the last slope, but never above the lookups or
-        the table's rows.
+        Between the counted sizes the number is interpolated on logarithmic axes (Heaps' law). Below
+        them the interpolation begins at one sample, whose ids all differ: rows recur less in a part
+        of a batch than in the whole. Beyond them the last slope goes on. The number is never above
+        the lookups or the table's rows.
         """
         if samples <= 0 or self.pooling_factor <= 0:
             return 0.0
@@ -125,18 +125,19 @@ class ReuseStatistics(dict[str, TableStatistics]):
     ) -> ReuseStatistics:
         """Counts the rows in sample batches.
 
-        The batches are taken as one long run of samples, in order. `unique_rows` is learned at
-        sizes that double, from the mean over as many disjoint stretches of that size as there are,
-        at most 8.
+        The batches count as one long run of samples, in order. `unique_rows` is counted at sizes
+        that double. Each count is the mean over disjoint parts of that size, as many as there are,
+        but at most 8.
 
         Args:
             batches: ids by feature, at least one sample in all.
-            tables: feature to table; several features may share one, whose ids are then counted
-                together and whose pooling factors add up. By default each feature is a table.
+            tables: table of each feature; several features may share one. Then their ids are
+                counted together and their pooling factors add up. By default each feature is a
+                table.
             rows: rows of each table, as a limit, where known.
 
         Raises:
-            ValueError: no samples, or batches with different features.
+            ValueError: there are no samples, or batches have different features.
         """
         features: list[str] | None = None
         lengths: list[list[Integers]] = []
@@ -169,7 +170,7 @@ class ReuseStatistics(dict[str, TableStatistics]):
 def table_statistics(
     lengths: Sequence[Integers], ids: Sequence[Integers], rows: int | None = None
 ) -> TableStatistics:
-    """Statistics of one table from the features that read it.
+    """Returns the statistics of one table from the features that read it.
 
     Args:
         lengths: ids per sample, (samples,) int64 for each feature.

@@ -1,4 +1,4 @@
-"""A first plan: options for all tables, then the largest shards first to where they add least."""
+"""A first plan: options for all tables, then places for shards, largest first, at least cost."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +12,19 @@ def choose_options(
 ) -> NDArray[np.intp]:
     """Returns for every table the cheapest option whose single shard is no larger than `most`.
 
-    Where a table has none, the one with the smallest shards.
+    A table without such an option gets the one with the smallest shards.
 
     Args:
         problem: what is planned.
-        allowed: (options), of which every table has one.
-        most: microseconds.
+        allowed: (options), whether each may be used; every table has one.
+        most: largest time of a shard, microseconds.
         price: microseconds that a byte of memory counts for.
     """
     first = problem.first_options
     shards = problem.option_shards
     shard = problem.costs @ problem.imbalance + price * problem.memory
     work = problem.shared.sum(axis=1) + price * problem.memory
-    # Too large shards by far behind all others, the least large of them first.
+    # Shards that are too large come far behind all others, the smallest of them first.
     too_large = np.maximum(shard - most, 0.0)
     key = np.where(allowed, shards * work + 1e6 * too_large, np.inf)
     ends = np.append(first[1:], len(key))
@@ -32,8 +32,8 @@ def choose_options(
 
 
 def at_best(problem: Problem, chosen: NDArray[np.intp]) -> float:
-    """Returns the microseconds of a plan of the chosen options whose ranks are as even as can be,
-    constants of ops and charges apart."""
+    """Returns the microseconds of a plan of the chosen options if the ranks are as even as
+    possible, without constants of ops and charges."""
     shards, costs = problem.option_shards[chosen], problem.costs[chosen]
     even = shards @ costs / problem.job.ranks
     shared = shards @ problem.shared[chosen] / problem.job.ranks
@@ -46,18 +46,18 @@ def place(
     capacity: NDArray[np.float64],
     price: float,
 ) -> tuple[Placement, list[int]]:
-    """Places the chosen options, and returns the tables for which there was no memory as well."""
+    """Places the chosen options. Returns the tables that the memory had no room for, as well."""
     shards = problem.option_shards[chosen]
     # No phase can be faster than its largest shard, whatever the mean.
     mean = shards @ problem.shared[chosen] / problem.job.ranks
     scale = np.maximum(np.maximum(mean, problem.costs[chosen].max(axis=0)), 1e-9)
     placement = Placement(problem, capacity, scale)
     spread = problem.option_spread[chosen]
-    # By what they take of a rank in each phase: a phase that is short is as hard to balance.
+    # The order is by the share of a rank in each phase: a short phase is as hard to balance.
     size = problem.costs[chosen] / scale @ problem.imbalance
     size += price * problem.memory[chosen] / scale.sum()
     left_over = []
-    # What has no choice of ranks goes first.
+    # Shards without a choice of ranks go first.
     for table in np.lexsort((-size, spread == ANY_RANKS)):
         option = int(chosen[table])
         ranks, _ = placement.best_ranks(option)

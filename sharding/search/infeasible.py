@@ -11,11 +11,11 @@ class InfeasiblePlanError(Exception):
     """No plan fits into the memory.
 
     Args:
-        constraint: what binds.
-        needed: bytes.
-        available: bytes.
-        cure: what can be done.
-        proven: False where a search that is not exhaustive found none.
+        constraint: constraint that binds.
+        needed: bytes that are needed.
+        available: bytes that there are.
+        cure: what can be done about it.
+        proven: False if a search that is not exhaustive found none.
 
     Attributes:
         short_by: bytes that are missing.
@@ -47,7 +47,7 @@ def fits_somewhere(problem: Problem, capacity: NDArray[np.float64]) -> NDArray[n
 
 
 def _room(problem: Problem, free: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns what a shard of each option can have at most, (options) bytes, of (ranks) bytes."""
+    """Returns the most that a shard of each option can have, (options) bytes, of (ranks) bytes."""
     descending = np.sort(free)[::-1]
     return np.select(
         [problem.option_spread == ANY_RANKS, problem.option_spread == ONE_HOST],
@@ -60,7 +60,7 @@ def _room(problem: Problem, free: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _binding(option: Option) -> str:
-    """Returns whose memory decides on whether an option fits."""
+    """Returns whose memory decides whether an option fits."""
     if option.spread == ONE_HOST:
         return "the smallest rank of the best host"
     if option.spread == ALL_RANKS:
@@ -75,7 +75,7 @@ def _beside(reserved: float) -> str:
 def explain(
     problem: Problem, capacity: NDArray[np.float64], reserved: float
 ) -> InfeasiblePlanError:
-    """Returns the error that names what binds where no set of options can fit.
+    """Returns the error that names the binding constraint where no set of options can fit.
 
     Args:
         problem: what is planned.
@@ -92,7 +92,7 @@ def explain(
         )
     first = problem.first_options
     lacking = problem.memory - _room(problem, capacity)
-    # Of the table that lacks most, the option that lacks least.
+    # The table that lacks most, and its option that lacks least.
     table = int(np.argmax(np.minimum.reduceat(lacking, first)))
     option = int(np.argmin(np.where(problem.option_table == table, lacking, np.inf)))
     if lacking[option] > 0:
@@ -118,9 +118,9 @@ def explain_packing(
     """Returns the error to raise when no first plan has room for all tables.
 
     Args:
-        placement: the first plan with the fewest tables left over.
-        left_over: the options that those had.
-        tried: how many first plans there were.
+        placement: first plan with the fewest tables left over.
+        left_over: options of these tables.
+        tried: number of first plans.
         reserved: bytes of each rank that are not for shards.
     """
     problem = placement.problem
@@ -139,7 +139,7 @@ def explain_packing(
 
 
 def least_memory(problem: Problem, allowed: NDArray[np.bool_]) -> tuple[float, NDArray[np.bool_]]:
-    """Returns the least bytes that all tables take, and the options with the widths of that.
+    """Returns the least bytes that all tables take, and the options with the widths of that plan.
 
     Each EmbeddingCollection has one width.
     """
@@ -158,13 +158,13 @@ def least_memory(problem: Problem, allowed: NDArray[np.bool_]) -> tuple[float, N
 def _nearest_common(
     problem: Problem, widths: list[NDArray[np.bool_]], lacking: NDArray[np.float64]
 ) -> int:
-    """Returns the option that lacks most at the width of a collection at which that is least."""
+    """Returns the option that lacks most, at the width of a collection that makes this least."""
     others = ~np.any(widths, axis=0)
     worst = []
     for width in widths:
         of_options = np.where(others | width, lacking, np.inf)
         least = np.minimum.reduceat(of_options, problem.first_options)
-        # A table that has this width not at all can't be what comes nearest.
+        # A table without any option of this width can't be the nearest one.
         table = int(np.argmax(least))
         mine = (problem.option_table == table) & (others | width)
         worst.append((float(least[table]), int(np.argmin(np.where(mine, lacking, np.inf)))))

@@ -10,31 +10,31 @@ from numpy.typing import NDArray
 from ..problem.options import ANY_RANKS, ONE_HOST
 from .placement import Placement, choose_ranks
 
-# Of so many shards and more only exchanges with the ranks that have least to do are looked at.
+# With at least so many shards the search tries only exchanges with the least loaded ranks.
 _MANY_SHARDS = 1000
 _PARTNERS = 32
-# First many ranks near the slowest one count, then ever more it alone.
+# At first many ranks near the slowest one count; later more and more only the slowest.
 _SQUARINGS = (4, 5, 6)
 _STEPS = 1500
 _POLISHES = 3
-# Ranks that are tried, the slowest first, before the search gives up: for exchanges, and then,
-# which takes forty times as long, for other options of all that is on a rank.
+# Numbers of ranks that are tried, slowest first, before the search gives up. One is for exchanges,
+# one for other options of everything on a rank, which takes forty times as long.
 _PATIENCE, _PATIENCE_FOR_OPTIONS = 20, 2
 
 
 def improve(placement: Placement, allowed: NDArray[np.bool_], goal: float) -> Placement:
-    """Returns the best plan met on a way of steps that each lower the penalty.
+    """Returns the best plan on a path of steps that each lower the penalty.
 
     Args:
-        placement: a whole plan; changed.
-        allowed: (options), those that may be used.
+        placement: complete plan, which the search changes.
+        allowed: (options), whether each may be used.
         goal: microseconds at which to stop.
     """
     best = placement.copy()
     for squarings in _SQUARINGS:
         placement = best.copy()
         placement.squarings = squarings
-        # A phase is to count for what it takes: its slowest rank, which may be far above the mean.
+        # A phase must count for what it takes: its slowest rank, which may be far above the mean.
         placement.rescale()
         for _ in range(_STEPS):
             if best.cost <= goal or not _step(placement, allowed):
@@ -46,7 +46,7 @@ def improve(placement: Placement, allowed: NDArray[np.bool_], goal: float) -> Pl
 
 
 def polish(placement: Placement, allowed: NDArray[np.bool_]) -> None:
-    """Gives tables other options, or ranks, as long as that lowers what a plan costs in all."""
+    """Gives tables other options, or ranks, as long as that lowers a plan's cost."""
     ends = np.append(placement.problem.first_options, len(placement.problem.options))
     for _ in range(_POLISHES):
         before = placement.cost
@@ -96,7 +96,7 @@ class _Shards:
     table: NDArray[np.intp]
     rank: NDArray[np.intp]
     option: NDArray[np.intp]
-    index: NDArray[np.intp]  # of the shard within its table
+    index: NDArray[np.intp]  # number of the shard within its table
 
     @staticmethod
     def of(placement: Placement) -> _Shards:
@@ -111,7 +111,7 @@ class _Shards:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """Shard `mine` goes to `rank`, and shard `theirs`, unless it is -1, comes back for it."""
+    """Shard `mine` goes to `rank`; shard `theirs` comes back for it, unless `theirs` is -1."""
 
     gain: float
     mine: int = -1
@@ -134,7 +134,7 @@ def _best_exchange(
     is_partner[partners] = True
     theirs = np.flatnonzero(is_partner[shards.rank])
 
-    # One column for every partner, for a shard that goes there alone, then one for every exchange.
+    # One column for each partner if the shard goes there alone, then one for each exchange.
     to = np.concatenate([partners, shards.rank[theirs]])
     back_cost = np.zeros((len(problem.imbalance), len(to)))
     back_cost[:, len(partners) :] = problem.costs[shards.option[theirs]].T
@@ -192,7 +192,7 @@ def _best_option(
 ) -> _Replacement:
     """Returns the best new option, or new ranks, of one of `tables`."""
     problem = placement.problem
-    # What the ranks have without the table, one row a table.
+    # Loads of the ranks without the table, one row a table.
     loads = np.repeat(placement.loads[:, None, :], len(tables), axis=1)
     memory = np.repeat(placement.memory[None, :], len(tables), axis=0)
     for row, table in enumerate(tables):
@@ -218,7 +218,7 @@ def _best_option(
 def _least_added(
     placement: Placement, options: NDArray[np.intp], added: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns what each option adds to the penalty on its best ranks; `added` is per rank."""
+    """Returns what each option adds to the penalty on its best ranks. `added` is for each rank."""
     problem = placement.problem
     spread = problem.option_spread[options]
     on_cheapest = np.cumsum(np.sort(added, axis=1), axis=1)

@@ -1,4 +1,4 @@
-"""A time below which no plan of a problem can be (proof: docs/design/planner.md)."""
+"""A time that no plan of a problem is below (proof: docs/design/planner.md)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,19 +10,20 @@ from .infeasible import fits_somewhere
 def lower_bound(
     problem: Problem, allowed: NDArray[np.bool_], capacity: NDArray[np.float64]
 ) -> float:
-    """Returns a bound on the sum over phases, in microseconds, constants of ops and charges apart.
+    """Returns a bound on the sum over phases, microseconds, without constants of ops and charges.
 
-    An option can be part of a plan that takes T only if a step with its shard alone on a rank, and
-    what the others share at least, takes at most T. The bound is the least T for which such options
-    can share costs of T x ranks in all, within the sum of `capacity` (a Lagrangian relaxation).
+    Take an option's shard alone on a rank, with the least that the others share. If such a step
+    takes longer than T, the option is in no plan that takes T. The bound is the least T for which
+    the remaining options can share costs of T x ranks in all, within the sum of `capacity` (a
+    Lagrangian relaxation).
 
     Args:
         problem: what is planned.
-        allowed: (options), those that may be used.
+        allowed: (options), whether each may be used.
         capacity: (ranks), bytes.
 
     Returns:
-        The bound; infinity where no plan fits into the memory, or a table has no option.
+        The bound. It is infinity where no plan fits into the memory, or a table has no option.
     """
     ranks = problem.job.ranks
     shards = problem.option_shards
@@ -44,7 +45,7 @@ def lower_bound(
     at_most = relaxed(high)
     if at_most >= high:
         return at_most
-    # relaxed falls as its limit grows: the bound is where it meets the limit.
+    # relaxed falls as its limit grows. The bound is where it meets the limit.
     low = at_most
     for _ in range(40):
         middle = (low + high) / 2
@@ -61,7 +62,7 @@ def _cheapest_within(
     total: float,
     first: NDArray[np.intp],
 ) -> float:
-    """Returns a bound on the least sum of costs of one option a table with memory below `total`."""
+    """Returns a bound on the least sum of costs, one option a table, with memory below `total`."""
     least_memory = least_of_tables(np.where(np.isfinite(costs), memory, np.inf), first)
     if least_memory > total:
         return float(np.inf)
@@ -70,7 +71,7 @@ def _cheapest_within(
 
 
 def least_of_tables(costs: NDArray[np.float64], first: NDArray[np.intp]) -> float:
-    """Returns the sum over tables of the least of their options' costs, (options)."""
+    """Returns the sum over tables of the least cost of their options, (options)."""
     return float(np.minimum.reduceat(costs, first).sum())
 
 
@@ -80,11 +81,11 @@ def price_of_memory(
     total: float,
     first: NDArray[np.intp],
 ) -> float:
-    """Returns a price of a byte at which the cheapest options need no more than `total`: of all
-    such prices, the one with the largest bound on their costs."""
+    """Returns a price of a byte at which the cheapest options need at most `total`. Of all such
+    prices it is the one with the largest bound on their costs."""
 
     def dual(price: float) -> tuple[float, float]:
-        """Returns the value at a price of memory, and the memory of the options it takes."""
+        """Returns the value at a price of memory, and the memory of the cheapest options."""
         priced = costs + price * memory
         least = np.minimum.reduceat(priced, first)
         taken = priced == np.repeat(least, np.diff(np.append(first, len(costs))))
@@ -94,7 +95,7 @@ def price_of_memory(
     best, used = dual(0.0)
     if used <= total or not np.isfinite(best):
         return 0.0
-    # The dual is concave: it rises as long as the options at a price need more than there is.
+    # The dual is concave. It rises as long as the cheapest options need more than there is.
     low, high = 0.0, max(best, 1e-9) / total
     while dual(high)[1] > total and high < 1e12:
         high *= 2

@@ -1,4 +1,4 @@
-"""A plan that is being made: which option each table has and where its shards are."""
+"""A plan in the making: the option of each table and the ranks of its shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..problem.options import ALL_RANKS, ONE_HOST, Problem
 
 
 def choose_ranks(problem: Problem, option: int, added: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Returns the ranks for the shards of `option` that add least, from what each rank adds."""
+    """Returns the ranks where the shards of `option` add least, by what each rank would add."""
     chosen, host_ranks = problem.options[option], problem.job.host_ranks
     if chosen.spread == ALL_RANKS:
         return np.arange(problem.job.ranks)
@@ -27,14 +27,14 @@ class Placement:
     Args:
         problem: what is planned.
         capacity: (ranks), bytes.
-        scale: (phases), microseconds, what a rank's load would be if all were equal.
+        scale: (phases), microseconds of a rank's load if all ranks were equal.
 
     Attributes:
-        squarings: a load counts by its power of 2**squarings, a stand-in for "the slowest rank" by
-            which the second slowest matters, too.
+        squarings: number of squarings of a load in the penalty, which is a stand-in for "the
+            slowest rank". With it the second slowest rank matters, too.
         loads: (phases, ranks), microseconds, without the constants of ops.
-        shared: (phases), microseconds that the shards add to what all ranks share.
-        shards_of_op: (ops, ranks), how many there are.
+        shared: (phases), microseconds that the shards add to the part that all ranks share.
+        shards_of_op: (ops, ranks), number of shards.
         memory: (ranks), bytes.
         option: (tables), index of the option of each table, -1 where it is not placed.
         ranks: ranks of the shards of each table, in the order of the shards.
@@ -58,7 +58,7 @@ class Placement:
         self.holds = np.zeros((len(problem.tables), ranks), bool)
 
     def copy(self) -> Placement:
-        """Returns a placement that can be changed apart from this one."""
+        """Returns a copy: changes to it do not change this one."""
         other = Placement(self.problem, self.capacity, self.scale[:, 0])
         other.squarings = self.squarings
         other.loads, other.memory = self.loads.copy(), self.memory.copy()
@@ -68,12 +68,12 @@ class Placement:
         return other
 
     def rescale(self) -> None:
-        """Has the penalty count a phase by what its slowest rank has, not the mean one."""
+        """Makes the penalty count a phase by the load of its slowest rank, not of the mean one."""
         self.scale = np.maximum(self.loads.max(axis=1), 1e-9)[:, None]
 
     @property
     def cost(self) -> float:
-        """The objective (options.Problem), microseconds."""
+        """Returns the objective (options.Problem), microseconds."""
         problem = self.problem
         used = self.shards_of_op > 0
         ops = problem.op_us.T @ used
@@ -84,10 +84,10 @@ class Placement:
         return float(phases.sum() + problem.charges[pairs].sum())
 
     def penalty(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns what each rank's loads, (phases, ...), count for in the search.
+        """Returns the penalty of each rank's loads, (phases, ...).
 
-        As far as a phase is shared, a load counts by itself, wherever it is: by as much as the
-        power of a balanced load grows with it.
+        In the shared part of a phase a load counts alike on each rank: by as much as the power of a
+        balanced load grows with it.
         """
         imbalance = self.problem.imbalance
         flat = loads.reshape(len(self.scale), -1)
@@ -100,9 +100,9 @@ class Placement:
         return np.asarray(result.reshape(loads.shape[1:]))
 
     def best_ranks(self, option: int) -> tuple[NDArray[np.intp] | None, float]:
-        """Returns where the shards of `option` would go, and what that adds to the penalty.
+        """Returns where the shards of `option` would go, and how much that adds to the penalty.
 
-        Where the memory has no room for them, it returns None and infinity.
+        If the memory has no room for them, it returns None and infinity.
         """
         cost, memory = self.problem.costs[option], self.problem.memory[option]
         added = self.penalty(self.loads + cost[:, None]) - self.penalty(self.loads)
@@ -125,7 +125,7 @@ class Placement:
         return option, ranks
 
     def settle(self) -> None:
-        """Sums the loads up anew, without the rounding of what was put and taken."""
+        """Sums up the loads anew, to remove the rounding errors of all changes."""
         self.loads[:], self.memory[:], self.shared[:], self.shards_of_op[:] = 0.0, 0.0, 0.0, 0
         for option, ranks in zip(self.option.tolist(), self.ranks, strict=True):
             self._add(option, ranks, 1)

@@ -1,4 +1,4 @@
-"""Sets of options that plans are sought in, the most promising first."""
+"""Sets of options to search plans in, the most promising first."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .lower_bound import lower_bound
 from .relaxation import Constants, relax
 from .ways import least_charges
 
-# Sets that are put in order by what takes longer, a linear programme each.
+# Number of sets that a slower method puts in order, a linear programme each.
 _RELAXED = 8
-# Those of them that are sought without the ways that are not worth their charges, too.
+# Number of these that are also searched without the ways that are not worth their charges.
 _FEWER_WAYS = 2
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options that a plan may choose from.
+    """Options that a plan may use.
 
     Attributes:
         expected: microseconds of a plan that is at the bound and has shards on all ranks.
-        number: number of ways that the options are of.
+        number: number of ways among the options.
         bound: microseconds that no plan is below (lower_bound).
-        allowed: (options,), which options these are.
+        allowed: (options,), whether each is in the set.
     """
 
     expected: float
@@ -41,8 +41,8 @@ class PlanOptions:
 
 
 def promising_options(problem: Problem, capacity: NDArray[np.float64]) -> list[PlanOptions]:
-    """Returns the sets of options that plans may be made of, the most promising first; none where
-    no plan fits into the memory.
+    """Returns the sets of options that plans may use, the most promising first. There is none if no
+    plan fits into the memory.
 
     Args:
         problem: what is planned.
@@ -64,10 +64,10 @@ def promising_options(problem: Problem, capacity: NDArray[np.float64]) -> list[P
 
 
 def _sets_of_ways(problem: Problem) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yields the sets of ways that a plan may use at once: how many, and the options of them.
+    """Yields the sets of ways that a plan may use at once: their number, and their options.
 
-    Ways are sharding types; column-wise is one for EmbeddingBagCollections and another one for
-    EmbeddingCollections.
+    Ways are sharding types. Column-wise sharding counts as one way for EmbeddingBagCollections and
+    as another one for EmbeddingCollections.
     """
     ways = [
         (kind, kind == COLUMN_WISE and not problem.tables[option.table].pooled)
@@ -85,9 +85,10 @@ def _with_one_width(
 ) -> list[tuple[float, NDArray[np.bool_]]]:
     """Returns sets of the allowed options, with bounds of their plans.
 
-    In a set each EmbeddingCollection has one width for its column-wise tables. They get it one
-    after the other, the one with the least bound, while those after it may still mix theirs. Of the
-    last collection all widths are returned. Without a plan there is no set.
+    In a set each EmbeddingCollection has one width for its column-wise tables. The collections get
+    their widths one after the other: the width with the least bound, while later collections may
+    still mix widths. Of the last collection all widths are returned. Without a plan there is no
+    set.
     """
     widths = [[allowed & width for width in widths] for widths in problem.collection_widths]
     widths = [[width for width in each if width.any()] for each in widths]
@@ -99,7 +100,7 @@ def _with_one_width(
     if not any(widths):
         sets = [_bounded(problem, allowed, capacity)]
     if not any(np.isfinite(bound) for bound, _ in sets):
-        # Widths that were best while others could mix theirs left no room for these.
+        # Widths that were best while others could mix widths left no room for these others.
         sets = [_bounded(problem, least_memory(problem, allowed)[1], capacity)]
     return [entry for entry in sets if np.isfinite(entry[0])]
 
@@ -111,8 +112,8 @@ def _bounded(
 
 
 def _without_equivalents(problem: Problem, found: list[PlanOptions]) -> list[PlanOptions]:
-    """Returns the sets, the most promising first, and one of those that make up the same plans:
-    column-wise shards that are whole tables are table-wise ones."""
+    """Returns the sets, the most promising first. Of sets that make up the same plans it keeps one:
+    a column-wise shard that is a whole table is a table-wise one."""
     shapes: dict[tuple[int, int, int, int], int] = {}
     shape = np.array(
         [
@@ -129,8 +130,7 @@ def _without_equivalents(problem: Problem, found: list[PlanOptions]) -> list[Pla
 def _by_relaxation(
     problem: Problem, found: list[PlanOptions], capacity: NDArray[np.float64]
 ) -> list[PlanOptions]:
-    """Returns the sets, those that are the most promising once more by what the relaxation shows,
-    which takes longer."""
+    """Returns the sets in a new order of the first ones: by the relaxation, which is slower."""
     looked_at = []
     for options in found[:_RELAXED]:
         relaxed = relax(problem, options.allowed, capacity, Constants.none(problem))
@@ -150,12 +150,12 @@ def _by_relaxation(
 def _worth_their_charges(
     problem: Problem, options: PlanOptions, capacity: NDArray[np.float64]
 ) -> PlanOptions:
-    """Returns a set without the pairs of a module and a group (options.Problem) that save less than
-    their charges."""
+    """Returns a set without some pairs of a module and a group (options.Problem): those that save
+    less than their charges."""
     pair = problem.op_pair[problem.option_op]
 
     def relaxed_of(allowed: NDArray[np.bool_]) -> tuple[float, float, NDArray[np.bool_]]:
-        """Returns time and bound, and the options of the pairs that are used."""
+        """Returns time and bound, and the options of the used pairs."""
         enough = np.maximum.reduceat(allowed, problem.first_options).all()
         relaxed = relax(problem, allowed, capacity, Constants.none(problem)) if enough else None
         if relaxed is None:

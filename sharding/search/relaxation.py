@@ -1,7 +1,7 @@
-"""Plans whose tables may be part one option, part another: a linear programme.
+"""Plans whose tables may be split between options: a linear programme.
 
 Its solution is a lower bound of all plans of these options, and names the options of a good plan.
-The proof of the bound rests on the programme's multipliers, however a solver came to them
+The proof of the bound needs only the programme's multipliers, not the way a solver found them
 (docs/design/planner.md, lower bound, (4)).
 """
 
@@ -20,19 +20,19 @@ from ..problem.options import ALL_RANKS, Problem
 Floats = NDArray[np.float64]
 _Entries = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
 
-# Options whose shard exceeds its phase's longest rank by more than such a part are left out, one
-# part after the other, until what is left is a plan nearly as the programme has it.
+# An option is left out if its shard exceeds its phase's longest rank by more than such a part. The
+# parts come one after the other, until the rest is nearly a plan as the programme has it.
 _TOO_LARGE = (0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0.0)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What ranks have beside shards, in microseconds (ways.Ways).
+    """The load of ranks beside shards, in microseconds (ways.Ways).
 
     Attributes:
-        of_all: (phases), ops that every rank runs.
-        of_option: (options, phases), the op of an option's shards; 0 of those that every rank runs.
-        one_more: (phases), what the mean rank has beside its shards and `of_all` at the least.
+        of_all: (phases), time of the ops that every rank runs.
+        of_option: (options, phases), time of the op of an option's shards; 0 for ops of every rank.
+        one_more: (phases), least time of the mean rank beside its shards and `of_all`.
     """
 
     of_all: Floats
@@ -41,22 +41,22 @@ class Constants:
 
     @staticmethod
     def none(problem: Problem) -> Constants:
-        """Returns those of shards alone."""
+        """Returns no load beside shards."""
         phases = np.zeros(len(problem.imbalance))
         return Constants(phases, np.zeros_like(problem.costs), phases)
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The best plan of parts of options.
+    """The best plan of options in parts.
 
     Attributes:
-        bound: microseconds; the phases of no plan take less, charges apart.
-        excess: (options), by how much more the phases take with an option, at the least; infinity
-            for options that are not allowed.
-        shares: (options), how much of its table each option has.
+        bound: microseconds that the phases of every plan take at least, without charges.
+        excess: (options), least time that the phases take more with an option; infinity for options
+            that are not allowed.
+        shares: (options), share of its table that each option has.
         longest: (phases), microseconds of the rank that has most.
-        on_all: (phases), microseconds of what every rank has.
+        on_all: (phases), microseconds that every rank has.
     """
 
     bound: float
@@ -67,8 +67,8 @@ class Relaxed:
 
 
 def of_largest(problem: Problem) -> Floats:
-    """Returns how much of the largest rank's load a phase takes at the least, beside the mean's
-    rest, (phases): the chord of imbalance's power."""
+    """Returns the least share of the largest rank's load in a phase's time, (phases); the mean load
+    has the rest. It is the chord of the power `imbalance`."""
     ranks, e = problem.job.ranks, problem.imbalance
     return np.where(e < 1, (ranks**e - 1) / max(ranks - 1, 1), 1.0)
 
@@ -76,13 +76,13 @@ def of_largest(problem: Problem) -> Floats:
 def relax(
     problem: Problem, allowed: NDArray[np.bool_], capacity: Floats, constants: Constants
 ) -> Relaxed | None:
-    """Returns the relaxation of plans of some options, None where the solver has none.
+    """Returns the relaxation of plans of some options, or None if the solver finds none.
 
     Args:
         problem: what is planned.
-        allowed: (options), of which every table has one.
+        allowed: (options), whether each may be used; every table has one.
         capacity: (ranks), bytes.
-        constants: beside the shards.
+        constants: loads beside the shards.
     """
     programme = _Programme(problem, np.flatnonzero(allowed), capacity, constants)
     return programme.solved()
@@ -91,11 +91,11 @@ def relax(
 def relaxed_choice(
     problem: Problem, allowed: NDArray[np.bool_], capacity: Floats
 ) -> NDArray[np.intp] | None:
-    """Returns the option of each table that a good plan has, None where no relaxation was solved.
+    """Returns each table's option in a good plan, or None if no relaxation was solved.
 
     Args:
         problem: what is planned.
-        allowed: (options), of which every table has one.
+        allowed: (options), whether each may be used; every table has one.
         capacity: (ranks), bytes.
     """
     none = Constants.none(problem)
@@ -119,10 +119,11 @@ def relaxed_choice(
 
 
 class _Programme:
-    """Variables: the share of each option, then of each phase the longest rank and what is on all.
+    """The linear programme of a relaxation.
 
-    The mean rank is no longer than the longest one, and no rank with a shard of a table is: it has
-    what all have beside it.
+    Its variables are the share of each option, and for each phase the longest rank and the load
+    that is on all ranks. Two kinds of ranks are no longer than the longest one: the mean rank, and
+    each rank with a shard of a table, which has the load on all ranks beside it.
     """
 
     def __init__(
@@ -131,14 +132,15 @@ class _Programme:
         self._problem, self._options, self._constants = problem, options, constants
         self._table = problem.option_table[options]
         self._by_all = problem.option_spread[options] == ALL_RANKS
-        # What several tables have on all ranks may share an op, which then is none of their own.
+        # Loads that several tables have on all ranks may share an op. Then the op is none of their
+        # own.
         ops = np.where(self._by_all[:, None], 0.0, constants.of_option[options])
         self._costs = problem.costs[options] + ops
         shards = problem.option_shards[options]
         self._means = problem.shared[options] * shards[:, None] / problem.job.ranks
         self._memory = shards * problem.memory[options] / max(float(capacity.sum()), 1.0)
         self._of_largest = of_largest(problem)
-        # Tables that may be elsewhere than on all ranks, and the row of each option's.
+        # Tables that may be elsewhere than on all ranks, and the row of each option.
         apart = np.flatnonzero(~self._by_all)
         self._tables, row = np.unique(self._table[apart], return_inverse=True)
         self._apart, self._row = apart, row
@@ -150,7 +152,7 @@ class _Programme:
         longest, on_all = options + np.arange(phases), options + phases + np.arange(phases)
         variables = options + 2 * phases
         constants, crowd = self._constants, self._problem.job.ranks_per_core
-        # At most, and exactly: the left sides, and the right ones.
+        # The left sides and the right ones, of inequalities ("at most") and of equations.
         most: list[csr_matrix] = []
         exactly = [_matrix(len(self._problem.tables), variables, [(self._table, every, 1.0)])]
         at_most: list[Floats] = []

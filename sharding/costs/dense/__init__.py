@@ -1,1 +1,1 @@
-"""What dense layers take: their ops, and times of these on a core."""
+"""The times of dense layers: their ops, and the time of each op on a core."""

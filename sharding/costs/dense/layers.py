@@ -24,17 +24,16 @@ def dense_ops(
     *,
     input_gradient: bool = False,
 ) -> list[DenseOp]:
-    """Lists what layers do in a training step, in the order of the forward.
+    """Lists the ops of layers in a training step, in the order of the forward.
 
     Args:
         layers: a module, or several that follow each other.
-        shape: of the input, its columns last. Of a transformer it is (length, batch, columns), or
-            (batch, length, columns) where the layer has `batch_first`.
+        shape: shape of the input, its columns last. For a transformer it is (length, batch,
+            columns), or (batch, length, columns) where the layer has `batch_first`.
         input_gradient: whether the input needs a gradient, as embeddings do and data do not.
 
     Raises:
-        ValueError: a layer of another kind, or one that does not fit its input; the text has its
-            path.
+        ValueError: a layer is of another kind, or does not fit its input; the message has its path.
     """
     walk = _Walk(tuple(shape), input_gradient)
     if isinstance(layers, nn.Module):
@@ -45,10 +44,10 @@ def dense_ops(
 
 
 class _Walk:
-    """What was found so far, and what the next layer gets.
+    """The ops found so far, and the input of the next layer.
 
     Attributes:
-        ops: so far.
+        ops: ops found so far.
     """
 
     def __init__(self, shape: tuple[int, ...], gradient: bool) -> None:
@@ -138,7 +137,7 @@ class _Walk:
         self._dropout(layer.dropout2)
 
     def _linear(self, inner: int, parameters: Sequence[torch.Tensor], path: str) -> None:
-        """A product with the first of `parameters`, and a sum with the second one."""
+        """Adds a product with the first of `parameters`, and a sum with the second one."""
         if self._shape[-1] != inner:
             raise ValueError(f"layer '{path}' takes {inner} columns, its input is {self._shape}")
         self._shape = (*self._shape[:-1], len(parameters[0]))

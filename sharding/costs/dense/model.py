@@ -23,7 +23,7 @@ class DenseOpModel:
 
     Attributes:
         coefficients_us: (columns of `terms`,) float64, not negative.
-        held_out_gmae_percent: of measured ops that nothing was fitted to.
+        held_out_gmae_percent: error on measured ops that nothing was fitted to.
     """
 
     coefficients_us: Floats
@@ -32,23 +32,23 @@ class DenseOpModel:
 
 @dataclass(frozen=True)
 class DenseModel:
-    """All kinds on one machine; after the performance paper's section IV-D.
+    """The models of all kinds on one machine, as in the performance paper's section IV-D.
 
     Attributes:
-        cache_bytes: beyond which memory takes longer.
-        kinds: (kind, direction) to its model; ops of gradients have a forward only.
+        cache_bytes: sizes of caches; an op that touches more bytes takes longer.
+        kinds: model by (kind, direction); ops of gradients have a forward only.
     """
 
     cache_bytes: tuple[float, ...]
     kinds: dict[tuple[str, str], DenseOpModel]
 
     def microseconds(self, kind: str, direction: str, ops: Sequence[DenseOp]) -> Floats:
-        """The time of each op, (len(ops),) float64.
+        """Returns the time of each op, (len(ops),) float64.
 
         Args:
-            kind: of all `ops`.
+            kind: kind of all `ops`.
             direction: "forward" or "backward".
-            ops: on one core.
+            ops: ops on one core.
 
         Raises:
             ValueError: no such op was calibrated.
@@ -63,10 +63,10 @@ class DenseModel:
         return times
 
     def layer_times(self, ops: Iterable[DenseOp]) -> list[LayerTimes]:
-        """What each op adds to a data-parallel training step.
+        """Returns what each op adds to a data-parallel training step.
 
         Args:
-            ops: in the order of the forward, as `dense_ops` has them.
+            ops: ops in the order of the forward, as `dense_ops` returns them.
 
         Raises:
             ValueError: a kind was not calibrated.
@@ -94,7 +94,7 @@ class DenseModel:
         return float(self.microseconds(op.kind, direction, [op])[0])
 
     def as_json(self) -> dict[str, Any]:
-        """An object for the profile."""
+        """Returns an object for the profile."""
         kinds: dict[str, dict[str, Any]] = {}
         for (kind, direction), model in self.kinds.items():
             names = [*TERMS[kind], *_names_beyond(self.cache_bytes)]
@@ -109,7 +109,7 @@ class DenseModel:
         """Reads what `as_json` wrote.
 
         Raises:
-            ValueError: a name or a number that can't be right.
+            ValueError: a name or a number is impossible.
             KeyError, TypeError: something is missing or of another type.
         """
         cache_bytes = tuple(float(size) for size in record["cache_bytes"])

@@ -1,4 +1,4 @@
-"""Ops of dense layers, and what the time of each is a sum over."""
+"""Ops of dense layers, and the terms that the time of each op is a sum of."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DenseOp:
     """An op on float32 numbers.
 
     Attributes:
-        kind: of `LAYERS` or `OF_GRADIENTS`.
+        kind: one of `LAYERS` or `OF_GRADIENTS`.
         rows: rows of the output; for attention, sequences x heads; for a parameter's gradient, 1.
         width: columns of the output; for attention, the length of a sequence.
         inner: columns of a linear layer's input; for attention, columns of a head.
@@ -57,7 +57,7 @@ class DenseOp:
     gradient_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an op that can't be."""
+        """Raises ValueError for an impossible op."""
         if self.kind not in TERMS:
             raise ValueError(f"a dense op of kind {self.kind!r}; known are {sorted(TERMS)}")
         if min(self.rows, self.width, self.inner) < 1:
@@ -67,13 +67,13 @@ class DenseOp:
 def terms(
     kind: str, direction: str, ops: Sequence[DenseOp], cache_bytes: Sequence[float]
 ) -> Floats:
-    """What the time of each op is a sum over.
+    """Returns the terms that the time of each op is a sum of.
 
     Args:
-        kind: of all `ops`.
+        kind: kind of all `ops`.
         direction: "forward" or "backward".
-        ops: n of them.
-        cache_bytes: of each cache; further columns say by how much an op touches more.
+        ops: the n ops.
+        cache_bytes: size of each cache; a further column says by how much an op touches more.
 
     Returns:
         (n, len(TERMS[kind]) + len(cache_bytes)) float64.

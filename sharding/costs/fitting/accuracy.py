@@ -12,16 +12,18 @@ _SMALLEST_ERROR = 1e-4
 
 
 def gmae_percent(predicted: Floats, measured: Floats) -> float:
-    """Geometric mean of the absolute relative errors (the performance paper's GMAE), per cent."""
+    """Returns the geometric mean of the absolute relative errors, per cent (the performance paper's
+    GMAE)."""
     errors = np.maximum(np.abs(predicted / measured - 1.0), _SMALLEST_ERROR)
     return float(100 * np.exp(np.log(errors).mean()))
 
 
 def mape_percent(predicted: Floats, measured: Floats) -> float:
-    """Arithmetic mean of the absolute relative errors, per cent."""
+    """Returns the arithmetic mean of the absolute relative errors, per cent."""
     return float(100 * np.abs(predicted / measured - 1.0).mean())
 
 
 def bias_percent(predicted: Floats, measured: Floats) -> float:
-    """Mean of the relative errors with their sign, per cent: below 0 is predicted too low."""
+    """Returns the mean of the signed relative errors, per cent: below 0, predictions are too
+    low."""
     return float(100 * (predicted / measured - 1.0).mean())

@@ -1,4 +1,4 @@
-"""Fits the curves of collectives by relative error, and keeps the one that predicts better."""
+"""Fits the curves of collectives by relative error, and keeps the curve that predicts better."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TINY = 1e-9
 
 
 def fit_alpha_beta(message_bytes: Floats, measured_us: Floats) -> AlphaBeta:
-    """Relative least squares.
+    """Fits alpha-beta by relative least squares.
 
     Args:
-        message_bytes: (n,) float64, n >= 2 sizes that differ.
+        message_bytes: (n,) float64, n >= 2 different sizes.
         measured_us: (n,) float64, positive.
     """
     matrix = np.stack([np.ones_like(message_bytes), message_bytes], axis=1)
@@ -31,10 +31,10 @@ def fit_alpha_beta(message_bytes: Floats, measured_us: Floats) -> AlphaBeta:
 
 
 def fit_sigmoid(message_bytes: Floats, measured_us: Floats) -> Sigmoid:
-    """Least squares of the logarithm: a grid of boundaries and shapes, a descent from the best.
+    """Fits by least squares of the logarithm: a grid of boundaries and shapes, then a descent.
 
     Args:
-        message_bytes: (n,) float64, n >= 4 sizes that differ.
+        message_bytes: (n,) float64, n >= 4 different sizes.
         measured_us: (n,) float64, positive.
     """
     sizes = np.unique(message_bytes)
@@ -83,18 +83,18 @@ def fit_sigmoid(message_bytes: Floats, measured_us: Floats) -> Sigmoid:
 def choose_curve(
     message_bytes: Floats, measured_us: Floats, drawn: tuple[Floats, Floats] | None = None
 ) -> tuple[AlphaBeta | Sigmoid, Floats]:
-    """Fits both and keeps the sigmoid if it predicts sizes it has not seen better.
+    """Fits both curves. Keeps the sigmoid if it predicts held-out sizes better.
 
-    Sizes are held out in turn, each fifth one at a time. Alpha-beta stays unless the difference of
-    the errors is larger than its standard error, and where the sigmoid loses on the drawn sizes.
+    The sizes are held out in turn, every fifth size at a time. Alpha-beta stays in two cases: the
+    difference of the errors is at most its standard error, or the sigmoid is worse on drawn sizes.
 
     Args:
         message_bytes: (n,) float64.
         measured_us: (n,) float64, positive.
-        drawn: bytes and microseconds of further messages, which nothing is fitted to.
+        drawn: bytes and microseconds of further messages, which neither curve is fitted to.
 
     Returns:
-        The curve, fitted to everything, and (n,) log(measured / predicted) of held-out sizes.
+        The curve, fitted to all sizes, and (n,) log(measured / predicted) of held-out sizes.
     """
     order = np.argsort(message_bytes, kind="stable")
     straight = _held_out_errors(fit_alpha_beta, order, message_bytes, measured_us)
@@ -108,7 +108,7 @@ def choose_curve(
 
 
 def _loses(curve: Sigmoid, other: AlphaBeta, drawn: tuple[Floats, Floats] | None) -> bool:
-    """Whether the curve's error on the drawn sizes, GMAE, is larger than the other's."""
+    """Returns whether the curve's error on the drawn sizes, GMAE, is larger than the other's."""
     if drawn is None or not len(drawn[0]):
         return False
     sizes, measured = drawn
@@ -133,15 +133,15 @@ def _held_out_errors(
 
 
 def fit_imbalance(curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us: Floats) -> float:
-    """The exponent of `message_bytes` that fits uneven all-to-alls best, in steps of a tenth.
+    """Returns the exponent of `message_bytes` that fits uneven all-to-alls best, in tenths.
 
     1, the paper's rule, stays unless the difference of the errors is larger than twice its standard
     error.
 
     Args:
-        curve: of even ones.
+        curve: curve of even all-to-alls.
         mean: (n,) bytes of a rank on average.
-        largest: (n,) bytes of the rank that moves most.
+        largest: (n,) bytes of the rank that sends or receives most.
         us: (n,) microseconds.
     """
     exponents = np.linspace(0.0, 1.0, 11)
@@ -155,7 +155,7 @@ def fit_imbalance(curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, us:
 def uneven_us(
     curve: AlphaBeta | Sigmoid, mean: Floats, largest: Floats, imbalance: float
 ) -> Floats:
-    """The time of uneven all-to-alls, (n,) microseconds; arguments as `fit_imbalance`."""
+    """Returns the time of uneven all-to-alls, (n,) microseconds; arguments as `fit_imbalance`."""
     return curve.microseconds(mean * (largest / mean) ** imbalance)
 
 
@@ -178,13 +178,13 @@ def held_out_uneven_us(
 
 
 def _is_larger(gain: Floats, standard_errors: int = 1) -> bool:
-    """Whether the mean is above 0 by more than so many of its standard errors."""
+    """Returns whether the mean is above 0 by more than so many of its standard errors."""
     return len(gain) > 1 and bool(gain.mean() > standard_errors * gain.std() / np.sqrt(len(gain)))
 
 
 def _sigmoid(parameters: Floats) -> Sigmoid | None:
     start, slope, low, width, centre, steepness = parameters
-    # A flatter sigmoid is a straight line already, a steeper one a step.
+    # A flatter sigmoid is nearly a straight line, a steeper one nearly a step.
     shaped = -3.0 < steepness < 1.5 and low <= centre <= low + width
     if not (shaped and 0.05 < width < 60 and low > 0):
         return None

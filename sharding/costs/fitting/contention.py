@@ -1,4 +1,4 @@
-"""Fits what all-reduces and the backward beside them take from each other."""
+"""Fits how all-reduces and the backward beside them slow each other down."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ModeSamples:
     Attributes:
         bytes: (n,) float64, sizes of gradients.
         alone_us: (rounds, n) float64, times of an all-reduce without a backward beside it.
-        overlapped_us: (rounds, n) float64, times of one with a backward beside it throughout.
-        compute_rate: (rounds, n) float64, how far that backward came, as a share of how far it
-            comes alone in the same time.
+        overlapped_us: (rounds, n) float64, times of an all-reduce beside a backward throughout.
+        compute_rate: (rounds, n) float64, progress of that backward, as a share of its progress
+            alone in the same time.
     """
 
     bytes: Floats
@@ -40,13 +40,13 @@ class ModeSamples:
     compute_rate: Floats
 
     def of_rounds(self, rounds: Integers) -> ModeSamples:
-        """Those of some rounds, of which any may come several times."""
+        """Returns the samples of some rounds; a round may come several times."""
         return ModeSamples(
             self.bytes, self.alone_us[rounds], self.overlapped_us[rounds], self.compute_rate[rounds]
         )
 
     def of_sizes(self, sizes: Integers) -> ModeSamples:
-        """Likewise those of some sizes."""
+        """Returns the samples of some sizes; a size may come several times."""
         return ModeSamples(
             self.bytes[sizes],
             self.alone_us[:, sizes],
@@ -59,7 +59,7 @@ def fit_mode(samples: ModeSamples) -> ModeTimes:
     """Fits the parameters by relative error to the median of each size over the rounds.
 
     Raises:
-        ValueError: fewer than three sizes.
+        ValueError: there are fewer than three sizes.
     """
     sizes = samples.bytes
     if len(sizes) < _LEAST_SIZES:
@@ -79,8 +79,8 @@ def fit_mode(samples: ModeSamples) -> ModeTimes:
 def draw_modes(samples: ModeSamples, draws: int = DRAWS, seed: int = 0) -> tuple[ModeTimes, ...]:
     """Fits to resampled rounds and sizes (bootstrap).
 
-    Rounds are resampled since times differ from one to the next, and sizes since a straight line
-    does not quite describe them: which sizes it was fitted to shows in the draws.
+    Rounds are resampled since times differ from one to the next. Sizes are resampled since a
+    straight line does not quite describe them: the draws show how much the choice of sizes counts.
     """
     random = np.random.default_rng(seed)
     rounds, sizes = samples.alone_us.shape
@@ -96,13 +96,13 @@ def draw_modes(samples: ModeSamples, draws: int = DRAWS, seed: int = 0) -> tuple
 
 
 def held_out_percent(samples: ModeSamples) -> float:
-    """How far all-reduces of a size, alone and not, are from what is fitted to all other sizes.
+    """Returns how far all-reduces of a size, alone and not, are from a fit to all other sizes.
 
     Returns:
         The mean of the absolute relative errors, per cent.
 
     Raises:
-        ValueError: fewer than four sizes.
+        ValueError: there are fewer than four sizes.
     """
     count = len(samples.bytes)
     predicted, measured = [], []

@@ -25,7 +25,7 @@ class DenseSamples:
     """Measured ops of one kind in one direction.
 
     Attributes:
-        ops: n of them.
+        ops: the n ops.
         measured_us: (n,) float64, positive.
     """
 
@@ -34,10 +34,11 @@ class DenseSamples:
 
 
 def dense_samples(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], DenseSamples]:
-    """Collects measured ops by kind and direction, each with the median of all its repeats.
+    """Collects measured ops by kind and direction, with the median of all repeats of each op.
 
     Args:
-        records: with `index`, the fields of `op`, and `times` as `measure_dense` returns them.
+        records: records with `index`, the fields of `op`, and `times` as `measure_dense` returns
+            them.
     """
     repeats: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
     ops: dict[int, DenseOp] = {}
@@ -64,11 +65,11 @@ def fit_dense(
     """Fits each kind and direction by relative least squares.
 
     Args:
-        samples: by kind and direction.
-        cache_bytes: beyond which memory takes longer.
+        samples: samples by kind and direction.
+        cache_bytes: sizes of caches; an op that touches more bytes takes longer.
 
     Raises:
-        ValueError: fewer ops of a kind than folds.
+        ValueError: a kind has fewer ops than folds.
     """
     kinds = {
         key: DenseOpModel(
@@ -86,13 +87,13 @@ def fit_dense(
 def held_out_us(
     kind: str, direction: str, samples: DenseSamples, cache_bytes: Sequence[float]
 ) -> Floats:
-    """Predicts each op by what is fitted to the four fifths of all ops that lack it.
+    """Predicts each op by a model that is fitted to the four fifths of all ops without it.
 
     Returns:
         (n,) float64 microseconds.
 
     Raises:
-        ValueError: fewer ops than folds.
+        ValueError: there are fewer ops than folds.
     """
     ops = len(samples.ops)
     if ops < _FOLDS:

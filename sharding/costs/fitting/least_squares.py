@@ -1,4 +1,4 @@
-"""Least squares with coefficients that can't be negative, of relative errors."""
+"""Least squares of relative errors, with coefficients that can't be negative."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float64]
 def nonnegative(matrix: Floats, target: Floats) -> Floats:
     """Returns the x >= 0, (k,), that minimizes |matrix x - target|; matrix is (n, k), target (n,).
 
-    Columns may differ by many orders of magnitude: each is scaled to length 1 first.
+    Columns may differ by many orders of magnitude. So each is scaled to length 1 first.
     """
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
@@ -28,7 +28,7 @@ def nonnegative_relative(matrix: Floats, measured: Floats, rounds: int = 5) -> F
     Args:
         matrix: (n, k) float64.
         measured: (n,) float64, positive.
-        rounds: how often the weights are set anew.
+        rounds: number of times that the weights are computed anew.
 
     Returns:
         x, (k,) float64.

@@ -37,11 +37,11 @@ class LookupSamples:
     """Measured ops and their shards.
 
     Attributes:
-        works: of all ops, one after the other.
+        works: shards of all ops, op after op.
         op_of: (len(works),) int64, ascending, the op of each shard.
-        measured_us: (ops,) float64.
-        reuse_factors: (len(works), 17) float64, by rows.
-        share_maps: whether the shards of an op add gradients up in maps that they share.
+        measured_us: (ops,) float64, the measured microseconds.
+        reuse_factors: (len(works), 17) float64, reuse factors by rows.
+        share_maps: whether the shards of an op add up gradients in common maps.
     """
 
     works: tuple[LookupWork, ...]
@@ -52,11 +52,11 @@ class LookupSamples:
 
     @property
     def ops(self) -> Ops:
-        """Which shards are looked up together."""
+        """Returns which shards are looked up together."""
         return Ops(self.op_of, np.ones(len(self.works)))
 
     def take(self, ops: Integers) -> LookupSamples:
-        """These ops only, in their order."""
+        """Returns the samples of these ops only, in their order."""
         place = np.full(len(self.measured_us), -1)
         place[ops] = np.arange(len(ops))
         order = np.argsort(place[self.op_of], kind="stable")
@@ -70,7 +70,7 @@ class LookupSamples:
         )
 
     def predicted_us(self, model: LookupModel) -> Floats:
-        """What the model says of each op, (ops,) float64."""
+        """Returns the time that the model predicts for each op, (ops,) float64."""
         factors = self.reuse_factors if model.uses_reuse_factors else None
         shards = model.shards_us(as_columns(self.works), self.ops, factors)
         return model.op_us + self.sums(shards)
@@ -89,7 +89,7 @@ def samples_of(
     Args:
         records: workloads with their times, as `LookupTimer.measure` returns them.
         direction: "forward" or "backward".
-        pooled: which of the records.
+        pooled: kind of lookups to collect.
         time: one of `LOOKUP_TIMES`.
     """
     works: list[LookupWork] = []
@@ -134,15 +134,15 @@ def samples_of(
 def fit_lookup(samples: LookupSamples, *, reuse_factors: bool = False) -> LookupModel:
     """Fits the analytic part, then the residual, then the interval.
 
-    The number of trees is the best of a cross-validation within `samples`, whose errors also
-    give the interval.
+    Cross-validation within `samples` chooses the number of trees. Its errors also give the
+    interval.
 
     Args:
         samples: at least `LEAST_OPS` ops.
         reuse_factors: whether the trees see the reuse factors.
 
     Raises:
-        ValueError: too few ops.
+        ValueError: there are too few ops.
     """
     ops = len(samples.measured_us)
     if ops < LEAST_OPS:
@@ -189,8 +189,9 @@ def _boost(
 ) -> Trees:
     """Grows trees on the logarithm of measured / predicted, through the sum over an op's shards.
 
-    A change v of a leaf's value moves the logarithm of an op by v times the share of its time that
-    the shards in the leaf have. All leaves of a tree are solved together (Gauss-Newton, ridge).
+    A change v of a leaf's value moves the logarithm of an op by v times a share: the part of the
+    op's time that the shards in the leaf have. All leaves of a tree are solved together
+    (Gauss-Newton, ridge).
     """
     bins = Bins.of(rows)
     features, thresholds, values = [], [], []
@@ -200,7 +201,7 @@ def _boost(
         times = analytic * np.exp(residual)
         predicted = model.op_us + samples.sums(times)
         error = np.log(samples.measured_us / predicted)
-        # An outlier pulls with the strength of an error at the limit, not of its own (Huber).
+        # An outlier counts as an error at the limit does, not by its own size (Huber).
         limit = max(2.5 * 1.4826 * float(np.median(np.abs(error))), 1e-6)
         error = np.clip(error, -limit, limit)
         share = times / predicted[samples.op_of]
@@ -218,7 +219,7 @@ def _boost(
         values.append(value)
     if not features:
         return empty()
-    # What a profile stores reads better with six digits, and predicts the same.
+    # Six digits make a profile easier to read, and predict the same.
     return Trees(np.stack(features), _rounded(thresholds), _rounded(values))
 
 
@@ -228,7 +229,7 @@ def _rounded(rows: list[Floats]) -> Floats:
 
 
 def _prefixes(model: LookupModel) -> list[LookupModel]:
-    """The model with 0, 20, 40 ... of its trees."""
+    """Returns the model with 0, 20, 40 ... of its trees."""
     t = model.trees
     lengths = range(0, _MOST_TREES + 1, _TREES_STEP)
     shorter = [Trees(t.feature[:n], t.threshold[:n], t.value[:n]) for n in lengths]

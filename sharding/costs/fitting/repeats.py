@@ -8,17 +8,17 @@ import numpy as np
 
 
 def undisturbed_us(repeats: Sequence[float]) -> float:
-    """The tenth percentile: the time of a call that nothing disturbs.
+    """Returns the tenth percentile: the time of a call that nothing disturbs.
 
-    On shared cores the scheduler sometimes wakes ranks late, and a collective then takes up to
-    three times as long. How many of them do changes from minute to minute, which no model can
+    On shared cores the scheduler sometimes wakes ranks late. A collective then takes up to three
+    times as long. The share of such collectives changes from minute to minute, which no model can
     predict.
     """
     return float(np.quantile(repeats, 0.1))
 
 
 def typical_us(repeats: Sequence[float]) -> float:
-    """The geometric mean: the time on a host where nearly every call is disturbed."""
+    """Returns the geometric mean: the time on a host where nearly every call is disturbed."""
     return float(np.exp(np.log(repeats).mean()))
 
 

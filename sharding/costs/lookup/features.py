@@ -1,4 +1,4 @@
-"""What the time of a lookup depends on, as arrays with one row for each table shard."""
+"""The numbers that the time of a lookup depends on: arrays with one row for each table shard."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _FIELDS = ("rows", "dim", "weight_bytes", "samples", "pooling", "unique_rows")
 
 
 def as_columns(works: Sequence[LookupWork]) -> dict[str, Floats]:
-    """The numbers of many shards.
+    """Returns the numbers of many shards.
 
     Returns:
-        Field name to (len(works),) float64.
+        Arrays by field name, (len(works),) float64 each.
 
     Raises:
-        ValueError: a shard with a number that is not finite, not positive (samples, pooling and
-            unique rows may be 0), or more unique rows than rows.
+        ValueError: a number of a shard is not finite or not positive (samples, pooling and unique
+            rows may be 0), or there are more unique rows than rows.
     """
     table = np.asarray([[getattr(w, name) for name in _FIELDS] for w in works], dtype=np.float64)
     table = table.reshape(len(works), len(_FIELDS))
@@ -74,12 +74,12 @@ def as_columns(works: Sequence[LookupWork]) -> dict[str, Floats]:
 
 
 def analytic_terms(columns: dict[str, Floats]) -> Floats:
-    """Counts what the analytic model charges for.
+    """Counts the terms that the analytic model charges for.
 
-    `unique_line` is a cache line of a row read for the first time in the step, `unique_line_far`
-    the same times the base-2 logarithm of the table's pages, which stands for the walk through the
-    page tables. `sort_digit` is an id times the bits that the backward's sort looks at. The `half`
-    terms are those of 2-byte weights, which are converted.
+    `unique_line` is a cache line of a row that the step reads for the first time. `unique_line_far`
+    is the same times the base-2 logarithm of the table's pages, for the walk through the page
+    tables. `sort_digit` is an id times the bits that the backward's sort looks at. The `half` terms
+    are those of 2-byte weights, which are converted.
 
     Returns:
         (n, len(TERMS)) float64.
@@ -107,7 +107,7 @@ def analytic_terms(columns: dict[str, Floats]) -> Floats:
 
 
 def tree_columns(columns: dict[str, Floats]) -> Floats:
-    """What the residual looks at, (n, len(TREE_COLUMNS)) float64."""
+    """Returns the columns that the residual depends on, (n, len(TREE_COLUMNS)) float64."""
     c = columns
     lookups = c["samples"] * c["pooling"]
     row_bytes = c["dim"] * c["weight_bytes"]

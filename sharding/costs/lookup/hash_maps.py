@@ -1,10 +1,10 @@
-"""The hash maps that the backward of unpooled lookups adds gradients up in.
+"""The hash maps in which the backward of unpooled lookups adds up gradients.
 
-FBGEMM's kernel for the CPU (`split_embedding_nobag_backward_exact_cpu_kernel`) keeps, over all
-tables of an op, a map from each id to a map from table to gradient, and another one from id and
-table to the table's number. An id costs more than a table that it is looked up in, and all cost
-more the more there are: the maps are made anew in each step, and soon larger than the caches. So
-what a shard costs depends on the others of its op.
+FBGEMM's kernel for the CPU (`split_embedding_nobag_backward_exact_cpu_kernel`) keeps two maps over
+all tables of an op. One goes from each id to a map from table to gradient, the other from id and
+table to the table's number. An id costs more than a further table that it is looked up in. Each
+costs more the more there are: the maps are made anew in each step, and soon exceed the caches. So
+the cost of a shard depends on the other shards of its op.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Floats = npt.NDArray[np.float64]
 #: Terms of the analytic model besides `lookup_features.TERMS`, where gradients go through maps.
 MAP_TERMS = ("map_id", "map_id_far")
 
-# What libstdc++ and malloc take. An id: in either map its node, a bucket, and the 13 buckets of its
-# own map. A table of an id: two nodes and a vector, whose numbers come on top.
+# Bytes that libstdc++ and malloc take. For an id: its node in either map, a bucket, and the 13
+# buckets of its own map. For a table of an id: two nodes and a vector; its numbers come on top.
 _ID_BYTES = 2 * (80 + 8 + 112)
 _ROW_BYTES = 48 + 32 + 8
 _LEAST_VECTOR_BYTES = 24
@@ -31,14 +31,14 @@ _FAR_BYTES = 16 * 2.0**20
 
 
 def map_terms(columns: dict[str, Floats], ops: Ops) -> Floats:
-    """Counts what the maps are charged for.
+    """Counts the terms that the maps are charged for.
 
-    `map_id` is an entry of the outer maps; an op's are divided among its shards by their unique
-    rows. `map_id_far` is the same times log2(1 + bytes of the op's maps / 16 MiB) squared.
+    `map_id` is an entry of the outer maps. An op's entries are divided among its shards by their
+    unique rows. `map_id_far` is the same times log2(1 + bytes of the op's maps / 16 MiB) squared.
 
     Args:
         columns: `as_columns` of the shards.
-        ops: that they are looked up in.
+        ops: the ops that look the shards up.
 
     Returns:
         (n, len(MAP_TERMS)) float64.
@@ -61,11 +61,11 @@ def map_terms(columns: dict[str, Floats], ops: Ops) -> Floats:
 
 
 def _distinct_ids(rows: Floats, unique: Floats, per_op: Floats) -> float:
-    """How many ids are looked up in any of some shards, if those of each are spread evenly over its
-    rows. An id is in none of them with the product of the probabilities, each as often as the op
-    has such a shard."""
+    """Returns how many ids are looked up in any of some shards, if each shard's ids are spread
+    evenly over its rows. The probability that an id is in none of them is a product of
+    probabilities, one for each shard that the op has."""
     order = np.argsort(rows)
     absent_in_each = 1.0 - np.minimum(unique[order] / rows[order], 1.0)
-    # Ids from one shard's number of rows to the next one's are of all shards from there on.
+    # Ids between two shards' numbers of rows can be only in the shards with more rows.
     absent = np.cumprod(np.power(absent_in_each, per_op[order])[::-1])[::-1]
     return float((np.diff(rows[order], prepend=0.0) * (1.0 - absent)).sum())

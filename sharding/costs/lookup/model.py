@@ -2,11 +2,11 @@
 
     time(op) = op_us + sum over shards s of analytic(s) * exp(residual(s))
 
-`analytic` is linear in what the shard makes the machine do, with coefficients that are microseconds
-and not negative; `residual` is learned by boosted trees. Between two lookups of a training step the
-caches are swept, so shards hardly help or hinder each other: the sum is exact by construction, and
-the planner may add shards up one by one. Only the backward of unpooled lookups is otherwise: what
-its shards cost depends on the hash maps that all of an op share (lookup_maps).
+`analytic` is linear in what the shard makes the machine do; its coefficients are microseconds and
+not negative. Boosted trees learn `residual`. Between two lookups of a training step the caches are
+swept, so that shards hardly help or hinder each other. So the sum is exact by construction, and the
+planner may add up shards one by one. There is one exception, the backward of unpooled lookups: the
+cost of a shard depends on the hash maps that all shards of an op share (hash_maps).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .trees import Trees
 
 Floats = npt.NDArray[np.float64]
 
-# The residual of a shard that is like none that was measured is no better than a factor of this.
+# For a shard unlike all measured ones the residual is no better than a factor of this.
 _LARGEST_RESIDUAL = float(np.log(3.0))
 
 
@@ -36,9 +36,10 @@ class LookupModel:
         op_us: microseconds of an op, whatever it looks up.
         coefficients_us: microseconds for one of each term, float64: first those of `TERMS`, then
             those of `MAP_TERMS` if gradients are added up in maps.
-        trees: predict the residual, a logarithm.
+        trees: trees that predict the residual, a logarithm.
         uses_reuse_factors: whether the trees look at the 17 reuse factors as well.
-        interval_log: a measurement lies between the prediction times exp of these, 9 times of 10.
+        interval_log: two logarithms; 9 of 10 measurements lie between the prediction times exp of
+            the first and times exp of the second.
         lowest, highest: (len(TREE_COLUMNS),) float64, range of the trees' columns in calibration.
     """
 
@@ -52,24 +53,24 @@ class LookupModel:
 
     @property
     def shares_maps(self) -> bool:
-        """Whether what a shard costs depends on the others of its op."""
+        """Returns whether the cost of a shard depends on the other shards of its op."""
         return len(self.coefficients_us) > len(TERMS)
 
     def shards_us(
         self, columns: dict[str, Floats], ops: Ops, reuse_factors: Floats | None = None
     ) -> Floats:
-        """What each shard adds to its op.
+        """Returns the time that each shard adds to its op.
 
         Args:
             columns: `as_columns` of the shards.
-            ops: that they are in.
+            ops: the ops that the shards are in.
             reuse_factors: (n, 17) by rows, where the model uses them.
 
         Returns:
             (n,) float64 microseconds.
 
         Raises:
-            ValueError: a model with reuse factors gets none.
+            ValueError: the model uses reuse factors and gets none.
         """
         seen = residual_columns(columns, reuse_factors if self.uses_reuse_factors else None)
         if self.uses_reuse_factors and reuse_factors is None:
@@ -80,10 +81,10 @@ class LookupModel:
         return microseconds
 
     def estimate(self, columns: dict[str, Floats], reuse_factors: Floats | None = None) -> Estimate:
-        """The time of one op with these shards.
+        """Returns the time of one op with these shards.
 
-        The interval is that of calibration, and wider by the factor 1 + d for shards outside of
-        what was calibrated: d is how many doublings they are outside, weighted by their time.
+        The interval is that of calibration. For shards outside of what was calibrated it is wider
+        by the factor 1 + d: d is how many doublings they are outside, weighted by their time.
         """
         together = Ops.together(len(columns["rows"]))
         shards = self.shards_us(columns, together, reuse_factors)
@@ -95,7 +96,7 @@ class LookupModel:
         return Estimate(total, min(low, total), max(high, total))
 
     def as_json(self) -> dict[str, Any]:
-        """An object for the profile."""
+        """Returns an object for the profile."""
         return {
             "op_us": self.op_us,
             "coefficients_us": dict(
@@ -117,7 +118,7 @@ class LookupModel:
         """Reads what `as_json` wrote.
 
         Raises:
-            ValueError: a name or a number that can't be right.
+            ValueError: a name or a number is impossible.
             KeyError, TypeError: something is missing or of another type.
         """
         shares_maps = any(name in record["coefficients_us"] for name in MAP_TERMS)
@@ -146,7 +147,7 @@ class LookupModel:
 
 
 def op_terms(columns: dict[str, Floats], ops: Ops, shares_maps: bool) -> Floats:
-    """What the analytic model charges each shard for, (n, terms) float64."""
+    """Returns the terms that the analytic model charges each shard for, (n, terms) float64."""
     terms = analytic_terms(columns)
     return np.concatenate([terms, map_terms(columns, ops)], axis=1) if shares_maps else terms
 
@@ -156,7 +157,7 @@ def _terms(shares_maps: bool) -> tuple[str, ...]:
 
 
 def residual_columns(columns: dict[str, Floats], reuse_factors: Floats | None) -> Floats:
-    """What the trees look at, (n, columns) float64."""
+    """Returns the columns that the trees look at, (n, columns) float64."""
     seen = tree_columns(columns)
     return seen if reuse_factors is None else np.concatenate([seen, reuse_factors], axis=1)
 

@@ -1,7 +1,7 @@
 """Gradient-boosted regression trees over arrays, small enough to be stored as JSON.
 
-All trees have the same depth and every node is there: a node that doesn't split sends everything to
-the left. Prediction is then a few gathers for all rows and trees at once, without a library.
+All trees have the same depth, and every node exists: a node that doesn't split sends everything to
+the left. So a prediction is a few gathers for all rows and trees at once, without a library.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Trees:
         return total
 
     def as_json(self) -> dict[str, Any]:
-        """The arrays as lists; an infinite threshold becomes null."""
+        """Returns the arrays as lists; an infinite threshold becomes null."""
         return {
             "feature": self.feature.tolist(),
             "threshold": [
@@ -65,7 +65,7 @@ class Trees:
             columns: number of columns of the rows that these trees are for.
 
         Raises:
-            ValueError: shapes that are not those of complete trees, or a column that isn't there.
+            ValueError: the trees are not complete, or look at a column that isn't there.
         """
         feature = np.asarray(record["feature"], dtype=np.int64)
         value = np.asarray(record["value"], dtype=np.float64)
@@ -96,7 +96,7 @@ def empty() -> Trees:
 
 @dataclass(frozen=True)
 class Bins:
-    """The values of some rows, each replaced by the number of cuts that are below it.
+    """The values of some rows. Each is replaced by the number of cuts below it.
 
     Attributes:
         cuts: cuts of each column, ascending.
@@ -122,18 +122,18 @@ def grow(
 ) -> tuple[Integers, Floats, Integers]:
     """Grows one tree that explains `gradient`.
 
-    At each node it takes the cut with the largest gain G_l^2 / W_l + G_r^2 / W_r - G^2 / W, where G
-    and W are the sums of gradients and weights on either side (XGBoost, Chen and Guestrin 2016).
+    Each node takes the cut with the largest gain G_l^2 / W_l + G_r^2 / W_r - G^2 / W. G and W are
+    the sums of gradients and weights on either side (XGBoost, Chen and Guestrin 2016).
 
     Args:
         bins: the rows.
-        gradient: (n,).
-        weight: (n,), at least 0.
-        depth: levels of cuts.
+        gradient: (n,), gradient of each row.
+        weight: (n,), weight of each row, at least 0.
+        depth: number of levels of cuts.
         least_weight: weight that either side of a cut must have, positive.
 
     Returns:
-        feature and threshold of the nodes, and the leaf of each row.
+        The feature and threshold of the nodes, and the leaf of each row.
     """
     nodes = 2**depth - 1
     feature = np.zeros(nodes, dtype=np.int64)

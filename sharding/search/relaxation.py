@@ -196,11 +196,11 @@ class _Programme:
         """Returns the bound and each option's excess that any multipliers prove.
 
         Args:
-            of_phases: (phases, 1 + tables), of the mean rank and of those with a table's shard;
-                not negative.
-            of_memory: likewise.
+            of_phases: (phases, 1 + tables), multipliers of the mean rank and of the ranks with a
+                table's shard; not negative.
+            of_memory: multiplier of the memory; not negative.
         """
-        # The solver's are right but for rounding: of each phase they are to sum up to all of it.
+        # The solver's multipliers have rounding errors: those of a phase must sum up to all of it.
         whole = of_phases.sum(axis=1)
         of_phases = np.where(
             whole[:, None] > 0,

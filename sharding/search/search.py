@@ -24,33 +24,33 @@ from .relaxation import relaxed_choice
 from .slot_memory import least_slots, memory_for_shards, slots_of
 from .step_bound import step_bound
 
-# When options are chosen, shards of at most these shares of the lower bound are tried.
+# Largest shares of the lower bound that a shard may have when options are chosen; each is tried.
 _SHARES = (1.0, 0.7, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.18, 0.125, 0.09)
-# A full memory counts for this many times the lower bound, when options are chosen.
+# When options are chosen, a full memory counts as this many times the lower bound.
 _PRICES = (0.0, 0.3, 3.0, 1e6)
-# A plan this near to what its set of options is expected to take is not improved further.
+# A plan this near to the expected time of its set of options is not improved further.
 _NEAR = 1.002
-# First plans that are improved; of larger problems fewer.
+# Number of first plans that are improved; fewer for larger problems.
 _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
-# First plans of a set of a large problem: to place a thousand tables takes a tenth of a second.
+# First plans for each set of a large problem: placing a thousand tables takes a tenth of a second.
 _PLACED_OF_LARGE = 2
-# Sets of options that are searched, the most promising first, beside those of one way each; without
-# a plan the largest other one. Of large problems fewer.
+# Number of sets of options that are searched, the most promising first, beside the sets of one way.
+# If they give no plan, the largest other set follows. Large problems get fewer.
 _SETS, _SETS_OF_LARGE = 4, 2
-# Attempts to find room for the slots of the bounded-lag channels, whose size a plan decides.
+# Attempts to find room for the slots of the bounded-lag channels, whose size depends on the plan.
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan and what is known of the best one.
+    """A plan, and what is known of the best plan.
 
     Attributes:
-        plan: where everything is.
+        plan: places of all tables.
         objective: microseconds (options.Problem), the step of the plan's rating.
-        lower_bound: microseconds; no plan's objective is below it.
-        placement: the plan as the search has it.
-        others: plans that the search improved as well, the best first.
+        lower_bound: microseconds that no plan's objective is below.
+        placement: the plan as the search stores it.
+        others: other plans that the search improved, the best first.
     """
 
     plan: tuple[PlacedTable, ...]
@@ -64,12 +64,12 @@ def search(problem: Problem) -> Found:
     """Returns the best plan found, the same one for the same problem.
 
     Raises:
-        InfeasiblePlanError: none was found that fits into the memory.
+        InfeasiblePlanError: no plan was found that fits into the memory.
     """
     slots = least_slots(problem)
     placements = _search_with_room_for_slots(problem, slots)
     _check_host_memory(problem, slots_of(placements[0]))
-    # No plan has fewer slots.
+    # No plan has smaller slots.
     bound = step_bound(problem, memory_for_shards(problem, slots), placements[0].cost)
     found: dict[tuple[PlacedTable, ...], Found] = {}
     for placement in placements:
@@ -87,11 +87,12 @@ def search(problem: Problem) -> Found:
 
 
 def _whole_tables_as_such(plan: Sequence[PlacedTable]) -> tuple[PlacedTable, ...]:
-    """Returns the plan with tables table-wise that are column-wise in one piece, where they may be,
-    unless their module has others of either way: these share the exchanges of such tables.
+    """Returns the plan with column-wise tables of one piece made table-wise, where that is allowed.
 
-    The two are rated alike. But an EmbeddingCollection puts columns together again where there is
-    nothing to put together, and took 1.6 to 1.9 times as long in measured steps.
+    A table stays as it is if its module has others of either way, with which it shares exchanges.
+
+    Both ways have the same rating. But an EmbeddingCollection puts columns together again even if
+    there is nothing to put together. That took 1.6 to 1.9 times as long in measured steps.
     """
     of_module: defaultdict[str, list[PlacedTable]] = defaultdict(list)
     for placed in plan:
@@ -115,8 +116,8 @@ def _whole_tables_as_such(plan: Sequence[PlacedTable]) -> tuple[PlacedTable, ...
 
 
 def _search_with_room_for_slots(problem: Problem, slots: float) -> list[Placement]:
-    """Returns the best plan found that has room for its own slots, with the others that were
-    improved and have; no plan has less of them than `slots`."""
+    """Returns the best plan found that has room for its own slots, then other improved plans that
+    have room. No plan has smaller slots than `slots`."""
     least = enough = slots
     too_many = short_by = np.inf
     for _ in range(_ATTEMPTS):
@@ -149,7 +150,7 @@ def _has_room_for_slots(problem: Problem, plan: Placement) -> bool:
 
 
 def _check_host_memory(problem: Problem, used: float) -> None:
-    """Raises InfeasiblePlanError where a plan's slots are more than a host's memory for a rank."""
+    """Raises InfeasiblePlanError if a plan's slots exceed a rank's part of a host's memory."""
     host_memory = problem.job.host_memory_bytes
     if host_memory is None or used <= min(host_memory):
         return
@@ -178,7 +179,7 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
     nearest: list[tuple[Placement, list[int]]] = []
     large = len(problem.options) >= _LARGE
     most = _PLACED_OF_LARGE if large else len(_SHARES)
-    # One way for all tables is what people try by hand: no plan is to be worse.
+    # People try one way for all tables by hand. The result must not be worse.
     sets = _SETS_OF_LARGE if large else _SETS
     first = [*promising[:sets], *(each for each in promising[sets:] if each.number == 1)]
     others = [options for options in promising[sets:] if options.number > 1]
@@ -203,7 +204,8 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
 def _worth_improving(
     starts: list[tuple[float, Placement, PlanOptions]], large: bool
 ) -> list[tuple[Placement, PlanOptions]]:
-    """Returns the best of all first plans, and unless the problem is large those of each way."""
+    """Returns the best of all first plans; if the problem is not large, also the best of each
+    way."""
     ordered = [entry[1:] for entry in sorted(starts, key=lambda entry: entry[0])]
     if large:
         return ordered[:_STARTS_OF_LARGE]
@@ -218,7 +220,7 @@ def _worth_improving(
 def _starts(
     problem: Problem, options: PlanOptions, capacity: NDArray[np.float64], most: int
 ) -> tuple[list[Placement], list[tuple[Placement, list[int]]]]:
-    """Returns up to `most` first plans of a set, and those with options left over for memory."""
+    """Returns up to `most` first plans of a set, and the plans that the memory had no room for."""
     starts: list[Placement] = []
     unfinished: list[tuple[Placement, list[int]]] = []
     for price in _PRICES:

@@ -1,4 +1,4 @@
-"""Memory that the bounded-lag channels of a plan take, and what is left for shards."""
+"""Memory for the bounded-lag channels of a plan, and memory left for shards."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,11 @@ from .placement import Placement
 
 
 def slots_of(placement: Placement) -> float:
-    """Returns the bytes of slots on each rank: every channel's are as large as its largest message.
+    """Returns the bytes of slots on each rank. A channel's slots have the size of its largest
+    message.
 
-    Each module has, per group of tables, a channel for ids, one for embeddings and, when training,
-    one for gradients.
+    Each module has channels for each of its groups of tables: one for ids, one for embeddings and,
+    when training, one for gradients.
     """
     problem, job = placement.problem, placement.problem.job
     messages: dict[tuple[str, str], NDArray[np.float64]] = {}
@@ -26,7 +27,7 @@ def slots_of(placement: Placement) -> float:
 
 
 def least_slots(problem: Problem) -> float:
-    """Returns slots that no plan has less of: one channel a way, equal messages, least bytes."""
+    """Returns the least slots of any plan: one channel a way, equal messages, least bytes."""
 
     def mean_message(bytes_of_shards: list[float]) -> float:
         of_options = problem.option_shards * np.array(bytes_of_shards)
@@ -44,7 +45,7 @@ def _slots(problem: Problem, ids: float, rows: float) -> float:
 
 
 def memory_for_shards(problem: Problem, slots: float) -> NDArray[np.float64]:
-    """Returns what each rank has for shards beside results and slots, (ranks), bytes."""
+    """Returns the memory that each rank has for shards beside results and slots, (ranks), bytes."""
     apart = problem.job.host_memory_bytes is not None
     beside = problem.fixed_bytes + (0.0 if apart else slots)
     return np.array(problem.job.memory_bytes, float) - beside

@@ -12,11 +12,11 @@ from .lower_bound import least_of_tables, price_of_memory
 from .relaxation import Constants, of_largest, relax
 from .ways import Ways, all_ways, sets_of_ways
 
-# Options of all sets of ways that are looked at: of 1,000 tables on 128 ranks some 60 sets.
+# Limit of options in all sets of ways together: for 1,000 tables on 128 ranks some 60 sets.
 _EFFORT = 300_000
-# Bounds are sought to this part of themselves; where each try solves linear programmes to this.
+# Precision of bounds, as a share; the second one where each try solves linear programmes.
 _NEAR, _NEAR_RELAXED = 1e-4, 4e-3
-# Options are left out, and what is left is looked at again, so many times at most.
+# Options are left out, and the others are tried again, at most so many times.
 _ROUNDS, _ROUNDS_RELAXED = 20, 3
 _ROUNDING = 1e-9
 
@@ -35,7 +35,7 @@ def step_bound(problem: Problem, capacity: NDArray[np.float64], known: float) ->
         if ways.at_least >= least:
             break
         if effort >= _EFFORT:
-            # No set that is left is below this one.
+            # No remaining set is below this one.
             every = _Proof(problem, capacity, all_ways(problem, usable)).bound(0.0, known)
             return max(ways.at_least, min(every, least))
         least = _Proof(problem, capacity, ways).bound(ways.at_least, least)
@@ -44,7 +44,7 @@ def step_bound(problem: Problem, capacity: NDArray[np.float64], known: float) ->
 
 
 class _Proof:
-    """What can be shown of the plans that use some ways."""
+    """What can be proved of the plans that use some ways."""
 
     def __init__(self, problem: Problem, capacity: NDArray[np.float64], ways: Ways) -> None:
         self._problem, self._ways = problem, ways
@@ -57,13 +57,13 @@ class _Proof:
         total = float(capacity.sum())
         price = price_of_memory(np.where(options, work, np.inf), memory, total, first)
         self._work, self._allowance = work + price * memory, price * total
-        # A phase takes at least so much of the mean and so much of the largest rank's load.
+        # A phase takes at least so much of the mean load and so much of the largest rank's load.
         self._of_largest = of_largest(problem)
         self._every = problem.op_us[ways.ops_of_all].sum(axis=0)
         beside = np.where(ways.ops_of_all[problem.option_op], 0.0, 1.0)
         self._op_us = problem.op_us[problem.option_op] * beside[:, None]
         self._one_more = np.where(np.isfinite(ways.one_more), ways.one_more, 0.0)
-        # All ranks' work on shared cores is no longer than that of a rank that has this op, too.
+        # All ranks' work on shared cores takes no longer than a rank that also has this op.
         crowded = job.ranks_per_core > 1 and self._every.any()
         on_mean = self._one_more * (job.ranks_per_core / ranks if crowded else 1.0)
         self._ops = job.ranks_per_core * self._every.sum() + on_mean.sum()
@@ -72,7 +72,7 @@ class _Proof:
         self._options = ways.options
 
     def bound(self, low: float, high: float) -> float:
-        """Returns the largest time found, from `low` to `high`, that no plan is below."""
+        """Returns the largest time found, between `low` and `high`, that no plan is below."""
         if self._impossible(high) or (proven := self._relaxed(high)) > high:
             return high
         low, top = max(low, proven), high
@@ -93,8 +93,8 @@ class _Proof:
         return min(low, high)
 
     def _impossible(self, step: float) -> bool:
-        """Returns whether no plan takes `step` microseconds, or less, by what tables take alone,
-        together, and packed."""
+        """Returns whether no plan takes at most `step` microseconds. It looks at what tables take
+        alone, together, and packed."""
         first = self._problem.first_options
         time = step - self._ways.charges
         options, fixed, on_all, shared = self._left(time)
@@ -108,10 +108,9 @@ class _Proof:
         return self._too_large(options & ~is_fixed, ~fixed, float(room))
 
     def _relaxed(self, step: float) -> float:
-        """Returns microseconds that no plan is below which takes `step` or less; infinity if there
-        is none.
+        """Returns a bound of the plans that take `step` or less; infinity if there are none.
 
-        Steps that are asked for after one that may be have to be less."""
+        After a step that may be possible, only smaller steps may be asked for."""
         first = self._problem.first_options
         time = (step - self._ways.charges) * (1 + _ROUNDING)
         options, bound = self._options & self._left(time)[0], 0.0
@@ -134,8 +133,8 @@ class _Proof:
     def _left(
         self, time: float
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
-        """Returns the options that plans of at most `time` can have; (tables), which of them can
-        only be on all ranks; (phases), what is on every rank, and shared, at the least."""
+        """Returns the options that plans of at most `time` can have; (tables), whether a table can
+        only be on all ranks; (phases), the least load on every rank, and the least shared load."""
         problem, first = self._problem, self._problem.first_options
         options = self._ways.options
         for _ in range(_ROUNDS):
@@ -156,14 +155,14 @@ class _Proof:
     def _too_large(
         self, options: NDArray[np.bool_], tables: NDArray[np.bool_], room: float
     ) -> bool:
-        """Returns whether the tables can't be placed on ranks that have `room` microseconds."""
+        """Returns whether the tables can't be placed on ranks with `room` microseconds."""
         if not tables.any():
             return False
         problem = self._problem
         room -= float(self._of_largest @ self._one_more)
         if room <= 0:
             return True
-        # What is larger than the room was left out, or is no less so for being cut off.
+        # Larger values than the room were left out, or they stay too large when they are cut off.
         shares = np.minimum(problem.costs @ self._of_largest / room, 1.0)
         enough = problem.job.ranks * (1 + 1e-9)
         for images in dual_feasible(shares):

@@ -1,7 +1,7 @@
-"""Which ways of sharding the tables of each module go, and what that costs whatever else a plan is.
+"""Sets of ways for the tables of each module, and their costs, whatever else a plan has.
 
 A way is a pair of a module and a group (options.Problem). A plan uses one set of ways of each
-module. Sets are many, but few of them can beat a plan that is known.
+module. There are many sets, but few of them can beat a known plan.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from ..problem.options import ALL_RANKS, Problem
 
 @dataclass(frozen=True)
 class Ways:
-    """The plans that use each of some ways, and none else.
+    """The plans that use each of some ways, and no other way.
 
     Attributes:
-        options: (options), those that go these ways.
-        charges: microseconds of their exchanges, whatever they carry.
-        ops_of_all: (ops), which of them every rank runs.
-        one_more: (phases), microseconds of the least op that is not; infinity where all are.
-        at_least: microseconds; no such plan takes less.
+        options: (options), whether each goes these ways.
+        charges: microseconds of their exchanges that don't depend on bytes.
+        ops_of_all: (ops), whether every rank runs it.
+        one_more: (phases), microseconds of the smallest other op; infinity where every rank runs
+            all.
+        at_least: microseconds that every such plan takes at least.
     """
 
     options: NDArray[np.bool_]
@@ -48,8 +49,8 @@ class Ways:
 
 
 def sets_of_ways(problem: Problem, usable: NDArray[np.bool_]) -> Iterator[Ways]:
-    """Yields all sets of ways that plans of the usable options can have, that with least time of
-    `at_least` first."""
+    """Yields all sets of ways that plans of the usable options can have, the smallest `at_least`
+    first."""
     modules = sorted({table.module for table in problem.tables})
     each = [sorted(_of_module(problem, usable, m), key=lambda w: w.at_least) for m in modules]
     if not all(each):
@@ -87,7 +88,7 @@ def least_charges(problem: Problem, options: NDArray[np.bool_]) -> tuple[float, 
 
 
 def _of_module(problem: Problem, usable: NDArray[np.bool_], module: str) -> Iterator[Ways]:
-    """Yields the sets of ways of a module; its tables have no other options."""
+    """Yields the sets of ways of a module. A set leaves its tables no other options."""
     tables = np.array([table.module == module for table in problem.tables])
     mine = usable & tables[problem.option_table]
     pair_of_option = problem.op_pair[problem.option_op]
@@ -111,16 +112,17 @@ def _of_module(problem: Problem, usable: NDArray[np.bool_], module: str) -> Iter
 
 
 def _ops_of_all_ranks(problem: Problem) -> NDArray[np.bool_]:
-    """Returns which ops all ranks run if their pair is used at all, (ops)."""
+    """Returns for each op whether all ranks run it if its pair is used at all, (ops)."""
     first = np.unique(problem.option_op, return_index=True)[1]
-    # Of a pair with weights of several precisions one op may have no tables.
+    # A pair whose weights have several precisions may have an op without tables.
     alone = np.bincount(problem.op_pair)[problem.op_pair] == 1
     result: NDArray[np.bool_] = (problem.option_spread[first] == ALL_RANKS) & alone
     return result
 
 
 def _pairs_together(problem: Problem, pairs: NDArray[np.intp]) -> Iterator[list[int]]:
-    """Yields the sets of a module's pairs: of an EmbeddingCollection's widths one at most."""
+    """Yields the sets of a module's pairs. Of an EmbeddingCollection's widths a set has at most
+    one."""
     first = np.unique(problem.op_pair[problem.option_op], return_index=True)[1]
     widths = [pair for pair in pairs.tolist() if "/" in problem.options[first[pair]].group]
     others = [pair for pair in pairs.tolist() if pair not in widths]

@@ -1,5 +1,5 @@
-"""Which bound of lag is worth its memory and latency: the same job simulated with several, and with
-several codecs."""
+"""Simulates a job with several bounds and codecs, to find the bound worth its memory and
+latency."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .program import Ranks, graph_of
 from .remembered_costs import RememberedCosts
 from .wire.codecs import FP32, CodecCosts
 
-# Of all batches, those at the beginning that are not counted: the ranks begin together.
+# Part of the batches, at the beginning, that doesn't count: the ranks begin together.
 _WARM_UP = 0.1
 _LEAST_COUNTED = 8
 #: How much faster a larger bound has to be, or a codec.
@@ -33,17 +33,17 @@ WORTH = 1.03
 
 @dataclass(frozen=True)
 class BoundOutcome:
-    """A job with one bound and codec.
+    """The result of a job with one bound and codec.
 
     Attributes:
         bound: iterations that ranks may be apart.
         step_us: mean time from one batch to the next, over all ranks.
         step_percentiles_us: the 50th, 95th and 99th percentile of these times.
         latency_us: median time of a batch on its rank, from its begin to its end.
-        memory_bytes: memory of the fullest rank: shards, what is in flight, slots, results.
-        run: simulates it again.
+        memory_bytes: memory of the fullest rank: shards, data in flight, slots, results.
+        run: function that simulates it again.
         codec: codec of embeddings.
-        embedding_bytes: bytes of a batch, as they travel from all ranks to others.
+        embedding_bytes: bytes of a batch that travel from all ranks to others.
     """
 
     bound: int
@@ -57,22 +57,23 @@ class BoundOutcome:
 
     @property
     def timeline(self) -> Timeline:
-        """The simulation, made anew: those of many ranks are too large for all of them to stay."""
+        """Returns the simulation, made again: those of many ranks are too large to keep all of
+        them."""
         return self.run()
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is simulated beside the plan.
+    """The settings of a simulation, beside the plan.
 
     Attributes:
-        ranks: where they run.
-        delays: by which they are held up.
+        ranks: the ranks and their cores.
+        delays: delays of the ranks.
         batches: batches of each rank.
         seed: seed of the delays, which are the same for every bound.
         host: costs beside lookups and exchanges.
-        dense: the model's other layers.
-        codecs: codecs of embeddings, of which each is simulated with each bound.
+        dense: other layers of the model.
+        codecs: codecs of embeddings; each is simulated with each bound.
     """
 
     ranks: Ranks
@@ -92,19 +93,19 @@ def simulate_bounds(
     bounds: Sequence[int],
     simulation: Simulation,
 ) -> list[BoundOutcome]:
-    """Returns what each bound makes of a job, with one codec after the other.
+    """Returns the outcome of a job for each bound, with one codec after the other.
 
     Args:
-        plan: where the tables are.
+        plan: places of the tables.
         workload: the tables.
-        job: what the plan is for, but for its bound.
+        job: what the plan is for; its bound is ignored.
         model: model of lookups and exchanges.
-        bounds: to simulate.
-        simulation: what else there is.
+        bounds: bounds to simulate.
+        simulation: settings of the simulation.
 
     Raises:
-        ValueError: a bound above 0 for a job that trains, whose rows would be out of date; or too
-            few batches for a bound.
+        ValueError: a bound is above 0 and the job trains, so that rows would be out of date. Or
+            there are too few batches for a bound.
     """
     delays = simulation.delays.sample(job.ranks, simulation.batches, simulation.seed)
     costs = RememberedCosts(model)
@@ -155,7 +156,8 @@ def _simulate_one(
 
 
 def _counted(batches: int, bound: int) -> slice:
-    """Returns the batches whose steps count: not the last ones, which end when none begins."""
+    """Returns the batches whose steps count. The last ones end when none begins, and don't
+    count."""
     first, last = int(_WARM_UP * batches), batches - 2 * bound
     if last - first < _LEAST_COUNTED:
         least = int((_LEAST_COUNTED + 2 * bound) / (1 - _WARM_UP)) + 1
@@ -166,7 +168,7 @@ def _counted(batches: int, bound: int) -> slice:
 
 
 def _of_batches(timeline: Timeline, times: Floats, name: str, ranks: int) -> Floats:
-    """Returns (ranks, batches), of the last task of the name that a rank has for each batch."""
+    """Returns the times of the last task of that name for each rank and batch, (ranks, batches)."""
     graph = timeline.graph
     tasks = graph.called(name)
     of_rank = [tasks[graph.thread[tasks] == rank] for rank in range(ranks)]
@@ -188,8 +190,8 @@ def choose_bound(
         max_latency_us: limit of a batch's latency.
 
     Raises:
-        ValueError: a limit is no positive number, or no bound is within them; the text says what
-            the nearest one needs.
+        ValueError: a limit is no positive number, or no bound is within the limits; the text says
+            what the nearest bound needs.
     """
     within = within_limits(outcomes, max_memory_bytes, max_latency_us)
     fastest = min(each.step_us for each in within)
@@ -200,7 +202,7 @@ def choose_bound(
 def within_limits(
     outcomes: Sequence[BoundOutcome], max_memory_bytes: float | None, max_latency_us: float | None
 ) -> list[BoundOutcome]:
-    """Returns those that `choose_bound` may take; arguments and errors as there."""
+    """Returns the outcomes that `choose_bound` may take; arguments and errors are the same."""
     limits = {"memory": max_memory_bytes, "latency": max_latency_us}
     for name, limit in limits.items():
         if limit is not None and not 0 < limit < math.inf:

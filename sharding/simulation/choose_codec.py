@@ -1,4 +1,4 @@
-"""Which codec of embeddings is worth what it rounds: the same job simulated with several."""
+"""Chooses the codec of embeddings that is worth its rounding, from simulations of one job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def choose_codec(
     max_memory_bytes: float | None = None,
     max_latency_us: float | None = None,
 ) -> BoundOutcome:
-    """Returns the fastest codec, with the bound that is worth it: float32, which rounds nothing,
-    if it is among them and nearly as fast.
+    """Returns the outcome of the fastest codec, with the bound that `choose_bound` takes for it.
+
+    float32 rounds nothing. It is chosen if it is among the codecs and nearly as fast.
 
     Args:
         outcomes: outcomes of `simulate_bounds`.
@@ -23,7 +24,7 @@ def choose_codec(
         max_latency_us: limit of a batch's latency.
 
     Raises:
-        ValueError: there is one codec, or the limits are as `choose_bound` refuses them.
+        ValueError: there is only one codec, or `choose_bound` refuses the limits.
     """
     codecs = list(dict.fromkeys(each.codec for each in outcomes))
     if len(codecs) < 2:

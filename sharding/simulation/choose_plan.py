@@ -1,4 +1,4 @@
-"""Which of several plans to take, by the steps that they are simulated to take."""
+"""Chooses one of several plans by their simulated steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Plan = tuple[PlacedTable, ...]
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """What was simulated, and what to take.
+    """The simulated steps, and the plan to take.
 
     Attributes:
         steps: steps of each plan, with the interval that holds 9 of 10 measured ones.
         chosen: index of the plan to take.
-        abstained: whether another one is simulated to be faster, but by less than simulations of
-            the plans of a model differ from measurements, so that the first is kept.
+        abstained: whether another plan is simulated to be faster, but only by less than the error
+            of simulations of one model's plans. Then the first plan stays.
     """
 
     steps: Sequence[Estimate]
@@ -34,12 +34,12 @@ class PlanChoice:
 
     @property
     def gain(self) -> float:
-        """The first plan's step over the chosen one's, at least 1."""
+        """Returns the first plan's step over the chosen one's, at least 1."""
         return self.steps[0].microseconds / self.steps[self.chosen].microseconds
 
     @property
     def text(self) -> str:
-        """What was simulated and taken, in words."""
+        """Returns in words what was simulated and chosen."""
         step, number = self.steps[self.chosen], len(self.steps)
         text = (
             f"{step.microseconds:,.0f} us ({step.low:,.0f} to {step.high:,.0f}), all of it but the "
@@ -63,12 +63,12 @@ def choose_plan(
     """Simulates a step of each plan and takes the fastest one, unless the first is as good.
 
     Args:
-        plans: the first is taken, unless another one is faster beyond doubt.
+        plans: plans to choose from; the first stays unless another one is faster beyond doubt.
         workload: the tables.
         job: what the plans are for.
         model: model of lookups and exchanges.
-        host: of what is beside them.
-        dense: the other layers; none by default.
+        host: costs beside lookups and exchanges.
+        dense: other layers of the model; none by default.
 
     Raises:
         ValueError: there are no plans.

@@ -16,13 +16,13 @@ _BACKEND = "gloo"
 def buckets_of(
     gradient_bytes: Iterable[int], first: int = FIRST_BUCKET_BYTES, others: int = BUCKET_BYTES
 ) -> list[list[int]]:
-    """Returns which gradients travel together, as torch's reducer puts them together.
+    """Returns which gradients travel together, by the rule of torch's reducer.
 
-    A bucket is full with the gradient by which it reaches its size. That is the reducer's rule
-    after its first step, from which it knows in which order gradients become ready.
+    A bucket is full with the gradient by which it reaches its size. The reducer follows this rule
+    after its first step, which shows it the order in which gradients become ready.
 
     Args:
-        gradient_bytes: in the order in which gradients become ready, of one type.
+        gradient_bytes: bytes of gradients of one type, in the order in which they become ready.
         first: size of the first bucket.
         others: size of the other buckets.
 
@@ -45,10 +45,10 @@ class Bucket:
     """Gradients that travel together, microseconds.
 
     Attributes:
-        work_us: microseconds of the backward until they are ready and in the bucket.
-        all_reduce_us: microseconds of the bucket, on a core.
-        unpack_us: their copies back.
-        pause_us: microseconds of the all-reduce, on no core.
+        work_us: microseconds of the backward until the gradients are ready and in the bucket.
+        all_reduce_us: microseconds of the bucket's all-reduce on a core.
+        unpack_us: microseconds of the copies back.
+        pause_us: microseconds of the all-reduce on no core.
     """
 
     work_us: float
@@ -59,13 +59,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class DenseSteps:
-    """A training step of layers that all ranks have, microseconds; nothing by default.
+    """A training step of layers that all ranks have, in microseconds; all 0 by default.
 
     Attributes:
-        forward_us: forward of all layers.
-        buckets: buckets, in the order in which the backward fills them.
-        rest_us: rest of the backward, after the last gradient.
-        optimizer_us: update of all parameters.
+        forward_us: time of the forward of all layers.
+        buckets: buckets in the order in which the backward fills them.
+        rest_us: time of the backward after the last gradient.
+        optimizer_us: time of the update of all parameters.
     """
 
     forward_us: float = 0.0
@@ -88,11 +88,11 @@ class DenseSteps:
         A layer's gradients are ready when its backward is done, the last parameter's first.
 
         Args:
-            layers: in the order of the forward.
-            ranks: ranks of the job; one alone has no buckets.
+            layers: layers in the order of the forward.
+            ranks: number of ranks of the job; a single rank has no buckets.
             model: model of all-reduces.
-            first_bucket_bytes: DistributedDataParallel's.
-            bucket_bytes: its bucket_cap_mb, in bytes.
+            first_bucket_bytes: size of DistributedDataParallel's first bucket.
+            bucket_bytes: size of its other buckets, bucket_cap_mb in bytes.
         """
         gradients: list[Gradient] = []
         work: list[float] = []
@@ -120,7 +120,7 @@ class DenseSteps:
         return cls(forward, tuple(buckets), since, optimizer)
 
     def backward(self) -> Iterator[Stage]:
-        """Yields the backward, in which each full bucket is handed to the communication thread."""
+        """Yields the backward, which hands each full bucket to the communication thread."""
         for number, bucket in enumerate(self.buckets):
             yield Compute("dense backward", bucket.work_us)
             yield Begin(_name(number), 0.0, bucket.all_reduce_us, pause=bucket.pause_us)
@@ -128,7 +128,8 @@ class DenseSteps:
             yield Compute("dense backward", self.rest_us)
 
     def finish(self) -> Iterator[Stage]:
-        """Yields what follows the whole backward: the wait for all buckets, and the optimizer."""
+        """Yields the stages after the whole backward: waiting for all buckets, and the
+        optimizer."""
         for number, bucket in enumerate(self.buckets):
             yield Finish(_name(number), bucket.unpack_us)
         if self.optimizer_us:
@@ -140,7 +141,7 @@ def data_parallel_program(dense: DenseSteps, step_us: float = 0.0) -> list[Stage
 
     Args:
         dense: the layers.
-        step_us: microseconds of what is beside them, in every step: loading, Python.
+        step_us: microseconds of everything else in a step, such as loading and Python.
     """
     return [
         Compute("load", step_us),

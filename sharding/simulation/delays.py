@@ -1,4 +1,4 @@
-"""What holds ranks up: how much longer than usual each rank takes in each step."""
+"""Delays of ranks: how much longer than usual each rank takes in each step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Draw = Callable[[np.random.Generator, int, int], Floats]
 
 
 class DelayError(ValueError):
-    """A text describes no delays."""
+    """A text does not describe delays."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Delays:
 
     Attributes:
         text: the text that it was read from.
-        draw: returns (ranks, steps) microseconds.
+        draw: function that returns (ranks, steps) microseconds.
     """
 
     text: str
     draw: Draw
 
     def sample(self, ranks: int, steps: int, seed: int) -> Floats:
-        """Returns (ranks, steps) microseconds, the same ones for the same arguments.
+        """Returns (ranks, steps) microseconds. The same arguments give the same numbers.
 
         Raises:
-            DelayError: the delays are of another number of ranks.
+            DelayError: the delays are for another number of ranks.
         """
         return self.draw(np.random.default_rng(seed), ranks, steps)
 
@@ -56,7 +56,7 @@ def read_delays(text: str) -> Delays:
     """Reads delays as command lines give them.
 
     Raises:
-        DelayError: it describes none; the text lists what does.
+        DelayError: the text describes no delays; the message lists what does.
         OSError: a file can't be read.
     """
     kind, _, rest = text.partition(":")
@@ -86,7 +86,7 @@ def _uniform(rest: str) -> Draw:
     if not dash:
         raise DelayError("needs a range like 0-10ms")
     high = _time(high_text)
-    # "0-10ms": the unit of the end is that of the beginning, unless it has its own.
+    # "0-10ms": the beginning has the unit of the end, unless it has its own.
     low = _time(low_text if _unit(low_text) else low_text + _unit(high_text))
     if low > high:
         raise DelayError("needs a range like 0-10ms, the lower end first")
@@ -122,7 +122,7 @@ def _bursts(rest: str) -> Draw:
 
     def draw(random: np.random.Generator, ranks: int, steps: int) -> Floats:
         held_up = np.zeros((ranks, steps), bool)
-        # As often as in the long run, so that the beginning is like the rest.
+        # The share of ranks in a burst at the beginning is that of the long run.
         now = random.random(ranks) < begins / max(begins + ends, 1e-300)
         for step in range(steps):
             held_up[:, step] = now
@@ -182,7 +182,7 @@ def _unit(text: str) -> str:
 
 
 def _time(text: str) -> float:
-    """Returns microseconds; of a 0 no unit is asked."""
+    """Returns microseconds. A 0 needs no unit."""
     unit = _unit(text)
     value = _number(text.strip().removesuffix(unit))
     if not unit and value:

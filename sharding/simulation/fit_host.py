@@ -18,7 +18,7 @@ from .engine.task_graph import Floats
 from .engine.timeline import simulate
 from .one_step import one_step
 
-# About what they are, microseconds: where the fit begins, and by how much it tries to change them.
+# Rough values, microseconds: the start of the fit, and the size of its first changes.
 _TYPICAL = HostCosts(
     lookup=1.0,
     exchange=1.0,
@@ -40,13 +40,13 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """Steps that a plan took.
+    """The steps of a plan.
 
     Attributes:
-        model: what is left out together.
-        plan: where the tables were.
+        model: name of the model; all its plans are held out together.
+        plan: places of the tables.
         workload: the tables.
-        job: what it was for.
+        job: what the plan is for.
         us: (steps,), microseconds of the slowest rank.
     """
 
@@ -58,17 +58,17 @@ class MeasuredPlan:
 
     @property
     def typical_us(self) -> float:
-        """The median."""
+        """Returns the median of the steps."""
         return float(np.median(self.us))
 
 
 @dataclass(frozen=True)
 class HostFit:
-    """Host costs, and how they predict what they were not fitted to.
+    """Host costs, and their predictions of plans that they were not fitted to.
 
     Attributes:
-        costs: fitted to all plans.
-        held_out_us: (plans,), of each by costs fitted to the other models' plans.
+        costs: costs fitted to all plans.
+        held_out_us: (plans,), each plan's step by costs fitted to the other models' plans.
     """
 
     costs: HostCosts
@@ -78,14 +78,14 @@ class HostFit:
 def fit_host(measured: Sequence[MeasuredPlan], model: CostModel) -> HostFit:
     """Returns the host costs with the least relative errors.
 
-    A simulated step grows in proportion to all costs together, lookups and exchanges among them. So
-    it is the sum of each cost times what the step gains with it, and that is linear in the costs as
-    long as the same tasks are late. That lookups and exchanges take within a step what they take
-    alone counts as much as a measured plan: where all models are alike they can't be told from the
-    rest.
+    A simulated step grows in proportion to all costs together, lookups and exchanges included. So
+    it is a sum: each cost times what the step gains with it. That is linear in the costs as long as
+    the same tasks are late. The fit has one more target, that lookups and exchanges take as long
+    within a step as alone. It counts as much as a measured plan. For where all models are alike,
+    these factors can't be told from the other costs.
 
     Args:
-        measured: plans of at least two models, of one backend, kind and number of ranks.
+        measured: plans of at least two models, with one backend, kind and number of ranks.
         model: model of lookups and exchanges.
     """
     target = np.array([plan.typical_us for plan in measured])
@@ -110,14 +110,14 @@ def _fitted(gains: Floats, target: Floats) -> Floats:
 
 
 def host_model(measured: Sequence[MeasuredPlan], model: CostModel) -> HostModel:
-    """Returns the fitted host costs of plans, as a profile has them; arguments as of `fit_host`."""
+    """Returns the host costs fitted to plans, for a profile; arguments are those of `fit_host`."""
     fit = fit_host(measured, model)
     steps = [
         np.log(plan.us) - np.log(us) for plan, us in zip(measured, fit.held_out_us, strict=True)
     ]
     typical = np.array([plan.typical_us for plan in measured])
     errors, names = np.log(typical / fit.held_out_us), np.array([plan.model for plan in measured])
-    # What the plans of a model have in common tells none of them from another.
+    # An error that the plans of a model share does not change their order.
     apart = [errors[names == name] - errors[names == name].mean() for name in np.unique(names)]
     freedom = max(len(errors) - len(apart), 1)
     of_one = float(np.sqrt(np.square(np.concatenate(apart)).sum() / freedom))
@@ -134,9 +134,9 @@ def host_model(measured: Sequence[MeasuredPlan], model: CostModel) -> HostModel:
 
 
 class _Gains:
-    """How the step of a plan depends on host costs.
+    """The dependence of a plan's step on host costs.
 
-    The work of every task is a sum of each cost times a constant, and the tasks are the same.
+    The work of every task is a sum of costs times constants, and the tasks stay the same.
     """
 
     def __init__(self, plan: MeasuredPlan, model: CostModel) -> None:
@@ -148,7 +148,7 @@ class _Gains:
         self._work = np.stack([graph.work for graph in units])
 
     def at(self, costs: Floats) -> Floats:
-        """Returns (costs,), what a step gains with a unit of each."""
+        """Returns (costs,), what a step gains with a unit of each cost."""
         here = self.step(costs)
         changes = _CHANGE * np.array([getattr(_TYPICAL, name) for name in NAMES])
         each = [self.step(costs + row) for row in np.diag(changes)]

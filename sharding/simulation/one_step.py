@@ -25,12 +25,12 @@ def one_step(
     """Returns the simulation of a step on the hosts of `job`.
 
     Args:
-        plan: where the tables are.
+        plan: places of the tables.
         workload: the tables.
-        job: what the plan is for; without `cores_per_host` each rank has its own.
+        job: what the plan is for; without `cores_per_host` each rank has its own core.
         model: model of lookups and exchanges.
-        host: what is beside them; nothing by default.
-        dense: the other layers; none by default.
+        host: costs beside lookups and exchanges; nothing by default.
+        dense: other layers of the model; none by default.
     """
     program = program_of(plan, workload, job, model, host, dense)
     cores = job.cores_per_host or job.host_ranks
@@ -45,5 +45,5 @@ def step_us(
     host: HostCosts | None = None,
     dense: DenseSteps | None = None,
 ) -> float:
-    """Returns the microseconds until all ranks are done; arguments as of `one_step`."""
+    """Returns the microseconds until all ranks are done; arguments are those of `one_step`."""
     return float(one_step(plan, workload, job, model, host, dense).end.max())

@@ -1,4 +1,4 @@
-"""What ranks do in a step of a sharded model, from its plan."""
+"""The stages of each rank in a step of a sharded model, made from its plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from .wire.link import Link
 Floats = npt.NDArray[np.float64]
 Collectives = Sequence[Collective]
 
-# Of a one-sided exchange's time, what the sender's puts take; the rest is the receiver's reading.
+# Share of a one-sided exchange's time that the sender's puts take; the receiver's reading is the
+# rest.
 _PUTS = 0.5
 _BY_ROWS = (ROW_WISE, TABLE_ROW_WISE)
 
@@ -34,11 +35,11 @@ class _Exchange(NamedTuple):
 
     Attributes:
         name: name of the channel.
-        collectives: over a process group; of a channel the all-to-all.
+        collectives: collectives over a process group; for a channel the all-to-all.
         sizes: (ranks,), bytes of each message to a rank, or else from it.
-        to_rank: which of the two.
+        to_rank: whether `sizes` are of messages to a rank.
         encode: microseconds of the senders, before.
-        decode: of the receivers, after.
+        decode: microseconds of the receivers, after.
     """
 
     name: str
@@ -50,8 +51,9 @@ class _Exchange(NamedTuple):
 
 
 def codec_on_the_wire(group: PlanGroup, codec: CodecCosts) -> CodecCosts:
-    """Returns what the embeddings of a group travel with where `codec` is asked for: over gloo
-    pooled tables split by rows are added up on the way, and codes can't be added."""
+    """Returns the codec that embeddings of a group really travel with if `codec` is asked for. Over
+    gloo it is float32 for pooled tables split by rows: they are added up on the way, and codes
+    can't be added."""
     split = group.sharding_type in _BY_ROWS
     if group.job.backend != "gloo" or not split:
         return codec
@@ -69,25 +71,25 @@ def program_of(
     codec: CodecCosts = FP32,
     link: Link | None = None,
 ) -> list[Stage]:
-    """Returns a step of training or inference, as `job` says; at a bound above 0 the stages of
-    BoundedLagPipeline, with their lags.
+    """Returns a step of training or inference, as `job` says.
 
-    Every exchange is costed as if its ranks had a core each: what they take from each other where
-    they have not is the simulation's to find.
+    At a bound above 0 it has the stages of BoundedLagPipeline, with their lags. Every exchange
+    costs as much as if each rank had a core of its own. The simulation finds what ranks that share
+    cores take from each other.
 
     Args:
-        plan: where the tables are.
+        plan: places of the tables.
         workload: the tables.
         job: what the plan is for.
         model: model of lookups and exchanges.
-        host: of what is beside them; nothing by default.
-        dense: the model's other layers under DistributedDataParallel; none by default. Their
+        host: costs beside lookups and exchanges; nothing by default.
+        dense: other layers of the model, under DistributedDataParallel; none by default. Their
             backward comes first, and their gradients are waited for last.
         codec: codec of embeddings; their gradients travel as float32.
-        link: link of hosts, which messages have to pass.
+        link: link of the hosts, which messages have to pass; none by default.
 
     Raises:
-        ValueError: a bound above 0 over gloo, whose ranks wait for each other.
+        ValueError: the bound is above 0 over gloo, whose ranks wait for each other.
     """
     if job.bound > 0 and job.backend != "bls":
         raise ValueError(
@@ -114,7 +116,7 @@ class _Step:
         self._codec, self._link = codec, link
         self._groups = groups_of(plan, workload, job)
         self._pooled = {table.module: table.pooled for table in workload.tables}
-        # Of each kind, of one batch.
+        # One batch's traffic of each kind.
         once = replace(job, bound=0, training=False)
         self._result_bytes = {True: 0.0, False: 0.0}
         for table in workload.tables:
@@ -158,8 +160,8 @@ class _Step:
         yield from self._dense.finish()
 
     def _called_together(self) -> list[list[tuple[int, PlanGroup]]]:
-        """Returns the groups of each module, which is called alone, with their numbers; or all of
-        them, where the pipeline calls all modules stage by stage."""
+        """Returns the groups that are called together, with their numbers: those of each module, or
+        all of them where the pipeline calls all modules stage by stage."""
         numbered = list(enumerate(self._groups))
         if self._job.bound > 0:
             return [numbered]
@@ -211,7 +213,8 @@ class _Step:
             yield Post(name, exchange.encode + work * _PUTS, lag=lag, transfer=transfer)
             return
         if name.startswith("ids"):
-            # Splits, which nothing goes on without, then lengths; values are what is large.
+            # Splits come first, and nothing goes on without them; then lengths; then values, the
+            # large part.
             worker, idle = self._times(np.zeros_like(exchange.sizes), exchange.collectives)
             yield Begin(f"{name}: splits", 0.0, worker, pause=idle)
             yield Finish(f"{name}: splits")
@@ -235,8 +238,9 @@ class _Step:
         return self._link.transfer_us(np.broadcast_to(sizes, (ranks, ranks)))
 
     def _times(self, for_each: Floats, collectives: Collectives) -> tuple[Floats, Floats]:
-        """Returns what collectives take each rank on a core and on none, as if all ranks had as
-        many bytes as it. Ranks of channels spin while they wait: all of it is on a core."""
+        """Returns the time of collectives for each rank on a core and on none, as if all ranks had
+        as many bytes. Ranks of channels spin while they wait, so that all their time is on a
+        core."""
         each, back = np.unique(for_each, return_inverse=True)
         times = np.zeros((len(each), 2))
         for row, size in zip(times, each.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""What each rank does in a step, and the task graph of many steps."""
+"""The stages of each rank in a step, and the task graph of many steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .engine.task_graph import After, GraphBuilder, Machine, TaskGraph, Tasks
 from .wire.link import Link
 
 PerRank = npt.ArrayLike
-"""Microseconds of all ranks: a number, (ranks,), or (ranks, steps)."""
+"""Microseconds of all ranks: one number, (ranks,), or (ranks, steps)."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Compute:
     Attributes:
         name: name of the stage.
         work: time on a core.
-        pause: time on no core that follows.
-        lag: steps by which the batch that is worked on is older than the step.
+        pause: time on no core, after the work.
+        lag: number of steps by which the stage's batch is older than the step.
     """
 
     name: str
@@ -35,18 +35,18 @@ class Compute:
 
 @dataclass(frozen=True)
 class Post:
-    """One-sided puts of the main thread to all ranks, which do not wait for anybody.
+    """One-sided puts of the main thread to all ranks. They do not wait for any rank.
 
     Attributes:
         exchange: name of the channel.
         work: time to write the messages.
-        latency: microseconds until they can be seen.
-        slots: slots for each pair of ranks; message n is written when its receiver has released
-            message n - slots. None: the 2 (bound + 1) of the channels, where no slot is ever waited
-            for (docs/design/channel.md).
-        lag: steps by which the batch is older than the step.
-        transfer: time that each rank's messages take on its host's link, after `work`, if nobody
-            else uses it.
+        latency: microseconds until the messages can be seen.
+        slots: number of slots for each pair of ranks. Message n is written when its receiver has
+            released message n - slots. None: the 2 (bound + 1) of the channels, where no rank ever
+            waits for a slot (docs/design/channel.md).
+        lag: number of steps by which the batch is older than the step.
+        transfer: time that each rank's messages take on its host's link, after `work`, if the link
+            is free.
     """
 
     exchange: str
@@ -63,8 +63,8 @@ class Collect:
 
     Attributes:
         exchange: name of the channel of the Post.
-        work: work of reading.
-        lag: steps by which the batch is older than the step.
+        work: time to read the messages.
+        lag: number of steps by which the batch is older than the step.
     """
 
     exchange: str
@@ -76,15 +76,15 @@ class Collect:
 class Begin:
     """The main thread hands a collective to the communication thread of its rank.
 
-    All ranks' communication threads begin it together, since nobody can go on without the others.
+    The communication threads of all ranks begin it together: none can go on without the others.
 
     Attributes:
-        collective: its name.
-        work: work of the main thread.
-        worker: work of the communication thread.
-        latency: microseconds on no core, after all have come.
-        transfer: on the host's link, after `worker`, as of a Post.
-        pause: pause of the communication thread, on no core, after `worker`.
+        collective: name of the collective.
+        work: time of the main thread.
+        worker: time of the communication thread on a core.
+        latency: microseconds on no core, after all ranks have come.
+        transfer: time on the host's link, after `worker`, as in a Post.
+        pause: time of the communication thread on no core, after `worker`.
     """
 
     collective: str
@@ -101,7 +101,7 @@ class Finish:
 
     Attributes:
         collective: name of the collective that a Begin has begun.
-        work: work that follows.
+        work: time of the work that follows.
     """
 
     collective: str
@@ -113,15 +113,15 @@ Stage = Compute | Post | Collect | Begin | Finish
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where ranks run.
+    """The ranks, and the cores that they run on.
 
     Attributes:
-        count: count of ranks.
-        cores: cores of each pool.
-        pool: (count,), of each rank. A pool is a host, or the cores that ranks are pinned to.
+        count: number of ranks.
+        cores: number of cores of each pool.
+        pool: (count,), pool of each rank. A pool is a host, or the cores that ranks are pinned to.
         spin_us: see Machine.
         wake_us: see Machine.
-        link: link of their hosts; None: exchanges take what they take on the ranks' cores.
+        link: link of their hosts; None: an exchange takes only time on the ranks' cores.
     """
 
     count: int
@@ -150,8 +150,8 @@ class Ranks:
         return cls(count, (cores,) * hosts, pool, spin_us, wake_us, link)
 
     def machine(self, communication_threads: bool, transfers: bool = False) -> Machine:
-        """Returns the machine of their main threads; behind them of their communication threads,
-        and of what is under way on the link from each rank."""
+        """Returns the machine of all threads: first the main threads, then the communication
+        threads, then a thread for each rank's bytes on the link."""
         pool = self.pool * (2 if communication_threads else 1)
         if self.link is None or not transfers:
             return Machine(self.cores, np.array(pool, np.intp), self.spin_us, self.wake_us)
@@ -174,19 +174,19 @@ def graph_of(
 ) -> TaskGraph:
     """Returns the tasks of `batches` batches on every rank.
 
-    Stages with a lag begin so many steps later than those without, and go on after the last batch
+    A stage with a lag begins so many steps later than one without. It goes on after the last batch
     until all batches are through.
 
     Args:
         program: program of a step.
-        ranks: where they run.
+        ranks: the ranks and their cores.
         batches: batches of each rank.
-        delays: microseconds for which a rank's main thread is held up at the beginning of a step, a
+        delays: microseconds that a rank's main thread is delayed at the beginning of a step, one
             number or (ranks, batches).
 
     Raises:
-        ValueError: a stage waits for what no stage before it begins, or has a transfer where there
-            is no link.
+        ValueError: a stage waits for something that no stage before it begins, or has a transfer
+            without a link.
     """
     return _Graph(program, ranks, batches, delays).build()
 
@@ -272,7 +272,7 @@ class _Graph:
         )
 
     def _over_link(self, name: str, written: Tasks, transfer: PerRank, batch: int) -> Tasks:
-        """Returns the tasks that send what `written` made ready."""
+        """Returns the tasks that send the messages that `written` has written."""
         if not np.any(transfer):
             return written
         return self._builder.add(

@@ -1,5 +1,5 @@
-"""Costs that are asked for once: bounds and codecs of a job have the same lookups, and so have
-ranks that share a table's rows."""
+"""Costs that are computed once. Different bounds and codecs of a job have the same lookups, and so
+have ranks that share a table's rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..cost_interface import CostModel, Estimate, LookupWork
 
 
 class RememberedCosts:
-    """A cost model that remembers what it said.
+    """A cost model that remembers the answers of another one.
 
     Args:
-        model: that is asked.
+        model: cost model that is asked once.
     """
 
     def __init__(self, model: CostModel) -> None:
@@ -21,11 +21,11 @@ class RememberedCosts:
         self._all_to_all, self._all_reduce = cache(model.all_to_all), cache(model.all_reduce)
 
     def lookup_forward(self, works: Sequence[LookupWork]) -> Estimate:
-        """As the model says."""
+        """Returns what the model says."""
         return self._forward(tuple(works))
 
     def lookup_backward(self, works: Sequence[LookupWork]) -> Estimate:
-        """As the model says."""
+        """Returns what the model says."""
         return self._backward(tuple(works))
 
     def all_to_all(
@@ -36,12 +36,12 @@ class RememberedCosts:
         ranks_per_core: float = 1.0,
         ranks_per_host: int | None = None,
     ) -> Estimate:
-        """As the model says."""
+        """Returns what the model says."""
         sent, received = tuple(sent_bytes), tuple(received_bytes)
         return self._all_to_all(sent, received, backend, ranks_per_core, ranks_per_host)
 
     def all_reduce(
         self, bytes: float, world_size: int, backend: str, ranks_per_core: float = 1.0
     ) -> Estimate:
-        """As the model says."""
+        """Returns what the model says."""
         return self._all_reduce(bytes, world_size, backend, ranks_per_core)

@@ -1,1 +1,1 @@
-"""The seam to TorchRec's planner: its tables and plans, estimators, providers and reporters."""
+"""The connection to TorchRec's planner: tables and plans, estimators, providers and reporters."""

@@ -30,17 +30,17 @@ _MICROSECONDS_PER_MS = 1000.0
 class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
     """Fills the `perf` of TorchRec's shards, in milliseconds, from calibrated costs.
 
-    A shard has its marginal costs of lookups, as if nothing else was in its op, and of exchanges
-    what they take beyond empty ones, so that TorchRec's sums over shards make sense. The exchange
-    of ids counts as forward communication: TorchRec's total leaves `input_dist_comms` out.
+    A shard's costs of lookups are its marginal costs, as if nothing else was in its op. Its costs
+    of exchanges are the time beyond empty exchanges. So TorchRec's sums over shards make sense. The
+    exchange of ids counts as forward communication: TorchRec's total leaves `input_dist_comms` out.
 
     Args:
         topology: the ranks and their hosts.
-        constraints: what the user constrains, by name of the table.
+        constraints: the user's constraints by name of the table.
         costs: costs on the machine.
-        reuse: statistics by table or feature (table_reuse.find_reuse); None: ids are taken to be
-            drawn uniformly, as many as pooling factors say.
-        backend: what exchanges go by: "gloo" or "bls".
+        reuse: statistics by table or feature (reuse.of_tables.find_reuse). None: ids are assumed to
+            be drawn uniformly, as many as pooling factors say.
+        backend: backend of the exchanges, "gloo" or "bls".
         training: whether there is a backward.
 
     Raises:
@@ -67,7 +67,7 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
         self._training = training
 
     def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
-        """Fills `perf` of every shard; TorchRec's other arguments are not needed."""
+        """Fills `perf` of every shard. TorchRec's other arguments are unused."""
         tables = {
             (option.path, option.name): TableNames(
                 option.path, option.name, option.feature_names or []
@@ -124,7 +124,8 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
         )
 
     def _replica(self, table: Table, reuse: TableReuse, job: Job) -> Perf:
-        """Returns the costs of a data-parallel copy: own samples, all gradients reduced."""
+        """Returns the costs of a data-parallel copy: lookups of own samples, and reduced
+        gradients."""
         forward, backward = self._lookup(
             LookupWork(
                 rows=table.rows,

@@ -1,4 +1,4 @@
-"""Plans of this package as TorchRec's, and the other way round."""
+"""Converts plans of this package to TorchRec's plans, and back."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..problem.tables import (
 )
 from .tables import KERNEL
 
-# By columns within each host, which for the predicted time is column-wise.
+# Sharding by columns within each host. Its predicted time is that of column-wise sharding.
 _AS_COLUMN_WISE = "table_column_wise"
 
 
@@ -35,7 +35,7 @@ def to_sharding_plan(
 ) -> ShardingPlan:
     """Returns `plan` for DistributedModelParallel.
 
-    What `constraints` say of the tables' kernels (cache, rounding, ...) is passed on.
+    The plan also passes on what `constraints` say of the tables' kernels (cache, rounding, ...).
     """
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for placed in plan:
@@ -65,10 +65,10 @@ def to_sharding_plan(
 
 
 def from_sharding_plan(plan: ShardingPlan, workload: Workload) -> tuple[PlacedTable, ...]:
-    """Returns TorchRec's plan of the tables of `workload`, to be rated.
+    """Returns TorchRec's plan of the tables of `workload`, for rating.
 
     Raises:
-        ValueError: it lacks a table, or shards one in a way that can't be rated.
+        ValueError: the plan lacks a table, or shards one in a way that can't be rated.
     """
     placed = []
     for table in workload.tables:
@@ -88,15 +88,15 @@ def from_sharding_plan(plan: ShardingPlan, workload: Workload) -> tuple[PlacedTa
 
 
 def save_plan(plan: ShardingPlan, path: str | Path, *, world_size: int) -> None:
-    """Writes TorchRec's plan as JSON, to be read by `load_plan` and the commands of torchrec-bls.
+    """Writes TorchRec's plan as JSON, for `load_plan` and the commands of torchrec-bls.
 
     Args:
-        plan: any plan of TorchRec, whoever made it.
+        plan: any plan of TorchRec, no matter who made it.
         path: the file to write.
-        world_size: number of ranks that the plan is for; it does not say so itself.
+        world_size: number of ranks that the plan is for; the plan itself does not say it.
 
     Raises:
-        ValueError: it shards a table in a way that our planner does not know.
+        ValueError: the plan shards a table in a way that our planner does not know.
         OSError: the file can't be written.
     """
     tables = [
@@ -114,7 +114,7 @@ def _extent(parameter: ParameterSharding) -> tuple[int, int]:
         [offset + size for offset, size in zip(s.shard_offsets, s.shard_sizes, strict=True)]
         for s in shards
     ]
-    # A table without shards is refused by its type, by name.
+    # A table without shards is refused later, by its sharding type and its name.
     return (max(rows for rows, _ in ends), max(dim for _, dim in ends)) if ends else (1, 1)
 
 
@@ -131,8 +131,8 @@ def load_plan(
         constraints: see `to_sharding_plan`.
 
     Raises:
-        PlanFileError: it is no such file, or the plan is for another number of ranks.
-        OSError: it can't be read.
+        PlanFileError: the file is no such file, or the plan is for another number of ranks.
+        OSError: the file can't be read.
     """
     saved = plan_file.read_plan(Path(path))
     if saved.ranks != topology.world_size:

@@ -1,4 +1,4 @@
-"""BLSShardingPlanner, which stands where TorchRec's EmbeddingShardingPlanner does."""
+"""BLSShardingPlanner, a replacement for TorchRec's EmbeddingShardingPlanner."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ _TIERS = (
     ". Tables in host memory or on SSD (fused_uvm, fused_uvm_caching, key_value) are not planned: "
     "TorchRec's EmbeddingShardingPlanner has costs of them"
 )
-# Of HBM, as in TorchRec's planner.
+# Share of HBM, as in TorchRec's planner.
 _RESERVED_SHARE = 0.15
 
 
 class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     """Plans shardings by the costs of a calibrated profile.
 
-    Per table it chooses among whole, by columns in any width, by rows, and by the rows of one host,
-    as far as sharders and constraints allow, so that the slowest rank is fastest and no rank's
-    memory is exceeded (docs/design/planner.md).
+    It chooses one way for each table: whole, by columns of any width, by rows, or by the rows of
+    one host. It keeps to what sharders and constraints allow and to each rank's memory. The aim is
+    that the slowest rank is as fast as possible (docs/design/planner.md).
 
     Args:
         topology: the ranks and their hosts; None makes TorchRec's default one.
         batch_size: samples per rank and step.
         storage_reservation: memory to keep free. By default as in TorchRec's planner: dense
             parameters with gradients and optimizer, batches of ids, and 15 % of HBM.
-        constraints: what the user constrains, by name of the table.
-        costs: costs on the machine, e.g. ProfiledCosts(load_profile("profile.json")). None warns,
-            and plans with a profile that ships, of a machine that is hardly this one, or for GPUs
-            with the bandwidths of the topology.
-        reuse: statistics by table ("module.table", or its name where just one has it) or by
+        constraints: the user's constraints by name of the table.
+        costs: costs on the machine, e.g. ProfiledCosts(load_profile("profile.json")). With None the
+            planner warns. For CPUs it then plans with a shipped profile, of a machine that is
+            hardly this one; for GPUs with the bandwidths of the topology.
+        reuse: statistics by table ("module.table", or its name if only one table has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
-        backend: what exchanges go by, "bls", "gloo" or "nccl". None: "bls" if there are bounded-lag
-            sharders, else "nccl" for GPUs and "gloo" for CPUs; TorchRec's own over a process group
-            "bls" need it said.
+        backend: backend of the exchanges, "bls", "gloo" or "nccl". None: "bls" if there are
+            bounded-lag sharders, else "nccl" for GPUs and "gloo" for CPUs. Name it for TorchRec's
+            own sharders over a process group "bls".
         bound: bound of the bounded-lag sharders.
         training: whether there is a backward; None: at bound 0.
-        cores_per_host: cores that the ranks of a host share; None: each rank has its own.
-        simulate: whether whole steps of the best plans found are simulated, and the fastest one is
-            taken if it is faster beyond doubt (docs/design/simulation.md). It takes a profile with
-            host costs; the model's dense layers, which are alike for all plans, are left out.
+        cores_per_host: number of cores that the ranks of a host share; None: each rank has its own.
+        simulate: whether whole steps of the best plans found are simulated. Then the fastest one is
+            taken if it is faster beyond doubt (docs/design/simulation.md). This needs a profile
+            with host costs. It leaves out the model's dense layers, which are alike for all plans.
 
     Raises:
         ProfileError: the costs are of another kind of machine than the topology, or have no host
@@ -116,8 +116,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
 
         Raises:
             PlannerError: constraints contradict each other, or nothing fits into the memory; the
-                text names what binds and by how much.
-            ProfileError: steps are to be simulated, and the costs have no host costs for that.
+                text names the binding constraint, and how much is missing.
+            ProfileError: steps are to be simulated, and the profile has no host costs for that.
             ValueError: there is nothing to plan.
         """
         device = self._topology.compute_device
@@ -148,7 +148,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         """Plans on rank 0 and returns that plan on all ranks of `pg`, the default group if None.
 
         Raises:
-            PlannerError, ValueError: what `plan` raises on rank 0, on all ranks.
+            PlannerError, ValueError: an error that `plan` raises on rank 0; it is raised on all
+                ranks.
             RuntimeError: there is no process group, or planning failed otherwise.
         """
         group = pg or dist.group.WORLD
@@ -165,22 +166,22 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     def _plan_or_error(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> tuple[ShardingPlan | None, Exception | None]:
-        """Returns a plan or why there is none: the other ranks wait for one of them."""
+        """Returns a plan or an error: the other ranks wait for one of them."""
         try:
             return self.plan(module, sharders), None
         except (PlannerError, ValueError) as error:
             return None, error
         except Exception as error:
-            # It may not be one that can be sent.
+            # The error itself may not be one that can be sent.
             failed = RuntimeError(f"planning failed on rank 0: {type(error).__name__}: {error}")
             failed.__cause__ = error
             return None, failed
 
     def report(self) -> PlanReport:
-        """Returns the report of the last plan made here; with `collective_plan` that is rank 0.
+        """Returns the report of the last plan made here. `collective_plan` plans on rank 0 only.
 
         Raises:
-            RuntimeError: no plan was made yet.
+            RuntimeError: there is no plan yet.
         """
         if self._last is None:
             raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
@@ -202,11 +203,12 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         return choose_plan([each.plan for each in found], workload, job, self._costs, host)
 
     def _compare_optimizers(self, optimizers: Set[str]) -> None:
-        """Warns if the backward of the costs is not with the tables' optimizer."""
+        """Warns if the costs were calibrated with another optimizer than the tables'."""
         if not isinstance(self._costs, ProfiledCosts):
             return
         profile = self._costs.profile
-        # FBGEMM's "exact" ones are their namesakes with duplicate rows summed up first.
+        # FBGEMM's "exact" optimizers are those without the prefix, with duplicate rows summed up
+        # first.
         known = profile.optimizer.removeprefix("exact_")
         others = sorted(name for name in optimizers if name.removeprefix("exact_") != known)
         if others:
@@ -239,7 +241,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
 
 
 def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]], on_cpu: bool) -> str:
-    # By an attribute and not by their type: planning does not import the runtime.
+    # An attribute decides, not the type: planning does not import the runtime.
     if "bls" in {getattr(sharder, "exchange_backend", None) for sharder in sharders}:
         return "bls"
     return "gloo" if on_cpu else "nccl"
@@ -247,7 +249,7 @@ def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]], on_cpu: bool) -> s
 
 def _torchrecs_reservation() -> StorageReservation:
     with warnings.catch_warnings():
-        # That it reserves much for models on the meta device, TorchRec logs at every plan as well.
+        # TorchRec also logs at every plan that it reserves much for models on the meta device.
         warnings.simplefilter("ignore", FutureWarning)
         return HeuristicalStorageReservation(_RESERVED_SHARE)
 

@@ -1,4 +1,4 @@
-"""The planner for TorchRec's PlannerProvider, which is there from torchrec 1.9 on."""
+"""The planner for TorchRec's PlannerProvider, which torchrec has from 1.9 on."""
 
 import dataclasses
 import time
@@ -30,7 +30,7 @@ from .planner import BLSShardingPlanner
 from .reporter import BLSPlanReporter, PlanReportSink
 from .tables import KERNEL, sharded_modules
 
-# Fields of a PlannerConfig that do not say how TorchRec's own planner searches.
+# Fields of a PlannerConfig that do not configure the search of TorchRec's own planner.
 _HEEDED = {
     "planner_variant",
     "storage_reservation_policy",
@@ -44,15 +44,15 @@ _HEEDED = {
 class BLSPlannerProvider(DefaultPlannerProvider):  # type: ignore[misc]
     """A PlannerProvider of torchrec 1.9 whose planner is BLSShardingPlanner.
 
-    Topology and storage reservation are TorchRec's, made as the request says.
+    TorchRec makes the topology and the storage reservation, by the request.
 
     Args:
         costs: costs on the machine, or on several by their SKUs.
-        reuse: see BLSShardingPlanner, also for all that follow.
-        backend: what exchanges go by.
+        reuse: see BLSShardingPlanner, as for the following arguments.
+        backend: backend of the exchanges.
         bound: bound of the bounded-lag sharders.
         training: whether there is a backward.
-        cores_per_host: cores that the ranks of a host share.
+        cores_per_host: number of cores that the ranks of a host share.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BLSPlannerProvider(DefaultPlannerProvider):  # type: ignore[misc]
     def build_topology(
         self, sku: str, request: ShardingPlanRequest, ctx: PlannerSessionContext
     ) -> Topology:
-        """Returns TorchRec's; without a device in the request that of the machine's profile."""
+        """Returns TorchRec's topology. If the request has no device, that of the profile counts."""
         costs = self._costs_of(sku)
         if request.compute_device is None and isinstance(costs, ProfiledCosts):
             request = dataclasses.replace(request, compute_device=costs.profile.machine.kind)
@@ -91,7 +91,7 @@ class BLSPlannerProvider(DefaultPlannerProvider):  # type: ignore[misc]
         storage_reservation: StorageReservation,
         ctx: PlannerSessionContext,
     ) -> "_ReportingPlanner":
-        """Returns a planner that tells the session's stats of each plan.
+        """Returns a planner that passes each plan to the session's stats.
 
         Raises:
             ValueError: the request is for another kind of planner, or there are no costs of `sku`.
@@ -139,7 +139,7 @@ class BLSPlannerProvider(DefaultPlannerProvider):  # type: ignore[misc]
 
 
 class _ReportingPlanner(BLSShardingPlanner):
-    """BLSShardingPlanner with what TorchRec's executor asks of a planner besides the plan."""
+    """BLSShardingPlanner with the further methods that TorchRec's executor calls."""
 
     def __init__(self, stats: Sequence[Stats], **options: Any) -> None:
         super().__init__(**options)
@@ -147,7 +147,7 @@ class _ReportingPlanner(BLSShardingPlanner):
         self._selected: list[ShardingOption] = []
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """Returns the plan for `module` and tells the stats of it."""
+        """Returns the plan for `module` and passes it to the stats."""
         self._selected = []
         started = time.perf_counter()
         plan = super().plan(module, sharders)
@@ -172,20 +172,20 @@ class _ReportingPlanner(BLSShardingPlanner):
         return plan
 
     def get_selected_options(self) -> list[ShardingOption]:
-        """Returns the last plan with its shards' costs; none on ranks that got it from rank 0."""
+        """Returns the last plan with its shards' costs; empty on ranks that got it from rank 0."""
         return self._selected
 
     def get_search_space(self) -> None:
-        """Returns None, which TorchRec has for planners that do not list all options."""
+        """Returns None, as TorchRec expects from planners that do not list all options."""
         return
 
     def _options(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> Iterator[ShardingOption]:
-        """Yields the last plan as TorchRec's own planner has it.
+        """Yields the last plan as options of TorchRec's own planner.
 
-        Memory is that of weights and optimizer state; times are those of
-        CalibratedShardEstimator, for the whole the report is to be asked.
+        Memory is that of weights and optimizer state. Times are those of CalibratedShardEstimator.
+        For times of the whole step ask the report.
         """
         assert self._last is not None
         workload, found, _ = self._last

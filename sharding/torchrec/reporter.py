@@ -1,4 +1,4 @@
-"""The report of a plan for TorchRec's PlanReporter, which is there from torchrec 1.9 on."""
+"""The report of a plan for TorchRec's PlanReporter, which torchrec has from 1.9 on."""
 
 import json
 import logging
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class PlanReportSink(Stats):  # type: ignore[misc]
-    """Takes the report of one plan: see BLSPlanReporter.
+    """Receives the report of one plan; see BLSPlanReporter.
 
     Args:
-        sku: the SKU that is planned for.
-        folder: where files go; None writes none.
+        sku: SKU that the plan is for.
+        folder: folder for the files; None writes none.
     """
 
     def __init__(self, sku: str, folder: Path | None) -> None:
@@ -30,12 +30,13 @@ class PlanReportSink(Stats):  # type: ignore[misc]
         self._written: Path | None = None
 
     def write(self, report: PlanReport) -> None:
-        """Called by a planner of BLSPlannerProvider. Files that can't be written are a warning."""
+        """Writes the report. Planners of BLSPlannerProvider call it. If files can't be written, it
+        warns."""
         text = as_text(report)
         logger.info("%s\n%s", self._sku, text)
         if self._folder is None:
             return
-        # Any text may name hardware; a name of a file may not lead elsewhere.
+        # A SKU may be any text, but the name of a file must not lead to another folder.
         name = re.sub(r"[^\w-]", "_", self._sku)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ class PlanReportSink(Stats):  # type: ignore[misc]
             self._written = path
 
     def log(self, *arguments: Any, **options: Any) -> None:
-        """Warns: TorchRec's planners call it, and there is no such report of their plans."""
+        """Warns. TorchRec's own planners call it, but it has no report of their plans."""
         warnings.warn(
             f"BLSPlanReporter has no report of the plan for {self._sku}: it was made by a planner "
             "of TorchRec. Give the executor a BLSPlannerProvider, or the orchestrator TorchRec's "
@@ -62,24 +63,24 @@ class PlanReportSink(Stats):  # type: ignore[misc]
         )
 
     def get_most_recent_sharding_plan_dump_location(self) -> str | None:
-        """Called by TorchRec's orchestrator, which puts it into the result of the plan."""
+        """Returns the file's place. TorchRec's orchestrator puts it into the result of the plan."""
         return None if self._written is None else str(self._written)
 
 
 class BLSPlanReporter:
     """A PlanReporter of torchrec 1.9: the report of each plan of a BLSPlannerProvider.
 
-    Its text goes to the log (logger torchrec_bls.sharding.torchrec.reporter, level INFO), and, with
-    a folder, SKU.txt, SKU.html and SKU.json into that; TorchRec's result of the plan then names the
-    last.
+    The text of the report goes to the log (logger torchrec_bls.sharding.torchrec.reporter, level
+    INFO). With a folder it also writes SKU.txt, SKU.html and SKU.json there. TorchRec's result of
+    the plan then names SKU.json.
 
     Args:
-        folder: where files go, made if it is missing; None writes none.
+        folder: folder for the files, made if it is missing; None writes none.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._folder = None if folder is None else Path(folder)
 
     def build_stats(self, ctx: PlannerSessionContext, sku: str) -> list[Stats]:
-        """Called by TorchRec's orchestrator before each plan."""
+        """Returns the sink for a plan. TorchRec's orchestrator calls it before each plan."""
         return [PlanReportSink(sku, self._folder)]

@@ -1,4 +1,4 @@
-"""The tables of a TorchRec model, with what its sharders and the user's constraints leave open."""
+"""The tables of a TorchRec model, with the sharding types that sharders and constraints allow."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from ..problem.tables import (
 )
 from ..reuse.of_tables import TableNames, find_reuse
 
-# Bytes of optimizer state per row and per weight, by FBGEMM's name of the optimizer.
+# Bytes of optimizer state for each row and for each weight, by FBGEMM's name of the optimizer.
 _OPTIMIZER_BYTES = {
     "exact_sgd": (0, 0),
     "sgd": (0, 0),
@@ -40,7 +40,7 @@ _OPTIMIZER_BYTES = {
 _UNKNOWN_OPTIMIZER_BYTES = (0, 8)
 
 KERNEL = EmbeddingComputeKernel.FUSED.value
-# What a user who sets no pooling factor gets from TorchRec.
+# TorchRec's default for a user who sets no pooling factor.
 _UNSET_POOLING = [1.0]
 
 
@@ -56,13 +56,13 @@ def workload_of(
 
     Args:
         module: a model, with EmbeddingBagCollections and EmbeddingCollections somewhere inside.
-        sharders: TorchRec's or the bounded-lag ones.
+        sharders: TorchRec's sharders or the bounded-lag ones.
         compute_device: "cpu" or "cuda".
-        hosts: number of hosts; table-row-wise makes no difference on one.
-        constraints: what the user constrains, by name of the table.
-        reuse: statistics by table or feature (table_reuse.find_reuse). A table without them has the
-            pooling factors of its constraints, or 1, and uniformly drawn ids; one warning names
-            those tables, another one statistics of no table.
+        hosts: number of hosts; table-row-wise sharding makes no difference on a single one.
+        constraints: the user's constraints by name of the table.
+        reuse: statistics by table or feature (reuse.of_tables.find_reuse). For a table without them
+            the pooling factors of its constraints, or 1, and uniformly drawn ids are assumed. One
+            warning names such tables, another one statistics that belong to no table.
 
     Raises:
         PlannerError: constraints contradict each other, the sharder or the tables.
@@ -211,8 +211,8 @@ def optimizers_of(
 def optimizer_of(sharder: Any, parameter: nn.Parameter) -> str:
     """Returns FBGEMM's name of a table's optimizer, "unknown" for one that TorchRec doesn't fuse.
 
-    As TorchRec does: what `apply_optimizer_in_backward` left at the parameter, then the sharder's
-    fused_params, then FBGEMM's default.
+    This follows TorchRec's order: what `apply_optimizer_in_backward` left at the parameter, then
+    the sharder's fused_params, then FBGEMM's default.
     """
     (kwargs,) = getattr(parameter, "_optimizer_kwargs", [{}])
     (optimizer_class,) = getattr(parameter, "_optimizer_classes", [None])

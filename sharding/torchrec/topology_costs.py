@@ -20,16 +20,17 @@ from ..problem.shard_traffic import EMBEDDING_BYTES
 Floats = npt.NDArray[np.float64]
 
 _MICROSECONDS_PER_MS = 1000.0
-# Narrower rows are read as if they had so many columns.
+# A narrower row takes as long to read as one with so many columns.
 _LEAST_DIM = 32
 
 
 class TopologyCosts:
-    """`AdditiveCosts` of GPUs as TorchRec's EmbeddingPerfEstimator takes them for whole tables.
+    """`AdditiveCosts` of GPUs, as TorchRec's EmbeddingPerfEstimator has them for whole tables.
 
-    A time is bytes over a bandwidth of the Topology: of HBM for lookups, within a host or between
-    hosts for exchanges. The bandwidths are TorchRec's constants unless the Topology was given
-    others. Nothing was measured: ops and exchanges have no start-up time, and intervals no width.
+    A time is bytes over a bandwidth of the Topology. For lookups it is the bandwidth of HBM, for
+    exchanges that within a host or between hosts. The bandwidths are TorchRec's constants, unless
+    the Topology was given others. Nothing was measured: ops and exchanges have no start-up time,
+    and intervals have no width.
 
     Args:
         topology: the ranks and their hosts.
@@ -44,15 +45,15 @@ class TopologyCosts:
         self._topology = topology
 
     def lookup_forward(self, works: Sequence[LookupWork]) -> Estimate:
-        """One rank's forward lookup of all its shards."""
+        """Returns one rank's forward lookup of all its shards."""
         return _exactly(float(self.marginal_forward(works).sum()))
 
     def lookup_backward(self, works: Sequence[LookupWork]) -> Estimate:
-        """One rank's backward of all its shards."""
+        """Returns one rank's backward of all its shards."""
         return _exactly(float(self.marginal_backward(works).sum()))
 
     def marginal_forward(self, works: Sequence[LookupWork]) -> Floats:
-        """What each shard adds to a forward, (len(works),) float64 microseconds."""
+        """Returns what each shard adds to a forward, (len(works),) float64 microseconds."""
         ids = np.array([work.samples * work.pooling for work in works])
         samples = np.array([work.samples for work in works])
         pooled = np.array([work.pooled for work in works], bool)
@@ -66,7 +67,7 @@ class TopologyCosts:
         return times
 
     def marginal_backward(self, works: Sequence[LookupWork], ops: Ops | None = None) -> Floats:
-        """What each shard adds to a backward, (len(works),) float64 microseconds."""
+        """Returns what each shard adds to a backward, (len(works),) float64 microseconds."""
         return self.marginal_forward(works) * float(self._topology.bwd_compute_multiplier)
 
     def all_to_all(
@@ -77,7 +78,8 @@ class TopologyCosts:
         ranks_per_core: float = 1.0,
         ranks_per_host: int | None = None,
     ) -> Estimate:
-        """One all-to-all: the largest rank's bytes, within a host or all of them between hosts."""
+        """Returns one all-to-all: the largest rank's bytes within a host, or all of them between
+        hosts."""
         bandwidth = self._topology.comms_bandwidths.get_bw(
             local_world_size=ranks_per_host or len(sent_bytes),
             world_size=len(sent_bytes),
@@ -88,7 +90,8 @@ class TopologyCosts:
     def all_reduce(
         self, bytes: float, world_size: int, backend: str, ranks_per_core: float = 1.0
     ) -> Estimate:
-        """One all-reduce of `bytes` on each rank: twice what an all-to-all of them takes."""
+        """Returns one all-reduce of `bytes` on each rank: twice the time of an all-to-all of
+        them."""
         local = min(self._topology.local_world_size, world_size)
         each = [bytes] * world_size
         return _exactly(2 * self.all_to_all(each, each, backend, 1.0, local).microseconds)

@@ -1,4 +1,4 @@
-"""Why a simulation ended when it did."""
+"""The reasons why a simulation ended when it did."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .timeline import Timeline
 
 @dataclass(frozen=True)
 class Cause:
-    """What a task on the critical path took, microseconds, from when it could have begun.
+    """Microseconds of a task on the critical path, from when it could have begun.
 
     Attributes:
-        work: on a core of its own.
-        sharing: longer than that, for others that ran.
-        pause: on no core.
-        arrival: latency of what it waited for, and waking up.
+        work: time on a core of its own.
+        sharing: further time, since other threads ran on the same cores.
+        pause: time on no core.
+        arrival: latency of what it waited for, and time to wake up.
     """
 
     work: float = 0.0
@@ -30,7 +30,7 @@ class Cause:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Returns the sum of all parts."""
         return self.work + self.sharing + self.pause + self.arrival
 
     def __add__(self, other: Cause) -> Cause:
@@ -44,7 +44,7 @@ class Cause:
 
 
 def critical_path(timeline: Timeline) -> Tasks:
-    """Returns the tasks, first to last, of which each began when the one before it let it."""
+    """Returns tasks in order, the last of which ended last. Each made the next one begin."""
     path = [int(timeline.end.argmax())]
     while (before := what_let_it_begin(timeline, path[-1])) != NO_TASK:
         path.append(before)
@@ -52,7 +52,7 @@ def critical_path(timeline: Timeline) -> Tasks:
 
 
 def what_let_it_begin(timeline: Timeline, task: int) -> int:
-    """Returns the task whose end a task waited for last; NO_TASK if for none."""
+    """Returns the task whose end a task waited for last, or NO_TASK if it waited for none."""
     graph = timeline.graph
     before = int(graph.before[task])
     edges = slice(graph.first_edge[task], graph.first_edge[task + 1])
@@ -67,7 +67,7 @@ def what_let_it_begin(timeline: Timeline, task: int) -> int:
 
 
 def causes(timeline: Timeline) -> Mapping[tuple[int, str], Cause]:
-    """Returns what the critical path consists of, by thread and task's name, the largest first.
+    """Returns the parts of the critical path by thread and task's name, the largest first.
 
     The causes add up to the end of the simulation.
     """
@@ -82,10 +82,10 @@ def causes(timeline: Timeline) -> Mapping[tuple[int, str], Cause]:
         until = end
         thread = int(graph.thread[task])
         if thread == NO_THREAD:
-            continue  # what comes after it waited for it
+            continue  # the task after it waited for it
         key = thread, graph.names[graph.name[task]]
         sharing = max(0.0, end - start - work - pause)
         found[key] += Cause(work, sharing, pause, arrival)
         arrival = 0.0
-    found[key] += Cause(arrival=arrival)  # of what came last
+    found[key] += Cause(arrival=arrival)  # of the last arrival
     return dict(sorted(found.items(), key=lambda item: -item[1].total))

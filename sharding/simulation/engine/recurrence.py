@@ -1,4 +1,4 @@
-"""Tasks of threads that have a core each: the longest way to each of them."""
+"""Runs tasks of threads that have a core each: a task begins at the end of its longest path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_alone(graph: TaskGraph) -> tuple[Floats, Floats]:
 
 
 def _last_arrival(graph: TaskGraph, tasks: Tasks, counts: Tasks, end: Floats) -> Floats:
-    """Returns when all that each of `tasks` waits for has come; `counts` are their edges."""
+    """Returns the time of each task's last arrival. `counts` are the numbers of their edges."""
     first = np.cumsum(counts) - counts
     edges = np.repeat(graph.first_edge[tasks] - first, counts) + np.arange(counts.sum())
     arrivals = end[graph.source[edges]] + graph.latency[edges]

@@ -1,4 +1,4 @@
-"""Tasks of threads that share cores, event by event."""
+"""Runs tasks of threads that share cores, event by event."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _Event = Callable[[float, int], None]
 def run_shared(graph: TaskGraph) -> tuple[Floats, Floats]:
     """Returns start and end of each task, microseconds.
 
-    A pool of c cores runs n threads at min(1, c / n) each. A thread that waits runs as well, for
-    `spin_us`; then it sleeps, and needs `wake_us` to begin again.
+    A pool of c cores runs n threads at min(1, c / n) each. A waiting thread runs as well, for
+    `spin_us`. Then it sleeps, and needs `wake_us` to begin again.
     """
     run = _Run(graph)
     run.all_of_them()
@@ -28,8 +28,9 @@ def run_shared(graph: TaskGraph) -> tuple[Floats, Floats]:
 class _Pool:
     """Cores, and the threads that run on them.
 
-    `served` is what a thread that has run all the time got by now, in microseconds on a core of its
-    own. A task that begins now ends when `served` has grown by its work, whoever comes and goes.
+    `served` is the work that a thread has done by now if it has always run, in microseconds on a
+    core of its own. A task that begins now ends when `served` has grown by its work, no matter
+    which other threads come and go.
     """
 
     def __init__(self, cores: int) -> None:
@@ -46,14 +47,14 @@ class _Pool:
         heappush(self._ends, (self._served + work, task))
 
     def change(self, now: float, threads: int) -> None:
-        """Adds threads that run; negative numbers take them away."""
+        """Adds threads that run; a negative number takes threads away."""
         self._served += (now - self._at) * self._rate
         self._at = now
         self._running += threads
         self._rate = min(1.0, self._cores / self._running) if self._running else 1.0
 
     def next_end(self) -> float:
-        """Returns when a task ends if nobody comes or goes before."""
+        """Returns when the next task ends if no thread comes or goes before."""
         if not self._ends:
             return _NEVER
         return self._at + max(self._ends[0][0] - self._served, 0.0) / self._rate
@@ -62,12 +63,12 @@ class _Pool:
         """Ends the task whose end is next."""
         end, task = heappop(self._ends)
         self.change(now, -1)
-        self._served = max(self._served, end)  # but for roundings it is
+        self._served = max(self._served, end)  # equal, but for rounding
         return task
 
 
 class _Run:
-    """A simulation under way: what tasks still wait for, and what is about to happen."""
+    """A simulation under way: what tasks still wait for, and the coming events."""
 
     def __init__(self, graph: TaskGraph) -> None:
         machine = graph.machine
@@ -75,13 +76,13 @@ class _Run:
         self._pools = [_Pool(cores) for cores in machine.cores]
         # Lists, which Python indexes several times faster than arrays.
         thread = graph.thread
-        self._pool_of = machine.pool[thread].tolist()  # of tasks; without meaning if on no thread
+        self._pool_of = machine.pool[thread].tolist()  # of tasks; meaningless for one on no thread
         self._can_sleep = (machine.sleeps[thread] & (thread != NO_THREAD)).tolist()
         self._work, self._pause = graph.work.tolist(), graph.pause.tolist()
         self._missing = np.diff(graph.first_edge).tolist()
         self._next_on_thread = _next_on_thread(graph).tolist()
         self._first_turns = np.flatnonzero(graph.before == NO_TASK).tolist()
-        # When its turn came, and when the last that it waits for has come, of those known by now.
+        # When a task's turn came, and when its last known arrival came.
         self._free = [0.0] * len(graph)
         self._ready = [0.0] * len(graph)
         self._waits = [False] * len(graph)
@@ -93,12 +94,12 @@ class _Run:
         self._first_target = np.concatenate([[0], np.cumsum(counts)]).tolist()
         self.start = [0.0] * len(graph)
         self.end = [0.0] * len(graph)
-        # What happens at a time; the count keeps the order of what happens at once.
+        # Future events by time. The count keeps the order of events at one time.
         self._events: list[tuple[float, int, _Event, int]] = []
         self._count = 0
-        # What happens now: not nested, since chains of tasks without work may be long.
+        # Events at this time. They are not nested, since chains of tasks without work may be long.
         self._now: deque[tuple[_Event, int]] = deque()
-        # Of each pool, when its next task ends, and when that is looked at.
+        # For each pool, when its next task ends, and when the simulation looks at it.
         self._next_end = [_NEVER] * len(self._pools)
         self._looks = [_NEVER] * len(self._pools)
 
@@ -118,7 +119,7 @@ class _Run:
         heappush(self._events, (time, self._count, event, argument))
 
     def _take_turn(self, now: float, task: int) -> None:
-        """The task before it on its thread is done."""
+        """Notes that the task before it on its thread is done."""
         self._free[task] = now
         if self._missing[task] == 0 and self._ready[task] <= now:
             self._begin(now, task)
@@ -135,7 +136,7 @@ class _Run:
             self._change(now, self._pool_of[task], -1)
 
     def _arrive(self, now: float, task: int) -> None:
-        """The last that it waits for has come."""
+        """Notes that the last of the things it waits for has come."""
         if not self._waits[task]:
             return  # its turn comes later, or came at this moment
         self._waits[task] = False
@@ -160,8 +161,8 @@ class _Run:
         self._reckon(pool)
 
     def _reckon(self, pool: int) -> None:
-        """Says when the pool's next task ends, now that its threads are others. Where that is later
-        than it was, the look that was planned finds out."""
+        """Notes when the pool's next task ends, after its threads have changed. If that is later
+        than before, the look that is already planned finds out."""
         self._next_end[pool] = end = self._pools[pool].next_end()
         if end < self._looks[pool]:
             self._looks[pool] = end
@@ -169,14 +170,14 @@ class _Run:
 
     def _look(self, now: float, pool: int) -> None:
         if now != self._looks[pool]:
-            return  # an earlier one was planned since
+            return  # an earlier look was planned since
         self._looks[pool] = _NEVER
         if now == self._next_end[pool]:
             self._done(now, self._pools[pool].pop(now))
         self._reckon(pool)
 
     def _done(self, now: float, task: int) -> None:
-        """Its work is done, its pause begins."""
+        """Ends a task's work and begins its pause."""
         if self._pause[task] > 0:
             self._at(now + self._pause[task], self._leave, task)
         else:

@@ -1,4 +1,4 @@
-"""What the threads of all ranks do, in which order, and what waits for what."""
+"""The tasks of the threads of all ranks, their order, and what each waits for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NO_THREAD = -1
 
 
 class After(NamedTuple):
-    """What a task waits for beside the one before it on its thread.
+    """The tasks that tasks wait for, beside the one before on the same thread.
 
     Attributes:
-        tasks: their numbers, one for each task that waits.
-        latency: microseconds from their ends, for all or one for each.
+        tasks: numbers of the tasks waited for, one for each task that waits.
+        latency: microseconds from their ends, one for all or one for each.
     """
 
     tasks: Tasks
@@ -32,15 +32,16 @@ class After(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where threads run.
+    """The cores that threads run on.
 
     Attributes:
-        cores: cores of each pool. A pool is a host, or the cores that a rank is pinned to.
-        pool: (threads,), of each thread.
-        spin_us: for which a thread that waits keeps its core before it sleeps.
-        wake_us: from the end of a wait in which it slept until it runs.
-        links: of the pools, the last so many are links and have no cores: what runs there is bytes
-            that pass, whose threads neither spin nor sleep.
+        cores: number of cores of each pool. A pool is a host, or the cores that a rank is pinned
+            to.
+        pool: (threads,), pool of each thread.
+        spin_us: time for which a waiting thread keeps its core before it sleeps.
+        wake_us: time that a sleeping thread needs to run again after its wait has ended.
+        links: number of pools, the last ones, that are links and have no cores. A task on a link is
+            bytes that pass; its thread neither spins nor sleeps.
     """
 
     cores: tuple[int, ...]
@@ -50,7 +51,7 @@ class Machine:
     links: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no machine has."""
+        """Raises ValueError for an impossible machine."""
         if not self.cores or min(self.cores) < 1:
             raise ValueError(f"cores are {self.cores}: every pool needs one at least")
         if len(self.pool) == 0 or not (self.pool.min() >= 0 and self.pool.max() < len(self.cores)):
@@ -61,34 +62,35 @@ class Machine:
 
     @cached_property
     def sleeps(self) -> npt.NDArray[np.bool_]:
-        """(threads,), whether it spins and then sleeps when it waits."""
+        """Returns (threads,), whether a thread spins and then sleeps when it waits."""
         on_cores: npt.NDArray[np.bool_] = self.pool < len(self.cores) - self.links
         return on_cores
 
     @property
     def is_shared(self) -> bool:
-        """Whether any pool has more threads than cores."""
+        """Returns whether any pool has more threads than cores."""
         threads = np.bincount(self.pool, minlength=len(self.cores))
         return bool((threads > np.array(self.cores)).any())
 
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks in an order in which each comes after all that it waits for.
+    """Tasks in an order in which each comes after all tasks that it waits for.
 
     Attributes:
-        machine: that they run on.
-        names: what tasks are called.
+        machine: machine that the tasks run on.
+        names: names of tasks.
         name: (tasks,), index in `names`.
-        step: (tasks,), of the job.
-        thread: (tasks,); NO_THREAD for what needs none, like the last arrival of several.
-        work: (tasks,), microseconds on a core that is its own.
-        pause: (tasks,), microseconds that follow on no core, for which the thread is not free.
-        before: (tasks,), the one before it on its thread, or NO_TASK.
-        first_edge: (tasks + 1,), where each one's edges begin.
+        step: (tasks,), step of the job.
+        thread: (tasks,), the thread; NO_THREAD for tasks without one, like the last of several
+            arrivals.
+        work: (tasks,), microseconds on a core of the task's own.
+        pause: (tasks,), microseconds on no core after the work; the thread is not free meanwhile.
+        before: (tasks,), task before it on its thread, or NO_TASK.
+        first_edge: (tasks + 1,), number of each task's first edge.
         source: (edges,), tasks that are waited for.
         latency: (edges,), microseconds from their ends.
-        level: (tasks,), above those of all that it waits for.
+        level: (tasks,), a number above the levels of all tasks that it waits for.
     """
 
     machine: Machine
@@ -105,26 +107,26 @@ class TaskGraph:
     level: npt.NDArray[np.intp]
 
     def __len__(self) -> int:
-        """Returns how many tasks there are."""
+        """Returns the number of tasks."""
         return len(self.work)
 
     def called(self, name: str) -> Tasks:
-        """Returns the tasks of a name, in their order; none if it is unknown."""
+        """Returns the tasks with a name, in their order; none if the name is unknown."""
         if name not in self.names:
             return np.empty(0, np.intp)
         return np.flatnonzero(self.name == self.names.index(name))
 
     @cached_property
     def targets(self) -> Tasks:
-        """(edges,), the task that waits."""
+        """Returns (edges,), the task that waits."""
         return np.repeat(np.arange(len(self)), np.diff(self.first_edge))
 
 
 class GraphBuilder:
-    """Adds tasks, of several threads at once where these do alike.
+    """Adds tasks, one at a time or one to each of several threads.
 
     Args:
-        machine: that they run on.
+        machine: machine that the tasks run on.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -146,18 +148,18 @@ class GraphBuilder:
         after: Sequence[After] = (),
         step: int = 0,
     ) -> Tasks:
-        """Adds one task to each of `threads`, at its end, and returns their numbers.
+        """Adds one task at the end of each of `threads`, and returns the tasks' numbers.
 
         Args:
-            name: name of all of them.
+            name: name of all these tasks.
             threads: threads, each once.
             work: microseconds on a core, one for all or one for each.
-            pause: microseconds on no core that follow, likewise.
-            after: what each waits for.
-            step: step of the job that they are part of.
+            pause: microseconds on no core after the work, one for all or one for each.
+            after: what each task waits for.
+            step: step of the job that the tasks are part of.
 
         Raises:
-            ValueError: durations are negative or not finite, or threads do not exist or are named
+            ValueError: a duration is negative or not finite, or a thread does not exist or is named
                 twice.
         """
         on = np.atleast_1d(np.asarray(threads, np.intp))
@@ -168,7 +170,8 @@ class GraphBuilder:
         return tasks
 
     def join(self, name: str, of: Sequence[After], *, step: int = 0) -> Tasks:
-        """Adds a task that is done when all of `of` are, each at its latency, and takes no time."""
+        """Adds a task that takes no time. It is done when all of `of` are, each with its
+        latency."""
         sources = np.concatenate([np.atleast_1d(each.tasks) for each in of])
         latency = np.concatenate(
             [np.broadcast_to(each.latency, np.shape(each.tasks)).ravel() for each in of]

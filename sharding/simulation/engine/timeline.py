@@ -1,4 +1,4 @@
-"""When tasks begin and end."""
+"""The times at which tasks begin and end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Timeline:
 
     Attributes:
         graph: graph of the tasks.
-        start: (tasks,), microseconds.
-        end: (tasks,), microseconds; with the pause.
+        start: (tasks,), begin of each task, microseconds.
+        end: (tasks,), end of each task with its pause, microseconds.
     """
 
     graph: TaskGraph
@@ -25,9 +25,9 @@ class Timeline:
 
 
 def simulate(graph: TaskGraph) -> Timeline:
-    """Returns when all tasks run, at the earliest.
+    """Returns the earliest times at which all tasks run.
 
-    Where threads outnumber the cores of a pool, n that run there have cores / n each.
+    If n threads run in a pool with fewer cores, each has cores / n of a core.
     """
     run = run_shared if graph.machine.is_shared else run_alone
     start, end = run(graph)

@@ -1,1 +1,1 @@
-"""Jobs that ran and were recorded: replayed, and rated as the paper rates them."""
+"""Recorded jobs: their replay, and their rating by the paper's algorithm."""

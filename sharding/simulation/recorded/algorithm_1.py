@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper, line by line, to compare with: two streams a rank, no cores, no lag."""
+"""Algorithm 1 of the paper, line by line, for comparison: two streams a rank, no cores, no lag."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _BETWEEN_KERNELS_US = 1.0
 
 
 class Overheads(NamedTuple):
-    """What the host takes for an op, microseconds.
+    """The host's times for an op, microseconds.
 
     Attributes:
-        t1: between it and the op before.
-        t2: before its first launch.
-        t3: after its last launch.
-        t4: of a launch.
-        t5: between two launches; all of an op that launches nothing.
+        t1: time between it and the op before.
+        t2: time before its first launch.
+        t3: time after its last launch.
+        t4: time of a launch.
+        t5: time between two launches; the whole time of an op that launches nothing.
     """
 
     t1: float = 0.0
@@ -51,7 +51,7 @@ class Prediction:
 
     Attributes:
         total_us: microseconds of the slowest rank.
-        active_us: in which the streams of a rank run kernels, the most of any rank.
+        active_us: time in which the streams of a rank run kernels, the most of any rank.
     """
 
     total_us: float
@@ -61,12 +61,12 @@ class Prediction:
 def algorithm_1(ranks: Sequence[Sequence[Op]]) -> Prediction:
     """Predicts a step as *Towards Universal Performance Modeling*, section IV-B, Algorithm 1.
 
-    "Update gpu_time" (line 22) is read as: a kernel adds what of it lies behind the end of both
-    streams. The authors' released code differs from the text: a kernel starts T4, not T4 / 2,
-    after its launch began; each kernel has a constant added, and some ops of other names have none;
-    ranks are synchronised at each kernel of a collective, not after all of them; waits synchronise
-    the streams too; and the result of several ranks is the last stream that was used, not the
-    maximum of streams and host (line 40).
+    "Update gpu_time" (line 22) is read as: a kernel adds the part of it that lies behind the end of
+    both streams. The authors' released code differs from the text in several points. A kernel
+    starts T4, not T4 / 2, after its launch began. Each kernel has a constant added, and some ops
+    have none, by their names. Ranks are synchronised at each kernel of a collective, not after all
+    of them. Waits synchronise the streams too. And the result of several ranks is the last stream
+    that was used, not the maximum of streams and host (line 40).
 
     Args:
         ranks: the ops of each rank, in their order.
@@ -98,7 +98,7 @@ def algorithm_1(ranks: Sequence[Sequence[Op]]) -> Prediction:
 
 
 class _Process:
-    """A rank: when its streams and its host are done with what they have, microseconds."""
+    """A rank: when its streams and its host are done with their work, microseconds."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self._ops = iter(ops)
@@ -107,7 +107,7 @@ class _Process:
         self.host = self.communication = self.compute = self.active = 0.0
 
     def run_kernels_of_next_collective(self) -> None:
-        """Up to line 27 of the next collective, where ranks meet."""
+        """Runs up to line 27 of the next collective, where ranks meet."""
         for op in self._ops:
             self._run_kernels(op)
             if op.communicates:
@@ -116,13 +116,13 @@ class _Process:
             self._end(op)
 
     def end_collective(self) -> None:
-        """From line 32 on."""
+        """Runs from line 32 on."""
         assert self._in_collective is not None
         self._end(self._in_collective)
         self._has_last_collective = True
 
     def run_to_end(self) -> None:
-        """Of ops behind the last collective."""
+        """Runs the ops after the last collective."""
         for op in self._ops:
             self._run_kernels(op)
             self._end(op)

@@ -1,4 +1,4 @@
-"""What a recorded job did: for each rank and step, work, exchanges that begin, and waits."""
+"""A recorded job: for each rank and step, its work, begins of exchanges, and waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Exchange(NamedTuple):
 
     Attributes:
         group: process group or channel, whose ranks all take part.
-        number: within the group and the step.
-        name: that people know it by.
+        number: number within the group and the step.
+        name: name for people.
     """
 
     group: str
@@ -23,7 +23,7 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """Of the main thread, or of autograd's while the main thread waits for it.
+    """Work of the main thread, or of autograd's thread while the main thread waits for it.
 
     Attributes:
         us: microseconds.
@@ -37,12 +37,12 @@ class Begin:
     """The main thread begins an exchange, and goes on.
 
     Attributes:
-        exchange: which.
-        took_us: of this rank, from when all ranks have begun: on the worker, or on the main thread
-            once it waits.
-        worker: thread that takes part in it and does nothing else meanwhile; None where the
-            main thread reads messages itself.
-        latency_us: until the worker begins.
+        exchange: exchange that begins.
+        took_us: time that this rank takes from when all ranks have begun. It is time of the worker,
+            or of the main thread once it waits.
+        worker: thread that takes part in the exchange and does nothing else meanwhile; None where
+            the main thread reads messages itself.
+        latency_us: time until the worker begins.
     """
 
     exchange: Exchange
@@ -56,8 +56,8 @@ class Wait:
     """The main thread goes on when an exchange is done.
 
     Attributes:
-        exchange: which.
-        back: steps ago that it was begun.
+        exchange: exchange that the thread waits for.
+        back: number of steps since the exchange began.
     """
 
     exchange: Exchange
@@ -73,7 +73,7 @@ class Recording:
     """All ranks of a job.
 
     Attributes:
-        ranks: steps of each rank, of which all have as many.
+        ranks: steps of each rank; all ranks have equally many.
         members: ranks of each group.
         trains: whether there was a backward.
         bound: iterations that the ranks could be apart.
@@ -86,12 +86,12 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """Of each rank."""
+        """Returns the number of steps of each rank."""
         return len(self.ranks[0])
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers make exchanges, as those of a process group do."""
+        """Returns whether workers make exchanges, as in a process group."""
         return any(
             isinstance(op, Begin) and op.worker is not None
             for steps in self.ranks
@@ -101,7 +101,7 @@ class Recording:
 
     @property
     def begins_early(self) -> bool:
-        """Whether a step waits for what an earlier one began."""
+        """Returns whether a step waits for an exchange that an earlier step began."""
         return any(
             isinstance(op, Wait) and op.back > 0
             for steps in self.ranks

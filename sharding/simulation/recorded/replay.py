@@ -1,4 +1,4 @@
-"""A recorded job again, held up otherwise or with lag: its task graph, and what its steps take."""
+"""Replays a recorded job with other delays or with lag: its task graph, and its steps' times."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Replay:
 
     Attributes:
         bound: iterations that ranks may be apart.
-        step_us: from one batch to the next, all ranks together, the mean.
-        step_percentiles_us: the 50th, 95th and 99th percentile of it.
-        latency_us: microseconds of a batch on its rank, from its beginning to its end, the median.
+        step_us: mean time from one batch to the next, over all ranks.
+        step_percentiles_us: the 50th, 95th and 99th percentile of these times.
+        latency_us: median time of a batch on its rank, from its beginning to its end.
         timeline: the simulation.
         threads: rank and name of each thread.
     """
@@ -40,18 +40,18 @@ class Replay:
 def replay(recording: Recording, bound: int, delays: Floats) -> Replay:
     """Replays a recorded job.
 
-    Every thread has a core of its own: what threads took from each other is in the times that were
-    recorded. With a bound, collectives are messages that nobody answers, read by the main thread.
+    Every thread has a core of its own: the recorded times already have what threads took from each
+    other. With a bound, collectives are messages that nobody answers. The main thread reads them.
 
     Args:
-        recording: its steps are replayed in turn, one for each batch.
+        recording: recorded job; its steps are replayed in turn, one for each batch.
         bound: iterations that ranks may be apart.
-        delays: (ranks, batches), microseconds for which a rank is held up at the beginning of a
-            batch, beside what was recorded.
+        delays: (ranks, batches), microseconds that a rank is delayed at the beginning of a batch,
+            in addition to what was recorded.
 
     Raises:
-        ValueError: a bound that the job can't have or that it had already, other delays than ranks,
-            or ranks that wait for each other in a circle.
+        ValueError: the job can't have the bound, or had it already; or the delays are for another
+            number of ranks; or ranks wait for each other in a circle.
     """
     _refuse(recording, bound, delays)
     built = _Graph(recording, bound, delays)
@@ -102,14 +102,14 @@ def _refuse(recording: Recording, bound: int, delays: Floats) -> None:
 
 @dataclass
 class _Meeting:
-    """An exchange of a batch: who has begun it, and when it was done."""
+    """An exchange of a batch: which ranks have begun it, and when it was done."""
 
     begun: dict[int, tuple[Tasks, Begin]]
     done: dict[int, Tasks]
 
 
 class _Graph:
-    """Adds tasks rank by rank, each as far as others let it."""
+    """Adds tasks rank by rank. Each rank goes on as far as the others let it."""
 
     def __init__(self, recording: Recording, bound: int, delays: Floats) -> None:
         self._members = recording.members
@@ -133,7 +133,7 @@ class _Graph:
         self._meetings: defaultdict[tuple[Exchange, int], _Meeting] = defaultdict(
             lambda: _Meeting({}, {})
         )
-        # What each worker was given and has not begun, by its thread.
+        # The exchanges that each worker was given and has not begun, by its thread.
         self._queue: defaultdict[int, deque[tuple[Exchange, int]]] = defaultdict(deque)
 
     def build(self) -> TaskGraph:
@@ -155,7 +155,7 @@ class _Graph:
     def _lane(
         self, steps: Sequence[Sequence[Sequence[Op]]], batches: int
     ) -> Iterator[tuple[Op | str, int]]:
-        """Yields what a rank does, and for which batch."""
+        """Yields each op of a rank, and the op's batch."""
         stages = len(steps[0])
         for time in range(batches + (stages - 1) * self._bound):
             for stage in range(stages):
@@ -170,7 +170,7 @@ class _Graph:
                     yield _ENDS, batch
 
     def _add(self, rank: int, op: Op | str, batch: int) -> bool:
-        """Adds an op; returns whether that was possible by now."""
+        """Adds an op. Returns whether that was already possible."""
         match op:
             case str():
                 pause = float(self._delays[rank, batch]) if op == _BEGINS else 0.0
@@ -182,7 +182,7 @@ class _Graph:
             case Wait(exchange, back):
                 meeting = self._meetings.get((exchange, batch - back))
                 if meeting is None or rank not in meeting.begun:
-                    return True  # it was begun before the recording
+                    return True  # it began before the recording
                 if rank not in meeting.done:
                     return False
                 own = meeting.begun[rank][1]
@@ -207,7 +207,8 @@ class _Graph:
             meeting.done = dict.fromkeys(meeting.begun, arrived)
 
     def _run_workers(self, key: tuple[Exchange, int]) -> None:
-        """Runs an exchange that all have begun and all workers have come to, and what follows."""
+        """Runs an exchange that all ranks have begun and all workers have come to, and what
+        follows."""
         ready = [key]
         while ready:
             key = ready.pop()

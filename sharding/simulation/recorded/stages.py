@@ -1,4 +1,4 @@
-"""Stages of a recorded step: what a rank that may be ahead does for one batch after the other."""
+"""Stages of a recorded step. A rank that may be ahead works on an older batch in each stage."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Staged = list[list[list[list[Op]]]]
 
 
 def staged(recording: Recording) -> Staged:
-    """Returns the steps, cut where a rank waits.
+    """Returns the steps, cut into stages where a rank waits.
 
-    A rank waits for an exchange in the stage after the one that begins it, on all ranks alike: with
-    a bound, each stage is that many batches behind the one before it, as in BoundedLagPipeline.
+    A rank waits for an exchange in the stage after the one that begins it, on all ranks alike. With
+    a bound, each stage is that many batches behind the stage before, as in BoundedLagPipeline.
 
     Raises:
         ValueError: exchanges wait for each other in a circle.

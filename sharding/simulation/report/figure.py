@@ -1,4 +1,4 @@
-"""What bounds and codecs make of throughput and memory, as a figure; needs the extra "plot"."""
+"""Throughput and memory by bound and codec, as a figure. It needs the extra "plot"."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from io import StringIO
 
 from ..bounds import BoundOutcome
 
-_US = 1e6  # of a second
+_US = 1e6  # in a second
 _GIB = 2**30
 
 
 def curves_svg(outcomes: Sequence[BoundOutcome]) -> str:
-    """Returns an element of SVG: steps a second and memory by bound, a curve for each codec.
+    """Returns an SVG element: steps a second and memory by bound, with a curve for each codec.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -40,7 +40,7 @@ def curves_svg(outcomes: Sequence[BoundOutcome]) -> str:
     memory.legend(fontsize="small")
     figure.tight_layout()
     text = StringIO()
-    # Without a date and random names, so that the same simulation is the same page.
+    # No date and no random names: the same simulation gives the same page.
     with matplotlib.rc_context({"svg.hashsalt": "torchrec-bls"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     pyplot.close(figure)

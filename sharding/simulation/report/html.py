@@ -16,14 +16,15 @@ from .text import COLUMNS, cells_of, notes_on, setting
 def as_html(
     outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
 ) -> str:
-    """Returns the page: the job, a table, throughput and memory by bound, and what the time of the
-    chosen outcome went to, or else of the last one.
+    """Returns the page: the job, a table, throughput and memory by bound, and a table of times.
+
+    The last table shows what took the time of the chosen outcome, or else of the last one.
 
     Args:
-        outcomes: by bound and codec.
-        chosen: the one to take, if one was asked for.
-        job: that was simulated.
-        simulation: likewise.
+        outcomes: outcomes by bound and codec.
+        chosen: the outcome to take, if one was asked for.
+        job: job that was simulated.
+        simulation: settings of the simulation.
 
     Raises:
         ImportError: matplotlib is not installed.

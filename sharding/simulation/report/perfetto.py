@@ -1,6 +1,7 @@
-"""Timelines as Chrome's trace events, which ui.perfetto.dev shows: a process a rank, a track a
-thread, arrows of messages and from whom a rank waited for, how far each rank is ahead, and how many
-slots it has filled."""
+"""Timelines as Chrome's trace events, for ui.perfetto.dev.
+
+A rank is a process, and a thread is a track. Arrows show messages, and for whom a rank waited.
+Counters show how far each rank is ahead, and how many slots it has filled."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ..engine.timeline import Timeline
 
 Event = dict[str, Any]
 
-# Of more ranks only the messages are shown that somebody waited for: there are ranks squared.
+# With more ranks only messages that somebody waited for are shown: there are (ranks squared) of
+# all.
 _MOST_RANKS_WITH_MESSAGES = 8
 
 
@@ -23,7 +25,7 @@ def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> dict
     """Returns the content of a trace file. Times are microseconds from the simulation's beginning.
 
     Args:
-        timeline: that is shown.
+        timeline: timeline to show.
         threads: rank and name of each thread.
 
     Raises:
@@ -72,7 +74,7 @@ def _waits(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
     graph = timeline.graph
     before = graph.before
     free = np.where(before == NO_TASK, 0.0, timeline.end[before])
-    # What is under way on a link waits for nobody: it is the rank that has nothing to send.
+    # Bytes on a link wait for no one: the rank just has nothing to send.
     waits = (graph.thread != NO_THREAD) & graph.machine.sleeps[graph.thread]
     waits &= timeline.start > free
     for number, task in enumerate(np.flatnonzero(waits).tolist()):
@@ -96,7 +98,7 @@ def _waits(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
 
 
 def _ahead(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
-    """Yields how many steps each rank is ahead of the last one, whenever that changes."""
+    """Yields how many steps each rank is ahead of the last rank, whenever that changes."""
     graph = timeline.graph
     ranks = sorted({rank for rank, _ in threads})
     rank_of = np.array([rank for rank, _ in threads])
@@ -135,7 +137,7 @@ def _exchanges(
 
 
 def _messages(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
-    """Yields an arrow from each post to what reads it on every other rank."""
+    """Yields an arrow from each post to the task that reads it on every other rank."""
     graph, start, end = timeline.graph, timeline.start, timeline.end
     for exchange, posts, collects in _exchanges(graph, threads):
         ranks, batches = posts.shape
@@ -160,12 +162,12 @@ def _slots(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
     """Yields how many messages of each rank some receiver has not released, when that changes."""
     for exchange, posts, collects in _exchanges(timeline.graph, threads):
         filled = timeline.start[posts]
-        # The last receiver's release, of each batch.
+        # The release by the last receiver, for each batch.
         released = np.broadcast_to(timeline.end[collects].max(axis=0), filled.shape)
         for rank in range(len(posts)):
             times = np.concatenate([filled[rank], released[rank]])
             change = np.repeat([1, -1], len(filled[rank]))
-            # What is released and filled at once is the same slot.
+            # A slot that is released and filled at once stays the same slot.
             order = np.lexsort((change, times))
             for time, count in zip(times[order], change[order].cumsum(), strict=True):
                 counter = {"ph": "C", "name": f"slots of {exchange}", "pid": rank}

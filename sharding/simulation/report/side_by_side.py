@@ -1,4 +1,4 @@
-"""A simulated and a measured trace as one, a process a rank each, for ui.perfetto.dev."""
+"""Joins a simulated and a measured trace for ui.perfetto.dev, with two processes for each rank."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 Event = dict[str, Any]
 
 _RANK = re.compile(r"rank (\d+)(.*)")
-# Both tell of a process; Kineto's own order would part what belongs together.
+# Both events describe a process; Kineto's own order would separate the two processes of a rank.
 _OF_PROCESSES = ("process_name", "process_sort_index")
 
 
 def side_by_side(simulated: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """Returns one trace in which "rank 0 simulated" stands above "rank 0 measured", and so on.
 
-    Both begin at 0: the clocks of a simulation and of a job have nothing in common.
+    Both begin at 0, since the clocks of a simulation and of a job have nothing in common.
 
     Args:
-        simulated: of `trace_events`.
-        measured: of `torchrec-bls trace --perfetto`: trace events whose processes are named "rank
-            0", or "rank 0, " and what else there is of it.
+        simulated: trace of `trace_events`.
+        measured: trace of `torchrec-bls trace --perfetto`. Its processes are named "rank 0", or
+            "rank 0, " and a further text.
 
     Raises:
-        ValueError: one of them has no slice, or a process whose rank nothing says.
+        ValueError: one of them has no slice, or a process without a rank.
     """
     events = [*_side(simulated, "simulated", 0), *_side(measured, "measured", 1)]
     return {"displayTimeUnit": "ms", "traceEvents": events}
@@ -52,7 +52,7 @@ def _side(trace: Mapping[str, Any], side: str, number: int) -> Iterator[Event]:
         changed = {**event, "pid": processes[process]}
         if "ts" in event:
             changed["ts"] = event["ts"] - begin
-        if "id" in event:  # of an arrow
+        if "id" in event:  # an arrow
             changed["id"] = f"{side} {event['id']}"
         yield changed
 

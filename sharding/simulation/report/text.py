@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def notes_on(job: Job, simulation: Simulation) -> list[str]:
-    """Returns what people have to know of the figures."""
+    """Returns what people need to know about the figures."""
     notes = [f"Simulated: {SCOPE if simulation.host is None else WHOLE}."]
     if any(codec != FP32 for codec in simulation.codecs):
         notes.append("Codecs are of embeddings; their gradients travel as float32.")
@@ -38,7 +38,7 @@ def notes_on(job: Job, simulation: Simulation) -> list[str]:
 
 
 def setting(job: Job, simulation: Simulation) -> str:
-    """Returns what was simulated, in a line."""
+    """Returns in a line what was simulated."""
     kind = "training" if job.training else "inference"
     ranks = simulation.ranks
     link = "" if ranks.link is None else f"a link of {_gbit(simulation):g} Gbit/s for each host, "
@@ -59,10 +59,10 @@ def as_text(
     """Returns a line for each bound and codec.
 
     Args:
-        outcomes: by bound and codec.
-        chosen: the one to take, if one was asked for.
-        job: that was simulated.
-        simulation: likewise.
+        outcomes: outcomes by bound and codec.
+        chosen: the outcome to take, if one was asked for.
+        job: job that was simulated.
+        simulation: settings of the simulation.
     """
     rows = cells_of(outcomes)
     widths = [max(len(cell) for cell in column) + 2 for column in zip(COLUMNS, *rows, strict=True)]
@@ -77,7 +77,8 @@ def as_text(
 
 
 def cells_of(outcomes: Sequence[BoundOutcome]) -> list[list[str]]:
-    """Returns a row of COLUMNS for each; times faster are those of the first one's step."""
+    """Returns a row of COLUMNS for each outcome; "times faster" compares with the first one's
+    step."""
     return [
         [
             str(each.bound),
@@ -96,7 +97,8 @@ def cells_of(outcomes: Sequence[BoundOutcome]) -> list[list[str]]:
 def as_json(
     outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
 ) -> dict[str, Any]:
-    """Returns the same for machines, microseconds and bytes; arguments as of `as_text`."""
+    """Returns the same for machines, in microseconds and bytes; arguments are those of
+    `as_text`."""
     return {
         "format": FORMAT,
         "ranks": job.ranks,

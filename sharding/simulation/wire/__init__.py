@@ -1,1 +1,1 @@
-"""What exchanges put on the wire, and how much of it passes."""
+"""The bytes of exchanges on the wire, and the time they take on a link."""

@@ -1,4 +1,4 @@
-"""What a codec makes of embeddings between ranks: their bytes, and the work at both ends."""
+"""The effects of a codec on embeddings between ranks: their bytes, and the work at both ends."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CodecCosts:
-    """A codec of rows (docs/design/codecs.md), as far as a step depends on it.
+    """The costs of a codec of rows (docs/design/codecs.md) that a step depends on.
 
     Attributes:
         name: name of the codec.
         bytes_per_value: bytes of a value on the wire.
         row_overhead_bytes: bytes of a row beside its values: scale and least value.
         encode_us_per_value: time to encode a value, on one thread with a core of its own.
-        decode_us_per_value: time to decode it, likewise.
+        decode_us_per_value: time to decode a value, on one thread with a core of its own.
     """
 
     name: str
@@ -32,7 +32,7 @@ class CodecCosts:
     decode_us_per_value: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for numbers that no codec has."""
+        """Raises ValueError for impossible numbers."""
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if not (np.isfinite(value) and value >= 0):
@@ -47,12 +47,13 @@ class CodecCosts:
         return encoded
 
     def encode_us(self, group: PlanGroup) -> Floats:
-        """Returns (ranks,), what each rank encodes in a step: for all ranks, itself included."""
+        """Returns (ranks,), time of each rank to encode a step's rows for all ranks, itself
+        included."""
         values = group.rows / EMBEDDING_BYTES * group.job.ranks
         return values * self.encode_us_per_value
 
     def decode_us(self, group: PlanGroup) -> float:
-        """Returns what a rank decodes in a step: from all ranks, the same on each."""
+        """Returns the time of a rank to decode a step's rows from all ranks, the same on each."""
         return float(group.rows.sum()) / EMBEDDING_BYTES * self.decode_us_per_value
 
 

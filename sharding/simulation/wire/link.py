@@ -1,4 +1,4 @@
-"""The link of each host, which its ranks share: what messages take on it."""
+"""The link of each host, which its ranks share, and the time of messages on it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Link:
     """A link from each host to all others, equally fast in both directions.
 
     Attributes:
-        bytes_per_us: bytes that a host can send in a microsecond, and as many to receive meanwhile.
+        bytes_per_us: bytes that a host can send in a microsecond; it can receive as many meanwhile.
         host: (ranks,), the host of each rank.
-        within: whether ranks of one host also talk over its link, since they share no memory.
+        within: whether ranks of one host also use its link, since they share no memory.
     """
 
     bytes_per_us: float
@@ -29,7 +29,7 @@ class Link:
     within: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a link that nothing passes."""
+        """Raises ValueError for a link that no bytes can pass."""
         if not 0 < self.bytes_per_us < math.inf:
             raise ValueError(
                 f"a link of {self.bytes_per_us} bytes in a microsecond: must be a positive number"
@@ -37,19 +37,19 @@ class Link:
 
     @classmethod
     def of_hosts(cls, bytes_per_us: float, ranks: int, per_host: int) -> Link:
-        """Returns the link where ranks fill one host after the other. Where there is one host
-        alone, its ranks talk over it: there is nothing else that a link could be of."""
+        """Returns the link of ranks that fill one host after the other. If there is only one host,
+        its ranks use the link for their own messages: there are no others."""
         hosts = tuple(rank // per_host for rank in range(ranks))
         return cls(bytes_per_us, hosts, within=ranks <= per_host)
 
     def transfer_us(self, sent: npt.ArrayLike) -> Floats:
-        """Returns (ranks,), what each rank's messages take on a link that nobody else uses.
+        """Returns (ranks,), the time of each rank's messages on a link that nobody else uses.
 
-        Where a host receives more than it sends, its ranks take even shares of the difference, so
-        that those of a host add up to the longer of the two.
+        If a host receives more than it sends, its ranks take even shares of the difference. So the
+        times of a host's ranks add up to the longer of its two directions.
 
         Args:
-            sent: (ranks, ranks), bytes from each rank to each one.
+            sent: (ranks, ranks), bytes from each rank to each other one and to itself.
         """
         host = np.array(self.host)
         passes = host[:, None] != host[None, :]
@@ -67,7 +67,7 @@ def read_link(text: str) -> float:
     """Returns the bytes in a microsecond of a rate as tc writes it, such as 1gbit or 100mbit.
 
     Raises:
-        ValueError: it is none, or not positive.
+        ValueError: the text is no rate, or the rate is not positive.
     """
     found = re.fullmatch(r"(.+?)(kbit|mbit|gbit)", text.strip().lower())
     try:

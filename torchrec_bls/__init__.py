@@ -1,7 +1,7 @@
 """Bounded-lag one-sided embedding all-to-alls for TorchRec.
 
-With torch alone there is what needs nothing else: the backend "bls" of torch.distributed and its
-options, and the channel. What is made for TorchRec is imported when it is asked for.
+With torch alone the package has what needs nothing else: the backend "bls" of torch.distributed,
+its options, and the channel. The parts made for TorchRec are imported when they are first used.
 """
 # ruff: noqa: E402
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrec_bls._versions import VersionError, check_native, check_packages, check_torch
 
-# Before any other import: what doesn't match would fail there, with an undefined symbol.
+# Before any other import: packages that don't match would fail there, with an undefined symbol.
 check_torch()
 check_native()
 
@@ -99,7 +99,7 @@ process_group.register()
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is made for TorchRec when it is first used, and says what is missing for it."""
+    """Imports a part made for TorchRec when it is first used. Says which packages it lacks."""
     if name == "__version__":
         return metadata.version("torchrec-bls")
     if name not in _FOR_TORCHREC:

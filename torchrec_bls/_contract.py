@@ -1,8 +1,8 @@
 """The private names of torch, fbgemm and torchrec that this package uses.
 
-TorchRec promises none of them. What they have to do is tested in tests/contract/, with every trio
-that is supported; that they are there is checked at import, for the trios that nobody has tried.
-Run as a program, it prints those that are missing, a line each.
+TorchRec promises none of them. tests/contract/ tests their behaviour with every supported trio.
+Trios that nobody has tested are checked at import: the names must exist. Run as a program, the
+module prints the missing names, a line each.
 """
 
 import importlib
@@ -50,7 +50,8 @@ _OF_QUANTIZED = (
     "register_tbes",
 )
 
-# By "module" or "module:Class": names of a module, or attributes of a class and of its instances.
+# The key is "module" or "module:Class". The names are those of a module, or attributes of a class
+# and of its instances.
 CONTRACT: Mapping[str, tuple[str, ...]] = {
     "torch.autograd": ("_profiler_enabled",),
     "torch.autograd.function:BackwardCFunction": ("_set_sequence_nr",),
@@ -196,7 +197,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
 
 @cache
 def check_torchrec() -> None:
-    """Raises if what is made for TorchRec can't work with the installed packages.
+    """Raises if the parts made for TorchRec can't work with the installed packages.
 
     Raises:
         VersionError: Packages are missing or don't fit, or lack names that are used here.
@@ -228,11 +229,11 @@ def missing_names(contract: Mapping[str, Iterable[str]] = CONTRACT) -> list[str]
 
 
 def _names_of(owner: type) -> set[str]:
-    """Returns the attributes of a class and, as far as its code or annotations name them, of its
-    instances. What its own code uses, be it set or read, is there."""
+    """Returns the attributes of a class, and those of its instances that its code or annotations
+    name. An attribute that the class's own code sets or reads counts as present."""
     names = set(dir(owner))
     for base in owner.__mro__:
-        # Not evaluated: annotations may name what is there for type checkers alone.
+        # Not evaluated: annotations may use names that only type checkers have.
         names.update(vars(base).get("__annotations__", {}))
         names.update(vars(base).get("__dataclass_fields__", {}))
         for member in vars(base).values():

@@ -1,8 +1,8 @@
-"""The torch, fbgemm and torchrec that are tested together. Their versions stand here alone.
+"""The torch, fbgemm and torchrec that are tested together. Their versions stand only here.
 
-As a program, which needs the standard library alone, it prints what to install:
-`python torchrec_bls/_trios.py [2.14]`, and with `--torchrec` what is installed with `--no-deps`.
-`--names` prints which there are, the oldest first.
+Run as a program, which needs only the standard library, the module prints what to install:
+`python torchrec_bls/_trios.py [2.14]`. With `--torchrec` it prints what is installed with
+`--no-deps`. `--names` prints the names of all trios, the oldest first.
 """
 
 import argparse
@@ -29,7 +29,8 @@ TRIOS = (
     Trio("2.13.0", "1.8.0", "1.8.0"),
     Trio("2.14.1", "1.9.0", "1.9.2"),
 )
-# What `make` builds with, and what is proposed where nothing that is installed says which.
+# The trio that `make` builds with. It is also proposed if no installed package suggests another
+# one.
 DEFAULT = TRIOS[1]
 
 # What torchrec requires besides torch and fbgemm. It is installed with --no-deps, since it requires
@@ -41,7 +42,7 @@ def trio_named(name: str) -> Trio:
     """Returns the trio of a minor version of torch.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such trio.
     """
     for trio in TRIOS:
         if trio.name == name:
@@ -52,8 +53,8 @@ def trio_named(name: str) -> Trio:
 def _main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Prints the requirements of a trio for pip.")
     parser.add_argument("trio", nargs="?", default=DEFAULT.name, help="default: %(default)s")
-    parser.add_argument("--torchrec", action="store_true", help="what to install with --no-deps")
-    parser.add_argument("--names", action="store_true", help="the trios that there are")
+    parser.add_argument("--torchrec", action="store_true", help="print what needs --no-deps")
+    parser.add_argument("--names", action="store_true", help="print the names of all trios")
     options = parser.parse_args(arguments)
     if options.names:
         print(*(trio.name for trio in TRIOS))

@@ -1,8 +1,8 @@
 """Checks, before they are imported, that the installed packages fit together.
 
-torch, fbgemm and torchrec are built against one another. A pair that doesn't match fails while it
-is being imported, with an undefined symbol that names neither package, so the check reads the
-installed packages' metadata and imports none of them.
+torch, fbgemm and torchrec are built against one another. A pair that doesn't match fails during its
+import, with an undefined symbol that names neither package. So the check reads the installed
+packages' metadata and imports none of them.
 """
 
 import importlib
@@ -17,12 +17,12 @@ from packaging.version import InvalidVersion, Version
 
 from torchrec_bls._trios import BESIDE_TORCHREC, DEFAULT, TRIOS, Trio
 
-# Either distribution holds the module fbgemm_gpu: the first is the CPU build, which is proposed.
+# Both distributions hold the module fbgemm_gpu. The first, the CPU build, is the one proposed.
 FBGEMM_DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 BUILD_COMMAND = "make build"
 BUILD_COMMAND_WITHOUT_MAKE = "pip install --no-build-isolation -e ."
 
-# A series is what fits together: X of torch 2.X. The other two count from 5 less.
+# Versions of one series fit together: X of torch 2.X. The other two count from 5 less.
 _MINORS_BEHIND_TORCH = 5
 _OLDEST, _NEWEST = TRIOS[0], TRIOS[-1]
 
@@ -36,7 +36,7 @@ class NativeModuleError(ImportError):
 
 
 class UntestedVersionsWarning(UserWarning):
-    """torch, fbgemm and torchrec are newer than all that this package was tested with."""
+    """torch, fbgemm and torchrec are newer than all versions that this package was tested with."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ class PackageReport:
 
     Attributes:
         found: torch, fbgemm and torchrec with their versions.
-        needed: the tested ones nearest to them.
-        faults: what is missing or doesn't match, a sentence each. Empty where all fits.
-        untested: a sentence if they fit one another and are newer than all that was tested.
-        cure: command that installs what is needed; empty where there is nothing to mend.
+        needed: tested versions nearest to the found ones.
+        faults: missing packages and versions that don't match, a sentence each; empty where all
+            fits.
+        untested: sentence if the versions match and are newer than all tested ones; else empty.
+        cure: command that installs what is needed; empty where nothing is wrong.
     """
 
     found: str
@@ -62,7 +63,8 @@ def examine_packages(installed: Callable[[str], str] = metadata.version) -> Pack
     """Compares the installed packages with the tested ones and imports none of them.
 
     Args:
-        installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
+        installed: Function that returns a distribution's version, or raises
+            ``PackageNotFoundError``.
     """
     trio = _Found.find(installed)
     target = trio.nearest()
@@ -82,14 +84,15 @@ def examine_packages(installed: Callable[[str], str] = metadata.version) -> Pack
 
 
 def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
-    """Raises if torch, which everything here needs, is missing or too old; warns if it is newer
-    than any that was tested.
+    """Raises if torch is missing or too old; everything here needs torch. Warns if it is newer than
+    any tested version.
 
     Args:
-        installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
+        installed: Function that returns a distribution's version, or raises
+            ``PackageNotFoundError``.
 
     Raises:
-        VersionError: Names what was found, what is needed and the command that mends it.
+        VersionError: Names the version found, the version needed and the command that installs it.
     """
     trio = _Found.find(installed)
     series = _series_of_torch(trio.torch)
@@ -108,14 +111,15 @@ def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
 
 
 def check_packages(installed: Callable[[str], str] = metadata.version) -> None:
-    """Raises if a required package is missing or torch, fbgemm and torchrec don't match; warns if
-    they are newer than all that was tested.
+    """Raises if a required package is missing, or torch, fbgemm and torchrec don't match. Warns if
+    they are newer than all tested versions.
 
     Args:
-        installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
+        installed: Function that returns a distribution's version, or raises
+            ``PackageNotFoundError``.
 
     Raises:
-        VersionError: Names what was found, what is needed and the command that mends it.
+        VersionError: Names the version found, the version needed and the command that installs it.
     """
     report = examine_packages(installed)
     if report.faults:
@@ -128,10 +132,10 @@ def check_native(load: Callable[[str], object] = importlib.import_module) -> Non
     """Raises if the compiled module can't be loaded.
 
     Args:
-        load: Imports a module by its name.
+        load: Function that imports a module by its name.
 
     Raises:
-        NativeModuleError: Names the Python it was looked for under and the command that builds it.
+        NativeModuleError: Names the Python that lacks the module, and the command that builds it.
     """
     try:
         load("torchrec_bls._native")
@@ -146,7 +150,7 @@ def check_native(load: Callable[[str], object] = importlib.import_module) -> Non
 
 @dataclass(frozen=True)
 class _Found:
-    """The installed versions; None or an empty mapping where there is none."""
+    """The installed versions; None or an empty mapping for missing packages."""
 
     torch: str | None
     fbgemms: Mapping[str, str]
@@ -162,7 +166,8 @@ class _Found:
         )
 
     def all_series(self) -> list[int | None]:
-        """Returns the series of torch, of each fbgemm and of torchrec; None where it has none."""
+        """Returns the series of torch, of each fbgemm and of torchrec; None for one without a
+        series."""
         return [
             _series_of_torch(self.torch),
             *(_series_of_others(version) for version in self.fbgemms.values()),
@@ -170,7 +175,7 @@ class _Found:
         ]
 
     def nearest(self) -> Trio:
-        """Returns the tested trio of this torch; if it is in none, that of fbgemm or torchrec."""
+        """Returns the tested trio of this torch; if there is none, that of fbgemm or torchrec."""
         if self.is_newer():
             return _NEWEST
         by_series = {_series(trio): trio for trio in TRIOS}
@@ -178,13 +183,14 @@ class _Found:
         return trios[0] if trios else DEFAULT
 
     def is_newer(self) -> bool:
-        """Whether all fit one another and are newer than the newest tested trio."""
+        """Returns whether all match and are newer than the newest tested trio."""
         series = self.all_series()
         newest = _series(_NEWEST)
         return len({*series}) == 1 and bool(self.fbgemms) and (series[0] or 0) > newest
 
     def unfit(self) -> list[str]:
-        """Returns what is missing here or is of another series than the nearest tested trio."""
+        """Returns the packages that are missing or of another series than the nearest tested
+        trio."""
         if self.is_newer():
             return []
         series = _series(self.nearest())
@@ -245,7 +251,7 @@ _warned = False
 
 
 def _warn_once(text: str) -> None:
-    # Several imports check, and each has a text or a line of its own.
+    # Several imports check, each with its own text and line.
     global _warned
     if not _warned:
         _warned = True
@@ -256,7 +262,7 @@ def _install_command(names: list[str], trio: Trio, *, replaced: Collection[str])
     """Returns a command that installs ``names`` in place of the fbgemm distributions given."""
     if not names:
         return ""
-    # Who has the CUDA build alone, by choice, keeps it.
+    # Users who have only the CUDA build have chosen it, and keep it.
     fbgemm = "fbgemm-gpu" if [*replaced] == ["fbgemm-gpu"] else "fbgemm-gpu-cpu"
     requirements = {
         "torch": f"torch=={trio.torch}",
@@ -265,7 +271,7 @@ def _install_command(names: list[str], trio: Trio, *, replaced: Collection[str])
     }
     commands = []
     if "fbgemm-gpu-cpu" in names and replaced:
-        # Both distributions write the same files: one left behind would overlay the other.
+        # Both distributions write the same files: the one that stayed would overlay the other.
         commands.append(f"pip uninstall -y {' '.join(replaced)}")
     quoted = [f"'{requirements[name]}'" for name in names if name != "torchrec"]
     if quoted:

@@ -1,1 +1,2 @@
-"""What a model looks up, how its tables bear rounding, and what compressing them is worth."""
+"""Analysis of embedding tables: what a model looks up, which rounding its tables bear, and what
+compression brings."""

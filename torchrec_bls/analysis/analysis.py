@@ -27,17 +27,17 @@ _MANY_ZEROS = 0.5
 
 @dataclass(frozen=True)
 class Patterns:
-    """What a table's rows are like. Means are over the batches that have any.
+    """Facts about a table's rows. Means are over the batches that have any rows.
 
     Attributes:
         rows: mean number of rows of a batch. Here and below, bags without ids do not count.
         distinct_ids: mean number of distinct ids of a batch.
         distinct_rows: mean number of distinct rows of a batch.
         rounded_rows: mean number of rows that still differ once rounded by the probe.
-        eta: the mean of equation 1: of the distinct rows of a batch, the share that rounding makes
-            equal to others.
-        entropy_bits: mean of the bits that a value of a distinct row needs at least, once rounded
-            by the table's bound, if values are coded one by one.
+        eta: share of the distinct rows of a batch that rounding makes equal to others, the mean
+            over batches (equation 1).
+        entropy_bits: least bits for a value of a distinct row, if values are coded one by one after
+            rounding by the table's bound; a mean.
         zero_share: share of rows that are nothing but zeros once rounded by the table's bound.
     """
 
@@ -51,22 +51,23 @@ class Patterns:
 
     @property
     def homo_index(self) -> float:
-        """What Tables III and IV of the paper print: 1 - eta."""
+        """Returns 1 - eta, which Tables III and IV of the paper print."""
         return 1 - self.eta
 
 
 @dataclass(frozen=True)
 class TableAnalysis:
-    """What was found out of one table.
+    """The results for one table.
 
     Attributes:
-        table: as it was recorded.
-        patterns: what its rows are like.
-        table_class: how large its bound is.
+        table: the table as recorded.
+        patterns: facts about its rows.
+        table_class: class of its bound: small, medium or large.
         bound: bound of the error.
-        measured: what the stages make of its rows, on this machine.
+        measured: ratio and speeds of the stages on its rows, on this machine.
         ranked: these stages, the fastest first by equation 2.
-        speed_up: speed up of the exchange over sending rows as they are at no cost, by equation 2.
+        speed_up: speed-up of the exchange for each stage, over sending rows as they are at no cost,
+            by equation 2.
     """
 
     table: SampledTable
@@ -79,7 +80,7 @@ class TableAnalysis:
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with the table's rows, if anything is."""
+        """Returns what is wrong with the table's rows, or None."""
         zeros = self.patterns.zero_share
         if zeros <= _MANY_ZEROS:
             return None
@@ -94,8 +95,8 @@ class LeftAlone:
     """A table whose rows stay float32.
 
     Attributes:
-        table: as it was recorded.
-        reason: why.
+        table: the table as recorded.
+        reason: reason in words.
     """
 
     table: SampledTable
@@ -104,16 +105,16 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What was found out of all tables.
+    """The results for all tables.
 
     Attributes:
         link: bytes per second from one rank to the others.
-        link_source: where that number is from, for people.
-        ranks_per_core: how many ranks share a core.
+        link_source: source of that number, for people.
+        ranks_per_core: number of ranks that share a core.
         bounds: bounds of the classes.
-        batches: that were recorded.
-        tables: that can be compressed.
-        left_alone: the others.
+        batches: number of recorded batches.
+        tables: tables that can be compressed.
+        left_alone: other tables.
     """
 
     link: float
@@ -126,7 +127,7 @@ class Analysis:
 
     @property
     def warnings(self) -> list[str]:
-        """What people have to know before they use the bounds."""
+        """Returns what people need to know before they use the bounds."""
         of_tables = [each.warning for each in self.tables]
         return [text for text in of_tables if text is not None] + [
             f"table '{each.table.name}' stays float32: {each.reason}" for each in self.left_alone
@@ -140,14 +141,14 @@ def analyse(
     bounds: ClassBounds,
     ranks_per_core: float = 1.0,
 ) -> Analysis:
-    """Looks at each table of the samples, and measures what its stages take. That takes seconds.
+    """Analyses each table of the samples, and measures the times of its stages. That takes seconds.
 
     Args:
         samples: samples of a model.
         link: bytes per second from one rank to the others.
-        link_source: where that is from.
+        link_source: source of that number, for people.
         bounds: bounds of the classes.
-        ranks_per_core: how many ranks share a core, at least 1.
+        ranks_per_core: number of ranks that share a core, at least 1.
 
     Raises:
         ValueError: a file of the samples is damaged, or the link is not positive.
@@ -200,12 +201,12 @@ def _analyse(
 
 
 class _Batch:
-    """What one batch says of a table.
+    """The facts that one batch shows about a table.
 
     Args:
-        table: that it looks up.
+        table: table that the batch looks up.
         lookups: lookups of its features; some have ids.
-        bound: that rows are rounded by.
+        bound: bound that rows are rounded by.
     """
 
     def __init__(self, table: SampledTable, lookups: Sequence[Lookup], bound: float) -> None:

@@ -1,4 +1,4 @@
-"""What codecs of rows make of embeddings, measured on this machine."""
+"""The bytes and speeds of codecs of rows, measured on this machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torchrec_bls.analysis.stage_speeds import seconds_of
 from torchrec_bls.codecs.rows import Codec
 
 _VALUES = 1 << 18
-_US = 1e6  # of a second
+_US = 1e6  # in a second
 
 
 class CodecSpeed(NamedTuple):
     """A codec of rows.
 
     Attributes:
-        bytes_per_value: in a message.
+        bytes_per_value: bytes of a value in a message.
         row_overhead_bytes: bytes of each row beside its values.
-        encode_us_per_value: of one thread, in a frame.
-        decode_us_per_value: likewise.
+        encode_us_per_value: time to encode a value in a frame, on one thread.
+        decode_us_per_value: time to decode a value from a frame, on one thread.
     """
 
     bytes_per_value: float
@@ -32,10 +32,10 @@ class CodecSpeed(NamedTuple):
 
 
 def codecs_named(names: Sequence[str]) -> list[Codec]:
-    """Returns the codecs of these names, which `CodecConfig` takes.
+    """Returns the codecs with these names, which are the names of `CodecConfig`.
 
     Raises:
-        ValueError: there is none of a name, or one is there twice.
+        ValueError: a name is unknown or given twice.
     """
     codecs = {codec.name.lower(): codec for codec in Codec}
     for name in names:
@@ -47,11 +47,12 @@ def codecs_named(names: Sequence[str]) -> list[Codec]:
 
 
 def measure_codecs(codecs: Sequence[Codec], columns: int) -> dict[Codec, CodecSpeed]:
-    """Returns what each codec makes of rows of random values, as `analyse-tables` measures stages:
-    in a frame, by one thread, one codec after the other in turns. Takes some 0.1 s.
+    """Returns the speeds of each codec on rows of random values. The rows are in a frame, and one
+    thread encodes and decodes, as when `analyse-tables` measures stages. Codecs take turns. The
+    measurement takes some 0.1 s.
 
     Args:
-        codecs: that encode, so not FP32.
+        codecs: codecs that encode; FP32 is none.
         columns: columns of the rows.
     """
     random = np.random.default_rng(0)
@@ -64,7 +65,7 @@ def measure_codecs(codecs: Sequence[Codec], columns: int) -> dict[Codec, CodecSp
 
 
 def _row_format(codec: Codec) -> tuple[float, float]:
-    """Returns the bytes of a value and those of a row beside them."""
+    """Returns the bytes of a value, and the bytes of a row beside its values."""
     few, many = 64, 128
     of_few, of_many = (_native.usual_encoded_bytes(codec, 1, columns) for columns in (few, many))
     per_value = (of_many - of_few) / (many - few)

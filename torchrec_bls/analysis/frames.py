@@ -1,4 +1,4 @@
-"""Rows that a batch looked up in a table, as a frame from one rank to another
+"""Rows that a batch looked up in a table, in a frame that goes from one rank to another
 (docs/wire-format.md)."""
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Frame:
 
     Args:
         lookups: lookups of the table's features in one batch.
-        stages: what the rows go through.
+        stages: stages that the rows go through.
         bound: bound of the error, where the stages round.
         pooled: whether bags have a row each.
-        weighted: whether ids have weights. Bags of equal ids may have different rows then, so that
-            none are looked for.
+        weighted: whether ids have weights. Then bags of equal ids may have different rows, and
+            equal rows are not looked for.
 
     Attributes:
         bytes: bytes of the frame.
-        received: rows as they were decoded, of each feature.
+        received: decoded rows of each feature.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Frame:
         self.received = [np.zeros_like(rows) for rows in self._rows]
         self._ids = np.concatenate([lookup.ids for lookup in lookups])
         lengths = np.concatenate([lookup.lengths for lookup in lookups])
-        # Without lengths, each id is a bag of its own.
+        # Without lengths, each id is a bag of one id.
         self._lengths = lengths if pooled else None
         self._blocks = [
             (len(lookup.rows), len(lookup.ids), stages.unique and not weighted)
@@ -70,7 +70,7 @@ class Frame:
         _native.encode_frame(self._frame(self._sent, groups), self._address, self.bytes)
 
     def decode(self) -> None:
-        """Does the same as the receiver, who has the ids as well."""
+        """Decodes as the receiver does, which has the ids as well."""
         groups = self._find_groups()
         _native.decode_frame(self._address, self.bytes, self._frame(self._arrived, groups))
 
@@ -92,9 +92,10 @@ class Frame:
 
 
 def rounded(rows: Floats, bound: float) -> Floats:
-    """Returns (rows, columns) as it arrives, rounded within `bound`."""
+    """Returns (rows, columns) as they arrive, rounded within `bound`."""
     lookup = Lookup.nothing(rows.shape[1])._replace(rows=rows)
-    # As of weighted bags, which are not looked for: rows are rounded each for itself.
+    # The frame is that of weighted bags, where equal rows are not looked for: each row is rounded
+    # alone.
     frame = Frame([lookup], Stages.HUFFMAN, bound, pooled=True, weighted=True)
     frame.encode()
     frame.decode()

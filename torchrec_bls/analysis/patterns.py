@@ -1,4 +1,4 @@
-"""What the rows of a batch say of their table: how many differ, and how varied their values are."""
+"""Facts that the rows of a batch show about their table: how many differ, how varied they are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torchrec_bls.analysis.samples import Floats, Lookup
 
 
 def looked_up(lookup: Lookup, pooled: bool) -> npt.NDArray[np.bool_]:
-    """Returns (rows,) which rows are of ids: bags without any have a row of zeros that says nothing
-    of the table.
+    """Returns for each of (rows,) whether it has ids. A bag without ids has a row of zeros, which
+    says nothing about the table.
 
     Args:
         lookup: lookup of a feature.
@@ -20,7 +20,7 @@ def looked_up(lookup: Lookup, pooled: bool) -> npt.NDArray[np.bool_]:
 
 
 def distinct(rows: Floats) -> Floats:
-    """Returns the rows that differ, bit for bit but for the sign of zeros.
+    """Returns the different rows. Rows are compared bit for bit, except for the sign of zeros.
 
     Args:
         rows: (rows, columns).
@@ -38,17 +38,17 @@ def homogenization(before: int, after: int) -> float:
     that rounding makes equal to others. Tables III and IV there print 1 - eta.
 
     Args:
-        before: distinct rows.
-        after: distinct rows once rounded.
+        before: number of distinct rows.
+        after: number of distinct rows once rounded.
     """
     return (before - after) / before if before else 0.0
 
 
 def entropy(values: Floats) -> float:
-    """Returns the bits that a value needs at least, on average, if each is coded for itself.
+    """Returns the least bits of a value, on average, if each value is coded alone.
 
     Args:
-        values: values of any shape; those that are equal have one code.
+        values: values of any shape; equal values have one code.
     """
     _, counts = np.unique(values, return_counts=True)
     shares = counts / max(values.size, 1)
@@ -56,5 +56,5 @@ def entropy(values: Floats) -> float:
 
 
 def zero_rows(rows: Floats) -> int:
-    """Returns how many of (rows, columns) have nothing but zeros."""
+    """Returns the number of rows of (rows, columns) that are all zeros."""
     return int((~rows.any(axis=1)).sum())

@@ -1,4 +1,4 @@
-"""Recording what the embedding modules of a model look up."""
+"""Records the lookups of a model's embedding modules."""
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from torchrec_bls._contract import check_torchrec
 
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
 check_torchrec()
 
 import torch
@@ -40,21 +40,20 @@ def record_lookups(model: nn.Module, batches: Iterable[Any], path: str | Path | 
     `torchrec-bls analyse-tables`.
 
     Every EmbeddingBagCollection and EmbeddingCollection is recorded, plain or sharded by TorchRec
-    or by this package. The model runs without gradients and in evaluation mode, and is afterwards
-    in the mode that it was in. A sharded model runs on all ranks, with as many batches on each.
-    Rows are recorded as they arrive. If the model has codecs, they have been rounded by then.
+    or by this package. The model runs without gradients and in evaluation mode. Afterwards it is in
+    its former mode. A sharded model runs on all ranks, with as many batches on each. Rows are
+    recorded as they arrive: if the model has codecs, the rows are already rounded.
 
     Args:
-        model: a trained model: rows of a new one say nothing. It is called with each batch as its
-            one argument.
+        model: a trained model: rows of a new one say nothing. Each batch is its one argument.
         batches: a few batches, of the size and from the data of the training.
         path: folder for the samples of this rank, new or empty. None: this rank takes part
             and records nothing.
 
     Raises:
         FileExistsError: something is in the folder.
-        ValueError: there are no batches, no collections, or lookups that cannot be recorded:
-            batches whose size varies by key, two tables of one name.
+        ValueError: there are no batches or no collections, or a lookup cannot be recorded: the size
+            of a batch varies by key, or two tables have one name.
     """
     recorders = [
         _Recorder(name or type(module).__name__, module)
@@ -84,11 +83,11 @@ def record_lookups(model: nn.Module, batches: Iterable[Any], path: str | Path | 
 
 
 class _Recorder:
-    """Hears what one collection of a model is asked for and what it answers.
+    """Records the inputs and outputs of one collection of a model.
 
     Args:
         name: name of the collection, for messages.
-        collection: of one of the kinds above.
+        collection: a collection of one of the kinds above.
     """
 
     def __init__(self, name: str, collection: Any) -> None:
@@ -112,9 +111,9 @@ class _Recorder:
         return self._collection.register_forward_hook(self._hear, with_kwargs=True)
 
     def take(self) -> dict[str, list[Lookup]]:
-        """Returns what was looked up since the last time, by table, a feature after the other."""
+        """Returns the lookups since the last call, by table and in the order of features."""
         if self._under_way is not None and self._lookups is None:
-            self._under_way.wait()  # the model has not
+            self._under_way.wait()  # the model did not wait
         lookups, self._lookups, self._under_way = self._lookups, None, None
         if lookups is not None:
             return lookups
@@ -149,7 +148,7 @@ class _Recorder:
         self.calls += 1
         ids = self._checked(args[0] if args else kwargs.get("features"))
         if isinstance(output, LazyAwaitable):
-            # It is waited for where the model does, and only once.
+            # The model waits for it, and may do so only once.
             self._under_way = output
             output.callbacks.append(partial(self._keep, ids))
         else:
@@ -169,9 +168,10 @@ class _Recorder:
         return features
 
     def _keep(self, features: KeyedJaggedTensor, output: Any) -> Any:
-        """Notes ids and rows of all features; returns the output, as callbacks have to."""
+        """Stores ids and rows of all features. Returns the output, as callbacks must."""
         ids = _by_key(features)
-        # Bags of a sharded collection are weighted if their ids have weights, whatever it is.
+        # Bags of a sharded collection are weighted if their ids have weights, whatever its own flag
+        # says.
         self._weighted |= self._pooled and features.weights_or_none() is not None
         rows = output.to_dict() if self._pooled else output
         self._lookups = {
@@ -202,7 +202,7 @@ def _as_float32(embeddings: torch.Tensor | JaggedTensor, dim: int) -> Any:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Has the model in evaluation mode, so that no layer counts or learns."""
+    """Keeps the model in evaluation mode, so that no layer counts or learns."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,7 +1,7 @@
-"""A folder of samples: what a model looked up for some batches.
+"""A folder of samples: the lookups of a model for some batches.
 
-`samples.json` names the tables. `batch-00000.npz` and so on have the ids, lengths and rows of each
-feature of a batch, named by the numbers of table and feature: "3.0.ids".
+`samples.json` names the tables. `batch-00000.npz` and so on hold a batch each: the ids, lengths and
+rows of each feature. An array's name has the numbers of table and feature: "3.0.ids".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SampledTable:
         name: name of the table.
         rows: number of its rows.
         dim: number of its columns.
-        pooled: whether each bag of ids has one row, and not each id.
+        pooled: whether each bag of ids has one row; otherwise each id has one.
         weighted: whether ids of bags have weights.
         data_type: TorchRec's name for the type of its rows, "FP32" for instance.
         features: names of the features that are looked up in it.
@@ -48,7 +48,7 @@ class SampledTable:
     features: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no table has."""
+        """Raises ValueError for values that are impossible."""
         for name in ("name", "data_type"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"its {name} is {getattr(self, name)!r}, but must be a text")
@@ -64,11 +64,11 @@ class SampledTable:
 
 
 class Lookup(NamedTuple):
-    """What one batch looked up for one feature in one table.
+    """The lookup of one batch for one feature in one table.
 
     Attributes:
-        ids: (ids,) int64.
-        lengths: (samples,) int64, ids of each sample's bag.
+        ids: (ids,) int64, ids of all samples.
+        lengths: (samples,) int64, number of ids of each sample's bag.
         rows: (samples, dim) float32 where bags are pooled, else (ids, dim).
     """
 
@@ -78,11 +78,11 @@ class Lookup(NamedTuple):
 
     @classmethod
     def nothing(cls, dim: int) -> Lookup:
-        """Returns that of a batch without samples."""
+        """Returns the lookup of a batch without samples."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, dim), np.float32))
 
     def check(self, table: SampledTable) -> None:
-        """Raises ValueError for arrays that no lookup in `table` gives."""
+        """Raises ValueError for arrays that can't come from a lookup in `table`."""
         for name, array, kind, dimensions in (
             ("ids", self.ids, np.int64, 1),
             ("lengths", self.lengths, np.int64, 1),
@@ -104,7 +104,7 @@ class SampleWriter:
     """Writes a folder of samples.
 
     Args:
-        path: path of the folder, which is made unless it is there and empty.
+        path: path of the folder; it is made unless it is there and empty.
         names: names of the tables.
 
     Raises:
@@ -134,10 +134,11 @@ class SampleWriter:
         self._batches += 1
 
     def finish(self, tables: Sequence[SampledTable]) -> None:
-        """Writes what `Samples` begins with: a folder without it was not recorded to the end.
+        """Writes the file that `Samples` reads first. A folder without it is an incomplete
+        recording.
 
         Args:
-            tables: as named.
+            tables: the tables with the names above.
         """
         content = {
             "version": VERSION,
@@ -148,18 +149,18 @@ class SampleWriter:
 
 
 class Samples:
-    """A folder of samples, of which one table at a time is read.
+    """A folder of samples. It is read one table at a time.
 
     Args:
         path: path of the folder.
 
     Attributes:
-        batches: that were recorded.
-        tables: that they looked up.
+        batches: number of recorded batches.
+        tables: tables that the batches looked up.
 
     Raises:
-        FileNotFoundError: there is no such folder, or it was not recorded to the end.
-        ValueError: it has something else, or is of another version.
+        FileNotFoundError: there is no such folder, or its recording is not complete.
+        ValueError: the folder has something else, or is of another version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -185,7 +186,7 @@ class Samples:
             )
 
     def of(self, table: SampledTable) -> list[list[Lookup]]:
-        """Returns what each batch looked up in a table, [batch][feature].
+        """Returns the lookups of each batch in a table, [batch][feature].
 
         Raises:
             ValueError: a file is missing or damaged.
@@ -209,7 +210,7 @@ class Samples:
                 f"{file} is missing, of {self.batches} batches that {FILE} has: {_CURE}"
             ) from None
         except (
-            AttributeError,  # of a single array, which has no names
+            AttributeError,  # for a single array, which has no names
             EOFError,
             KeyError,
             OSError,
@@ -231,7 +232,7 @@ def _name_of(batch: int) -> str:
 def _content(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text())
-    except ValueError as error:  # of UTF-8 and of JSON
+    except ValueError as error:  # from UTF-8 or JSON
         raise ValueError(f"{file} is no JSON ({error}): {_CURE}") from error
     if not isinstance(content, dict) or "version" not in content:
         raise ValueError(f"{file} does not say its version: {_CURE}")

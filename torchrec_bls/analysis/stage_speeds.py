@@ -1,4 +1,4 @@
-"""What each of the stages makes of a table's rows, measured on this machine."""
+"""The ratio and speeds of each stage on a table's rows, measured on this machine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torchrec_bls.analysis.samples import Lookup, SampledTable
 from torchrec_bls.codecs.stages import Measured, Stages
 
 TURNS = 9
-# More than the caches of one core hold: in a step there is other work between two uses of memory.
-# Not zeros, which may all be one page.
+# Larger than the caches of one core: a step has other work between two uses of memory. The memory
+# is not zeros, which may all be one page.
 _BETWEEN = np.ones(1 << 20)
-_LEAST_SECONDS = 1e-9  # of a clock that saw none
+_LEAST_SECONDS = 1e-9  # where the clock saw no time pass
 
 Key = TypeVar("Key")
 
 
 class Coded(Protocol):
-    """What can be encoded and decoded again and again."""
+    """Something that can be encoded and decoded again and again."""
 
     def encode(self) -> None:
         """Encodes."""
@@ -37,15 +37,15 @@ def measure(
 ) -> dict[Stages, Measured]:
     """Returns ratio and speeds of all stages that the table may have.
 
-    Rows are encoded as a rank sends those of one batch to another, by one thread, in a frame of
-    their own, and decoded as they are received, from memory that is in no cache of a core's own. To
-    find equal rows is part of both. A time is the median of several turns, in which the stages come
-    one after the other.
+    Rows are encoded as a rank sends the rows of one batch to another rank: by one thread, in a
+    frame of their own. They are decoded as they are received, from memory that is in no cache of a
+    single core. Finding equal rows is part of both. A time is the median of several turns. In each
+    turn the stages come one after the other.
 
     Args:
-        table: that rows were looked up in. If its ids have weights, rows of equal ids may differ,
-            so that `Stages.UNIQUE` is left out.
-        batches: [batch][feature].
+        table: table that rows were looked up in. If its ids have weights, rows of equal ids may
+            differ, so that `Stages.UNIQUE` is left out.
+        batches: lookups by [batch][feature].
         bound: bound of the error.
 
     Raises:
@@ -71,7 +71,7 @@ def measure(
 
 
 class _Total:
-    """What the frames of all batches take: bytes and seconds."""
+    """Sums over the frames of all batches: bytes and seconds."""
 
     def __init__(self) -> None:
         self._bytes, self._encoding, self._decoding = 0, 0.0, 0.0
@@ -90,8 +90,8 @@ class _Total:
 
 
 def seconds_of(frames: Mapping[Key, Coded]) -> dict[Key, tuple[float, float]]:
-    """Returns the medians of what frames take to encode and to decode, each in turn, from memory
-    that is in no cache of a core's own."""
+    """Returns the median seconds of frames to encode and to decode. The frames take turns, from
+    memory that is in no cache of a single core."""
     encoding: dict[Key, list[float]] = {each: [] for each in frames}
     decoding: dict[Key, list[float]] = {each: [] for each in frames}
     for turn in range(TURNS + 1):

@@ -1,18 +1,17 @@
-"""How large the errors of a table's embeddings may be: the classes of the paper, by a rule that it
-leaves unsaid.
+"""The classes of tables by the errors that their embeddings may have. They are the paper's classes,
+by a rule that the paper leaves out.
 
 Dual-Level Adaptive Lossy Compression gives tables of a large eta (equation 1) a small bound, and
-those of a small eta a large one, by thresholds that it does not print. The medium tables of its
-Tables III and IV have eta = 0. Less is impossible, so that eta alone cannot tell large ones. Here a
-table is
-
-* small, where rounding makes more than 1 in 20 of a batch's distinct rows equal to others: rows
-  are close together, and errors of that size lose what tells them apart. In Tables III and IV eta
-  is 0 or at least 0.06;
-* large, otherwise, where a batch has few distinct rows, one for eight rows or less: the layers that
-  follow learn these few, wherever rounding moves them. The paper's large tables are the shortest
+tables of a small eta a large one. It does not print the thresholds. The medium tables of its Tables
+III and IV have eta = 0. A smaller eta is impossible, so that eta alone cannot tell which tables are
+large. Here a table is
+* small if rounding makes more than 1 in 20 of a batch's distinct rows equal to others. Its rows
+  are close together, and errors of that size lose the differences. In Tables III and IV eta is 0 or
+  at least 0.06;
+* otherwise large if a batch has few distinct rows, at most one for eight rows. The next layers
+  learn these few rows, wherever rounding moves them. The paper's large tables are the shortest
   ones, all but one, as Table II and the cardinalities of its data show;
-* medium, otherwise.
+* otherwise medium.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LARGE_UP_TO_SHARE = 1 / 8
 
 
 class TableClass(Enum):
-    """How large the bound of a table is."""
+    """The size of a table's bound."""
 
     SMALL = "small"
     MEDIUM = "medium"
@@ -36,11 +35,13 @@ class TableClass(Enum):
 
 @dataclass(frozen=True)
 class ClassBounds:
-    """The bounds of the classes, and the one that they are told apart by.
+    """The bounds of the classes, and the bound of the probe that tells classes apart.
 
     Attributes:
-        small: as the paper has them, section IV-B; likewise `medium` and `large`.
-        probe: rows are rounded by it for eta. The paper has 0.01 and 0.005 for two data sets.
+        small: bound of small tables, by default the paper's (section IV-B); likewise `medium` and
+            `large`.
+        probe: bound by which rows are rounded for eta. The paper has 0.01 and 0.005 for two data
+            sets.
     """
 
     small: float = 0.01
@@ -49,7 +50,7 @@ class ClassBounds:
     probe: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raises ValueError for bounds that cannot be kept, or that do not ascend."""
+        """Raises ValueError for bounds that are impossible or do not ascend."""
         for bound in (self.small, self.medium, self.large, self.probe):
             ErrorBound(bound)
         if not self.small <= self.medium <= self.large:
@@ -69,7 +70,7 @@ def class_of(eta: float, distinct_share: float) -> TableClass:
 
     Args:
         eta: share of distinct rows that rounding makes equal to others, by equation 1.
-        distinct_share: distinct rows of all rows that a batch looks up.
+        distinct_share: ratio of distinct rows to all rows that a batch looks up.
     """
     if eta > SMALL_FROM_ETA:
         return TableClass.SMALL

@@ -10,15 +10,15 @@ _BYTES_PER_GBIT = 1e9 / 8
 
 
 def add_command(commands: Any) -> None:
-    """Adds the sub-command to a parser's."""
+    """Adds the sub-command to a command's parser."""
     parser = commands.add_parser(
         "analyse-tables",
         help="choose error bounds and stages of compression for a model's embedding tables",
-        description="Looks at what a trained model looked up for some batches, as "
-        "torchrec_bls.record_lookups wrote it: how the rows of each table bear rounding, which "
-        "bound they get for that, and which stages of compression are the fastest for a link, "
-        "measured on this machine with nothing else running. Exit status 1: a file is not what it "
-        "should be or can't be written.",
+        description="Analyses the lookups of a trained model in some batches, as "
+        "torchrec_bls.record_lookups wrote them. Says which rounding the rows of each table bear, "
+        "and which bound they get for that. Says which stages of compression are the fastest for a "
+        "link. Times are measured on this machine: let nothing else run. Exit status 1: a file is "
+        "not what it should be or can't be written.",
     )
     add = parser.add_argument
     add("--samples", type=Path, required=True, metavar="DIR", help="folder of record_lookups")
@@ -27,11 +27,11 @@ def add_command(commands: Any) -> None:
         "--profile", help="file of `torchrec-bls calibrate`, or a shipped one's name: its link"
     )
     link.add_argument("--gbit", type=float, help="gigabits that one rank sends in a second")
-    add("--ranks", type=int, help="world size, with --profile (default: the most it has)")
+    add("--ranks", type=int, help="world size, with --profile (default: the largest it has)")
     add(
         "--ranks-per-core",
         type=float,
-        help="ranks that share a core (default: 1, with --profile as many as did there)",
+        help="ranks that share a core (default: 1; with --profile, as many as in its measurement)",
     )
     add(
         "--bounds",
@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
 
 
 def _analyse(options: argparse.Namespace) -> int:
-    # Not before they are needed: the other commands start without them.
+    # Imported late: the other commands start without them.
     from torchrec_bls.analysis.analysis import analyse
     from torchrec_bls.analysis.report.files import as_bounds, as_json
     from torchrec_bls.analysis.report.html import as_html
@@ -75,7 +75,7 @@ def _analyse(options: argparse.Namespace) -> int:
 
 
 def _link(options: argparse.Namespace) -> tuple[float, str, float]:
-    """Returns bytes per second, where they are from, and the ranks that share a core."""
+    """Returns bytes per second, their source, and the number of ranks that share a core."""
     given = options.ranks_per_core
     if given is not None and not 1 <= given < float("inf"):
         raise ValueError(f"--ranks-per-core is {given}, but must be a number of at least 1")

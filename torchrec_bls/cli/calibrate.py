@@ -12,7 +12,7 @@ from torchrec_bls.cli import calibrate_overlap
 
 OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
 _MINUTES, _MINUTES_OF_OVERLAP = 9.0, 5.0
-# What they set is in the profile already that an overlap is added to.
+# Options whose values an existing profile already has when an overlap is added to it.
 _NOT_OF_OVERLAP = ("name", "memory_gib", "optimizer")
 
 
@@ -21,50 +21,50 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "calibrate",
         help="measure this machine for the planner",
-        description="Measures FBGEMM's lookups, the memory and the all-to-alls and all-reduces of"
-        " gloo and bls on this machine, and writes a profile that plans are made from. Let nothing"
-        " else run meanwhile. A calibration that was stopped goes on where it was: its measurements"
-        " lie in a .measurements.jsonl file beside the profile.",
+        description="Measures FBGEMM's lookups, the memory, and the all-to-alls and all-reduces of"
+        " gloo and bls on this machine. Writes a profile that plans are made from. Let nothing"
+        " else run meanwhile. A stopped calibration goes on where it stopped: its measurements"
+        " are in a .measurements.jsonl file beside the profile.",
     )
     parser.add_argument("--out", type=Path, required=True, help="the profile, a .json file")
-    parser.add_argument("--name", help="of the machine, for people (default: its processor)")
+    parser.add_argument("--name", help="name of the machine, for people (default: its processor)")
     parser.add_argument(
         "--minutes",
         type=float,
-        help="how long to measure, all starts together"
+        help="minutes to measure, over all starts"
         f" (default: {_MINUTES:g}, of an overlap {_MINUTES_OF_OVERLAP:g})",
     )
     parser.add_argument(
         "--memory-gib",
         type=float,
         default=1.0,
-        help="what tables and messages may take (default: %(default)s)",
+        help="memory that tables and messages may take (default: %(default)s)",
     )
     parser.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
         default=OPTIMIZERS[0],
-        help="that the backward includes (default: %(default)s)",
+        help="optimizer that the backward includes (default: %(default)s)",
     )
     parser.add_argument(
         "--world-sizes",
         type=int,
         nargs="+",
         metavar="RANKS",
-        help="among how many ranks collectives are measured (default: 2 4)",
+        help="numbers of ranks to measure collectives among (default: 2 4)",
     )
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="add to a profile what all-reduces of gradients and the backward beside them take from"
-        " each other, and measure nothing else; under torchrun --no-python among its"
-        " ranks, on whichever hosts",
+        help="measure only how all-reduces of gradients and the backward slow each other down, and"
+        " add it to a profile; under torchrun --no-python it is measured among torchrun's"
+        " ranks, on any hosts",
     )
     parser.set_defaults(command=_calibrate, defaults=parser.get_default)
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    # Before anything is imported that starts threads: all is measured on one.
+    # Before any import that starts threads: everything is measured on one.
     os.environ["OMP_NUM_THREADS"] = "1"
     if options.overlap:
         given = [name for name in _NOT_OF_OVERLAP if options.defaults(name) != vars(options)[name]]

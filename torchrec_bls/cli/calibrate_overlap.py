@@ -22,12 +22,12 @@ _COLUMNS: tuple[tuple[str, Callable[[ModeTimes], float]], ...] = (
 
 
 def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
-    """Measures, writes the profile and prints what is new in it; returns the exit status.
+    """Measures, writes the profile and prints what is new in it. Returns the exit status.
 
     Args:
         out: the profile.
         minutes: minutes of measuring.
-        world_sizes: of the ranks that are started; None for the default, and under torchrun.
+        world_sizes: numbers of ranks to start; None for the default, and under torchrun.
     """
     from torchrec_bls._versions import check_packages
 
@@ -60,8 +60,8 @@ def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
 
 
 def table(modes: Sequence[Mode]) -> str:
-    """Returns a line for each mode: parameters with intervals that hold 90 % of the draws, and how
-    far sizes that nothing was fitted to are from their prediction."""
+    """Returns a line for each mode: parameters with intervals that hold 90 % of the draws, and the
+    error on sizes that nothing was fitted to."""
     rows = [["mode", *(title for title, _ in _COLUMNS), "held-out error"]]
     for mode in modes:
         parameters = [_with_interval(mode, number) for _, number in _COLUMNS]

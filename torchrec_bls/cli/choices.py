@@ -1,4 +1,4 @@
-"""What `torchrec-bls simulate --choose` chooses, and within which limits."""
+"""The choices of `torchrec-bls simulate --choose`, and their limits."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ _US_PER_MS = 1000.0
 
 
 def choices_of(options: argparse.Namespace) -> list[str]:
-    """Returns what is to be chosen.
+    """Returns what the user wants to choose.
 
     Raises:
-        ValueError: nothing that can be, or limits are given for no choice.
+        ValueError: a choice is unknown, or limits are given without a choice.
     """
     choices = [] if options.choose is None else options.choose.split(",")
     unknown = [each for each in choices if each not in _CHOICES]
@@ -32,7 +32,7 @@ def choices_of(options: argparse.Namespace) -> list[str]:
 
 
 def check_choices(choices: Sequence[str], bounds: Sequence[int], codecs: Sequence[Any]) -> None:
-    """Raises ValueError where a choice has nothing to choose from, or leaves one open."""
+    """Raises ValueError where a choice has only one candidate, or leaves something open."""
     if "codec" in choices and len(codecs) < 2:
         raise ValueError(f"--choose codec takes several, and --codec is {codecs[0].name} alone")
     of_cells = {"bound", "codec"} & set(choices)
@@ -48,7 +48,7 @@ def chosen_of(options: argparse.Namespace, choices: Sequence[str], outcomes: Seq
     """Returns the outcome to take, or None where nothing is to be chosen.
 
     Raises:
-        ValueError: none is within the limits, or a limit is no positive number.
+        ValueError: no outcome is within the limits, or a limit is no positive number.
     """
     from torchrec_bls.sharding.simulation.bounds import choose_bound
     from torchrec_bls.sharding.simulation.choose_codec import choose_codec

@@ -1,18 +1,18 @@
-"""The codecs of a simulation, as they are on this machine."""
+"""The costs of a simulation's codecs, measured on this machine."""
 
 from statistics import median_low
 from typing import Any
 
 
 def codec_costs(text: str, workload: Any) -> list[Any]:
-    """Returns the CodecCosts of codecs by their names, with commas between them.
+    """Returns the CodecCosts of codecs, whose names have commas between them.
 
     Args:
         text: names of codecs, separated by commas.
         workload: tables whose rows are encoded. Rows of the median width are timed.
 
     Raises:
-        ValueError: there is no codec of a name.
+        ValueError: a codec's name is unknown.
     """
     from torchrec_bls.sharding.simulation.wire.codecs import FP32, CodecCosts
 

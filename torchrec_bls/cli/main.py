@@ -1,6 +1,6 @@
 """The sub-commands of `torchrec-bls` and their options.
 
-What is imported here must not need torch: the command is there when torch can't be imported.
+Modules imported here must not need torch: the command also runs where torch can't be imported.
 """
 
 import argparse
@@ -21,8 +21,8 @@ def run(arguments: Sequence[str]) -> int:
         "doctor",
         help="say what this host has for the channel, and whether the defaults will work",
         description="Says what this host has for the channel, tries each transport between two "
-        "processes, and names a cure for what is wrong. Exit status 0: the defaults will work "
-        "among the ranks of this host; what only several hosts need, RDMA, is a warning.",
+        "processes, and names a cure for each fault. Exit status 0: the defaults will work among "
+        "the ranks of this host. RDMA, which only several hosts need, causes at most a warning.",
     )
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(command=_doctor)

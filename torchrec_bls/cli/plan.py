@@ -12,7 +12,7 @@ _GIB = 1 << 30
 
 
 def add_command(commands: Any) -> None:
-    """Adds the sub-command to a parser's."""
+    """Adds the sub-command to a command's parser."""
     parser = commands.add_parser(
         "plan",
         help="plan the sharding of a model's embedding tables and report why",
@@ -24,9 +24,9 @@ def add_command(commands: Any) -> None:
     )
     add = parser.add_argument
     add_job_options(parser)
-    add("--memory-gib", type=float, default=16.0, help="of each rank (default: %(default)s)")
+    add("--memory-gib", type=float, default=16.0, help="memory of each rank (default: %(default)s)")
     add("--bound", type=int, default=0, help="iterations that ranks may be apart")
-    add("--inference", action="store_true", help="no backward; implied by a bound")
+    add("--inference", action="store_true", help="plan without a backward; a bound implies it")
     add("--measured", type=Path, metavar="FILE", help='measured microseconds: {"step": 1234}, JSON')
     add("--save", type=Path, metavar="FILE", help="write the plan, for sharding.load_plan")
     add("--json", type=Path, metavar="FILE", help="write the report for machines")
@@ -36,7 +36,7 @@ def add_command(commands: Any) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    # Not before they are needed: the other commands start without them.
+    # Imported late: the other commands start without them.
     from torchrec_bls.sharding.costs.profile import load_profile
     from torchrec_bls.sharding.costs.profiled import ProfiledCosts
     from torchrec_bls.sharding.problem.job import Job

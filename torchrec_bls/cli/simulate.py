@@ -1,4 +1,4 @@
-"""The sub-command `torchrec-bls simulate`: steps of a job that does not run, by bound and codec."""
+"""The sub-command `torchrec-bls simulate`: simulated steps of a job, by bound and codec."""
 
 import argparse
 import json
@@ -15,35 +15,35 @@ _US_PER_MS = 1000.0
 
 
 def add_command(commands: Any) -> None:
-    """Adds the sub-command to a parser's."""
+    """Adds the sub-command to a command's parser."""
     parser = commands.add_parser(
         "simulate",
         help="simulate the steps of a job, and choose the bound of its lag and its codec",
-        description="Simulates the steps of a model whose tables a JSON file describes, as `plan` "
-        "reads it, on ranks that share cores and are held up now and then, with one bound of lag "
-        "and one codec after the other. Codecs are timed here: let nothing else run. "
+        description="Simulates the steps of a model whose tables a JSON file describes, as for "
+        "`plan`. Ranks share cores and are delayed now and then. Each bound of lag is simulated "
+        "with each codec. Codecs are timed on this machine: let nothing else run. "
         "Exit status 1: no bound is within the limits, or a file is not what it should be or can't "
         "be written.",
     )
     add = parser.add_argument
     add_job_options(parser, required=False)
-    add("--plan", type=Path, metavar="FILE", help="of `plan --save` (default: plan anew)")
-    add("--trace", type=Path, metavar="DIR", help="of record_step: replay it; instead of --model")
+    add("--plan", type=Path, metavar="FILE", help="file of `plan --save` (default: plan anew)")
+    add("--trace", type=Path, metavar="DIR", help="folder of record_step to replay, not --model")
     add("--training", action="store_true", help="with a backward; only at bound 0")
     add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")
-    add("--delays", default="none", help="that hold ranks up, e.g. uniform:0-10ms; see the guide")
-    add("--codec", default="fp32", help="of embeddings, to simulate, e.g. fp32,uint8,uint4")
-    add("--link", metavar="RATE", help="of each host, shared by its ranks, e.g. 1gbit")
-    add("--dense-ms", type=float, default=0.0, help="the model's other layers (default: 0)")
-    add("--batches", type=int, default=200, help="of each rank (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the delays (default: %(default)s)")
+    add("--delays", default="none", help="delays of ranks, e.g. uniform:0-10ms; see the guide")
+    add("--codec", default="fp32", help="codecs of embeddings, e.g. fp32,uint8,uint4")
+    add("--link", metavar="RATE", help="rate of each host's link, e.g. 1gbit; its ranks share it")
+    add("--dense-ms", type=float, default=0.0, help="time of the model's other layers (default: 0)")
+    add("--batches", type=int, default=200, help="batches of each rank (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the delays (default: %(default)s)")
     add(
         "--choose",
         metavar="WHAT",
-        help="say which to take: plan, bound, codec, or several, with commas",
+        help="choose the best plan, bound or codec, or several of them, with commas",
     )
-    add("--max-memory-gib", type=float, metavar="G", help="of each rank, for --choose")
-    add("--max-latency-ms", type=float, metavar="L", help="of a batch, for --choose")
+    add("--max-memory-gib", type=float, metavar="G", help="most memory of a rank, for --choose")
+    add("--max-latency-ms", type=float, metavar="L", help="latency limit of a batch, for --choose")
     add("--json", type=Path, metavar="FILE", help="write the figures for machines")
     add("--html", type=Path, metavar="FILE", help="write a page (needs the extra 'plot')")
     add("--perfetto", type=Path, metavar="FILE", help="write a trace of the choice, or of the last")
@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    # Not before they are needed: the other commands start without them.
+    # Imported late: the other commands start without them.
     from torchrec_bls.sharding.costs.profile import load_profile
     from torchrec_bls.sharding.costs.profiled import ProfiledCosts
     from torchrec_bls.sharding.problem.model_file import read_model
@@ -119,7 +119,7 @@ def _simulate(options: argparse.Namespace) -> int:
 def _job(options: argparse.Namespace) -> Any:
     from torchrec_bls.sharding.problem.job import Job
 
-    # What fits is not asked here: a plan is given, or one for ranks with all the memory they need.
+    # The memory is no limit here: the plan is given, or it is one for ranks with unlimited memory.
     return Job(
         ranks=options.ranks,
         batch=options.batch,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _US_PER_MS = 1000.0
-# Options that a recording leaves nothing to say for, with their defaults.
+# Options that a recording already decides, with their defaults.
 _OF_PLANNED_JOBS = {
     **dict.fromkeys(("model", "profile", "ranks", "ranks_per_host", "cores_per_host")),
     **dict.fromkeys(("plan", "max_memory_gib", "link", "html")),
@@ -24,11 +24,11 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     Args:
         options: `trace`, `delays`, `batches`, `seed`, `choose`, `max_latency_ms`, `json` and
             `perfetto` of the sub-command.
-        bounds: to replay.
+        bounds: bounds to replay.
 
     Raises:
-        ValueError: an option is for jobs that are planned, the traces are not those of all ranks of
-            a job, the job can't have a bound, or no bound is within the limit.
+        ValueError: an option is only for planned jobs, the traces are not those of all ranks of a
+            job, the job can't have a bound, or no bound is within the limit.
         OSError: a file can't be read or written.
     """
     from torchrec_bls.observe.traces.merged_trace import merged_trace

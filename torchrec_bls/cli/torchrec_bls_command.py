@@ -1,8 +1,8 @@
 """Starts the command `torchrec-bls`, also where `import torchrec_bls` raises.
 
-Installed beside the package, as the module `torchrec_bls_command`: whatever lies inside can be
-imported only after the package's own `__init__`, which refuses packages that don't fit together. To
-say so is what `torchrec-bls doctor` is for.
+The module is installed beside the package, as `torchrec_bls_command`. A module inside the package
+can be imported only after the package's `__init__`, which refuses packages that don't fit together.
+`torchrec-bls doctor` has to run just then, to report them.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ def main() -> int:
     if specification is None:
         print("torchrec-bls: the package torchrec_bls is not there any more", file=sys.stderr)
         return 1
-    # The package without what its __init__ does: its modules can be imported one by one.
+    # Imports the package without running its __init__: then its modules can be imported one by one.
     sys.modules["torchrec_bls"] = importlib.util.module_from_spec(specification)
     from torchrec_bls.cli.main import run
 

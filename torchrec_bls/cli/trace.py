@@ -11,24 +11,25 @@ _US_PER_MS = 1000.0
 
 
 def add_command(commands: Any) -> None:
-    """Adds the sub-command to a parser's."""
+    """Adds the sub-command to a command's parser."""
     parser = commands.add_parser(
         "trace",
         help="join the profiler's traces of all ranks: who waited for whom",
-        description="Joins what torch.profiler's export_chrome_trace or record_step wrote on each "
-        "rank of a job with bounded-lag modules, or of any job over gloo: finds out how far the "
-        "clocks are apart, says who waited for whom and, of inference at bound 0, what a bound "
-        "would save. Exit status 1: the traces are not those of all ranks of a job.",
+        description="Joins the traces of all ranks of a job: one with bounded-lag modules, or any "
+        "over gloo. torch.profiler's export_chrome_trace or record_step wrote them. Finds out how "
+        "far the clocks are apart, and says who waited for whom. For inference at bound 0 it also "
+        "says what a bound would save. Exit status 1: the traces are not those of all ranks of a "
+        "job.",
     )
     add = parser.add_argument
-    add("traces", type=Path, nargs="+", metavar="FILE", help="a trace of each rank, in their order")
+    add("traces", type=Path, nargs="+", metavar="FILE", help="traces of all ranks, in their order")
     add("--json", type=Path, metavar="FILE", help="write the figures for machines")
     add("--perfetto", type=Path, metavar="FILE", help="write one trace of all ranks")
     parser.set_defaults(command=_trace)
 
 
 def _trace(options: argparse.Namespace) -> int:
-    # Not before they are needed: the other commands start without them.
+    # Imported late: the other commands start without them.
     from torchrec_bls.observe.traces.lateness import lateness_of
     from torchrec_bls.observe.traces.merged_trace import merged_trace
     from torchrec_bls.observe.traces.read_job import read_job
@@ -59,7 +60,7 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _steps_by_bound(recording: Any) -> dict[str, float]:
-    """Returns the mean step at bounds that were not traced; nothing if that can't be said."""
+    """Returns the mean step at bounds that were not traced; empty if that can't be computed."""
     import numpy as np
 
     from torchrec_bls.sharding.simulation.recorded.replay import replay

@@ -1,11 +1,11 @@
-"""The file that says how each table's embeddings travel, and by which bound.
+"""The file that says how each table's embeddings travel, and with which error bound.
 
 It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backward": "fp32",
 "link": 1.25e8, "ranks_per_core": 2, "tables": {"t0": {"bound": 0.01}, "t1": {"codec": "fp16"},
 "t2": {"bound": 0.03, "stages": "auto", "measured": {"unique": {"ratio": 2.5, "encode": 4e9,
-"decode": 6e9}}}}}. Without "decay" bounds stay. "stages" are those of `Stages`, or "auto": of
-those "measured", the best for the link (bytes per second) and the ranks on a core (default 1).
-Other fields of a table are for people.
+"decode": 6e9}}}}}. Without "decay" bounds stay. "stages" is the name of one of `Stages`, or "auto".
+"auto" takes the best of those "measured" for the link (bytes per second) and the number of ranks on
+a core (default 1). Other fields of a table are for people.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def read_bounds(
 
     Args:
         path: path of the file.
-        link: bytes per second from one rank to the others, by which the stages of all tables are
-            chosen whose stages were measured; None: as the file says.
-        ranks_per_core: for the same choice; None: as the file says.
+        link: bytes per second from one rank to the others. It chooses the stages of all tables that
+            have measurements; None: as the file says.
+        ranks_per_core: number of ranks that share a core, for the same choice; None: as the file
+            says.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no such file, or one of another version.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is no such file, or of another version.
     """
     content = _content(path)
     decay = content.get("decay")
@@ -55,7 +56,7 @@ def read_bounds(
 def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:  # of UTF-8 and of JSON
+    except ValueError as error:  # from UTF-8 or JSON
         raise ValueError(f"{path} is no JSON ({error}): {_CURE}") from error
     if not isinstance(content, dict) or "version" not in content:
         raise ValueError(f"{path} does not say its version: {_CURE}")
@@ -71,7 +72,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 class _Table:
-    """What the file has of one table."""
+    """The file's entry for one table."""
 
     def __init__(self, where: str, content: object) -> None:
         self._where = where
@@ -80,7 +81,7 @@ class _Table:
     def stages(
         self, link: float | None, of_file: float | None, ranks_per_core: float
     ) -> Stages | None:
-        """Returns the stages that are asked for, if any are."""
+        """Returns the stages that the entry asks for, or None."""
         given = self._content.get("stages")
         measured = self._measured()
         if given == AUTO or (link is not None and measured):
@@ -99,7 +100,7 @@ class _Table:
         return None if given is None else self._stages_named(given)
 
     def codec(self, decay: Decay | None, stages: Stages | None) -> str | ErrorBound:
-        """Returns what rows travel with."""
+        """Returns the codec that rows travel with."""
         given = [key for key in ("bound", "codec") if key in self._content]
         if len(given) != 1:
             raise ValueError(

@@ -1,8 +1,9 @@
-"""Quantized collectives of many nodes in one process, bit for bit as they would be.
+"""Quantized collectives of many nodes in one process. Results equal those of real nodes bit for
+bit.
 
-For studies of what quantization costs in accuracy (Quantized Collectives, section 3): the values of
-all N nodes are in one tensor, and what nodes send is encoded and decoded by the codecs that send it
-in earnest. `torchrec_bls.collective.quantized` has the same collectives with messages.
+They are for studies of what quantization costs in accuracy (Quantized Collectives, section 3). One
+tensor has the values of all N nodes. The codecs of real messages encode and decode what nodes send.
+`torchrec_bls.collective.quantized` has the same collectives with messages.
 """
 
 import torch
@@ -20,14 +21,14 @@ def ring_all_reduce(
 ) -> torch.Tensor:
     """Sums over nodes that pass parts of their rows around a ring (algorithm 2).
 
-    What has been summed travels as it was encoded: the paper encodes it anew at each step, which
-    changes it by a rounding at most.
+    Finished sums travel as they were encoded first. The paper encodes them again at each step,
+    which changes them by at most a rounding.
 
     Args:
-        values: [nodes, rows, columns], float32.
+        values: rows of all nodes, [nodes, rows, columns], float32.
         codec: codec of the messages.
-        error: of the same shape, zero at first: what rounding took away, by node, which is added
-            the next time. Updated in place; zero where a sum is not finite. None: no compensation.
+        error: rounding errors by node, in the shape of `values`, zero at first. They are added the
+            next time. Updated in place; zero where a sum is not finite. None: no compensation.
 
     Returns:
         [rows, columns], the same on all nodes.
@@ -36,7 +37,7 @@ def ring_all_reduce(
     if nodes == 1:
         return values[0].clone()
     result = torch.empty_like(values[0])
-    # Parts of one size go around together; tensor_split makes two sizes at most.
+    # Parts of one size go around together; tensor_split makes at most two sizes.
     size, larger = divmod(values.shape[1], nodes)
     boundary = larger * (size + 1)
     for first, count, rows in (
@@ -79,7 +80,7 @@ def _ring_of_parts(
 
 
 def _at(held: torch.Tensor, first: int, step: int) -> list[torch.Tensor]:
-    """Returns what node k + step holds of part k, as views [parts, rows, columns] in order."""
+    """Returns what node k + step has of part k, as views [parts, rows, columns] in order."""
     nodes, parts = held.shape[:2]
     begin = (first + step) % nodes
     unwrapped = min(parts, nodes - begin)
@@ -96,18 +97,19 @@ def recursive_doubling_all_reduce(
     group_size: int = 8,
 ) -> torch.Tensor:
     """Sums within groups of nodes, then over pairs of groups, pairs of pairs, ... (algorithms 3 to
-    5; there groups have 8 nodes).
+    5; the paper's groups have 8 nodes).
 
     Args:
         values, codec, error: see `ring_all_reduce`.
-        group_size: nodes that are connected with each other; fewer if there are fewer nodes.
+        group_size: number of nodes that are connected with each other; all of them if there are
+            fewer.
 
     Returns:
         [rows, columns], the same on all nodes.
 
     Raises:
-        ValueError: the number of groups is not a power of two, or there is one with `error`, which
-            only sums of pairs of groups have.
+        ValueError: the number of groups is not a power of two. Or `error` is given and there is
+            only one group, while only sums of pairs of groups have errors.
     """
     nodes = values.shape[0]
     group_size = check_groups(nodes, group_size, compensated=error is not None)
@@ -132,16 +134,16 @@ def recursive_doubling_all_reduce(
 
 
 def drop_what_is_not_finite(error: torch.Tensor) -> torch.Tensor:
-    """Sets errors of NaN and infinite sums to zero in place and returns them: carried forward, they
+    """Sets errors of NaN and infinite sums to zero in place and returns the errors. Otherwise they
     would spoil every later sum."""
     return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def check_groups(nodes: int, group_size: int, *, compensated: bool) -> int:
-    """Returns how many nodes a group of recursive doubling has.
+    """Returns the number of nodes in a group of recursive doubling.
 
     Raises:
-        ValueError: the number of groups is not a power of two, or compensation has nothing to do.
+        ValueError: the number of groups is not a power of two, or compensation would do nothing.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}, but must be positive")

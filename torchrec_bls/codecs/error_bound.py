@@ -24,7 +24,7 @@ def _logarithmic(decay: Decay, progress: float) -> float:
     return math.log1p(progress * decay.iterations) / math.log1p(decay.iterations)
 
 
-# The share of the way from `start` to 1 that is behind after a share of the iterations.
+# Part of the way from `start` to 1 that is done after a share of the iterations.
 _KINDS: dict[str, Callable[[Decay, float], float]] = {
     "stepwise": _stepwise,
     "linear": _linear,
@@ -34,11 +34,11 @@ _KINDS: dict[str, Callable[[Decay, float], float]] = {
 
 @dataclass(frozen=True)
 class Decay:
-    """How bounds shrink at the start of a training.
+    """A decay of bounds at the start of a training.
 
-    Iteration-wise adjustment of Dual-Level Adaptive Lossy Compression, section III-C. The paper
-    compounds its factors from one iteration to the next, by which bounds would vanish; here a
-    factor is that of its iteration.
+    This is the iteration-wise adjustment of Dual-Level Adaptive Lossy Compression, section III-C.
+    The paper multiplies its factors from one iteration to the next, by which bounds would vanish.
+    Here a factor belongs to its iteration alone.
 
     Attributes:
         start: factor of the bounds at the first iteration, above 1.
@@ -54,7 +54,7 @@ class Decay:
     kind: str = "stepwise"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for numbers that are no decay."""
+        """Raises ValueError for numbers that describe no decay."""
         if not (_is_number(self.start) and 1 < self.start < math.inf):
             raise ValueError(
                 f"decay starts at {self.start!r} times the bound, but must start above 1 time"
@@ -66,7 +66,7 @@ class Decay:
             raise ValueError(f"decay is {self.kind!r}, but must be one of {', '.join(_KINDS)}")
 
     def factor(self, iteration: int) -> float:
-        """Returns what the bounds are multiplied by at `iteration`, counted from 0."""
+        """Returns the factor of the bounds at `iteration`, counted from 0."""
         if iteration >= self.iterations:
             return 1.0
         behind = _KINDS[self.kind](self, iteration / self.iterations)
@@ -75,17 +75,17 @@ class Decay:
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """The codec whose values differ by at most a bound from those that were sent.
+    """A codec whose values differ by at most a bound from the values sent.
 
-    Values are rounded to a grid, equal rows travel once, and what is left as a prefix code. Rows
-    with NaN, infinities or values too large for the grid travel bit for bit.
+    Values are rounded to a grid. Equal rows travel once, and the others as a prefix code. Rows with
+    NaN, infinities or values too large for the grid travel bit for bit.
 
     Attributes:
-        bound: absolute, of every value of a forward's embeddings; of a sum of partial sums, each
-            has a share of it.
-        decay: how the bound shrinks in a training; None: it stays.
-        fixed_width: whether all codes take as many bits, which is faster than the shortest form and
-            larger. A choice of the sender: what arrives is the same.
+        bound: absolute bound of every value of a forward's embeddings. Partial sums of one sum
+            share it.
+        decay: decay of the bound in a training; None: it stays.
+        fixed_width: whether all codes have as many bits. That is faster than the shortest form, and
+            takes more bytes. Only the sender chooses: the same values arrive.
     """
 
     bound: float
@@ -93,7 +93,7 @@ class ErrorBound:
     fixed_width: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a bound that cannot be kept."""
+        """Raises ValueError for an impossible bound."""
         if not (_is_number(self.bound) and LEAST_BOUND <= self.bound <= MOST_BOUND):
             raise ValueError(
                 f"the error bound is {self.bound!r}, but must be from {LEAST_BOUND:.3g} to "
@@ -106,11 +106,11 @@ class ErrorBound:
             )
 
     def at(self, iteration: int, addends: int = 1) -> float:
-        """Returns the bound that is in force, a float32 that is not above it.
+        """Returns the bound at an iteration: a float32 that is not above it.
 
         Args:
             iteration: iteration of the training, counted from 0.
-            addends: values that are added up at the receiver, which share the bound.
+            addends: number of values that the receiver adds up, which share the bound.
         """
         factor = 1.0 if self.decay is None else self.decay.factor(iteration)
         exact = self.bound * factor / addends

@@ -8,12 +8,13 @@ from torchrec_bls import _native
 
 
 class Codec(IntEnum):
-    """How rows of float32 travel. The numbers are part of the wire format.
+    """The forms in which rows of float32 travel. The numbers are part of the wire format.
 
     `UINT8`, `UINT4` and `UINT2` quantize each row on a uniform grid between its least and greatest
-    value, with a float32 scale and offset per row (Quantized Collectives, section 3.1); rows that
-    hold NaN, magnitudes from 2^127 on (infinities too), or a range from 2^126 on travel as they
-    are. `FP16` and `BF16` round to even; values from 65,520 on become infinite in `FP16`.
+    value, with a float32 scale and offset per row (Quantized Collectives, section 3.1). Some rows
+    travel as they are: those with NaN, with a magnitude of at least 2^127 (infinities too), or with
+    a range of at least 2^126. `FP16` and `BF16` round to even. In `FP16` values from 65,520 on
+    become infinite.
     """
 
     FP32 = 0
@@ -28,12 +29,12 @@ def encode(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
     """Encodes a matrix.
 
     Args:
-        rows: float32 on CPU, [rows, columns], with contiguous rows; rows may be apart, as the
+        rows: float32 on CPU, [rows, columns], with contiguous rows. The rows may be apart, as the
             columns of one table in [batch, sum of dims] are.
-        codec: how.
+        codec: codec to encode with.
 
     Returns:
-        uint8, [bytes].
+        The message, uint8, [bytes].
 
     Raises:
         ValueError: `rows` is another kind of tensor.
@@ -48,8 +49,8 @@ def decode(data: torch.Tensor, codec: Codec, out: torch.Tensor) -> torch.Tensor:
 
     Args:
         data: uint8 on CPU, [bytes], contiguous.
-        codec: with which it was encoded.
-        out: float32 on CPU, [rows, columns] of what was encoded, with contiguous rows.
+        codec: codec that it was encoded with.
+        out: float32 on CPU in the shape of what was encoded, [rows, columns], with contiguous rows.
 
     Returns:
         `out`.

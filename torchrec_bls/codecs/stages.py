@@ -1,5 +1,5 @@
-"""Which stages of compression a table's rows go through, by equation 2 of Dual-Level Adaptive Lossy
-Compression: the fewest seconds for a byte, with what encoding and decoding take."""
+"""The choice of a table's stages of compression, by equation 2 of Dual-Level Adaptive Lossy
+Compression: the fewest seconds for a byte, with the time of encoding and decoding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-# What times faster two measurements of the same may be.
+# Two measurements of the same stages may differ by this factor.
 _NEARLY = 1.05
 
 
 class Stages(Enum):
-    """What happens to rows before they are sent. The values are their names in files."""
+    """The processing of rows before they are sent. The values are their names in files."""
 
     AS_THEY_ARE = "as they are"
     UNIQUE = "unique"  # rows of equal ids travel once, and no value changes
@@ -22,23 +22,23 @@ class Stages(Enum):
 
     @property
     def bounded(self) -> bool:
-        """Whether values are rounded."""
+        """Returns whether values are rounded."""
         return self in (Stages.FIXED, Stages.HUFFMAN)
 
     @property
     def unique(self) -> bool:
-        """Whether rows of equal ids travel once."""
+        """Returns whether rows of equal ids travel once."""
         return self is not Stages.AS_THEY_ARE
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What stages made of a table's rows.
+    """Measurements of stages on a table's rows.
 
     Attributes:
-        ratio: bytes of the rows as float32 to bytes that travel.
+        ratio: ratio of the rows' bytes as float32 to the bytes that travel.
         encode: bytes of the rows as float32 that one thread encodes in a second.
-        decode: likewise.
+        decode: bytes of the rows as float32 that one thread decodes in a second.
     """
 
     ratio: float
@@ -56,14 +56,14 @@ class Measured:
                 raise ValueError(f"{name} is {value!r}, but must be a positive number")
 
     def seconds_per_byte(self, link: float, ranks_per_core: float = 1.0) -> float:
-        """Returns what a byte of float32 takes from one rank to another.
+        """Returns the seconds for a byte of float32 from one rank to another.
 
-        Equation 2 has the inverse of this, times the link's bytes per second, as the speed-up of
-        the exchange. Its ranks have a processor each; ranks that share a core encode more slowly.
+        The speed-up of the exchange in equation 2 is 1 / (this * the link's bytes per second). Its
+        ranks have a processor each. Ranks that share a core encode more slowly.
 
         Args:
             link: bytes per second.
-            ranks_per_core: how many share a core, at least 1.
+            ranks_per_core: number of ranks that share a core, at least 1.
         """
         return 1 / (self.ratio * link) + ranks_per_core * (1 / self.encode + 1 / self.decode)
 
@@ -71,13 +71,13 @@ class Measured:
 def speed_up(stages: Stages, measured: Measured, link: float, ranks_per_core: float = 1.0) -> float:
     """Returns how many times as fast as float32 rows travel, by equation 2.
 
-    Rows as they are have no codec to pass: they go from the tables into messages.
+    Rows without a codec go straight from the tables into messages.
 
     Args:
         stages: stages that the rows go through.
-        measured: what was measured of these stages.
-        link: see Measured.seconds_per_byte.
-        ranks_per_core: see there.
+        measured: measurements of these stages.
+        link: bytes per second from one rank to the others.
+        ranks_per_core: number of ranks that share a core, at least 1.
     """
     if stages is Stages.AS_THEY_ARE:
         return 1.0
@@ -87,18 +87,18 @@ def speed_up(stages: Stages, measured: Measured, link: float, ranks_per_core: fl
 def ranked(
     measured: Mapping[Stages, Measured], link: float, ranks_per_core: float = 1.0
 ) -> list[Stages]:
-    """Returns the stages that were measured, the fastest first.
+    """Returns the measured stages, the fastest first.
 
-    The first one is the simplest of those that are nearly as fast as the fastest: measurements
-    differ by more, and what is simpler has less to go wrong.
+    The first one is the simplest of those that are nearly as fast as the fastest. Measurements
+    differ by more than that, and a simpler stage has less to go wrong.
 
     Args:
-        measured: on rows of the table.
+        measured: measurements on rows of the table.
         link: bytes per second from one rank to the others.
-        ranks_per_core: how many ranks share a core, at least 1.
+        ranks_per_core: number of ranks that share a core, at least 1.
 
     Raises:
-        ValueError: `link` is not a positive number, or `ranks_per_core` below 1.
+        ValueError: `link` is not a positive number, or `ranks_per_core` is below 1.
     """
     if not (isinstance(link, (int, float)) and 0 < link < math.inf):
         raise ValueError(f"the link has {link!r} bytes per second, but must have a positive number")

@@ -1,7 +1,7 @@
-"""The codecs for TorchRec's own sharders, over any backend that moves bytes.
+"""Codecs for TorchRec's own sharders, over any backend that moves bytes.
 
-TorchRec needs the size of a message before it is made, so that rows cannot be escaped here: one
-that holds NaN or an infinity arrives as NaN. The bounded-lag sharders have no such limit.
+TorchRec needs the size of a message before the message is made. So a row cannot travel as it is:
+one with NaN or an infinity arrives as NaN. The bounded-lag sharders have no such limit.
 """
 # ruff: noqa: E402
 
@@ -9,7 +9,7 @@ import torch
 
 from torchrec_bls._versions import check_packages
 
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
 check_packages()
 
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs
@@ -17,7 +17,7 @@ from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 from torchrec_bls import _native
 from torchrec_bls.codecs.rows import Codec, decode, encode
 
-# Reduce-scatters add what they move, and codes cannot be added.
+# Reduce-scatters add up what they move, and codes cannot be added.
 _OPS = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL)
 _ROW_WISE = (Codec.UINT8, Codec.UINT4, Codec.UINT2)
 
@@ -26,9 +26,9 @@ class RowCodec:
     """TorchRec's QuantizedCommCodec with codecs of rows.
 
     Args:
-        codec: how.
-        row_dim: values that share a scale. Has to divide the columns of every table, or of its
-            shards if they are cut by columns.
+        codec: codec to encode with.
+        row_dim: number of values that share a scale. It has to divide the columns of every table,
+            or of its shards if they are cut by columns.
 
     Raises:
         ValueError: `row_dim` is not positive, or the codec's sizes depend on the values.
@@ -51,7 +51,7 @@ class RowCodec:
     def encode(self, input_tensor: torch.Tensor, ctx: None = None) -> torch.Tensor:
         """Returns uint8, [`calc_quantized_size`], for float32 values of any shape."""
         rows = input_tensor.detach().reshape(-1, self._row_dim)
-        # Behind these bytes stand the values of rows that are not finite.
+        # After these bytes come the values of rows that are not finite.
         return encode(rows, self._codec)[: len(rows) * self._row_bytes]
 
     def decode(self, input_grad: torch.Tensor, ctx: None = None) -> torch.Tensor:
@@ -64,7 +64,7 @@ class RowCodec:
         """Returns how many bytes `input_len` values take.
 
         Raises:
-            ValueError: they are no whole rows.
+            ValueError: the values are no whole rows.
         """
         if input_len % self._row_dim:
             raise ValueError(
@@ -74,12 +74,12 @@ class RowCodec:
         return input_len // self._row_dim * self._row_bytes
 
     def create_context(self) -> None:
-        """There is nothing to carry from encoder to decoder."""
+        """Returns None: nothing goes from encoder to decoder beside the message."""
 
     def padded_size(
         self, input_tensor: torch.Tensor, dim_per_rank: list[int], my_rank: int, qcomm_ctx: None
     ) -> tuple[int, int]:
-        """Returns the columns of the input and that none are added."""
+        """Returns the columns of the input, and that no columns are added."""
         return input_tensor.shape[-1], 0
 
     def _with_escaped(self, data: torch.Tensor) -> torch.Tensor:
@@ -96,10 +96,11 @@ class RowCodec:
 def codecs_registry(
     forward: Codec, backward: Codec, row_dim: int
 ) -> dict[str, QuantizedCommCodecs]:
-    """Returns what TorchRec's sharders take as `qcomm_codecs_registry`.
+    """Returns the argument `qcomm_codecs_registry` of TorchRec's sharders.
 
-    It has the all-to-alls of embeddings: table-wise and column-wise sharding, and row-wise sharding
-    of EmbeddingCollections. The reduce-scatter of row-wise EmbeddingBagCollections stays float32.
+    It covers the all-to-alls of embeddings: table-wise and column-wise sharding, and row-wise
+    sharding of EmbeddingCollections. The reduce-scatter of row-wise EmbeddingBagCollections stays
+    float32.
 
     Args:
         forward: codec of embeddings.

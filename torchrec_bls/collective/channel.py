@@ -1,4 +1,4 @@
-"""The Python face of the bounded-lag channel."""
+"""The Python interface of the bounded-lag channel."""
 
 import atexit
 import os
@@ -31,16 +31,16 @@ _MUST_AGREE = {
     "transport": "Give every rank the same transport",
 }
 
-# Asked in every call.
+# Every call asks it.
 _profiler_runs = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _NO_RANGE = nullcontext()
 
 _Number = TypeVar("_Number", int, float)
 
-# Looked up here, since a rank that has run out of descriptors could not.
+# Found at import: a rank that has run out of descriptors could not find it.
 _PACKAGE_VERSION = metadata.version("torchrec-bls")
 
-# In seconds; the clock counts nanoseconds in 64 bits.
+# Seconds; the clock counts nanoseconds in 64 bits.
 LONGEST_DEADLINE = 1e9
 
 _channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
@@ -49,7 +49,7 @@ _channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     # A thread that is still in a wait must leave it while there is an interpreter to return to.
-    with ExitStack() as stack:  # all are closed, also if a signal ends the waiting of one
+    with ExitStack() as stack:  # closes all, even if a signal ends the waiting of one
         for channel in list(_channels):
             stack.callback(channel.close)
 
@@ -64,15 +64,17 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 @dataclass(frozen=True)
 class ChannelStats:
-    """What a channel did on this rank so far.
+    """The counters of a channel on this rank so far.
 
     Attributes:
-        messages: sent to other ranks.
+        messages: number of messages sent to other ranks.
         bytes: payload of these messages.
-        pulled_messages: how many of these were larger than a slot, and fetched by their receiver.
-        largest_message: bytes that a slot needs to hold the largest one.
+        pulled_messages: number of these messages that exceeded a slot, so that the receiver fetched
+            them.
+        largest_message: bytes that a slot needs to hold the largest message.
         wait_seconds: time waited for each peer, by rank. Waits of about a microsecond count as 0.
-        lag_histogram: how often this rank was `index` iterations ahead of a peer when it waited.
+        lag_histogram: number of waits for a peer in which this rank was `index` iterations ahead of
+            it.
         slot_bytes: size of a slot.
         ring_bytes: memory of this rank's slots: world size x 2(bound + 1) x slot_bytes.
     """
@@ -87,7 +89,7 @@ class ChannelStats:
     ring_bytes: int
 
     def since(self, earlier: "ChannelStats") -> "ChannelStats":
-        """Returns what the same channel did after `earlier`; sizes are those of now."""
+        """Returns the counters since `earlier` of the same channel; sizes are the present ones."""
         return replace(
             self,
             messages=self.messages - earlier.messages,
@@ -99,23 +101,25 @@ class ChannelStats:
 
 
 class Arrival:
-    """The messages of one sequence number from all ranks, in place until released."""
+    """The messages of one sequence number from all ranks. They stay in their slots until
+    released."""
 
     def __init__(self, channel: "BoundedLagChannel", native: _native.Arrival) -> None:
         self._channel = channel
         self.native = native
-        # That of now: the native object stands for a later arrival once its slots are used again.
+        # The present number: the native object stands for a later arrival once its slots are used
+        # again.
         self.sequence = native.sequence
 
     def parts(self, source: int) -> list[memoryview]:
-        """Returns the parts that rank `source` sent, as uint8 views valid until `release`. Until
-        then their memory stays, even if the channel and this object are gone."""
+        """Returns the parts that rank `source` sent, as uint8 views valid until `release`. Their
+        memory stays until then, even if the channel and this object are gone."""
         self._check()
         return [self.native.view(source, i) for i in range(self.native.part_count(source))]
 
     def tensor(self, source: int, part: int = 0, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Returns a part as a flat tensor of `dtype` in place, valid until `release`. Until then
-        its memory stays, even if the channel and this object are gone."""
+        """Returns a part as a flat tensor of `dtype` in its slot, valid until `release`. Its memory
+        stays until then, even if the channel and this object are gone."""
         self._check()
         view = self.native.view(source, part)
         if view.nbytes == 0:
@@ -128,7 +132,7 @@ class Arrival:
         return torch.frombuffer(view, dtype=dtype)
 
     def release(self) -> None:
-        """Gives the slots back to their senders. Arrivals are released in the order of waiting.
+        """Gives the slots back to their senders. Release arrivals in the order of waiting.
 
         Raises:
             ValueError: an older arrival is not released yet.
@@ -154,34 +158,36 @@ class Arrival:
 
 
 class BoundedLagChannel:
-    """All-to-all-v among the ranks of a group, up to `bound` iterations apart.
+    """All-to-all-v among the ranks of a group that may be up to `bound` iterations apart.
 
-    A rank may have `bound` + 1 posts outstanding; `wait` completes the oldest. Messages travel by
-    one-sided puts into 2(bound + 1) slots per ordered pair of ranks, their sizes with them
-    (docs/design/channel.md; the idea is section III of the bounded-lag paper, whose `bound` slots
-    are not enough). One thread at a time uses a channel; `close` and `stats` may come from any.
+    A rank may have `bound` + 1 posts outstanding. `wait` completes the oldest. Messages travel by
+    one-sided puts into slots, together with their sizes. Each ordered pair of ranks has
+    2(bound + 1) slots (docs/design/channel.md). The idea is section III of the bounded-lag paper,
+    whose `bound` slots are not enough. Only one thread at a time may use a channel, but `close` and
+    `stats` may come from any thread.
 
     Creation is collective: all ranks of the group create their channels in the same order.
 
     Args:
         group: a process group of at most 65,535 ranks.
         bound: iterations that ranks may be apart; 0 is synchronous.
-        slot_bytes: what a message and its header (at most 256 bytes) should fit in. Larger
-            messages work, slower.
-        name: what errors, traces and statistics call the channel.
+        slot_bytes: size that a message and its header (at most 256 bytes) should fit in. Larger
+            messages work, but are slower.
+        name: name of the channel in errors, traces and statistics.
         deadline: seconds after which waiting for a peer is an error.
         transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
             "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among the ranks of
             a host and RDMA between hosts, or c10d for all where a host has no RDMA.
-        verbs: how RDMA devices are used; None: as the environment variables say.
+        verbs: options of RDMA devices; None: as the environment variables say.
 
-    Attributes:
-        own: what this rank's messages to itself show, by sequence number; kept until released.
+        Attributes:
+            own: objects with the memory of this rank's messages to itself, by sequence number,
+                until they are released.
 
     Raises:
         ValueError: an argument is out of range.
-        RendezvousError: the ranks disagree, do not all come, memory is short, or there is no RDMA
-            device where one is needed.
+        RendezvousError: the ranks disagree, some do not come, memory is short, or an RDMA device is
+            needed and missing.
     """
 
     def __init__(
@@ -224,7 +230,7 @@ class BoundedLagChannel:
         _channels.add(self)
 
     def _agree(self, rendezvous: Rendezvous, slot_bytes: int, transport: str) -> list[str]:
-        """Returns the hosts of all ranks, if they want the same."""
+        """Returns the hosts of all ranks, if all ranks want the same channel."""
         with rendezvous.own_part("terms"):
             host = host_identity()
         record = {
@@ -243,12 +249,12 @@ class BoundedLagChannel:
     def post(self, parts: Sequence[Sequence[torch.Tensor]]) -> int:
         """Sends `parts[d]` to rank d without waiting for anyone.
 
-        The memory may be reused when this returns, except that of `parts[rank]`, this rank's own:
-        it is not copied and has to stay unchanged until its arrival is released.
+        The memory may be reused when this returns, except `parts[rank]`, this rank's own part. That
+        one is not copied, and has to stay unchanged until its arrival is released.
 
         Args:
-            parts: for each rank up to 16 CPU tensors of any dtype, contiguous or 2-D with
-                contiguous rows. Receivers see each as one run of bytes.
+            parts: list of up to 16 CPU tensors for each rank, of any dtype, contiguous or 2-D with
+                contiguous rows. Receivers see each tensor as one run of bytes.
 
         Returns:
             The sequence number, counted from 0.
@@ -278,7 +284,7 @@ class BoundedLagChannel:
         Raises:
             ValueError: nothing is posted.
             PeerTimeoutError: the deadline passed; the text names the missing ranks.
-            PeerDiedError, PeerClosedError, ProtocolError, PoisonedError: as their names say.
+            PeerDiedError, PeerClosedError, ProtocolError, PoisonedError: see errors.py.
         """
         completed = self.native.completed
         try:
@@ -292,20 +298,21 @@ class BoundedLagChannel:
             raise
 
     def _fail_unnoticed(self, action: str, error: BaseException) -> None:
-        """For what a signal's handler or a warning raised behind a call that was done: its caller
-        does not know of it, and would take every later message for the one before."""
+        """Fails the channel if a signal's handler or a warning raised right after a finished call.
+        The caller doesn't know that the call was done. It would take every later message for the
+        one before."""
         self.poison(f"{named(error)}, right after a {action}")
 
     def hold_until_release(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keeps what the next post, through `native`, sends to this rank itself alive until its
-        release."""
+        """Keeps the tensors alive that the next post, through `native`, sends to this rank itself.
+        They stay until that message is released."""
         self.own[self.native.posted] = tensors
 
     def range(self, action: str) -> AbstractContextManager[object]:
         """Returns a profiler range that names channel, action and lag, if a profiler runs."""
         if not _profiler_runs():
             return _NO_RANGE
-        # Iterations that this rank is ahead of the one it completes next.
+        # Number of iterations that this rank is ahead of the one it completes next.
         posted, completed = self.native.posted, self.native.completed
         lag = max(0, posted - completed - (action == "wait"))
         sequence = posted if action == "post" else completed
@@ -344,12 +351,13 @@ class BoundedLagChannel:
         )
 
     def poison(self, reason: str) -> None:
-        """Makes all ranks raise PoisonedError naming this one and `reason`. Nothing once closed."""
-        # A file name in the text of an exception need not be UTF-8.
+        """Makes all ranks raise PoisonedError, naming this rank and `reason`. A closed channel
+        ignores it."""
+        # The text of an exception may have a file name that is not UTF-8.
         self.native.poison(reason.encode(errors="replace").decode())
 
     def refuse(self, arrival: Arrival | _native.Arrival, reason: str) -> ProtocolError:
-        """Fails the channel on all ranks because of what `arrival` holds, and returns the error to
+        """Fails the channel on all ranks because of what `arrival` holds. Returns the error to
         raise."""
         lag = self.native.posted - 1 - arrival.sequence
         self.poison(reason)
@@ -359,8 +367,8 @@ class BoundedLagChannel:
         )
 
     def abandon(self) -> None:
-        """For a forked child, which shares nothing with the peers: whatever it does with the
-        channel from now on raises ChannelClosedError."""
+        """Makes further use of the channel in a forked child raise ChannelClosedError. The child
+        shares nothing with the peers."""
         self._abandoned = True
         self.native.abandon()
 
@@ -374,11 +382,11 @@ class BoundedLagChannel:
 
     def close(self) -> None:
         """Ends the channel for this rank. Peers that wait for more than it posted raise
-        PeerClosedError. Messages that peers have yet to pull are kept until then (at most the
-        deadline). Closing twice does nothing.
+        PeerClosedError. Messages that peers have yet to pull are kept until they have, at most
+        until the deadline. Closing twice does nothing.
 
-        What a signal's handler raises, KeyboardInterrupt for instance, ends the waiting. The
-        channel is closed then, too, and has failed on all ranks.
+        An exception of a signal's handler, such as KeyboardInterrupt, ends the waiting. The channel
+        is then closed as well, and has failed on all ranks.
         """
         self.native.close()
 
@@ -407,7 +415,7 @@ def check_bound(bound: int) -> None:
 
 
 def check_slot_bytes(slot_bytes: int) -> None:
-    """Raises ValueError unless `slot_bytes` is a size that a slot can have."""
+    """Raises ValueError unless `slot_bytes` is a possible size of a slot."""
     least, most = _native.MIN_SLOT_BYTES, _native.MAX_SLOT_BYTES
     if not isinstance(slot_bytes, int) or isinstance(slot_bytes, bool) or slot_bytes > most:
         raise ValueError(
@@ -430,7 +438,7 @@ def check_deadline(deadline: float) -> None:
 
 
 def check_transport(transport: str) -> None:
-    """Raises ValueError unless `transport` is the name of one."""
+    """Raises ValueError unless `transport` is the name of a transport."""
     if transport not in TRANSPORTS:
         raise ValueError(
             f"transport is {transport!r}, but has to be one of {', '.join(TRANSPORTS)}"

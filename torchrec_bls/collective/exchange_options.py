@@ -1,4 +1,4 @@
-"""What a channel is made with, whoever makes it: the backend or the sharded modules."""
+"""The options of a channel, for the backend and for the sharded modules."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,23 +20,22 @@ from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """The fields that BLSConfig and BLSOptions share. The first three are the same on all ranks.
+    """The fields that BLSConfig and BLSOptions share. All ranks need the same first three.
 
     Attributes:
         bound: iterations that ranks may be apart; bound + 1 exchanges may be outstanding. 0 is
             synchronous and, for modules, the only one that trains.
-        transport: how messages travel. "shm" is shared memory, for the ranks of one host;
-            "verbs" is RDMA for all; "c10d" is asynchronous all-to-alls of gloo; "auto" is shared
-            memory among the ranks of a host and RDMA between hosts, or c10d for all where a host
-            has no RDMA.
-        slot_bytes: size of every slot. Messages up to it, less a header of at most 256 bytes, go
-            straight into the receiver's memory, and larger ones are pulled by it. None: modules
-            derive it per exchange from the first batch, with room for messages half as large
-            again; the backend takes 64 KiB.
+        transport: way of messages. "shm" is shared memory, for the ranks of one host; "verbs" is
+            RDMA for all; "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among
+            the ranks of a host and RDMA between hosts, or c10d for all where a host has no RDMA.
+        slot_bytes: size of every slot. Messages up to this size, less a header of at most 256
+            bytes, go straight into the receiver's memory. The receiver pulls larger ones. None:
+            modules derive the size for each exchange from the first batch, with room for messages
+            half as large again; the backend takes 64 KiB.
         deadline: seconds after which waiting for a peer is an error. None: the timeout of the
-            process group, which is half an hour unless given, but 60 s for modules without
-            autograd.
-        verbs: how RDMA devices are used; None: as the environment variables TORCHREC_BLS_IB_* say.
+            process group, which is half an hour unless given; but modules without autograd take 60
+            s.
+        verbs: options of RDMA devices; None: as the environment variables TORCHREC_BLS_IB_* say.
     """
 
     bound: int = 0

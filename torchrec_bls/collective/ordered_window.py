@@ -1,4 +1,4 @@
-"""Posts that are under way: at most bound + 1, completed in the order in which they were posted."""
+"""Posts under way: at most bound + 1, completed in the order in which they were posted."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,10 +17,10 @@ class UnderWay(Protocol):
         """The channel that it was posted on."""
 
     def receive(self, arrival: _native.Arrival) -> None:
-        """Reads the messages, which are gone afterwards, and counts as completed from then on.
+        """Reads the messages, which are gone afterwards. From then on the post counts as completed.
 
         Raises:
-            ProtocolError: messages are not what was asked for. The channel fails on all ranks.
+            ProtocolError: the messages are not the expected ones. The channel fails on all ranks.
         """
 
 
@@ -30,14 +30,14 @@ P = TypeVar("P", bound=UnderWay)
 class OrderedWindow(Generic[P]):
     """The posts of one rank that it has not completed yet, oldest first.
 
-    Messages carry no more than their sequence number, so that what arrives belongs to the oldest
-    post of its channel. A failure is the caller's to spread: what it means for other posts differs.
+    Messages carry only their sequence number. So an arrival belongs to the oldest post of its
+    channel. The caller passes failures on: their meaning for other posts differs.
 
     Args:
         bound: iterations that ranks may be apart.
 
     Attributes:
-        posts: that are under way.
+        posts: posts under way.
     """
 
     def __init__(self, bound: int) -> None:
@@ -46,13 +46,13 @@ class OrderedWindow(Generic[P]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the oldest post has to be completed before another one."""
+        """Returns whether the oldest post has to be completed before a further one."""
         return len(self.posts) > self._bound
 
     def post(self, post: P, send: Callable[[_native.Channel], object]) -> None:
-        """Sends by `send`, and adds `post` if its messages have left, whatever `send` raises.
+        """Sends by `send`, and adds `post` if its messages have left, even if `send` raises.
 
-        A signal may be raised between any two lines: `post` is there before its messages leave.
+        A signal may raise between any two lines. So `post` is added before its messages leave.
         """
         native = post.channel.native
         posted = native.posted
@@ -66,9 +66,9 @@ class OrderedWindow(Generic[P]):
             raise
 
     def complete_oldest(self) -> P:
-        """Waits for the messages of the oldest post, and returns it once it has received them.
+        """Waits for the messages of the oldest post. Returns the post once it has received them.
 
-        It stays the oldest if that fails.
+        If that fails, the post stays the oldest.
 
         Raises:
             BLSError: a rank failed or died, or the messages were refused.

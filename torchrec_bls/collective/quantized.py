@@ -23,23 +23,24 @@ def quantized_all_reduce(
 ) -> None:
     """Sums `rows` over the ranks of a group in place, with the same bits on all of them.
 
-    What is summed is quantized at each step: by the ring at world size - 1, by recursive doubling
-    at the logarithm of the number of groups, and within groups only once.
+    Sums are quantized at each step. The ring has world size - 1 steps. Recursive doubling has the
+    logarithm of the number of groups, and quantizes only once within groups.
 
     Args:
-        rows: float32 on CPU, [rows, columns], contiguous. Each rank sends parts of them; scales are
-            per row.
+        rows: float32 on CPU, [rows, columns], contiguous. Each rank sends parts of the rows. Each
+            row has a scale of its own.
         group: ranks; its backend has to send and receive (gloo).
-        codec: of the messages.
+        codec: codec of the messages.
         algorithm: "ring" (algorithm 2), for any world size, or "recursive_doubling" (algorithms 3
             to 5), which compensates the sums of pairs of groups, not those within a group.
-        error: like `rows`, zero at first, updated in place: what rounding took away, which is added
-            the next time (algorithm 1); zero where a sum is not finite. None: no compensation.
+        error: rounding errors, in the shape of `rows`, zero at first and updated in place. They are
+            added the next time (algorithm 1). Zero where a sum is not finite. None: no
+            compensation.
         group_size: ranks of a group in recursive doubling, which are connected with each other.
 
     Raises:
-        ValueError: `rows` or `error` is another kind of tensor, or the world does not fit, also
-            where all ranks are one group of recursive doubling and `error` would have no effect.
+        ValueError: `rows` or `error` is another kind of tensor, or the world size does not fit. Or
+            all ranks are one group of recursive doubling, so that `error` would have no effect.
     """
     _check(rows, error, algorithm)
     ranks = _Ranks(group, codec)
@@ -72,7 +73,7 @@ class _Ranks:
 
     Args:
         group: the ranks.
-        codec: of all messages.
+        codec: codec of all messages.
     """
 
     def __init__(self, group: dist.ProcessGroup, codec: Codec) -> None:
@@ -92,7 +93,7 @@ class _Ranks:
 
     def quantize(self, rows: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor:
         """Adds `error` to `rows`, quantizes them in place and keeps the rounding error in `error`.
-        Returns the message for them."""
+        Returns the message for the rows."""
         if error is not None:
             rows += error
             error.copy_(rows)
@@ -103,9 +104,9 @@ class _Ranks:
         return message
 
     def send(self, message: torch.Tensor, shape: torch.Size, to: int) -> None:
-        """Sends the message for rows of `shape`; `flush` waits for that."""
+        """Sends the message for rows of `shape`; `flush` waits until it has left."""
         usual = self._usual_bytes(shape)
-        # Rows that are not finite make a message longer than its receiver expects.
+        # Rows that are not finite make the message longer than its receiver expects.
         first = torch.empty(_LENGTH_BYTES + usual, dtype=torch.uint8)
         first[:_LENGTH_BYTES].view(torch.int64)[0] = message.numel()
         first[_LENGTH_BYTES:] = message[:usual]
@@ -206,14 +207,15 @@ def _recursive_doubling(
 def _reduce_pairs(
     ranks: _Ranks, rows: torch.Tensor, error: torch.Tensor | None, group_size: int
 ) -> list[torch.Tensor]:
-    """Sums `rows` in place over the ranks of the same place in all groups. Returns its messages."""
+    """Sums `rows` in place over the ranks with the same place in all groups. Returns their
+    messages."""
     groups, position = ranks.size // group_size, ranks.rank // group_size
     if groups == 1:
         return [ranks.quantize(rows, None)]
     rank_at = [(ranks.rank + (other - position) * group_size) for other in range(groups)]
     halves, errors = rows.tensor_split(2), _split(error, 2)
     messages: list[torch.Tensor] = []
-    # Those that go on after a level have ones for the lowest bits of their position.
+    # Ranks that go on after a level have ones in the lowest bits of their position.
     levels = range(groups.bit_length() - 1)
     level = 0
     for level in levels:
@@ -230,7 +232,7 @@ def _reduce_pairs(
         other = ranks.receive(halves[0].shape, partner)
         ranks.decode(other, halves[0])
         messages = [other, message]
-    # The last one tells the others, the way back.
+    # The last one tells the others, on the way back.
     if position != groups - 1:
         messages = _receive_all(ranks, 2, rows, rank_at[position | 1 << level])
         level -= 1

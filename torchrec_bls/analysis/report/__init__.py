@@ -1,1 +1,1 @@
-"""What an analysis found, for people and machines."""
+"""The results of an analysis, for people and machines."""

@@ -1,4 +1,4 @@
-"""Bars as SVG for a page, without anything from elsewhere."""
+"""Bars as SVG for a page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def bars(labels: Sequence[str], series: Mapping[str, Sequence[float | None]], fo
 
     Args:
         labels: labels of the groups.
-        series: a bar of each group, by its name in the legend; at most four. None: no bar.
+        series: bar of each group, by the name in the legend; at most four names. None: no bar.
         form: format of the numbers, "{:.2f}" for instance.
     """
     highest = max((v for values in series.values() for v in values if v is not None), default=0.0)

@@ -13,8 +13,8 @@ from torchrec_bls.codecs import bounds_file
 def as_bounds(analysis: Analysis) -> dict[str, Any]:
     """Returns the file that `torchrec_bls.codecs.bounds_file` reads.
 
-    It has bound and stages of each table, and the measurements by which stages are chosen again for
-    another link.
+    It has the bound and stages of each table. It also has the measurements, so that stages can be
+    chosen again for another link.
     """
     tables: dict[str, Any] = {
         each.table.name: {
@@ -37,7 +37,7 @@ def as_bounds(analysis: Analysis) -> dict[str, Any]:
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
-    """Returns all that was found, by name."""
+    """Returns all results, by name."""
     return {
         "link": analysis.link,
         "link_source": analysis.link_source,

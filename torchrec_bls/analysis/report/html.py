@@ -1,4 +1,4 @@
-"""An analysis as one HTML page without anything from elsewhere."""
+"""An analysis as one HTML page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ td { font-variant-numeric: tabular-nums }
 td:first-child, th:first-child, td.t, th.t { text-align: left }
 .warning { color: #a04000 }
 """
-# Heading, and whether its cells are text.
+# A heading, and whether the cells below it are text.
 _COLUMNS = (
     ("table", True),
     ("rows", False),
@@ -42,7 +42,7 @@ _COLUMNS = (
 
 
 def as_html(analysis: Analysis) -> str:
-    """Returns the page: warnings, a table, what the stages bring, eta and zero rows."""
+    """Returns the page: warnings, a table, the speed-up of stages, eta and zero rows."""
     bounds = analysis.bounds
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Embedding tables</title>",

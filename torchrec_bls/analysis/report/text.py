@@ -9,7 +9,7 @@ _NAME = 16
 
 
 def as_text(analysis: Analysis) -> str:
-    """Returns the report: a row of figures for each table, below it its stages; warnings."""
+    """Returns the report: a row of figures for each table with its stages below, and warnings."""
     bounds = analysis.bounds
     introduction = (
         f"{analysis.batches} batches; link {analysis.link / 1e9:.3g} GB/s "

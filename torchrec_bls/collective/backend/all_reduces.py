@@ -1,4 +1,4 @@
-"""All-reduces of a group through a channel of their own, one after the other."""
+"""All-reduces of a group through their own channel, one after the other."""
 
 import threading
 import weakref
@@ -30,15 +30,15 @@ REDUCTIONS = {
     dist.ReduceOp.MAX: 2,
     dist.ReduceOp.MIN: 3,
 }
-# Large enough that waiting for the other ranks is little of it, and small enough that the slots of
-# a few ranks stay in a core's cache.
+# Large enough that waiting for the other ranks is a small part of its time. Small enough that the
+# slots of a few ranks stay in a core's cache.
 SLOT_BYTES = 64 << 10
 
 
 def reduction_of(tensors: list[torch.Tensor], operation: Any) -> int | None:
-    """Returns the number of the reduction if the channel does it for such tensors, else None.
+    """Returns the number of the reduction if the channel can do it for such tensors, else None.
 
-    Ranks that call alike get the same: it depends on nothing else.
+    Ranks that call alike get the same result: it depends on nothing else.
     """
     tensor, *others = tensors
     strided = tensor.is_cpu and tensor.layout == torch.strided
@@ -52,19 +52,19 @@ def reduction_of(tensors: list[torch.Tensor], operation: Any) -> int | None:
 class AllReduces:
     """The all-reduces of one rank in a group, in the order of their calls.
 
-    A call that waits for its result is done by the thread that makes it, where no other is under
-    way. All others are done by one thread of this object, so that they go on while their callers
+    If a caller waits for its result at once and no other call is under way, its own thread does the
+    work. One thread of this object does all other calls, so that they go on while their callers
     do something else.
 
     Args:
-        channel: for these alone, of a bound of `_native.ALL_REDUCE_POSTS` - 1.
+        channel: channel for these all-reduces alone, with the bound `_native.ALL_REDUCE_POSTS` - 1.
     """
 
     def __init__(self, channel: BoundedLagChannel) -> None:
         self.channel = channel
         self._order = threading.Lock()
         self._finishing = threading.Condition()
-        # Of those that the thread does. Its tensor is the caller's alone to keep.
+        # Calls for the thread. Each keeps its tensor only for its caller.
         self._newest: weakref.ref[AllReduceWork] | None = None
         self._closed = False
         self._queue: SimpleQueue[AllReduceWork | None] = SimpleQueue()
@@ -75,7 +75,7 @@ class AllReduces:
         """Begins an all-reduce; the first call that does not wait starts the thread.
 
         Args:
-            tensor: of a dtype of ELEMENTS; replaced by the result.
+            tensor: tensor of a dtype in ELEMENTS; the result replaces it.
             reduction: one of REDUCTIONS.
             waits: whether the caller waits for the result at once.
 
@@ -86,11 +86,11 @@ class AllReduces:
         work = AllReduceWork(self.channel, tensor, reduction, self._finishing)
         try:
             with self._order:
-                if self._closed or (waits and self._is_idle()):  # it fails at once when closed
+                if self._closed or (waits and self._is_idle()):  # a closed one fails at once
                     work.run()
                 else:
                     self._enqueue(work)
-        except BaseException as error:  # of a signal's handler: the others count on this call
+        except BaseException as error:  # from a signal's handler: the others count on this call
             self.channel.poison(named(error))
             raise
         return work
@@ -109,11 +109,11 @@ class AllReduces:
             self._thread.start()
 
     def close(self) -> None:
-        """Closes the channel, which fails what is under way, and ends the thread."""
+        """Closes the channel and ends the thread. Calls under way fail."""
         try:
             self.channel.close()
         finally:
-            with self._order:  # so that nothing comes behind the end of the queue
+            with self._order:  # so that nothing follows the end of the queue
                 self._closed = True
                 self._stop()
 
@@ -121,7 +121,7 @@ class AllReduces:
 def _run_all(queue: "SimpleQueue[AllReduceWork | None]") -> None:
     while (work := queue.get()) is not None:
         work.run()
-        del work  # and its tensor, before the next one comes
+        del work  # and its tensor, before the next call comes
 
 
 class AllReduceWork(dist.Work):
@@ -140,13 +140,13 @@ class AllReduceWork(dist.Work):
         self._channel = channel
         self._tensor = tensor
         self._reduction = reduction
-        self._finishing = finishing  # of any handle of the group
+        self._finishing = finishing  # shared by all handles of the group
         self._error: BaseException | None = None
         self._future: Future[list[torch.Tensor]] | None = None
-        self._completes: Future[None] | None = None  # what completes `_future`
+        self._completes: Future[None] | None = None  # the future that completes `_future`
 
     def run(self) -> None:
-        """Does it. `wait` raises what goes wrong."""
+        """Does the all-reduce. `wait` raises its errors."""
         tensor = self._tensor
         try:
             flat = tensor.contiguous()
@@ -162,7 +162,7 @@ class AllReduceWork(dist.Work):
                 tensor.detach().copy_(flat)  # a parameter, perhaps
         except BaseException as error:
             self._error = error
-            if not isinstance(error, BLSError):  # those are told by whoever raises them
+            if not isinstance(error, BLSError):  # the code that raises a BLSError tells the others
                 self._channel.poison(named(error))
         with self._finishing:
             self.finished = True
@@ -174,13 +174,13 @@ class AllReduceWork(dist.Work):
         """Waits until the tensor has the result.
 
         Raises:
-            BLSError: of the type and with the text that the channel has for the failure.
+            BLSError: the channel's error for the failure, with its type and text.
         """
         try:
             if not self.finished:
                 with self._finishing:
                     self._finishing.wait_for(lambda: self.finished)
-        except BaseException as error:  # of a signal's handler
+        except BaseException as error:  # from a signal's handler
             self._channel.poison(named(error))
             raise
         if self._error is not None:
@@ -192,15 +192,16 @@ class AllReduceWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not have to wait."""
+        """Returns whether `wait` would return or raise without waiting."""
         return self.finished
 
     def is_success(self) -> bool:
-        """Whether the tensor has the result."""
+        """Returns whether the tensor has the result."""
         return self.finished and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Returns what `wait` would raise, None if nothing or not known yet."""
+        """Returns the error that `wait` would raise; None if there is none or it is not known
+        yet."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -208,9 +209,9 @@ class AllReduceWork(dist.Work):
         return [self._tensor]
 
     def get_future(self) -> "Future[list[torch.Tensor]]":
-        """Returns a future of the tensor, whose errors are RuntimeErrors with type and text of the
-        one that `wait` raises: those of Python that a future may be given are none to C++, where
-        DistributedDataParallel takes them for a result."""
+        """Returns a future of the tensor. Its errors are RuntimeErrors with type and text of the
+        error that `wait` raises. C++ does not see other Python errors of a future:
+        DistributedDataParallel would take them for a result."""
         with self._finishing:
             if self._future is not None:
                 return self._future

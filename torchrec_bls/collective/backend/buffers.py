@@ -1,4 +1,4 @@
-"""Where in the tensors of an all-to-all each rank's part lies."""
+"""The place of each rank's part in the tensors of an all-to-all."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ def sent_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_output(tensor: torch.Tensor) -> None:
-    """Raises ValueError for an output that cannot be written to as one run of bytes."""
+    """Raises ValueError for an output that is not one run of bytes."""
     _check_on_cpu(tensor, "output")
     if not tensor.is_contiguous():
         raise ValueError(
@@ -26,7 +26,7 @@ def check_output(tensor: torch.Tensor) -> None:
 
 
 def whole(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
-    """Returns the memory of contiguous tensors, one a rank."""
+    """Returns the memory of contiguous tensors, one tensor a rank."""
     return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
 
 
@@ -34,8 +34,8 @@ def split(tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str
     """Returns the memory of each rank's rows in a contiguous tensor.
 
     Args:
-        tensor: of at least one dimension.
-        sizes: rows of each rank; empty where all have equally many.
+        tensor: tensor with at least one dimension.
+        sizes: number of rows of each rank; empty where all have equally many.
         world_size: number of ranks.
         name: "input" or "output", for messages.
 
@@ -68,7 +68,7 @@ def split(tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str
 
 
 def copy_to(receive: Sequence[Buffer]) -> Callable[[_native.Arrival], None]:
-    """Returns what copies the message of each rank s to `receive[s]`."""
+    """Returns a function that copies the message of each rank s to `receive[s]`."""
 
     def copy(arrival: _native.Arrival) -> None:
         _native.collect_buffers(arrival, receive)

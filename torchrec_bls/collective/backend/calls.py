@@ -1,4 +1,4 @@
-"""Calls of a group that go through its channel, and the handles that callers have of them."""
+"""Calls of a group that go through its channel, and the handles that callers get for them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ Receive = Callable[[_native.Arrival], None]
 class CallQueue:
     """Posts calls on a channel and completes them in the same order.
 
-    A call beyond the bound completes the oldest first. Calls may come from any thread, one at a
-    time goes through. A failure fails all calls under way: they share the channel.
+    A call beyond the bound completes the oldest first. Calls may come from any thread, but go
+    through one at a time. A failure fails all calls under way: they share the channel.
     """
 
     def __init__(self, channel: BoundedLagChannel) -> None:
@@ -36,13 +36,14 @@ class CallQueue:
         inputs: Sequence[torch.Tensor],
         outputs: list[torch.Tensor],
     ) -> "CallWork":
-        """Sends `send[d]` to each rank d; `receive` gets what all ranks have sent to this one.
+        """Sends `send[d]` to each rank d. `receive` gets what all ranks have sent to this one.
 
         Args:
-            send: for each rank the memory to send.
-            receive: writes the outputs. Raises ProtocolError for messages that do not fit them.
-            inputs: own the memory to send, of which this rank's own part is read at completion.
-            outputs: the result of the handle.
+            send: memory to send to each rank.
+            receive: function that writes the outputs; raises ProtocolError for messages of a wrong
+                size.
+            inputs: tensors that own the memory to send; this rank's own part is read at completion.
+            outputs: result of the handle.
 
         Raises:
             BLSError: a rank failed or died.
@@ -61,21 +62,22 @@ class CallQueue:
             return work
 
     def complete(self, work: "CallWork") -> None:
-        """Waits until `work` is finished, and with it everything posted before."""
+        """Waits until `work` and everything posted before it is finished."""
         try:
             with self._lock:
                 while not work.finished:
                     self._complete_oldest()
         except BaseException as error:
-            # While this thread waited for another one, which finds it in its own wait.
+            # Another thread found this call in its own wait while this thread waited for that
+            # thread.
             if not work.finished:
                 self.channel.poison(named(error))
             raise
 
     def complete_if_ready(self, work: "CallWork") -> None:
-        """Finishes `work` if that needs no waiting."""
+        """Finishes `work` if that takes no waiting."""
         if not self._lock.acquire(blocking=False):
-            return  # another thread waits, and will finish it or not
+            return  # another thread waits, and may finish it
         try:
             while not work.finished and self.channel.native.ready():
                 self._complete_oldest()
@@ -91,14 +93,14 @@ class CallQueue:
                 raise
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the channel for `error`. One that is no Exception, a KeyboardInterrupt for instance,
-        may strike anywhere: which message belongs to which handle is not known any more."""
+        """Ends the channel for `error`. An error that is no Exception, such as KeyboardInterrupt,
+        may strike anywhere. Then nobody knows any more which message belongs to which handle."""
         told = named(error)
         failure = error if isinstance(error, Exception) else self._stopped(told)
         for failed in self._window.posts:
             failed.finish(failure)
         self._window.posts.clear()
-        if not isinstance(error, BLSError):  # those are told by whoever raises them
+        if not isinstance(error, BLSError):  # the code that raises a BLSError tells the others
             self.channel.poison(told)
 
     def _stopped(self, reason: str) -> PoisonedError:
@@ -115,8 +117,8 @@ class CallWork(dist.Work):
     """Handle of one call.
 
     The output is written by `wait`, by an `is_completed` that returns True, or when a later handle
-    of the group is completed: there is no thread that does it in the background. The deadline of
-    the group counts, and not the `timeout` of a single call.
+    of the group is completed: no thread writes it in the background. The group's deadline counts,
+    not the `timeout` of a single call.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class CallWork(dist.Work):
         self.finish(None)
 
     def finish(self, error: Exception | None) -> None:
-        """Lets go of the inputs and makes `wait` return, or raise `error`."""
+        """Frees the inputs and makes `wait` return, or raise `error`."""
         self._error = error
         self._inputs = ()
         self.finished = True
@@ -155,7 +157,7 @@ class CallWork(dist.Work):
         """Waits until the output is there.
 
         Raises:
-            BLSError: of the type and with the text that the channel has for the failure.
+            BLSError: the channel's error for the failure, with its type and text.
         """
         if not self.finished:
             self._queue.complete(self)
@@ -168,17 +170,18 @@ class CallWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not have to wait. Then the output is there, or `wait` raises."""
+        """Returns whether `wait` would not have to wait: the output is there, or `wait` raises."""
         if not self.finished:
             self._queue.complete_if_ready(self)
         return self.finished
 
     def is_success(self) -> bool:
-        """Whether the output is there."""
+        """Returns whether the output is there."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Returns what `wait` would raise, None if nothing or not known yet."""
+        """Returns the error that `wait` would raise; None if there is none or it is not known
+        yet."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -186,8 +189,8 @@ class CallWork(dist.Work):
         return self._outputs
 
     def get_future(self) -> "Future[list[torch.Tensor]]":
-        """Returns a future of the output tensors. A thread waits to complete it, so that it is
-        completed whoever looks at it."""
+        """Returns a future of the output tensors. A thread waits to complete it, so that it
+        completes even if nobody looks at it."""
         if self._future is None:
             self._future = Future()
             if self.finished:

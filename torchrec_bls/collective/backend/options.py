@@ -21,19 +21,19 @@ _FIELDS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 @dataclass(frozen=True)
 class BLSOptions(ExchangeOptions):
-    """How a process group of backend "bls" does its all-to-alls; the fields are ExchangeOptions'.
+    """Options of a process group of backend "bls" for its all-to-alls: ExchangeOptions' fields.
 
-    Given as `pg_options` to `init_process_group` or `new_group`. Groups made without get what the
-    environment variable TORCHREC_BLS_BACKEND says, for instance "bound=2,transport=shm"; fields
-    that it does not name have their defaults.
+    They are the `pg_options` of `init_process_group` or `new_group`. A group made without them
+    reads the environment variable TORCHREC_BLS_BACKEND, for instance "bound=2,transport=shm".
+    Fields that it does not name have their defaults.
     """
 
     @classmethod
     def from_environment(cls) -> "BLSOptions":
-        """Returns the options that TORCHREC_BLS_BACKEND says.
+        """Returns the options in TORCHREC_BLS_BACKEND.
 
         Raises:
-            ValueError: it names another field, or a value that no channel can have.
+            ValueError: the variable has an unknown field, or a value that no channel can have.
         """
         text = os.environ.get(ENVIRONMENT_VARIABLE, "")
         values = {}

@@ -1,5 +1,5 @@
-"""The torch.distributed backend "bls": personalised exchanges go through a bounded-lag channel, the
-all-reduces of one host through another, and the rest by gloo.
+"""The torch.distributed backend "bls". All-to-alls go through a bounded-lag channel, the
+all-reduces of one host through another one, and everything else goes by gloo.
 
 Importing torchrec_bls registers it (docs/design/backend.md).
 """
@@ -28,7 +28,7 @@ from torchrec_bls.collective.transport.rendezvous import (
 )
 
 NAME = "bls"
-# What torch calls it: the first from 2.13 on.
+# torch's names for it; the first one is used from 2.13 on.
 _REDUCE_SCATTER = next(
     name
     for name in ("reduce_scatter_single", "_reduce_scatter_base")
@@ -39,7 +39,7 @@ _REDUCE_SCATTER = next(
 def register() -> None:
     """Makes `init_process_group("cpu:bls")` and `new_group(backend="bls")` known to torch."""
     dist.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
-    # Private names, since it is torch that decides: without the package the variable does nothing.
+    # A private name, since torch decides: without TorchComms the variable does nothing.
     switched_on = getattr(distributed_c10d, "_use_torchcomms_enabled", None)
     takes_its_own = hasattr(distributed_c10d, "_torchcomms_handles_backend")
     if switched_on is not None and switched_on() and not takes_its_own:
@@ -53,7 +53,7 @@ def register() -> None:
 
 
 def _make_group(given: Any, options: object) -> "BLSProcessGroup":
-    """Called by torch with its _DistributedBackendOptions and the caller's `pg_options`."""
+    """Makes a group. torch calls it with its _DistributedBackendOptions and the `pg_options`."""
     if options is None:
         options = BLSOptions.from_environment()
     if not isinstance(options, BLSOptions):
@@ -64,7 +64,7 @@ def _make_group(given: Any, options: object) -> "BLSProcessGroup":
 
 
 def _by_plain_group(name: str) -> Any:
-    """Returns a method that does the same by a group that is not of a Python class."""
+    """Returns a method that calls the same method of a group that is not of a Python class."""
 
     def method(self: "BLSProcessGroup", *arguments: Any, **options: Any) -> dist.Work:
         work: dist.Work = getattr(self._plain, name)(*arguments, **options)
@@ -76,22 +76,22 @@ def _by_plain_group(name: str) -> Any:
 class BLSProcessGroup(dist.ProcessGroup):
     """A process group of CPU tensors.
 
-    Everything is gloo's but `all_to_all_single`, `all_to_all` and sums of float32 by
-    `reduce_scatter_tensor`, and among the ranks of one host `all_reduce` of the usual dtypes by
-    SUM, AVG, MAX and MIN. The first call of either kind sets up its channel, for which all ranks
-    have to make it.
+    Everything is gloo's, with these exceptions: `all_to_all_single`, `all_to_all`, sums of float32
+    by `reduce_scatter_tensor`, and among the ranks of one host `all_reduce` of the usual dtypes by
+    SUM, AVG, MAX and MIN. The first call of either kind sets up its channel: all ranks have to make
+    it.
 
-    - Inputs that are not contiguous are copied; outputs that are not are refused.
-    - An input stays unchanged until its handle is completed, an output is undefined until then.
-    - Sizes are checked: what a rank sends has to be what the receiver's output has room for.
+    - Inputs that are not contiguous are copied. Outputs that are not contiguous are refused.
+    - An input stays unchanged until its handle is completed. An output is undefined until then.
+    - Sizes are checked: a rank has to send exactly what the receiver's output has room for.
 
     Args:
-        given: what torch knows about the group: store, rank, size, timeout and name.
-        options: of the channels.
+        given: torch's facts about the group: store, rank, size, timeout and name.
+        options: options of the channels.
     """
 
     def __init__(self, given: Any, options: BLSOptions) -> None:
-        # Python can subclass what this form makes alone, and it has no store.
+        # Python can subclass only what this constructor makes, and that has no store.
         super().__init__(given.group_rank, given.group_size)  # type: ignore[call-arg]
         self._store: Store = given.store
         self._world_size: int = given.group_size  # `size()` looks for an override every time
@@ -104,27 +104,29 @@ class BLSProcessGroup(dist.ProcessGroup):
         gloo.options.global_ranks_in_group = given.global_ranks_in_group
         gloo.options.group_name = given.group_id
         self._plain = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
-        # What this class does not override, its base does by the backend of the tensors' device.
+        # Methods that this class does not override: the base uses the backend of the tensors'
+        # device.
         for group in (self, self._plain):
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._options = options
         self._deadline = options.deadline or min(given.timeout.total_seconds(), LONGEST_DEADLINE)
         self._queue: CallQueue | None = None
-        # None before the first all-reduce, False where they are gloo's.
+        # None before the first all-reduce, False where gloo does them.
         self._all_reduces: AllReduces | Literal[False] | None = None
-        # One each: ranks whose threads make their first calls at once need no order of the two.
+        # One lock each: ranks whose threads make first calls of both kinds at once need no order.
         self._making_queue = threading.Lock()
         self._making_all_reduces = threading.Lock()
 
     @property
     def channel(self) -> BoundedLagChannel | None:
-        """The channel of the all-to-alls, None before the first."""
+        """Returns the channel of the all-to-alls; None before the first."""
         return self._queue.channel if self._queue else None
 
     @property
     def all_reduce_channel(self) -> BoundedLagChannel | None:
-        """That of the all-reduces, None before the first and where they are gloo's."""
+        """Returns the channel of the all-reduces; None before the first, and where gloo does
+        them."""
         return self._all_reduces.channel if self._all_reduces else None
 
     def all_to_all_single(  # type: ignore[override]
@@ -136,7 +138,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         opts: Any = None,
         timeout: Any = None,
     ) -> CallWork:
-        """Called by `torch.distributed.all_to_all_single`."""
+        """Does the all-to-all of `torch.distributed.all_to_all_single`."""
         buffers.check_output(output)
         source = buffers.sent_part(input)
         return self._post(
@@ -156,7 +158,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         opts: Any = None,
         timeout: Any = None,
     ) -> CallWork:
-        """Called by `torch.distributed.all_to_all`."""
+        """Does the all-to-all of `torch.distributed.all_to_all`."""
         for name, tensors in (("output", output), ("input", input)):
             if len(tensors) != self._world_size:
                 raise ValueError(
@@ -176,7 +178,7 @@ class BLSProcessGroup(dist.ProcessGroup):
         opts: Any = None,
         timeout: Any = None,
     ) -> dist.Work:
-        """Called by `torch.distributed.reduce_scatter_tensor`.
+        """Does the reduce-scatter of `torch.distributed.reduce_scatter_tensor`.
 
         Sums of float32 go through the channel: gloo would all-reduce the whole input. The results
         are the same, bit for bit.
@@ -207,11 +209,11 @@ class BLSProcessGroup(dist.ProcessGroup):
     def allreduce(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """Called by `torch.distributed.all_reduce`, and by DistributedDataParallel from the thread
-        of autograd.
+        """Does the all-reduce of `torch.distributed.all_reduce`. DistributedDataParallel also calls
+        it, from autograd's thread.
 
-        Sums over the channel are made in the order of ranks, so that all ranks have the same bits
-        in every run (docs/design/all-reduce.md).
+        The channel adds in the order of ranks. So all ranks have the same bits in every run
+        (docs/design/all-reduce.md).
         """
         opts = opts or dist.AllreduceOptions()
         reduction = reduction_of(tensors, opts.reduceOp)
@@ -223,19 +225,19 @@ class BLSProcessGroup(dist.ProcessGroup):
     def gather(  # type: ignore[override]
         self, output: list[list[torch.Tensor]], input: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """Called by `torch.distributed.gather`.
+        """Does the gather of `torch.distributed.gather`.
 
-        Where TorchComms is switched on, torch gives ranks that receive nothing an empty list in
-        the list, as TorchComms wants it, whatever the group's backend; gloo refuses that.
+        Where TorchComms is switched on, torch gives ranks that receive nothing a list with an empty
+        list, as TorchComms wants it, whatever the group's backend. gloo refuses that.
         """
         opts = opts or dist.GatherOptions()
         received = output if self.rank() == opts.rootRank else []
         work: dist.Work = self._plain.gather(received, input, opts)
         return work
 
-    # A subclass that does not override these has them called with the GIL held, and gloo's own
-    # threads need it under gloo's lock: now and then each would wait for the other. Names that this
-    # torch has no functions of are never asked for; 2.14 has more of them than 2.13.
+    # If a subclass does not override these, torch calls them with the GIL held. gloo's own threads
+    # need the GIL under gloo's lock: now and then each would wait for the other. torch never calls
+    # a name that it has no function for; 2.14 has more of them than 2.13.
     all_gather_single = _by_plain_group("all_gather_single")
     allgather = _by_plain_group("allgather")
     all_gather_single_coalesced = _by_plain_group("all_gather_single_coalesced")
@@ -250,8 +252,8 @@ class BLSProcessGroup(dist.ProcessGroup):
     scatter = _by_plain_group("scatter")
     send = _by_plain_group("send")
     recv = _by_plain_group("recv")
-    # The first is found by Python, whose caller asks the handle for the sender; the second by C++,
-    # which wraps the handle in one that does not know it.
+    # Python finds the first one, and its caller asks the handle for the sender. C++ finds the
+    # second one, and wraps the handle in another one that does not know the sender.
     recv_anysource = _by_plain_group("recv_anysource")
     recvAnysource = recv_anysource
     start_coalescing = _by_plain_group("_start_coalescing")
@@ -280,7 +282,7 @@ class BLSProcessGroup(dist.ProcessGroup):
             return self._all_reduces
 
     def _make_all_reduces(self) -> AllReduces | Literal[False]:
-        """Makes the channel of the all-reduces, where all ranks share a host's memory."""
+        """Makes the channel of the all-reduces if all ranks share a host's memory."""
         name = f"all-reduce of group {self.group_name}"
         rendezvous = Rendezvous(self, f"{name}, hosts", self._deadline)
         with rendezvous.own_part("hosts"):
@@ -317,11 +319,11 @@ class BLSProcessGroup(dist.ProcessGroup):
         return self._store
 
     def getBackendName(self) -> str:
-        """Called by torch for messages and traces."""
+        """Returns the backend's name, for torch's messages and traces."""
         return NAME
 
     def shutdown(self) -> None:
-        """Called by `destroy_process_group`: closes the channels."""
+        """Closes the channels. `destroy_process_group` calls it."""
         try:
             self._close_channels()
         finally:
@@ -338,7 +340,7 @@ class BLSProcessGroup(dist.ProcessGroup):
             super().abort()
 
     def _close_channels(self) -> None:
-        with ExitStack() as stack:  # both, also if a signal ends the waiting of one
+        with ExitStack() as stack:  # closes both, even if a signal ends the waiting of one
             if self.channel is not None:
                 stack.callback(self.channel.close)
             if self._all_reduces:

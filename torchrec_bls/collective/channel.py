@@ -180,9 +180,9 @@ class BoundedLagChannel:
             a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: options of RDMA devices; None: as the environment variables say.
 
-        Attributes:
-            own: objects with the memory of this rank's messages to itself, by sequence number,
-                until they are released.
+    Attributes:
+        own: objects with the memory of this rank's messages to itself, by sequence number,
+            until they are released.
 
     Raises:
         ValueError: an argument is out of range.

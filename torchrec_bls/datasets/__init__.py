@@ -3,7 +3,7 @@
 
 from torchrec_bls._versions import check_packages
 
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
 check_packages()
 
 from torchrec_bls.datasets.criteo import CriteoDataset

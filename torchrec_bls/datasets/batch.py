@@ -18,10 +18,10 @@ def make_batch(
     """Joins arrays into a batch of n rows; no array is copied.
 
     Args:
-        labels: (n,), 0 or 1.
-        dense: (n, 13).
-        ids: (total,), feature by feature and row by row within a feature.
-        lengths: (26, n), ids of each feature in each row; adds up to total.
+        labels: (n,), labels of 0 or 1.
+        dense: (n, 13), dense features.
+        ids: (total,), ids feature by feature, and row by row within a feature.
+        lengths: (26, n), number of ids of each feature in each row; their sum is `total`.
     """
     return Batch(
         dense_features=torch.from_numpy(dense),

@@ -28,22 +28,23 @@ WHAT_TO_PASS = (
 class CriteoDataset:
     """One rank's batches of a Criteo file, streamed in the file's order.
 
-    The rows are dealt out by blocks: each global batch is ``batch_size * world_size`` consecutive
-    rows of the file, and rank r gets its r-th contiguous block, as the data-parallel part of a
-    DLRM does. What is left at the end of the file is dealt out as evenly as possible, so that
-    every row is read once by one rank; all ranks get the same number of batches, and the last one
-    may be smaller, or empty where fewer rows than ranks are left.
+    The rows are dealt out in blocks. Each global batch is ``batch_size * world_size`` consecutive
+    rows of the file. Rank r gets its r-th contiguous block, as the data-parallel part of a DLRM
+    does. The rest at the end of the file is dealt out as evenly as possible: one rank reads each
+    row, once. All ranks get the same number of batches. The last one may be smaller, or empty if
+    fewer rows than ranks are left.
 
     Integers become ``log(max(x, 0) + 1)``, the transform of facebookresearch/dlrm
-    (``data_utils.py``: negatives to 0; ``_transform_features``: the logarithm), so a missing one is
-    0. Categories are 32-bit hashes in the file and are taken modulo the table's rows, as by
-    ``torchrec.datasets.criteo`` and dlrm's ``max_ind_range``; a missing one is row 0.
+    (``data_utils.py``: negatives to 0; ``_transform_features``: the logarithm). So a missing
+    integer is 0. Categories are 32-bit hashes in the file, taken modulo the table's rows, as by
+    ``torchrec.datasets.criteo`` and dlrm's ``max_ind_range``. A missing category is row 0.
 
-    A pass holds the text of one global batch and 4 MiB more, and parses the rank's own rows only:
-    a malformed field is reported by the rank that reads it, a wrong number of columns by all.
+    A pass holds the text of one global batch and 4 MiB more, and parses only the rank's own rows.
+    So only the rank that reads a malformed field reports it. All ranks report a wrong number of
+    columns.
 
     Args:
-        path: a file; the format is found out from its content.
+        path: path of a file; its content shows the format.
         rows_per_table: rows of the 26 tables.
         batch_size: rows of a rank's batch.
         rank: this rank.
@@ -51,8 +52,9 @@ class CriteoDataset:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: bad argument, neither format, or a malformed row (file, line, column, the text
-            found and what was expected); the rows are looked at while iterating.
+        ValueError: an argument is bad, the file has neither format, or a row is malformed (the text
+            has file, line, column, the text found and what was expected). Rows are read while
+            iterating.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ def _transform_integers(integers: npt.NDArray[np.int64]) -> npt.NDArray[np.float
 
 
 def _cut(pieces: list[Lines], begin: int, end: int) -> list[Lines]:
-    """The lines [begin, end) of the pieces put together; at least one piece, maybe empty."""
+    """Returns the lines [begin, end) of the joined pieces; at least one piece, maybe empty."""
     taken: list[Lines] = []
     offset = 0
     for piece in pieces:
@@ -127,7 +129,7 @@ def _cut(pieces: list[Lines], begin: int, end: int) -> list[Lines]:
 
 
 def _drop(pieces: list[Lines], rows: int) -> list[Lines]:
-    """The pieces without their first lines; blocks that are used up are let go."""
+    """Returns the pieces without their first lines, and frees blocks that are used up."""
     while pieces and len(pieces[0]) <= rows:
         rows -= len(pieces[0])
         pieces = pieces[1:]

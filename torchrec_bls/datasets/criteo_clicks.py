@@ -1,4 +1,4 @@
-"""The start of a Criteo file as clicks, to train on and to test on."""
+"""The start of a Criteo file as clicks, for training and for tests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _READ_ROWS = 4096
 def criteo_clicks(
     path: Path, train_rows: int, batch_size: int, rows_per_table: Sequence[int]
 ) -> tuple[Clicks, Clicks]:
-    """Reads whole batches of rows to train on, and then a sixth as many to test on.
+    """Reads whole batches of rows for training, and then a sixth as many for tests.
 
-    The challenge has six days to train on, and tests on the seventh. A file that is too short gives
-    fewer batches.
+    The challenge has six days for training, and tests on the seventh. A file that is too short
+    gives fewer batches.
 
     Args:
-        path: the file, see CriteoDataset.
-        train_rows: most rows to train on.
+        path: path of the file, see CriteoDataset.
+        train_rows: largest number of rows for training.
         batch_size: samples of a batch; the number of training rows is a multiple of it.
-        rows_per_table: rows of each of the 26 tables; ids are hashed to them.
+        rows_per_table: rows of each of the 26 tables; ids are taken modulo these.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -38,11 +38,11 @@ HEX_DIGITS = _hex_digits()
 
 @dataclass(frozen=True)
 class Layout:
-    """How the lines of a file are laid out.
+    """The layout of a file's lines.
 
     Attributes:
-        source: the file's name, for messages.
-        separator: the byte between fields.
+        source: name of the file, for messages.
+        separator: byte between fields.
         has_header: whether line 1 names the columns.
         has_id: whether an Id column precedes the label.
     """
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns, in the file's order."""
+        """Returns the names of the columns, in the file's order."""
         return ["Id", *KAGGLE_COLUMNS] if self.has_id else KAGGLE_COLUMNS
 
 
@@ -63,9 +63,9 @@ class ParsedRows:
     """Values of n rows; a missing field is 0 in each of them.
 
     Attributes:
-        labels: (n,) int32, 0 or 1.
-        integers: (n, 13) int64.
-        categories: (n, 26) int64, the hexadecimal hashes.
+        labels: (n,) int32, labels of 0 or 1.
+        integers: (n, 13) int64, integers of each row.
+        categories: (n, 26) int64, values of the hexadecimal hashes.
     """
 
     labels: npt.NDArray[np.int32]
@@ -78,10 +78,10 @@ class Lines:
     """n lines of a block with the positions of their fields.
 
     Attributes:
-        layout: the file's layout.
-        block: the text.
-        starts: (n,) where each line begins in ``block``.
-        ends: (n, columns) where each field ends.
+        layout: layout of the file.
+        block: text of the lines.
+        starts: (n,), begin of each line in ``block``.
+        ends: (n, columns), end of each field.
         first_number: number of the first line in the file, counted from 1.
     """
 
@@ -96,7 +96,7 @@ class Lines:
         """Finds the fields of a block that ends with a newline.
 
         Raises:
-            ValueError: a line has another number of columns; names file and line.
+            ValueError: a line has another number of columns; the text names file and line.
         """
         delimiters = np.flatnonzero((block == layout.separator) | (block == NEWLINE))
         last_of_line = np.flatnonzero(block[delimiters] == NEWLINE)
@@ -116,11 +116,11 @@ class Lines:
         return cls(layout, block, starts, ends, first_number)
 
     def __len__(self) -> int:
-        """Number of lines."""
+        """Returns the number of lines."""
         return len(self.starts)
 
     def rows(self, begin: int, end: int) -> Lines:
-        """The lines [begin, end), sharing the block."""
+        """Returns the lines [begin, end), which share the block."""
         return Lines(
             self.layout,
             self.block,
@@ -133,8 +133,8 @@ class Lines:
         """Reads every field but Id.
 
         Raises:
-            ValueError: names file, line, column, the text found and what was expected, of the
-                first malformed field in the file's order.
+            ValueError: a field is malformed. The text has file, line, column, the text found and
+                what was expected, for the first such field in the file's order.
         """
         columns = len(self.layout.columns)
         field_starts = np.empty((len(self), columns), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The shape of a Criteo row: how many features of each kind, and how large their tables are."""
+"""The shape of a Criteo row: the number of features of each kind, and the sizes of their tables."""
 
 DENSE_FEATURES = 13
 CATEGORICAL_FEATURES = 26

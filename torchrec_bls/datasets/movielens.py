@@ -16,7 +16,7 @@ _YEAR_OF_RATINGS = 1998
 
 
 def movielens_clicks(folder: Path, train_rows: int, seed: int) -> tuple[Clicks, Clicks, list[int]]:
-    """Reads ratings as clicks: a user clicks what he rates with 4 or 5.
+    """Reads ratings as clicks: a user clicks on the movies that he rates with 4 or 5.
 
     The 26 categories are user, movie, gender, occupation, the first two digits of the zip code,
     decade of age, year of the movie, and its 19 genres. The dense features are age, age of the
@@ -24,13 +24,14 @@ def movielens_clicks(folder: Path, train_rows: int, seed: int) -> tuple[Clicks, 
     fifth of the ratings, the same for all seeds, is for tests.
 
     Args:
-        folder: RecBole's atomic files: ml-100k.user, ml-100k.item and ml-100k.inter, with tabs.
-        train_rows: rows to train on. Ratings that are not for tests are repeated until there are as
-            many.
-        seed: seed of their order.
+        folder: folder with RecBole's atomic files: ml-100k.user, ml-100k.item and ml-100k.inter,
+            with tabs.
+        train_rows: number of rows for training. Ratings that are not for tests are repeated until
+            there are so many.
+        seed: seed of the ratings' order.
 
     Returns:
-        Clicks to train on and to test on, and the rows that each of the 26 tables needs.
+        Clicks for training and for tests, and the rows that each of the 26 tables needs.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -44,7 +45,7 @@ def movielens_clicks(folder: Path, train_rows: int, seed: int) -> tuple[Clicks, 
     # Users and movies count from 1, in the order of their files.
     user, movie = ratings[:, 0] - 1, ratings[:, 1] - 1
     ages = users[:, 1].astype(int)
-    # Of one movie the year is unknown.
+    # The year of one movie is unknown.
     years = np.array([int(year) if year.isdigit() else 0 for year in movies[:, 2]])
     genres = [set(names.split()) for names in movies[:, 3]]
     names = sorted(set().union(*genres))
@@ -61,7 +62,7 @@ def movielens_clicks(folder: Path, train_rows: int, seed: int) -> tuple[Clicks, 
     dense[:, 1] = np.log1p(np.clip(_YEAR_OF_RATINGS - years, 0, 100))[movie]
     dense[:, 2] = np.log1p(np.bincount(user[test_rows:], minlength=len(users)))[user]
     dense[:, 3] = np.log1p(np.bincount(movie[test_rows:], minlength=len(movies)))[movie]
-    # As large as Criteo's, with which the learning rate goes together.
+    # Values as large as Criteo's, which the learning rate suits.
     dense[:, :4] /= dense[:, :4].mean(axis=0) * 2
     labels = (ratings[:, 2] >= _LIKED).astype(np.float32)
     order = np.random.default_rng(seed).permutation(np.arange(test_rows, len(ratings)))

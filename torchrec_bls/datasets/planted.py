@@ -18,9 +18,9 @@ from torchrec_bls.datasets.synthetic import zipf_ids
 #: Share of clicks in the training rows of Criteo's challenge.
 CLICK_RATE = 0.256
 
-# Standard deviations of the logit's parts: dense, effects, pairs. A model that knows the
-# probabilities is right in 80 % of the cases then, a little more than DLRM reaches on Criteo's
-# rows, and what dense features tell can be learnt from some ten thousand samples.
+# Standard deviations of the logit's parts: dense, effects, pairs. With them a model that knows the
+# probabilities is right in 80 % of the cases, a little more than DLRM reaches on Criteo's rows.
+# Some ten thousand samples are enough to learn what dense features tell.
 _SCALES = (1.3, 0.7, 0.3)
 _FACTORS = 4
 _CALIBRATION_ROWS = 1 << 15
@@ -33,10 +33,10 @@ class Clicks:
     """n samples.
 
     Attributes:
-        dense: (n, 13) float32.
-        ids: (n, 26) int64, one of each table.
-        labels: (n,) float32, 0 or 1.
-        probability: (n,) float32, of a click; None where nobody knows it.
+        dense: (n, 13) float32, dense features.
+        ids: (n, 26) int64, one id of each table.
+        labels: (n,) float32, labels of 0 or 1.
+        probability: (n,) float32, probability of a click; None where nobody knows it.
     """
 
     dense: Floats
@@ -45,11 +45,11 @@ class Clicks:
     probability: Floats | None = None
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Returns the number of samples."""
         return len(self.labels)
 
     def rows(self, begin: int, end: int) -> Clicks:
-        """The samples [begin, end), sharing memory."""
+        """Returns the samples [begin, end), which share memory."""
         probability = None if self.probability is None else self.probability[begin:end]
         return Clicks(
             self.dense[begin:end], self.ids[begin:end], self.labels[begin:end], probability
@@ -59,18 +59,18 @@ class Clicks:
 class PlantedClicks:
     """A model of clicks, from which samples are drawn.
 
-    The logit of a click is the sum of an intercept, a weight for each dense feature, an effect of
-    each id, and the products of all pairs of ids' hidden factors (a factorization machine), which a
-    DLRM's dot products can learn. Ids follow the bounded Zipf law of `SyntheticDataset`, dense
-    features are logarithms of counts. Labels are drawn, so that even a model that knows the
-    probabilities has the loss `bayes_loss`.
+    The logit of a click is a sum: an intercept, a weight for each dense feature, an effect of each
+    id, and the products of all pairs of ids' hidden factors (a factorization machine). A DLRM's dot
+    products can learn the products. Ids follow the bounded Zipf law of `SyntheticDataset`. Dense
+    features are logarithms of counts. Labels are drawn: even a model that knows the probabilities
+    has the loss `bayes_loss`.
 
     Args:
         rows_per_table: rows of the 26 tables.
         seed: seed of the model, not negative; the samples have seeds of their own.
 
     Raises:
-        ValueError: bad argument.
+        ValueError: an argument is bad.
     """
 
     def __init__(self, rows_per_table: Sequence[int], *, seed: int) -> None:
@@ -90,7 +90,7 @@ class PlantedClicks:
         self._calibrate(np.random.default_rng([seed, 1]))
 
     def draw(self, rows: int, *, seed: int) -> Clicks:
-        """Returns samples, a function of model, `rows` and `seed`."""
+        """Returns samples; the same model, `rows` and `seed` give the same samples."""
         random = np.random.default_rng([seed, 2])
         dense, ids = self._draw_features(rows, random)
         probability = _sigmoid(self._logits(dense, ids))
@@ -135,12 +135,12 @@ class PlantedClicks:
 
 
 def bayes_loss(probability: Floats) -> float:
-    """Returns the mean cross entropy of a model that knows the probabilities, which no model can
-    be below: the mean entropy of the labels, in nats."""
+    """Returns the mean cross entropy of a model that knows the probabilities: the mean entropy of
+    the labels, in nats. No model can be below it."""
     exact = probability.astype(np.float64)
     return float(-(exact * np.log(exact) + (1 - exact) * np.log1p(-exact)).mean())
 
 
 def _sigmoid(logits: Floats) -> Floats:
-    # Even a label of a large logit stays uncertain, so that entropies are finite.
+    # Even the label of a large logit stays uncertain, so that entropies are finite.
     return (1 / (1 + np.exp(-np.clip(logits, -15, 15)))).astype(np.float32)

@@ -19,16 +19,16 @@ from torchrec_bls.datasets.criteo_shape import (
 #: largest columns of Criteo's own rows have 6 %.
 ZIPF_EXPONENT = 1.05
 
-# A prime larger than any table: multiplying by it modulo the rows is a permutation, which spreads
-# the popular ids over the table as hashing does. Otherwise one row-wise shard would hold them all.
+# A prime larger than any table: multiplying by it modulo the rows is a permutation. It spreads the
+# popular ids over the table as hashing does. Otherwise one row-wise shard would hold them all.
 SCATTER_PRIME = 2_654_435_761
 
 
 class SyntheticDataset:
-    """One rank's generated batches, a pure function of (seed, step, rank).
+    """One rank's generated batches. The same seed, step and rank give the same batch.
 
     Ids follow a bounded Zipf law (``ZIPF_EXPONENT``), scattered over the table. Dense features are
-    uniform in [0, 1) and labels fair coins, as in facebookresearch/dlrm's random generator.
+    uniform in [0, 1), and labels are fair coins, as in facebookresearch/dlrm's random generator.
 
     Args:
         rows_per_table: rows of the 26 tables.
@@ -36,12 +36,12 @@ class SyntheticDataset:
         steps: number of batches.
         seed: seed of the whole data set, not negative.
         rank: this rank.
-        max_ids_per_table: each (row, table) draws from 1 to this many ids, uniformly, never more
-            than the table has rows; 1 gives Criteo's one id a table, 100 is the heterogeneous
-            setting of the BLS paper (sec. V-E1).
+        max_ids_per_table: largest number of ids of a (row, table). The number is drawn uniformly
+            from 1 to this, but is never above the table's rows. 1 gives Criteo's one id a table,
+            100 is the heterogeneous setting of the BLS paper (sec. V-E1).
 
     Raises:
-        ValueError: bad argument.
+        ValueError: an argument is bad.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SyntheticDataset:
         self._max_ids_per_table = max_ids_per_table
 
     def __len__(self) -> int:
-        """Number of batches."""
+        """Returns the number of batches."""
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
@@ -106,14 +106,14 @@ def zipf_ids(
     """Turns uniform numbers into ids of a bounded Zipf law.
 
     The density x ** -``ZIPF_EXPONENT`` over [1, rows + 1) is inverted in closed form and rounded
-    down, which needs no table of probabilities.
+    down. That needs no table of probabilities.
 
     Args:
-        uniform: (n,), in [0, 1).
-        rows: (n,), rows of the table that each id belongs to.
+        uniform: (n,), uniform numbers in [0, 1).
+        rows: (n,), number of rows of the table that each id belongs to.
 
     Returns:
-        (n,) int64, in [0, rows).
+        The ids, (n,) int64, in [0, rows).
     """
     power = 1.0 - ZIPF_EXPONENT
     mass = np.power(rows + 1.0, power) - 1.0

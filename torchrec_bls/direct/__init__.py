@@ -1,1 +1,1 @@
-"""Tables in shared memory, which every rank of a host reads where they lie."""
+"""Tables in shared memory. Every rank of a host reads them where they lie."""

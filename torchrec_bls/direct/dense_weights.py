@@ -1,4 +1,4 @@
-"""Dense weights in a segment, behind its tables: what processes that read tables alone take."""
+"""Dense weights in a segment, after its tables, for processes that only read the tables."""
 
 import json
 import struct
@@ -8,14 +8,14 @@ import torch
 
 from torchrec_bls import _native
 
-# Contiguous tensors of a segment, and where they go, in bytes.
+# Contiguous tensors of a segment, and their places in bytes.
 Parts = list[tuple[torch.Tensor, int]]
 
 _MAGIC = b"tbbldw01"
-# Magic, and the bytes of the directory that follows it.
+# A magic number, and the bytes of the directory that follows.
 _HEAD = struct.Struct("<8sQ")
 _LONGEST_DIRECTORY = 64 << 20
-# Of a cache line, in which no two tensors then are.
+# Bytes of a cache line; no two tensors share one.
 _ALIGNMENT = 64
 
 
@@ -25,11 +25,11 @@ def behind(tables_end: int) -> int:
 
 
 def dense_parts(dense: Mapping[str, torch.Tensor], tables_end: int) -> tuple[Parts, int]:
-    """Returns what a segment holds of dense weights, and where it ends, in bytes.
+    """Returns the dense weights as parts of a segment, and the byte where they end.
 
     Args:
-        dense: by name in the state dict, of any shapes and dtypes.
-        tables_end: of the same segment, in bytes.
+        dense: weights by name in the state dict, of any shapes and dtypes.
+        tables_end: end of the tables in the same segment, in bytes.
     """
     begin, size = behind(tables_end), 0
     tensors: Parts = []
@@ -48,10 +48,10 @@ def dense_parts(dense: Mapping[str, torch.Tensor], tables_end: int) -> tuple[Par
 def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, torch.Tensor] | None:
     """Returns the dense weights in a segment, by name; None if there are none.
 
-    The tensors are views of the segment, and what is written to them this process's own.
+    The tensors are views of the segment. If this process writes to them, only it sees the change.
 
     Raises:
-        ValueError: what is behind the tables is something else.
+        ValueError: the bytes after the tables are something else.
     """
     if segment.size == tables_end:
         return None

@@ -10,39 +10,39 @@ from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError
 
-# Seconds between two looks at the control page; the longer one after a look that failed.
+# Seconds between two looks at the control page; the longer time follows a look that failed.
 _PAUSE = 0.005
 _LONGEST_PAUSE = 0.2
-# That the thread may take at the end of the process to finish mapping.
+# Seconds that the thread may take at the end of the process to finish mapping.
 _ENDING = 5.0
 
 
 class Follower:
-    """Has a thread map what is announced, so that lookups need not wait for it.
+    """Maps announced generations in a thread, so that lookups need not wait for that.
 
-    All tables of a model change by the announcements on the control page of the first module. A
-    generation is ready when all owners have announced it and all its segments are mapped.
+    The control page of the first module announces changes for all tables of a model. A generation
+    is ready when all owners have announced it and all its segments are mapped.
 
     Args:
-        tables: of each module of the model, in the same order in every process.
-        serving: what is read of them now.
+        tables: tables of each module of the model, in the same order in every process.
+        serving: generation of each module that is read now.
 
     Attributes:
-        newest: the generation that is ready, of each module; all of one number. Who takes it for
-            a batch takes all of it.
-        problem: why a generation that is complete could not be mapped; empty if there is none.
+        newest: generation of each module that is ready; all have one number. A batch takes all of
+            them, or none.
+        problem: why a complete generation could not be mapped; empty if there is none.
     """
 
     def __init__(self, tables: Sequence[SharedTables], serving: Sequence[Generation]) -> None:
         self._tables = list(tables)
         self.newest: tuple[Generation, ...] = tuple(serving)
         self.problem = ""
-        # By module, owner and generation, until they belong to a generation: what this process
-        # made, and what it mapped before another segment failed.
+        # Segments by module, owner and generation, until they belong to a generation: those that
+        # this process made, and those mapped before another segment failed.
         self._segments: dict[tuple[int, int, int], _native.TableSegment] = {}
         self._released: list[Generation] = []
         self._stop = threading.Event()
-        # It keeps no reference, so that all of this goes with the model.
+        # The thread keeps no reference, so that all of this is freed with the model.
         self._thread = threading.Thread(
             target=_follow,
             args=(weakref.ref(self), self._stop),
@@ -53,16 +53,17 @@ class Follower:
         _followers.add(self)
 
     def keep(self, owner: int, number: int, segments: Sequence[_native.TableSegment]) -> None:
-        """Keeps what this process made of a generation, of each module, until all is ready."""
+        """Keeps the segments of a generation that this process made, one a module, until all is
+        ready."""
         for module, segment in enumerate(segments):
             self._segments[module, owner, number] = segment
 
     def release(self, generations: Sequence[Generation]) -> None:
-        """Has the thread unmap generations that are not read any more, which takes a while."""
+        """Makes the thread unmap generations that are not read any more, which takes a while."""
         self._released.extend(generations)
 
     def look(self) -> bool:
-        """Maps what is complete and not mapped yet. Returns False where that failed."""
+        """Maps what is complete and not mapped yet. Returns False if that failed."""
         self._released.clear()
         number = self._tables[0].page.complete
         if number <= self.newest[0].number:
@@ -70,7 +71,7 @@ class Follower:
         try:
             ready = [self._map(module, number) for module in range(len(self._tables))]
         except BLSError as error:
-            # Who was slow finds a newer generation at the next look.
+            # A slow process finds a newer generation at its next look.
             self.problem = f"generation {number}: {error}"
             return False
         self.newest, self.problem = tuple(ready), ""
@@ -111,5 +112,5 @@ def _stop_all() -> None:
 
 
 _followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
-# A thread that comes back from native code after the interpreter's end ends the process with abort.
+# A thread that returns from native code after the interpreter's end aborts the process.
 atexit.register(_stop_all)

@@ -12,9 +12,9 @@ class FeatureLookup:
     """A feature and the table that it is looked up in.
 
     Attributes:
-        key: its place in the batches.
-        table: name.
-        first_column: of the feature in the output, where it is pooled.
+        key: place of the feature in the batches.
+        table: name of the table.
+        first_column: first column of the feature in the output, where it is pooled.
         means: whether bags are pooled to means, not sums.
     """
 
@@ -25,14 +25,14 @@ class FeatureLookup:
 
 
 class Generation:
-    """The tables of one version of the weights. What is looked up in it is of no other version.
+    """The tables of one version of the weights. A lookup in it sees no other version.
 
     Args:
-        number: counted from 1.
-        segments: by rank.
-        offsets: of the shards in the segments of their owners, in bytes.
-        tables: by name.
-        item_bytes: of a weight.
+        number: number of the generation, counted from 1.
+        segments: segments by rank.
+        offsets: places of the shards in the segments of their owners, in bytes.
+        tables: layouts of the tables by name.
+        item_bytes: bytes of a weight.
 
     Attributes:
         number: see above.
@@ -54,8 +54,8 @@ class Generation:
         self._item_bytes = item_bytes
 
     def features(self, lookups: Sequence[FeatureLookup]) -> _native.ShardedFeatures:
-        """Returns what native code looks up, in the order of `lookups`. It reads these segments:
-        keep the generation as long."""
+        """Returns the features for native code, in the order of `lookups`. They point into these
+        segments: keep the generation as long."""
         return _native.ShardedFeatures(
             [
                 (
@@ -74,7 +74,8 @@ class Generation:
     def _columns(
         self, table: str, blocks: list[Shard]
     ) -> tuple[int, int, int, list[int], list[int]]:
-        # Ranks without rows come last: partial sums of theirs would be zeros, which count.
+        # Ranks without rows come last: their partial sums would be zeros, and adding zeros can
+        # change bits.
         return (
             blocks[0].first_column * self._item_bytes,
             blocks[0].columns * self._item_bytes,

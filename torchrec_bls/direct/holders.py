@@ -1,13 +1,13 @@
-"""Which process this is, which are alive, and which of them holds a memory file."""
+"""Identities of processes: this one's, which are alive, and which of them holds a memory file."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
-# Of a process number in Linux, at most.
+# Most bits of a process number in Linux.
 _PID_BITS = 22
 _PID_MASK = (1 << _PID_BITS) - 1
-# Fields of /proc/PID/stat that follow the name of the program.
+# Fields of /proc/PID/stat after the name of the program.
 _STATE, _START = 0, 19
 
 
@@ -31,7 +31,7 @@ def identity_of(pid: int) -> int | None:
 
 
 def is_alive(identity: int) -> bool:
-    """Whether the process of an identity is there. One that is stopped is."""
+    """Returns whether the process of an identity exists. A stopped one does."""
     return identity != 0 and identity_of(identity & _PID_MASK) == identity
 
 
@@ -41,14 +41,14 @@ def pid_of(identity: int) -> int:
 
 
 def holder_of(device: int, inode: int) -> tuple[int, int] | None:
-    """Returns process and descriptor by which some process of this user holds a file, if any does.
+    """Returns process and descriptor by which some process of this user holds a file, or None.
 
     It looks at all descriptors of all processes: for when the process that should hold it is gone.
     """
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
-        with suppress(OSError):  # it ended, or is another user's
+        with suppress(OSError):  # the process ended, or is another user's
             for descriptor in (process / "fd").iterdir():
                 if _is_file(descriptor, device, inode):
                     return int(process.name), int(descriptor.name)

@@ -1,4 +1,4 @@
-"""Which rank has which rows and columns of a table."""
+"""The rows and columns of a table that each rank has."""
 
 import hashlib
 from collections import defaultdict
@@ -11,11 +11,11 @@ class Shard:
     """A rectangle of a table that one rank owns.
 
     Attributes:
-        owner: rank.
-        first_row: of the table.
-        rows: number; 0 where a table has fewer rows than ranks.
-        first_column: of the table.
-        columns: number.
+        owner: rank that owns it.
+        first_row: first row in the table.
+        rows: number of rows; 0 where a table has fewer rows than ranks.
+        first_column: first column in the table.
+        columns: number of columns.
     """
 
     owner: int
@@ -30,11 +30,11 @@ class TableLayout:
     """The shards of a table.
 
     Attributes:
-        name: of the table.
-        rows: number.
-        columns: number.
-        dtype: of the weights, as torch prints it.
-        shards: that cover the table, in the order of the plan.
+        name: name of the table.
+        rows: number of rows.
+        columns: number of columns.
+        dtype: dtype of the weights, as torch prints it.
+        shards: shards that cover the table, in the order of the plan.
     """
 
     name: str
@@ -44,10 +44,10 @@ class TableLayout:
     shards: tuple[Shard, ...]
 
     def column_pieces(self) -> list[list[Shard]]:
-        """Returns the shards by their columns: of each piece the blocks of rows, first rows first.
+        """Returns the blocks of rows of each piece of columns, first rows first.
 
         Raises:
-            ValueError: the blocks are not all as long as the first, but for the last ones.
+            ValueError: the blocks, except the last ones, are not all as long as the first.
         """
         pieces: dict[int, list[Shard]] = defaultdict(list)
         for shard in self.shards:
@@ -87,5 +87,5 @@ class TableLayout:
 
 
 def digest_of(tables: Sequence[TableLayout]) -> bytes:
-    """Returns 32 bytes that are the same on two ranks if their layouts are."""
+    """Returns 32 bytes that are equal on two ranks exactly if their layouts are."""
     return hashlib.sha256(repr(tuple(tables)).encode()).digest()

@@ -1,4 +1,4 @@
-"""The weights of a module, once its tables are in shared memory."""
+"""The weights of a module after its tables have moved to shared memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,23 +6,24 @@ import torch
 
 from torchrec_bls import _native
 
-# Of a cache line, which no two tables then share.
+# Bytes of a cache line; no two tables share one.
 _ALIGNMENT = 64
 
 
 class LiveWeights:
-    """Tensors that a module, its optimizer and its state dict see of the shards of this rank.
+    """The tensors by which a module, its optimizer and its state dict see the shards of this rank.
 
-    Once moved they are a private view of this rank's segment: reading costs no memory, and what is
-    written to them becomes this process's own. The segment, which lookups read, never changes.
+    After the move they are a private view of this rank's segment. Reading them takes no memory. If
+    this process writes to them, only it sees the change. The segment, which lookups read, never
+    changes.
 
     Args:
-        storages: a tensor for each piece of memory that has shards in it, the whole of it.
-        views: all other tensors that may lie in this memory; those that do not are left alone.
+        storages: one tensor for each piece of memory with shards, covering the whole piece.
+        views: other tensors that may lie in this memory; those that do not are left alone.
 
     Attributes:
-        offsets: of `storages` in a segment, in bytes.
-        segment_bytes: that a segment needs.
+        offsets: places of `storages` in a segment, in bytes.
+        segment_bytes: bytes that a segment needs.
     """
 
     def __init__(self, storages: Sequence[torch.Tensor], views: Iterable[torch.Tensor]) -> None:
@@ -41,7 +42,7 @@ class LiveWeights:
         return list(zip(self._storages, self.offsets, strict=True))
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """Returns at which byte of a segment a tensor in one of the storages begins."""
+        """Returns the byte of a segment where a tensor in one of the storages begins."""
         if tensor.nbytes == 0:
             return int(_native.FIRST_TABLE_OFFSET)
         for storage, offset in zip(self._storages, self.offsets, strict=True):
@@ -51,12 +52,12 @@ class LiveWeights:
         raise ValueError("the tensor is in none of the storages")
 
     def move_to(self, view: _native.PrivatePages) -> None:
-        """Has all tensors show the tables of a segment; their former memory is freed.
+        """Makes all tensors show the tables of a segment, and frees their former memory.
 
         Until this returns, no other thread may use the module.
 
         Args:
-            view: this process's own view of the segment.
+            view: private view of the segment in this process.
         """
         pages = torch.frombuffer(view, dtype=torch.uint8)
         places = [(tensor, self.offset_of(tensor)) for tensor in self._tensors]
@@ -73,12 +74,12 @@ class LiveWeights:
 
     @property
     def written(self) -> bool:
-        """Whether the weights were written to since they were moved, as far as torch counts: not
-        through `.data` or another library's view."""
+        """Returns whether the weights were written to since the move, as far as torch counts. It
+        does not count writes through `.data` or another library's view."""
         return self._versions() != self._version
 
     def accept(self) -> None:
-        """Takes what was written so far for published."""
+        """Treats all writes so far as published."""
         self._version = self._versions()
 
     def _versions(self) -> int:
@@ -89,7 +90,7 @@ class LiveWeights:
         for view in (*self._storages, *views):
             if view.nbytes and any(_same_memory(view, storage) for storage in self._storages):
                 tensors[id(view)] = view
-                # What it was cut out of would keep the former memory.
+                # The tensor that it was cut from would keep the former memory.
                 if view._base is not None:
                     tensors[id(view._base)] = view._base
         return list(tensors.values())

@@ -1,4 +1,4 @@
-"""Shards of new weights, cut from what a state dict has of a table."""
+"""Shards of new weights, cut from a table's entry in a state dict."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ def cut(
     """Returns the rows and columns of `shard`, contiguous, in host memory.
 
     Args:
-        name: of the entry, for messages.
-        value: the whole table, [rows, columns], or a ShardedTensor that has the shard here.
-        layout: of the table.
-        shard: what is wanted.
-        dtype: that the table has.
+        name: name of the entry, for messages.
+        value: whole table, [rows, columns], or a ShardedTensor that has the shard here.
+        layout: layout of the table.
+        shard: shard to return.
+        dtype: dtype of the table.
 
     Raises:
-        ValueError: `value` is something else, or of another shape or dtype.
+        ValueError: `value` is something else, or has another shape or dtype.
     """
     if hasattr(value, "local_shards"):
         _check(name, tuple(value.size()), (layout.rows, layout.columns))
@@ -69,10 +69,10 @@ def entry_of(state_dict: Mapping[str, Any], key: str) -> Any:
 
 
 def prefix_of(module: str, pooled: bool) -> str:
-    """Returns what stands before the names of a module's tables in TorchRec's state dicts.
+    """Returns the prefix of a module's tables in TorchRec's state dicts.
 
     Args:
-        module: its name in the model.
+        module: name of the module in the model.
         pooled: whether it is an EmbeddingBagCollection, not an EmbeddingCollection.
     """
     collection = "embedding_bags." if pooled else "embeddings."

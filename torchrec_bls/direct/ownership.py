@@ -1,4 +1,4 @@
-"""Which process publishes for which rank."""
+"""Which process publishes the tables of each rank."""
 
 from collections.abc import Sequence
 
@@ -7,26 +7,26 @@ from torchrec_bls.direct.holders import is_alive, own_identity, pid_of
 
 
 class Ownership:
-    """The processes that publish, as the control pages of a model name them.
+    """The processes that publish, as a model's control pages name them.
 
     The page of the first module decides, and the others follow it.
 
     Args:
-        pages: of each module.
+        pages: control page of each module.
     """
 
     def __init__(self, pages: Sequence[_native.ControlPage]) -> None:
         self._lead, *self._others = pages
 
     def is_own(self, owner: int) -> bool:
-        """Whether this process publishes for a rank."""
+        """Returns whether this process publishes for a rank."""
         return self._lead.process(owner) == own_identity()
 
     def take_over(self, owner: int) -> None:
-        """Makes this process the one that publishes for a rank, until it ends or gives that up.
+        """Makes this process publish for a rank, until it ends or gives that up.
 
         Raises:
-            ValueError: the rank's process lives, or another one was quicker.
+            ValueError: the rank's process lives, or another process was quicker.
         """
         before = self._lead.process(owner)
         if is_alive(before):
@@ -38,7 +38,7 @@ class Ownership:
         self._follow(owner)
 
     def give_up(self, owner: int) -> None:
-        """Lets the process that comes back for a rank, or another one, be next."""
+        """Lets another process publish for a rank: the one that comes back for it, or any other."""
         self._lead.take_over(owner, own_identity(), 0)
         self._follow(owner)
 

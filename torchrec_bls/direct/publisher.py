@@ -1,4 +1,4 @@
-"""How a process announces the next generation of a model's tables."""
+"""Announces the next generation of a model's tables from one process."""
 
 import threading
 import time
@@ -19,21 +19,21 @@ from torchrec_bls.direct.ownership import Ownership
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import PeerTimeoutError
 
-# Seconds between two looks of who waits.
+# Seconds between two looks while waiting.
 _PAUSE = 0.005
 
 
 class Publisher:
-    """The generations of a model's tables, from the side of one process.
+    """One process's side of the generations of a model's tables.
 
     Args:
-        tables: of each module, in the same order in every process, by what stands before a table's
-            name in a state dict of the model ("sparse.embedding_bags.").
-        serving: what is read of them now.
+        tables: tables of each module, in the same order in every process, by the prefix of their
+            names in a state dict of the model ("sparse.embedding_bags.").
+        serving: generation of each module that is read now.
 
     Attributes:
         tables: see above.
-        follower: maps what is announced.
+        follower: follower that maps what is announced.
     """
 
     def __init__(self, tables: Mapping[str, SharedTables], serving: Sequence[Generation]) -> None:
@@ -45,7 +45,7 @@ class Publisher:
 
     @property
     def newest(self) -> int:
-        """The generation that the next batch of this process is of."""
+        """Returns the generation of this process's next batch."""
         return self.follower.newest[0].number
 
     @contextmanager
@@ -53,10 +53,10 @@ class Publisher:
         """Keeps the other threads of this process from publishing.
 
         Args:
-            end: of the wait for them, in `time.monotonic()`.
+            end: end of the wait for them, in `time.monotonic()`.
 
         Raises:
-            PeerTimeoutError: one of them has not finished then.
+            PeerTimeoutError: a thread has not finished by then.
         """
         if not self._publishing.acquire(timeout=max(0.0, end - time.monotonic())):
             raise PeerTimeoutError("another thread of this process has not finished publishing")
@@ -75,14 +75,14 @@ class Publisher:
         """Publishes the tables of a rank whose process is gone.
 
         Args:
-            owner: the rank.
-            state_dict: has its tables, whole.
-            dense: weights that go along with them, by name.
-            deadline: in seconds, for all ranks to have announced the generation before.
+            owner: rank whose process is gone.
+            state_dict: state dict with whole tables.
+            dense: weights that are published with the tables, by name.
+            deadline: seconds to wait for all ranks to announce the generation before.
 
         Raises:
-            ValueError: see `publish`; or the rank lives, or another process is at it.
-            PeerTimeoutError: not all have announced the generation before.
+            ValueError: see `publish`. Or the rank lives, or another process publishes for it.
+            PeerTimeoutError: a rank has not announced the generation before.
             RendezvousError: there is no memory for two generations.
         """
         if state_dict is None:
@@ -109,11 +109,12 @@ class Publisher:
         """Returns the number of an owner's next generation.
 
         Args:
-            owner: rank.
-            end: of the wait for all owners to have come to the last one, in `time.monotonic()`.
+            owner: rank that owns the tables.
+            end: end of the wait for all owners to announce the last generation, in
+                `time.monotonic()`.
 
         Raises:
-            PeerTimeoutError: names those that have not.
+            PeerTimeoutError: an owner has not announced it; the text names such owners.
         """
         last = self._lead.announced(owner)
         while self._lead.complete < last:
@@ -126,10 +127,10 @@ class Publisher:
         return last + 1
 
     def parts(self, owner: int, state_dict: Mapping[str, Any]) -> list[Parts]:
-        """Returns for each module what an owner's next segment holds, from a state dict.
+        """Returns the content of an owner's next segment from a state dict, for each module.
 
         Raises:
-            ValueError: a table is missing, or of a wrong shape or dtype.
+            ValueError: a table is missing, or has a wrong shape or dtype.
         """
         return [
             [
@@ -158,16 +159,17 @@ class Publisher:
         parts: Sequence[Parts],
         dense: Mapping[str, torch.Tensor] | None,
     ) -> list[_native.TableSegment]:
-        """Makes an owner's segments of a generation, of all modules, that nobody knows of yet.
+        """Makes an owner's segments of a generation, one a module. Other processes do not know them
+        yet.
 
         Args:
-            owner: rank.
-            number: of the generation.
-            parts: of each module.
-            dense: weights that go along with the first module's tables, by name.
+            owner: rank that owns the tables.
+            number: number of the generation.
+            parts: content of each module's segment.
+            dense: weights that are published with the first module's tables, by name.
 
         Raises:
-            RendezvousError: there is no memory for them.
+            RendezvousError: there is no memory for the segments.
         """
         return [
             tables.create(owner, number, of_module, None if module else dense)
@@ -177,14 +179,14 @@ class Publisher:
         ]
 
     def announce(self, owner: int, number: int, segments: Sequence[_native.TableSegment]) -> None:
-        """Makes an owner's segments known. With the last owner's the generation is complete."""
+        """Makes an owner's segments known. The last owner completes the generation."""
         self.follower.keep(owner, number, segments)
         for tables, segment in zip(self.tables.values(), segments, strict=True):
             tables.page.record(owner, number, segment.address)
         self._lead.announce(owner, number)
 
     def wait_for(self, number: int, deadline: float) -> None:
-        """See Publication.wait."""
+        """Waits for a generation; see Publication.wait."""
         end = time.monotonic() + deadline
         while self.newest < number:
             if time.monotonic() >= end:
@@ -195,14 +197,14 @@ class Publisher:
             time.sleep(_PAUSE)
 
     def dense_weights(self, serving: Generation) -> dict[str, torch.Tensor] | None:
-        """Returns the dense weights that some owner published along with its tables; None where
-        none did.
+        """Returns the dense weights that an owner published with its tables, or None if no owner
+        did.
 
         Args:
             serving: generation of the first module.
 
         Raises:
-            ProtocolError: what is behind an owner's tables is something else.
+            ProtocolError: the bytes after an owner's tables are something else.
         """
         tables = next(iter(self.tables.values()))
         for owner, segment in enumerate(serving.segments):
@@ -213,11 +215,11 @@ class Publisher:
 
     @property
     def announced(self) -> int:
-        """The last generation that all owners have announced."""
+        """Returns the last generation that all owners have announced."""
         return self._lead.complete
 
     def owners_gone(self) -> list[int]:
-        """Returns the ranks whose tables are read though no living process publishes for them."""
+        """Returns the ranks whose tables are read although no living process publishes for them."""
         return next(iter(self.tables.values())).owners_gone()
 
     def _missing(self, number: int) -> str:
@@ -232,10 +234,10 @@ class Publisher:
 
 @dataclass(frozen=True)
 class Publication:
-    """What `publish` has announced.
+    """A generation that `publish` has announced.
 
     Attributes:
-        generation: its number, counted from 1, which the first forward made.
+        generation: number of the generation. The first forward makes number 1.
     """
 
     generation: int
@@ -243,17 +245,17 @@ class Publication:
 
     @property
     def serves(self) -> bool:
-        """Whether the next batch of this process is of this generation, or of a later one."""
+        """Returns whether the next batch of this process sees this generation, or a later one."""
         return self._publisher.newest >= self.generation
 
     def wait(self, deadline: float = 60.0) -> None:
-        """Returns as soon as it `serves`: when all owners have announced it and it is mapped.
+        """Returns as soon as the generation serves: all owners have announced it and it is mapped.
 
         Args:
             deadline: seconds to wait.
 
         Raises:
-            PeerTimeoutError: names the ranks that have not announced it, or what keeps it from
-                being mapped.
+            PeerTimeoutError: the generation does not serve by then. The text names the ranks that
+                have not announced it, or says why it can't be mapped.
         """
         self._publisher.wait_for(self.generation, deadline)

@@ -1,4 +1,4 @@
-"""The tables of a sharded module in shared memory, one segment of each rank."""
+"""The tables of a sharded module in shared memory, with one segment for each rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ FIRST_GENERATION = 1
 
 @dataclass(frozen=True)
 class SharedTables:
-    """What all generations of a module's tables have in common.
+    """The facts that all generations of a module's tables share.
 
     Attributes:
-        page: says which generations there are, and where.
-        digest: of the layouts.
-        layouts: of the tables, by name.
-        offsets: of the shards in the segments of their owners, in bytes.
-        sizes: of the tables in the segments by owner, in bytes. Dense weights may follow them.
-        dtype: of the weights.
+        page: control page, which says which generations there are, and where.
+        digest: digest of the layouts.
+        layouts: layouts of the tables, by name.
+        offsets: places of the shards in the segments of their owners, in bytes.
+        sizes: bytes of the tables in the segments, by owner. Dense weights may follow the tables.
+        dtype: dtype of the weights.
         huge_pages: whether new segments ask for pages of 2 MiB.
     """
 
@@ -43,7 +43,7 @@ class SharedTables:
 
     @property
     def owners(self) -> int:
-        """How many ranks have tables."""
+        """Returns the number of ranks that have tables."""
         return len(self.sizes)
 
     def shards_of(self, owner: int) -> Iterator[tuple[TableLayout, Shard]]:
@@ -63,13 +63,13 @@ class SharedTables:
         """Makes the segment of an owner in a generation.
 
         Args:
-            owner: rank.
-            number: of the generation.
-            parts: contiguous tensors, and where they go in the segment, in bytes.
-            dense: weights of the generation that go along, by name.
+            owner: rank that owns the segment.
+            number: number of the generation.
+            parts: contiguous tensors, and their places in the segment, in bytes.
+            dense: weights of the generation that are published with the tables, by name.
 
         Raises:
-            RendezvousError: there is no memory for it.
+            RendezvousError: there is no memory for the segment.
         """
         behind: Parts = []
         size = self.sizes[owner]
@@ -85,10 +85,10 @@ class SharedTables:
     def dense_weights(
         self, owner: int, segment: _native.TableSegment
     ) -> dict[str, torch.Tensor] | None:
-        """Returns the dense weights that went along with an owner's tables; None without any.
+        """Returns the dense weights that were published with an owner's tables, or None.
 
         Raises:
-            ProtocolError: what is behind the tables is something else.
+            ProtocolError: the bytes after the tables are something else.
         """
         try:
             return dense_weights(segment, self.sizes[owner])
@@ -100,10 +100,10 @@ class SharedTables:
             ) from error
 
     def open(self, owner: int, number: int) -> _native.TableSegment:
-        """Maps the segment of an owner in a generation, as recorded, wherever it is held.
+        """Maps the segment of an owner in a generation, as recorded, whichever process holds it.
 
         Raises:
-            BLSError: no process holds it any more, or it has another label or size.
+            BLSError: no process holds the segment any more, or it has another label or size.
         """
         address = self.page.recorded(owner, number)
         label = (owner, number, self.digest)
@@ -118,17 +118,17 @@ class SharedTables:
         return self.checked(owner, segment)
 
     def adopt(self, owner: int, number: int, descriptor: int) -> _native.TableSegment:
-        """Maps the segment of an owner in a generation, by a descriptor that is closed with it.
+        """Maps the segment of an owner in a generation, by a descriptor that it closes at its end.
 
         Raises:
-            BLSError: it is no sealed memory, or has another label or size.
+            BLSError: it is no sealed memory, or it has another label or size.
         """
         label = (owner, number, self.digest)
         return self.checked(owner, _native.TableSegment.adopt(descriptor, label))
 
     def checked(self, owner: int, segment: _native.TableSegment) -> _native.TableSegment:
-        """Returns `segment`. Raises ProtocolError if it is not as long as its tables and, if it has
-        any, the dense weights behind them."""
+        """Returns `segment`. Raises ProtocolError unless it is as long as its tables, with the
+        dense weights after them if there are any."""
         if segment.size < self.sizes[owner]:
             raise ProtocolError(
                 f"the tables of rank {owner} take {self.sizes[owner]} bytes, but what was "
@@ -152,20 +152,21 @@ class SharedTables:
                     )
 
     def generation(self, number: int, segments: Sequence[_native.TableSegment]) -> Generation:
-        """Returns what is read of the segments of all owners."""
+        """Returns the generation that consists of the segments of all owners."""
         return Generation(number, segments, self.offsets, self.layouts, self.dtype.itemsize)
 
     def owners_gone(self) -> list[int]:
-        """Returns the owners that no living process publishes for. Their tables are served."""
+        """Returns the owners that no living process publishes for. Their tables are still
+        served."""
         return [owner for owner in range(self.owners) if not is_alive(self.page.process(owner))]
 
 
 @dataclass(frozen=True)
 class OwnTables:
-    """What a rank puts into its segment.
+    """The weights that a rank puts into its segment.
 
     Attributes:
-        live: its weights.
+        live: the rank's weights.
         shards: tensors of its shards, [rows, columns], in the memory of `live`.
     """
 
@@ -182,19 +183,19 @@ def share_tables(
     dtype: torch.dtype,
     huge_pages: bool,
 ) -> tuple[SharedTables, Generation]:
-    """Makes this rank's segment and maps those of all others, collectively.
+    """Makes this rank's segment and maps those of all other ranks, collectively.
 
     Args:
         group: ranks of one host.
-        name: of the module.
-        deadline: in seconds, of each wait for the other ranks.
-        tables: the same on every rank.
-        own: of this rank.
-        dtype: of the weights.
+        name: name of the module.
+        deadline: seconds of each wait for the other ranks.
+        tables: layouts of the tables, the same on every rank.
+        own: weights of this rank.
+        dtype: dtype of the weights.
         huge_pages: whether to ask for pages of 2 MiB.
 
     Raises:
-        RendezvousError: a rank has no memory for its tables or cannot map those of another; all
+        RendezvousError: a rank has no memory for its tables, or cannot map another rank's; all
             ranks raise.
     """
     rendezvous = Rendezvous(group, f"{name} tables", deadline)
@@ -208,7 +209,7 @@ def share_tables(
         )
         page = _native.ControlPage.create(group.size(), digest) if group.rank() == 0 else None
     offsets = [own.live.offset_of(own.shards[key]) for key in _keys_of(tables, group.rank())]
-    # Ranks have different numbers of shards, and records are all of one form.
+    # Ranks have different numbers of shards, but all records need one form.
     own_offsets = " ".join(map(str, offsets))
     record = {
         "address": segment.address,
@@ -242,13 +243,13 @@ def share_tables(
 
 
 def agree_on_direct_reads(group: dist.ProcessGroup, name: str, deadline: float, reason: str) -> str:
-    """Returns why the ranks can't read tables directly, the same on all of them; empty if they can.
+    """Returns why the ranks can't read tables directly, the same on all; empty if they can.
 
     Args:
         group: the module's ranks.
-        name: of the module.
-        deadline: in seconds, for the other ranks to come.
-        reason: why this rank can't; empty if it can.
+        name: name of the module.
+        deadline: seconds to wait for the other ranks.
+        reason: reason why this rank can't; empty if it can.
     """
     refusal, apart = find_obstacles(group, name, deadline, reason)
     return refusal or apart
@@ -258,7 +259,7 @@ def find_obstacles(
     group: dist.ProcessGroup, name: str, deadline: float, reason: str
 ) -> tuple[str, str]:
     """Returns which rank has a reason not to read tables directly, and which ranks are on different
-    hosts; empty where there are none. The arguments are those of `agree_on_direct_reads`."""
+    hosts; each is empty if there is none. The arguments are those of `agree_on_direct_reads`."""
     rendezvous = Rendezvous(group, f"{name} direct reads", deadline)
     records = rendezvous.exchange("possible", {"reason": reason, "host": host_identity()})
     reasons = [(rank, record["reason"]) for rank, record in enumerate(records) if record["reason"]]
@@ -279,7 +280,7 @@ def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]
 def _places(
     tables: Sequence[TableLayout], rank: int, offsets: Sequence[int], size: int, item_bytes: int
 ) -> dict[tuple[str, Shard], int]:
-    """Returns where the shards of a rank lie, which it announced as `offsets`."""
+    """Returns the places of a rank's shards, which it announced as `offsets`."""
     keys = _keys_of(tables, rank)
     if len(keys) != len(offsets):
         _refuse(rank, f"{len(offsets)} shards, but the plan gives it {len(keys)}")

@@ -19,16 +19,16 @@ from torchrec_bls.errors import BLSError, RendezvousError, named
 Record = Mapping[str, Any]
 T = TypeVar("T")
 
-# Where, in place of a phase and a rank, a rank that failed leaves word for all phases.
+# Key in place of a phase and a rank, where a rank that failed leaves word for all phases.
 _FAILURE = ("failure", "any")
 # Seconds of grace, after the deadline, before an unresponsive store is abandoned.
 _GRACE = 0.5
-# Seconds between two looks at what the other ranks have told: soon at first.
+# Seconds between two looks at what the other ranks have told; short at first.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.03
-# Seconds that telling others of a failure may take. A store on a loaded host needs some; only one
-# that hangs as well needs all.
+# Seconds that telling others of a failure may take. A store on a loaded host needs some of them.
+# Only a store that hangs needs all.
 _TELLING = 5.0
-# Nobody waits that long for Ctrl-C. While gloo connects, the store's connection is taken.
+# Longest wait before Ctrl-C works. While gloo connects, the store's connection is taken.
 _TELLING_OF_AN_INTERRUPT = 1.0
 
 
@@ -37,7 +37,7 @@ class Rendezvous:
 
     Args:
         group: the process group; its store carries the records.
-        name: what is being set up; the same on every rank.
+        name: name of what is being set up; the same on every rank.
         deadline: seconds to wait for the other ranks in each exchange.
     """
 
@@ -48,7 +48,7 @@ class Rendezvous:
         self._world_size = group.size()
         self.group = group
         self._store = group.get_group_store()
-        # A signal may end an exchange whose thread goes on: what is told last is the failure.
+        # A signal may end an exchange while its thread goes on: the failure must be told last.
         self._telling = threading.Lock()
         self._comes = True
         self._left = False
@@ -56,11 +56,12 @@ class Rendezvous:
         self._last_key = ""
 
     def exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
-        """Gives `record` to all ranks and returns theirs, by rank.
+        """Gives `record` to all ranks and returns all ranks' records, by rank.
 
         Raises:
-            RendezvousError: ranks are missing at the deadline (named), another rank announced an
-                error (quoted) or something of another form than `record`, or the store is gone.
+            RendezvousError: ranks are missing at the deadline (the text names them), or another
+                rank announced an error (the text quotes it), or a record of another form than
+                `record`, or the store is gone.
         """
         end = time.monotonic() + self._deadline
         try:
@@ -69,7 +70,7 @@ class Rendezvous:
             raise RendezvousError(self._silent_store(phase)) from error
         except RendezvousError:
             raise
-        except BaseException as error:  # of a signal's handler
+        except BaseException as error:  # from a signal's handler
             self._interrupted(phase, error)
             raise
         own = json.loads(texts[self._rank])
@@ -108,8 +109,8 @@ class Rendezvous:
 
     @contextmanager
     def own_part(self, phase: str) -> Iterator[None]:
-        """For what this rank has to do before it can come to `phase`. If that fails, the others are
-        told, and RendezvousError is raised here."""
+        """Surrounds the work that this rank has to do before it can come to `phase`. If the work
+        fails, the others are told, and RendezvousError is raised here."""
         try:
             yield
         except (OSError, BLSError) as error:
@@ -133,14 +134,14 @@ class Rendezvous:
         return PrefixStore(self._key(phase, "own"), self._store)
 
     def fail(self, phase: str, reason: str, telling: float = _TELLING) -> None:
-        """Tells the ranks that wait, in `phase` or already in a later one, why this one does not
-        come, in `telling` seconds at most."""
+        """Tells ranks that wait why this one does not come, in at most `telling` seconds. They wait
+        in `phase` or already in a later one."""
         record = json.dumps({"error": reason})
-        self._left = True  # a wait that goes on leaves the connection to this
+        self._left = True  # a wait that goes on leaves the connection to `tell`
 
         def tell() -> None:
             self._tell(phase, record, comes=False)
-            # Who has read this rank's record of `phase` before looks here.
+            # Ranks that have read this rank's record of `phase` before look here.
             failure = json.dumps({"rank": self._rank, "error": reason})
             self._store.set(self._key(*_FAILURE), failure)
 
@@ -155,8 +156,8 @@ class Rendezvous:
                 self._store.set(self._key(phase, self._rank), record)
 
     def _earlier_failure(self, phase: str) -> str:
-        """Says which other rank has failed already: what it set up is gone, and that may be all
-        that failed here."""
+        """Says which other rank has failed already. What that rank set up is gone, and that may be
+        the only fault here."""
 
         def look() -> str:
             for rank in range(self._world_size):
@@ -172,12 +173,12 @@ class Rendezvous:
         return ""
 
     def _wait_for(self, keys: list[str], end: float) -> None:
-        """Asks for one key after the other until all are there. A wait in the store would take its
-        connection, so that nothing could be told meanwhile.
+        """Asks for one key after the other until all are there. It does not wait in the store,
+        whose connection would then be taken: nothing could be told meanwhile.
 
         Raises:
             RendezvousError: a rank has failed before all came.
-            RuntimeError: not all are there at `end`, or this rank has told that it does not come.
+            RuntimeError: a key is missing at `end`, or this rank has told that it does not come.
         """
         pause = _SHORTEST_PAUSE
         failure_key = self._key(*_FAILURE)
@@ -185,8 +186,8 @@ class Rendezvous:
             while not self._store.check([key]):
                 if self._store.check([failure_key]):
                     # A rank may have come since the first question and failed in the next phase.
-                    # That failure is the next phase's: what this rank sees does not depend on
-                    # which of two comes first.
+                    # That failure belongs to the next phase. So what this rank sees does not depend
+                    # on which of the two comes first.
                     if self._store.check([key]):
                         break
                     raise self._told_failure(self._store.get(failure_key))
@@ -198,7 +199,7 @@ class Rendezvous:
     def _key(self, phase: str, rank: int | str) -> str:
         if not self._prefix:
             # Channels are created collectively, so that all ranks count the same. The store counts,
-            # and not the process: a restarted process would begin anew.
+            # not the process: a restarted process would begin anew.
             base = f"torchrec_bls/{self._name}"
             self._prefix = f"{base}/{self._store.add(f'{base}/created/{self._rank}', 1)}"
         return f"{self._prefix}/{phase}/{rank}"
@@ -208,8 +209,8 @@ class Rendezvous:
         try:
             self._tell(phase, json.dumps(record), comes=True)
             keys = [self._key(phase, rank) for rank in range(self._world_size)]
-            # What the store took so far is not added to the deadline: the grace is for what it
-            # takes to ask who is missing.
+            # The store's time so far does not extend the deadline: the grace is only for asking who
+            # is missing.
             self._wait_for(keys, end)
             texts = [self._store.get(key) for key in keys]
             self._forget_last(keys[self._rank])
@@ -220,9 +221,9 @@ class Rendezvous:
             raise RendezvousError(self._explain(phase, keys)) from error
 
     def _forget_last(self, key: str) -> None:
-        """Frees this rank's record of the phase before: who is in this phase has read it."""
+        """Frees this rank's record of the phase before: all ranks in this phase have read it."""
         if self._last_key:
-            with suppress(RuntimeError):  # a store that keeps everything
+            with suppress(RuntimeError):  # from a store that keeps everything
                 self._store.delete_key(self._last_key)
         self._last_key = key
 
@@ -252,9 +253,10 @@ class TooLateError(Exception):
 
 
 def within(seconds: float, function: Callable[[], T]) -> T:
-    """Returns `function()`. Raises TooLateError after `seconds`; a store whose host hangs leaves
-    the function no other way to end, and its thread stays behind. So it does after a signal whose
-    handler raises, which would otherwise be noticed when the function returns."""
+    """Returns `function()`. Raises TooLateError after `seconds`, and leaves the function's thread
+    behind: with a store whose host hangs, the function cannot end otherwise. The same happens when
+    a signal's handler raises, since its exception would otherwise wait for the function's
+    return."""
     result: Future[T] = Future()
 
     def call() -> None:
@@ -272,7 +274,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
 
 
 def _same_form(record: Any, own: Any) -> bool:
-    """Whether two parsed records have the same fields and, throughout, the same types."""
+    """Returns whether two parsed records have the same fields and, throughout, the same types."""
     if type(record) is not type(own):
         return False
     if isinstance(own, dict):
@@ -286,12 +288,13 @@ def require_equal(name: str, records: list[dict[str, Any]], fields: Mapping[str,
     """Checks that all ranks announced the same value of each field.
 
     Args:
-        name: of the channel, for the message.
-        records: by rank.
-        fields: field name to what the user has to change when it differs.
+        name: name of the channel, for the message.
+        records: records by rank.
+        fields: what the user has to change if a field differs, by the field's name.
 
     Raises:
-        RendezvousError: names the field, the ranks of each value and the cure.
+        RendezvousError: ranks have different values; the text names the field, the ranks and the
+            cure.
     """
     for field, cure in fields.items():
         ranks_by_value: dict[Any, list[int]] = defaultdict(list)
@@ -305,6 +308,6 @@ def require_equal(name: str, records: list[dict[str, Any]], fields: Mapping[str,
 
 
 def host_identity() -> str:
-    """Names what must be equal for two processes to share memory: the boot and PID namespace."""
+    """Names the boot and PID namespace: they must be equal for two processes to share memory."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

@@ -1,4 +1,4 @@
-"""Which transport joins the ranks of a channel, and how they set it up together."""
+"""Chooses the transport between the ranks of a channel, and sets it up on all of them."""
 
 import warnings
 from collections import defaultdict
@@ -24,11 +24,11 @@ def set_up(
     """Makes and connects this rank's transport, collectively.
 
     Args:
-        rendezvous: of the channel.
-        shape: of the channel.
+        rendezvous: rendezvous of the channel.
+        shape: shape of the channel.
         transport: one of TRANSPORTS. "auto" is shared memory among the ranks of a host and RDMA
             between hosts, or, where a host has no RDMA, "c10d" for all.
-        config: of RDMA devices; None: what the environment variables say.
+        config: options of RDMA devices; None: as the environment variables say.
 
     Raises:
         RendezvousError: a rank could not make its part.
@@ -65,7 +65,7 @@ def _between_hosts(
     records = rendezvous.exchange("RDMA", {"missing": missing})
     for rank, record in enumerate(records):
         if record["missing"]:
-            if shape.rank == 0:  # all know the same
+            if shape.rank == 0:  # all ranks know the same
                 warnings.warn(
                     "Ranks on several hosts have no RDMA between them and use the two-sided "
                     "transport 'c10d' over TCP instead, which is slower. On rank "
@@ -75,7 +75,7 @@ def _between_hosts(
                 )
             return _two_sided(rendezvous, shape)
     _connect_verbs(rendezvous, shape, verbs)
-    # Every rank finds the same, since a rank alone on its host changes all of them.
+    # All ranks find the same, since a rank alone on its host changes the result for all of them.
     if len(_ranks_by_host(shape)) == shape.world_size:
         return verbs
     shm = _shm(rendezvous, shape, shape.local_ranks)
@@ -94,7 +94,7 @@ def _others(shape: Shape) -> list[int]:
 
 
 def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.ShmTransport:
-    """Joins `ranks`, which have a numbering of their own in it."""
+    """Joins `ranks`, which are numbered anew within the transport."""
     with rendezvous.own_part("memory"):
         transport = _native.ShmTransport(
             ranks.index(shape.rank), len(ranks), shape.slots, shape.slot_bytes

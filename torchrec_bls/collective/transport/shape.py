@@ -1,4 +1,4 @@
-"""What the ranks of a channel have agreed on."""
+"""The facts about a channel that its ranks have agreed on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """What the ranks of a channel have agreed on.
+    """The facts about a channel that its ranks have agreed on.
 
     Attributes:
-        name: of the channel.
-        rank: of this process.
+        name: name of the channel.
+        rank: rank of this process.
         hosts: identity of each rank's host.
-        slots: per ordered pair of ranks.
-        slot_bytes: of a slot.
-        deadline: seconds.
+        slots: number of slots for each ordered pair of ranks.
+        slot_bytes: size of a slot.
+        deadline: seconds that a wait may take.
     """
 
     name: str
@@ -26,10 +26,10 @@ class Shape:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Returns the number of ranks."""
         return len(self.hosts)
 
     @property
     def local_ranks(self) -> list[int]:
-        """The ranks on this rank's host, it among them."""
+        """Returns the ranks on this rank's host, with this one."""
         return [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]

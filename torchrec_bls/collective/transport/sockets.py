@@ -1,6 +1,6 @@
-"""Sockets that a library opens and keeps to itself, for forked children to close.
+"""Sockets that a library opens and does not give out, for forked children to close.
 
-A child inherits them, and as long as it lives the other ends do not notice that its parent ended.
+A child inherits them. As long as it lives, the other ends do not notice the end of its parent.
 """
 
 import os
@@ -19,14 +19,14 @@ def tcp_sockets() -> dict[int, str]:
 
 
 def close_sockets(identities: Mapping[int, str]) -> None:
-    """Closes the sockets that are still those which `tcp_sockets` found."""
+    """Closes the sockets that are still the ones that `tcp_sockets` found."""
     for fd, identity in identities.items():
         if identity_of(fd) == identity:
             os.close(fd)
 
 
 def identity_of(fd: int) -> str:
-    """Returns what no other socket of this host has; nothing for what is no socket."""
+    """Returns an identity that no other socket of this host has; empty if it is no socket."""
     with suppress(OSError):  # closed meanwhile
         target = str((_DESCRIPTORS / str(fd)).readlink())
         return target if target.startswith("socket:") else ""

@@ -1,6 +1,6 @@
 """A channel's messages by asynchronous all-to-alls of torch.distributed: transport "c10d".
 
-docs/design/two-sided.md says how.
+See docs/design/two-sided.md.
 """
 
 import atexit
@@ -26,26 +26,26 @@ from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.sockets import close_sockets, tcp_sockets
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError
 
-# Deadlines are the channel's. One of gloo ends all of a group's connections.
+# Only the channel's deadlines count. A deadline of gloo would end all connections of a group.
 _FOREVER = timedelta(days=10_000)
-# Seconds that telling others of a failure may take, of these in the call that fails, and that a
-# failed exchange may take to end after a peer is gone.
+# Seconds that telling others of a failure may take, and how many of them in the failing call. Also
+# seconds that a failed exchange may take to end after a peer is gone.
 _TELLING = 0.5
 _TELLING_IN_CALL = 0.1
 _SETTLING = 1.0
-_LINE = 64  # bytes of a cache line, of which slots are multiples
-# Between two looks at something that no event announces, in rare moments.
+_LINE = 64  # bytes of a cache line; slots are multiples of it
+# Seconds between two looks at something that no event announces, in rare moments.
 _PAUSE = 0.002
-# The same for a failure elsewhere, while a large message comes.
+# The same for a failure of another rank, while a large message comes.
 _WATCH = 0.02
 
-# What a note is about: its number is a count of messages, or the rank that failed first.
+# The subject of a note. The note's number is a count of messages, or the rank that failed first.
 _ABOUT = range(7)
 _POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN, _LEFT = _ABOUT
 _TEXT_BYTES = 1000
 _NOTE = struct.Struct(f"<qqq{_TEXT_BYTES}s")  # about, number, bytes of the text, text
 
-# Tags of point-to-point messages. Those larger than a slot have one for each slot.
+# Tags of point-to-point messages. Messages larger than a slot have one tag for each slot.
 _NOTES, _NEVER_SENT, _FIRST_SLOT = 0, 1, 2
 
 _messengers: "weakref.WeakSet[TwoSidedMessenger]" = weakref.WeakSet()
@@ -54,11 +54,11 @@ _threads: list[threading.Thread] = []
 
 @atexit.register
 def _end_all() -> None:
-    # Registered before the channel's own: all channels are closed by now.
+    # It was registered before the channel's own handler, and so runs after all channels are closed.
     for messenger in list(_messengers):
         messenger.end()
-    # A thread that was the last to hold its messenger is still closing connections, in C++ that
-    # must come back to an interpreter.
+    # The thread that was the last to hold its messenger is still closing connections. It does so in
+    # C++, which must come back to an interpreter.
     for thread in _threads:
         thread.join(_SETTLING)
 
@@ -72,11 +72,11 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 class TwoSidedMessenger:
-    """Moves the slots of a channel; the native transport calls it, and threads of its own call
-    the transport's inbox.
+    """Moves the slots of a channel. The native transport calls it. Its own threads call the
+    transport's inbox.
 
     Args:
-        shape: of the channel.
+        shape: shape of the channel.
 
     Raises:
         RendezvousError: there is no memory for the slots.
@@ -95,7 +95,7 @@ class TwoSidedMessenger:
             raise RendezvousError(
                 f"no memory for slots: {error}. Use a smaller slot_bytes"
             ) from error
-        # Of each round, without the slot of this rank itself, which is the last one.
+        # One entry for each round, without the slot of this rank itself, which is the last one.
         self._outboxes = outboxes[:, :-1].flatten(1)
         self._inboxes = inboxes[:, :-1].flatten(1)
         self._slot_sizes = [0 if rank == shape.rank else slot_bytes for rank in range(size[1])]
@@ -111,7 +111,7 @@ class TwoSidedMessenger:
         self._knowing_poison: set[int] = set()
         self._teller: threading.Thread | None = None
         self._notes: SimpleQueue[tuple[dist.Work, torch.Tensor] | None] = SimpleQueue()
-        # Memory of messages larger than a slot, by peer and slot.
+        # Memory of messages that are larger than a slot, by peer and slot.
         self._exposed: dict[tuple[int, int], torch.Tensor] = {}
         self._pulled: dict[tuple[int, int], torch.Tensor] = {}
         self._to_send: list[tuple[int, torch.Tensor]] = []
@@ -121,15 +121,15 @@ class TwoSidedMessenger:
         """Connects the ranks, collectively.
 
         Args:
-            group: of the channel.
-            store: for the ranks of this channel alone.
+            group: group of the channel.
+            store: store for the ranks of this channel alone.
 
         Raises:
-            RendezvousError: gloo could not.
+            RendezvousError: gloo could not connect them.
         """
         before = tcp_sockets()
         self._own = _own_group(store, self._shape)
-        # One that another thread opened meanwhile may be among them.
+        # A socket that another thread opened meanwhile may be among them.
         self._sockets = dict(tcp_sockets().items() - before.items())
         self._carrier = _carrier(group) or self._own
         self._rounds_thread = self._start(self._complete_rounds, "rounds")
@@ -145,10 +145,10 @@ class TwoSidedMessenger:
         return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr(), packs)
 
     def exchange(self, slot: int, sequence: int, sizes: list[int]) -> None:
-        """Starts the all-to-all of a round of slots, of which `sizes` bytes are used, by rank."""
+        """Starts the all-to-all of a round of slots. `sizes` are the bytes in use, by rank."""
         self._started = sequence + 1
         if self._carrier is not self._own:
-            sizes = self._slot_sizes  # as much as is expected
+            sizes = self._slot_sizes  # all that the receivers expect
         try:
             work = self._carrier.alltoall_base(
                 self._inboxes[slot],
@@ -166,24 +166,24 @@ class TwoSidedMessenger:
         self._rounds.put((sequence, work))
 
     def expose(self, destination: int, slot: int, size: int) -> int:
-        """Returns the address of memory that is sent besides the next exchange of the slot."""
-        # What stood there has been pulled, or this slot could not be used again.
+        """Returns the address of memory that is sent beside the next exchange of the slot."""
+        # The former content has been pulled, or this slot could not be used again.
         self._sending.pop((destination, slot), None)
         message = _memory(self._exposed, (destination, slot), size)
         self._to_send.append((destination, message))
         return message.data_ptr()
 
     def retract(self, destination: int, slot: int) -> None:
-        """Frees what was exposed."""
+        """Frees the memory of `expose`."""
         self._sending.pop((destination, slot), None)
         self._exposed.pop((destination, slot), None)
 
     def pull(self, source: int, slot: int, size: int) -> int:
-        """Waits for what `source` exposed and returns its address.
+        """Waits for the memory that `source` exposed and returns its address here.
 
         Raises:
-            PeerTimeoutError: it did not come within the deadline.
-            TransportError: it won't come.
+            PeerTimeoutError: the memory did not come within the deadline.
+            TransportError: the memory won't come.
         """
         message = _memory(self._pulled, (source, slot), size)
         faults: list[str] = []
@@ -194,7 +194,8 @@ class TwoSidedMessenger:
             except RuntimeError as error:
                 faults.append(str(error))
 
-        # No signal and no failure elsewhere ends a wait of gloo, but that for a thread.
+        # Signals and failures of other ranks do not end a wait of gloo. They end a wait for a
+        # thread.
         receiving = self._start(receive, f"message of rank {source}")
         end = time.monotonic() + self._shape.deadline
         while receiving.is_alive():
@@ -209,7 +210,7 @@ class TwoSidedMessenger:
         return message.data_ptr()
 
     def drop(self, source: int, slot: int) -> None:
-        """Frees what was pulled."""
+        """Frees the memory of `pull`."""
         self._pulled.pop((source, slot), None)
 
     def return_credit(self, source: int, consumed: int) -> None:
@@ -217,15 +218,15 @@ class TwoSidedMessenger:
         self._tell(source, _READ, consumed)
 
     def ask(self, peer: int) -> None:
-        """Has `peer` say how many messages it has posted."""
+        """Makes `peer` say how many messages it has posted."""
         self._tell(peer, _ASKED)
 
     def spread_poison(self, origin: int, message: bytes) -> None:
-        """Tells all peers that a rank failed. Mostly they know when it returns; `leave` waits
-        longer for those that are slow."""
+        """Tells all peers that a rank failed. Most peers know when it returns; `leave` waits longer
+        for slow ones."""
         if self._left:
             return  # nobody listens any more
-        # A signal that comes meanwhile does not keep it from the rest.
+        # A signal that comes meanwhile must not skip the rest.
         self._teller = self._start(partial(self._tell_poison, origin, message), "poison")
         self._teller.join(_TELLING_IN_CALL)
 
@@ -240,12 +241,12 @@ class TwoSidedMessenger:
         return {*self._peers} - self._knowing_poison
 
     def _is_heard(self, peer: int) -> bool:
-        """Whether more may come from `peer`: it has not left and is not gone."""
+        """Returns whether more may come from `peer`: it has not left and is not gone."""
         return self._listeners[peer].is_alive()
 
     def close(self, posted: int) -> None:
-        """Tells all peers that there will be no further message, and lets those that are under way
-        leave while anybody can take them."""
+        """Tells all peers that no further message comes. Lets messages under way leave while any
+        peer can take them."""
         for peer in self._peers:
             self._tell(peer, _CLOSED, posted)
         end = time.monotonic() + self._shape.deadline
@@ -255,8 +256,8 @@ class TwoSidedMessenger:
             time.sleep(_PAUSE)
 
     def leave(self) -> None:
-        """Tells all peers that no note follows, and ends this rank's threads but its listeners,
-        which hear the peers out."""
+        """Tells all peers that no note follows. Ends this rank's threads except its listeners,
+        which listen until the peers have left."""
         if self._teller is not None:
             self._teller.join()
         self._left = True
@@ -268,11 +269,11 @@ class TwoSidedMessenger:
             self._notes_thread.join(_TELLING)
 
     def abandon(self) -> None:
-        """For a forked child, whose copies of the connections would hide the end of its parent."""
+        """Closes the connections in a forked child: its copies would hide the end of its parent."""
         close_sockets(self._sockets)
 
     def end(self) -> None:
-        """Ends all threads, at the end of the process: whatever they wait for does not come."""
+        """Ends all threads at the end of the process: what they wait for does not come any more."""
         threads = [self._rounds_thread, self._notes_thread, *self._listeners.values()]
         if os.getpid() != self._process or not any(thread.is_alive() for thread in threads):
             return
@@ -329,7 +330,8 @@ class TwoSidedMessenger:
                 return
 
     def _lose(self, peer: int, fault: str) -> None:
-        # What the peer sent before has arrived in the round that is failing or done soon.
+        # What the peer sent before has arrived. It is in the round that is failing, or that is done
+        # soon.
         end = time.monotonic() + _SETTLING
         while self._finished < self._started and time.monotonic() < end:
             time.sleep(_PAUSE)
@@ -342,23 +344,24 @@ class TwoSidedMessenger:
         text = text[:_TEXT_BYTES]
         note = bytearray(_NOTE.pack(about, number, len(text), text))
         tensor = torch.frombuffer(note, dtype=torch.uint8)
-        with suppress(RuntimeError):  # its listener says that the peer is gone
+        with suppress(RuntimeError):  # the peer's listener reports that it is gone
             self._notes.put((self._own.send([tensor], peer, _NOTES), tensor))
 
     def _keep_notes(self) -> None:
-        """Holds the memory of notes until they have left, which gloo tells only to who waits."""
+        """Holds the memory of notes until they have left. gloo tells that only to a thread that
+        waits."""
         while (note := self._notes.get()) is not None:
             with suppress(RuntimeError):
                 note[0].wait(_FOREVER)
 
 
 def parse_note(note: bytes, world_size: int, posted: int) -> tuple[int, int, bytes]:
-    """Returns what a note is about, its number and its text.
+    """Returns the subject of a note, its number and its text.
 
     Args:
-        note: as a peer sent it.
+        note: bytes that a peer sent.
         world_size: number of ranks.
-        posted: messages that this rank has posted to each.
+        posted: number of messages that this rank has posted to each peer.
 
     Raises:
         ValueError: no peer of the same version sends such a note.
@@ -374,7 +377,7 @@ def parse_note(note: bytes, world_size: int, posted: int) -> tuple[int, int, byt
 
 
 def _own_group(store: Store, shape: Shape) -> Any:
-    """Returns a gloo group, of which torch's annotations lack most."""
+    """Returns a gloo group. torch's annotations lack most of its methods."""
     timeout = min(timedelta(seconds=shape.deadline), _FOREVER)
     try:
         return within(
@@ -389,22 +392,24 @@ def _own_group(store: Store, shape: Shape) -> Any:
 
 
 def _carrier(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
-    """Returns the group if it has a backend for CPU tensors that is not gloo, MPI for instance.
+    """Returns the group if its backend for CPU tensors is not gloo, but MPI for instance; else
+    None.
 
-    A gloo group of one's own is better than the caller's: nothing else waits in its queue.
+    A new gloo group is better than the caller's: nothing else waits in its queue.
     """
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:
-        return None  # nccl alone
-    # By its name, since TORCH_DISTRIBUTED_DEBUG=DETAIL wraps gloo in what waits for all ranks.
+        return None  # only nccl
+    # The name tells, not the type: TORCH_DISTRIBUTED_DEBUG=DETAIL wraps gloo in a class that waits
+    # for all ranks.
     return None if backend.name() == "gloo" else group
 
 
 def _memory(
     kept: dict[tuple[int, int], torch.Tensor], key: tuple[int, int], size: int
 ) -> torch.Tensor:
-    """Returns `size` bytes, of the memory that is kept where it has so many.
+    """Returns `size` bytes: the kept memory if it is large enough, else new memory.
 
     Raises:
         TransportError: there is no memory.
@@ -412,7 +417,7 @@ def _memory(
     if key not in kept or kept[key].numel() < size:
         try:
             kept[key] = torch.empty(size, dtype=torch.uint8)
-        except (RuntimeError, TypeError) as error:  # TypeError: no tensor is as large
+        except (RuntimeError, TypeError) as error:  # TypeError: no tensor can be so large
             raise TransportError(
                 f"no memory for a message of {size} bytes: {error}. Post smaller messages, or "
                 "raise the limit of memory (ulimit -v, --memory of a container)"

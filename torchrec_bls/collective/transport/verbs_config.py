@@ -1,4 +1,4 @@
-"""How RDMA devices are used: one dataclass, and the environment variables that fill it."""
+"""The options of RDMA devices: one dataclass, and the environment variables that fill it."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 _PREFIX = "TORCHREC_BLS_IB_"
 _MTUS = (0, 256, 512, 1024, 2048, 4096)
-# Smallest and largest value. 7 retries are taken for infinite by some devices.
+# Smallest and largest value. Some devices take 7 retries for infinite.
 _RANGES = {
     "port": (0, 255),
     "gid_index": (-1, 255),
@@ -23,26 +23,27 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class VerbsConfig:
-    """How a channel uses an RDMA device. Unset options default to what the device reports.
+    """How a channel uses an RDMA device. The device's own values are the defaults.
 
-    Each attribute has an environment variable: TORCHREC_BLS_IB_DEVICE=mlx5_0 sets `device`.
-    Ranks may differ, except in `mtu`, whose smaller one counts.
+    Each attribute has an environment variable: TORCHREC_BLS_IB_DEVICE=mlx5_0 sets `device`. Ranks
+    may have different values. Of two values of `mtu` the smaller one counts.
 
     Attributes:
         device: name of the device in ibv_devices; empty: the first that has an active port.
         port: number of the port, from 1 on; 0: the first that is active.
         gid_index: index of the port's GID; -1: on RoCE the first that is RoCE v2 and IPv4, else the
             first that is RoCE v2; on InfiniBand none is needed.
-        mtu: bytes of a packet, 256 to 4096 in powers of two; 0: the port's.
+        mtu: bytes of a packet, 256 to 4096 in powers of two; 0: the port's MTU.
         traffic_class: traffic class of packets on RoCE, DSCP x 4. It selects the priority in a
             lossless network, where 106 is common.
         service_level: service level of packets on InfiniBand.
-        timeout: an answer is awaited for 4.096 us x 2^timeout (14: 67 ms), then asked for again.
-        retry_count: how often it is asked for again, until the peer counts as dead.
-        rnr_retry: how often a message is sent again to a peer that has posted no receive; a sound
-            peer always has one. 7: without end.
-        min_rnr_timer: code of the pause before that (12: 0.64 ms).
-        inline_bytes: messages up to this long travel within the request, as far as the device can.
+        timeout: exponent of the wait for an answer, 4.096 us x 2^timeout (14: 67 ms). Then the
+            device asks again.
+        retry_count: number of times that the device asks again, before the peer counts as dead.
+        rnr_retry: number of times that a message is sent again to a peer that has posted no
+            receive; a healthy peer always has one. 7: without end.
+        min_rnr_timer: code of the pause before such a repeat (12: 0.64 ms).
+        inline_bytes: length up to which messages travel within the request, if the device can.
     """
 
     device: str = ""
@@ -68,10 +69,10 @@ class VerbsConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "VerbsConfig":
-        """Returns what the environment variables say.
+        """Returns the options in the environment variables.
 
         Raises:
-            ValueError: a value is no number or out of range, or there is no such attribute.
+            ValueError: a value is no number or out of range, or a variable names no attribute.
         """
         values: dict[str, Any] = {}
         names = {f"{_PREFIX}{field.name.upper()}": field for field in fields(cls)}

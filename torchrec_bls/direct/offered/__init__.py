@@ -1,1 +1,1 @@
-"""How tables are handed over to a process that comes later."""
+"""Hands tables over to a process that comes later."""

@@ -1,6 +1,6 @@
 """Bytes and descriptors between two processes of one user, through a Unix socket.
 
-Both say first which version they speak. Every wait ends at a deadline.
+Both first say which version they speak. Every wait ends at a deadline.
 """
 
 import array
@@ -21,12 +21,12 @@ VERSION = 1
 
 _MAGIC = b"tbbloffr"
 _VERSION = struct.Struct("<8sI")
-# Descriptors that follow, and bytes of the text.
+# Number of descriptors that follow, and bytes of the text.
 _SIZES = struct.Struct("<IQ")
 _CREDENTIALS = struct.Struct("iII")
 _LONGEST_TEXT = 64 << 20
 _MOST_DESCRIPTORS = 1 << 16
-# In one message; Linux takes 253.
+# Most descriptors in one message; Linux takes 253.
 _STEP = 128
 _RECEIVED_AT_ONCE = 1 << 20
 _ONE_DESCRIPTOR = b"d"
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Descriptors:
-    """Descriptors that came from another process. Those that nobody takes are closed."""
+    """Descriptors that came from another process. `close` closes those that nobody took."""
 
     def __init__(self) -> None:
         self._left: deque[int] = deque()
@@ -47,15 +47,15 @@ class Descriptors:
         return len(self._left)
 
     def add(self, descriptors: Sequence[int]) -> None:
-        """Adds descriptors behind the others."""
+        """Adds descriptors after the others."""
         self._left.extend(descriptors)
 
     def take(self) -> int:
-        """Returns the next one, which the caller closes."""
+        """Returns the next descriptor, which the caller closes."""
         return self._left.popleft()
 
     def close(self) -> None:
-        """Closes those that are left."""
+        """Closes the remaining descriptors."""
         while self._left:
             os.close(self._left.popleft())
 
@@ -64,9 +64,9 @@ class Conversation:
     """One connection, from either end.
 
     Args:
-        connected: the socket, which `close` closes.
-        where: the path of the socket, for messages.
-        deadline: in seconds, for all that is said.
+        connected: socket, which `close` closes.
+        where: path of the socket, for messages.
+        deadline: seconds for the whole conversation.
     """
 
     def __init__(self, connected: socket.socket, where: str, deadline: float) -> None:
@@ -83,7 +83,7 @@ class Conversation:
         """Returns the number of the other process.
 
         Raises:
-            ProtocolError: it is another user's.
+            ProtocolError: the other process is another user's.
         """
         found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, user, _ = _CREDENTIALS.unpack(found)
@@ -102,7 +102,7 @@ class Conversation:
         """Reads which version the other process speaks.
 
         Raises:
-            ProtocolError: another one, or nothing of this kind.
+            ProtocolError: it speaks another version, or nothing of this kind.
         """
         magic, version = _VERSION.unpack(self._receive(_VERSION.size))
         if magic != _MAGIC:
@@ -118,7 +118,7 @@ class Conversation:
             )
 
     def send(self, content: Any, descriptors: Sequence[int]) -> None:
-        """Sends what JSON can hold, and descriptors."""
+        """Sends content for JSON, and descriptors."""
         text = json.dumps(content).encode()
         self._send(_SIZES.pack(len(descriptors), len(text)) + text)
         for first in range(0, len(descriptors), _STEP):
@@ -127,11 +127,11 @@ class Conversation:
             self._wait(partial(self._socket.sendmsg, [_ONE_DESCRIPTOR], rights))
 
     def receive(self, descriptors: Descriptors) -> Any:
-        """Returns what `send` sent; its descriptors are added to `descriptors`.
+        """Returns the content that `send` sent, and adds its descriptors to `descriptors`.
 
         Raises:
-            ProtocolError: it was cut off, or is something else.
-            RendezvousError: this process can't have that many descriptors.
+            ProtocolError: the message was cut off, or is something else.
+            RendezvousError: this process can't have so many descriptors.
         """
         count, length = _SIZES.unpack(self._receive(_SIZES.size))
         if length > _LONGEST_TEXT or count > _MOST_DESCRIPTORS:
@@ -192,7 +192,7 @@ class Conversation:
         return bytes(received)
 
     def _wait(self, act: Callable[[], T]) -> T:
-        # A timeout of 0 would be none.
+        # A timeout of 0 would mean no timeout.
         self._socket.settimeout(max(1e-3, self._end - time.monotonic()))
         try:
             return act()
@@ -217,9 +217,9 @@ def connect(path: str, deadline: float) -> Conversation:
     """Connects to the process that offers tables at a path.
 
     Raises:
-        RendezvousError: nobody does.
-        ProtocolError: it is another user's.
-        PeerTimeoutError: it takes no connection.
+        RendezvousError: no process offers tables there.
+        ProtocolError: the process is another user's.
+        PeerTimeoutError: the process takes no connection.
     """
     end = time.monotonic() + deadline
     while True:

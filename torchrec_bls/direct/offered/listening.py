@@ -1,4 +1,4 @@
-"""A Unix socket at a path that a dead process may have left one at."""
+"""A Unix socket at a path where a dead process may have left one."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from torchrec_bls.errors import PeerTimeoutError
 
 _BACKLOG = 64
-# Seconds for others that listen in the same folder, which takes each a moment.
+# Seconds to wait for other processes that listen in the same folder. Each takes only a moment.
 _DEADLINE = 10.0
 _PAUSE = 0.005
 _LONGEST_PATH = 107
@@ -22,8 +22,8 @@ def listen(path: str) -> socket.socket:
     """Returns a socket that listens at a path, for processes of this user alone.
 
     Raises:
-        ValueError: a process listens there, or there is something else than a socket; the path is
-            too long, or its folder can't be written to.
+        ValueError: a process listens there, the path has something else than a socket or is too
+            long, or its folder can't be written to.
         PeerTimeoutError: another process keeps the folder locked.
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
@@ -59,7 +59,7 @@ def _remove_a_dead_one(path: str) -> None:
             Path(path).unlink()
             return
         except OSError:
-            pass  # its queue is full, or it is another user's
+            pass  # the process's queue is full, or it is another user's
     raise ValueError(
         f"a living process offers tables at {path}: give each process a path of its own"
     )
@@ -67,7 +67,7 @@ def _remove_a_dead_one(path: str) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps two processes from replacing each other's sockets for a dead one's."""
+    """Keeps two processes from replacing each other's sockets as if the other was dead."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     end = time.monotonic() + _DEADLINE
     try:

@@ -1,4 +1,4 @@
-"""What a process has to know of tables that it did not share itself, as JSON."""
+"""The facts about tables that a process needs if it did not share them itself, as JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -14,13 +14,14 @@ from torchrec_bls.errors import ProtocolError
 
 @dataclass(frozen=True)
 class OfferedTable:
-    """A table, its shards, and how it is looked up.
+    """A table, its shards, and the way it is looked up.
 
     Attributes:
-        layout: of it.
-        offsets: of its shards in the segments of their owners, in bytes, in the layout's order.
-        features: that are looked up in it.
-        pooling: of bags; empty where rows are not pooled.
+        layout: layout of the table.
+        offsets: places of its shards in the segments of their owners, in bytes, in the layout's
+            order.
+        features: features that are looked up in it.
+        pooling: pooling of bags; empty where rows are not pooled.
     """
 
     layout: TableLayout
@@ -34,16 +35,16 @@ class OfferedModule:
     """A module and its tables.
 
     Attributes:
-        name: in the model.
+        name: name in the model.
         pooled: whether it is an EmbeddingBagCollection, not an EmbeddingCollection.
         weighted: whether its ids have weights.
         bad_ids: see BLSConfig.
-        form: of its output.
-        tables: in the order of the module.
-        sizes: of the tables in the segments by owner, in bytes.
-        dtype: of the weights, as torch prints it.
+        form: form of its output.
+        tables: tables in the order of the module.
+        sizes: bytes of the tables in the segments, by owner.
+        dtype: dtype of the weights, as torch prints it.
         huge_pages: whether new segments ask for pages of 2 MiB.
-        digest: of the layouts, in hexadecimal digits.
+        digest: digest of the layouts, in hexadecimal digits.
     """
 
     name: str
@@ -61,10 +62,10 @@ class OfferedModule:
         """Returns the tables.
 
         Args:
-            page: of the module.
+            page: control page of the module.
 
         Raises:
-            ProtocolError: they do not lie in their segments.
+            ProtocolError: a table does not lie in its segment.
         """
         shared = SharedTables(
             page,
@@ -85,13 +86,14 @@ class OfferedModule:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All modules of a model, in the order that all processes have them in.
+    """All modules of a model, in an order that all processes share.
 
     Attributes:
-        host: see host_identity.
-        generation: that the descriptors beside it are of. These are, of each module, the control
-            page and the segments by owner, and last a segment of the dense weights.
-        modules: see above.
+        host: identity of the host, see host_identity.
+        generation: generation of the descriptors that come with the manifest. For each module these
+            are the control page and the segments by owner; the last one is a segment of the dense
+            weights.
+        modules: the modules.
     """
 
     host: str
@@ -100,11 +102,11 @@ class Manifest:
 
     @property
     def descriptors(self) -> int:
-        """How many descriptors are beside it."""
+        """Returns the number of descriptors that come with the manifest."""
         return sum(1 + len(module.sizes) for module in self.modules) + 1
 
     def as_json(self) -> Any:
-        """Returns what JSON can hold."""
+        """Returns the content for JSON."""
         return asdict(self)
 
     @classmethod
@@ -112,11 +114,11 @@ class Manifest:
         """Reads what `as_json` returned.
 
         Args:
-            content: that came.
-            where: it came from, for messages.
+            content: content that came.
+            where: place that it came from, for messages.
 
         Raises:
-            ProtocolError: it is something else.
+            ProtocolError: the content is something else.
         """
         try:
             manifest = cls(
@@ -138,7 +140,7 @@ class Manifest:
 
 
 def offsets_of(tables: SharedTables, layout: TableLayout) -> list[int]:
-    """Returns where the shards of a table lie, in the order of its layout."""
+    """Returns the places of a table's shards, in the order of its layout."""
     return [tables.offsets[layout.name, shard] for shard in layout.shards]
 
 

@@ -135,7 +135,8 @@ def lookups_of(entries: Entries, kind: str = "lookup") -> dict[int, dict[str, An
 
     Args:
         entries: entries of `Records`.
-        kind: "lookup", or "retest" for lookups that were measured again to see how much they repeat.
+        kind: "lookup", or "retest" for lookups that were measured again to see how repeatable
+            they are.
 
     Returns:
         The workloads by index.

@@ -207,8 +207,8 @@ class StepTask:
 
 
 def plans_by_hand(workload: Workload, job: Job) -> dict[str, tuple[PlacedTable, ...]]:
-    """Returns plans by name that differ in all that a step's time depends on: all tables whole, all by
-    rows, all by two columns, and all three in turn."""
+    """Returns plans by name that differ in all that a step's time depends on: all tables whole, all
+    by rows, all by two columns, and all three in turn."""
     every = [options_of(index, table, job) for index, table in enumerate(workload.tables)]
     plans = {}
     for name, types in (

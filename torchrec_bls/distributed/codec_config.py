@@ -22,15 +22,15 @@ class CodecConfig:
     """How the embeddings of tables travel, and the gradients of these.
 
     Codecs are "fp32" (as they are), "fp16", "bf16", "uint8", "uint4" and "uint2", see
-    `torchrec_bls.codecs.rows.Codec`, and of embeddings an `ErrorBound`; one for all tables, or one
-    for each by its name.
+    `torchrec_bls.codecs.rows.Codec`. An `ErrorBound` is a codec for embeddings only. A codec is for
+    all tables, or each table has one by its name.
 
     Attributes:
         forward: codec of embeddings, at any bound.
         backward: codec of their gradients.
-        non_finite: what becomes of rows that hold NaN or infinities: "keep" lets them travel as
-            they are where codes have no place for them, "refuse" raises ValueError on the rank that
-            has them and PoisonedError on the others.
+        non_finite: treatment of rows that hold NaN or infinities. "keep": they travel as they are
+            where codes have no place for them. "refuse": the rank that has them raises ValueError,
+            and the others raise PoisonedError.
         unique: whether rows of equal ids, or of equal bags of ids, travel once for each pair of
             ranks and forward, and their gradients as their sum; for all tables, or by name. Both
             ends see from the ids which rows are equal, so that this costs no bytes. Tables whose
@@ -66,34 +66,34 @@ class CodecConfig:
     def from_file(
         cls, path: str | Path, link: float | None = None, ranks_per_core: float | None = None
     ) -> CodecConfig:
-        """Returns what a file of bounds by table says, such as `torchrec-bls analyse-tables` writes
-        (docs/design/bounded-codec.md).
+        """Returns the codecs of a file with bounds by table, such as `torchrec-bls analyse-tables`
+        writes (docs/design/bounded-codec.md).
 
         Args:
-            path: the file.
-            link: bytes per second from one rank to the others. By it the fastest stages are chosen
-                of each table whose stages were measured (equation 2 of Dual-Level Adaptive Lossy
-                Compression); None: as the file says. `torchrec_bls.sharding.link_of` reads it from
-                a calibrated profile.
-            ranks_per_core: how many ranks share a core, at least 1, for the same choice; None: as
-                the file says.
+            path: path of the file.
+            link: bytes per second from one rank to the others. For each table with measured stages
+                it chooses the fastest ones (equation 2 of Dual-Level Adaptive Lossy Compression).
+                None: as the file says. `torchrec_bls.sharding.link_of` reads it from a calibrated
+                    profile.
+            ranks_per_core: number of ranks that share a core, at least 1, for the same choice;
+                None: as the file says.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is no such file, or one of another version.
+            FileNotFoundError: there is no such file.
+            ValueError: the file is no such file, or of another version.
         """
         return cls(**read_bounds(Path(path), link, ranks_per_core))
 
     @property
     def decays(self) -> bool:
-        """Whether a bound decays, so that what travels depends on the iteration of the training."""
+        """Returns whether a bound decays, so that messages depend on the training's iteration."""
         named = self.forward
         codecs = named.values() if isinstance(named, Mapping) else [named]
         return any(isinstance(each, ErrorBound) and each.decay is not None for each in codecs)
 
     @property
     def finds_unique(self) -> bool:
-        """Whether equal rows of any table travel once."""
+        """Returns whether equal rows of any table travel once."""
         unique = self.unique
         return any(unique.values()) if isinstance(unique, Mapping) else unique
 
@@ -102,7 +102,7 @@ class CodecConfig:
         return _codec_of(self.forward, table, "forward")
 
     def backward_of(self, table: str) -> Codec:
-        """Returns the codec of its gradients. Raises ValueError if it has none."""
+        """Returns the codec of the table's gradients. Raises ValueError if there is none."""
         codec = _codec_of(self.backward, table, "backward")
         assert isinstance(codec, Codec)
         return codec
@@ -119,14 +119,15 @@ class CodecConfig:
         return self.unique[table]
 
     def describe(self, table: str) -> str:
-        """Returns all three in words. Raises ValueError if the table lacks one."""
+        """Returns the three settings of a table in words. Raises ValueError if the table lacks
+        one."""
         forward = self.forward_of(table)
         named = forward.name if isinstance(forward, Codec) else repr(forward)
         rows = "equal rows once" if self.unique_of(table) else "all rows"
         return f"{named} for embeddings, {self.backward_of(table).name} for gradients, {rows}"
 
     def encode_any(self, tables: Iterable[Any]) -> bool:
-        """Returns whether rows or gradients of any of the tables do not travel as they are."""
+        """Returns whether rows or gradients of any of the tables are encoded, or travel once."""
         return any(self._encodes(table.name) for table in tables)
 
     def _encodes(self, table: str) -> bool:
@@ -134,10 +135,10 @@ class CodecConfig:
         return codecs != {Codec.FP32} or self.unique_of(table)
 
     def check(self, tables: Iterable[Any]) -> None:
-        """Raises ValueError for a table without a codec, or whose rows are not float32.
+        """Raises ValueError for a table without a codec, or for an encoded one that is not float32.
 
         Args:
-            tables: EmbeddingConfig or EmbeddingBagConfig of each.
+            tables: EmbeddingConfig or EmbeddingBagConfig of each table.
         """
         for table in tables:
             if self._encodes(table.name) and table.data_type != DataType.FP32:

@@ -10,26 +10,27 @@ from torchrec_bls.distributed.codec_config import CodecConfig
 
 _BAD_IDS = ("refuse", "row0")
 _LOOKUPS = ("exchange", "direct", "auto")
-# In seconds, where nothing is trained: a service rather fails a batch than wait half an hour.
+# Seconds, where nothing is trained: a service would rather fail a batch than wait half an hour.
 INFERENCE_DEADLINE = 60.0
 
 
 @dataclass(frozen=True)
 class BLSConfig(ExchangeOptions):
-    """How the modules of a sharder exchange ids and embeddings; ExchangeOptions, and these fields.
+    """How the modules of a sharder exchange ids and embeddings: ExchangeOptions and these fields.
 
     Attributes:
-        bad_ids: what becomes of a batch with ids that tables have no rows for. "refuse": this rank
-            raises ValueError for it, and in inference the others go on. "row0": row 0 is looked up
-            for them, as TorchRec does; the modules' `replaced_ids` counts them.
-        expected_batch: largest batch per rank, to derive `slot_bytes` from when the first is not
-            typical.
-        codecs: how embeddings and their gradients are encoded; None: they travel as they are.
-        lookup: "exchange": the ranks that have the rows look them up and send them. "direct": each
-            rank reads the rows of its own batch itself, in shared memory. It waits for nobody, and
-            is for inference on one host, where tables do not change (docs/design/direct-reads.md).
-            "auto": direct, if all ranks can at the first forward; otherwise exchange.
-        huge_pages: whether direct reads ask for pages of 2 MiB, which makes them faster and takes
+        bad_ids: treatment of a batch with ids that tables have no rows for. "refuse": this rank
+            raises ValueError for the batch, and in inference the others go on. "row0": row 0 is
+            looked up for such ids, as TorchRec does; the modules' `replaced_ids` counts them.
+        expected_batch: largest batch per rank, to derive `slot_bytes` from if the first batch is
+            not typical.
+        codecs: codecs of embeddings and their gradients; None: they travel as they are.
+        lookup: way of lookups. "exchange": the ranks that have the rows look them up and send them.
+            "direct": each rank reads the rows of its own batch itself, in shared memory. It waits
+            for no other rank, and is for inference on one host, where tables do not change
+            (docs/design/direct-reads.md). "auto": direct, if all ranks can at the first forward;
+            otherwise exchange.
+        huge_pages: whether direct reads ask for pages of 2 MiB. They make reads faster, and take
             seconds per GB of tables at the first forward.
     """
 
@@ -56,13 +57,13 @@ class BLSConfig(ExchangeOptions):
 
 
 class Deadline:
-    """Seconds that the waits of a module may take, decided when a channel is made.
+    """The seconds that a module's waits may take. They are decided when a channel is made.
 
-    The parts of a forward and a backward make channels at places where autograd is off, whether or
-    not they train.
+    The parts of a forward and a backward make channels where autograd is off, whether or not they
+    train.
 
     Args:
-        given: the configuration's deadline; None chooses a default.
+        given: deadline of the configuration; None chooses a default.
         group: the module's ranks.
 
     Attributes:
@@ -76,7 +77,8 @@ class Deadline:
 
     @property
     def seconds(self) -> float:
-        """What was given, else the group's timeout if training and INFERENCE_DEADLINE if not."""
+        """Returns the given deadline. Without one it is the group's timeout in training, else
+        INFERENCE_DEADLINE."""
         if self._given is not None:
             return self._given
         return timeout_of(self._group) if self.training else INFERENCE_DEADLINE

@@ -23,19 +23,19 @@ def exchanged(sharding_types: Iterable[str]) -> list[str]:
 
 
 def is_replicated(lookup: nn.Module) -> bool:
-    """Whether a lookup is of data-parallel tables, which TorchRec wraps."""
+    """Returns whether a lookup is of data-parallel tables, which TorchRec wraps."""
     return isinstance(lookup, DistributedDataParallel)
 
 
 class LocalIdsAwaitable(ExchangeAwaitable[Awaitable[KeyedJaggedTensor]]):
-    """Both waits of an input dist that sends nothing."""
+    """The two waits of an input dist that sends nothing."""
 
     def __init__(self, ids: KeyedJaggedTensor) -> None:
         super().__init__()
         self._ids = ids
 
     def bind(self, sharding_context: Any) -> None:
-        """Leaves no layout: no embeddings go back."""
+        """Stores no layout: no embeddings go back."""
 
     def _wait_impl(self) -> Awaitable[KeyedJaggedTensor]:
         return NoWait(self._ids)
@@ -47,7 +47,8 @@ class _LocalIds:
 
 
 class LocalIdsDist(nn.Module):
-    """Stands for TorchRec's DpSparseFeaturesDist, with what the exchanged input dists have."""
+    """Replaces TorchRec's DpSparseFeaturesDist, with the attributes of the exchanged input
+    dists."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,19 +35,20 @@ class DirectModule(ExchangedModule):
 
     @property
     def rows_read(self) -> list[int]:
-        """Rows of each rank's shards that this rank has read; empty without direct reads."""
+        """Returns how many rows of each rank's shards this rank has read; empty without direct
+        reads."""
         return self._bls.direct.rows_read.tolist() if self._bls.direct is not None else []
 
     @property
     def owners_gone(self) -> list[int]:
-        """Ranks whose tables are read though their process is gone."""
+        """Returns the ranks whose tables are read although their process is gone."""
         return self._bls.direct.tables.owners_gone() if self._bls.direct is not None else []
 
     def agree_on_lookup(self) -> bool:
-        """Returns whether the module reads directly, which the first call decides, collectively.
+        """Returns whether the module reads directly. The ranks decide that in the first call.
 
         Raises:
-            ValueError: lookup is "direct", and a rank can't; all ranks raise.
+            ValueError: lookup is "direct", and a rank can't read directly; all ranks raise.
             RendezvousError: a rank did not come, or could not share its tables.
         """
         if self._bls.reads_directly is None:
@@ -140,8 +141,8 @@ class DirectModule(ExchangedModule):
 
     @abstractmethod
     def _is_plain(self, tables: LookupTables) -> bool:
-        """Whether nothing but reading belongs to a lookup."""
+        """Returns whether a lookup does nothing but read."""
 
     @abstractmethod
     def _output_form(self) -> OutputForm:
-        """Returns what the output consists of."""
+        """Returns the form of the output."""

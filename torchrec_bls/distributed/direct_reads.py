@@ -19,7 +19,7 @@ from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 
 
 class UnsentBatch(ExchangeAwaitable[Any]):
-    """Stands for both waits of an input dist: the batch stays where it is."""
+    """The two waits of an input dist that sends nothing: the batch stays where it is."""
 
     def __init__(self, batch: CheckedBatch) -> None:
         super().__init__()
@@ -30,10 +30,10 @@ class UnsentBatch(ExchangeAwaitable[Any]):
 
 
 class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ignore[misc]
-    """Embeddings that are there already.
+    """Embeddings that need no waiting.
 
     Attributes:
-        generation: of the weights that they are of.
+        generation: generation of the weights that they come from.
     """
 
     def __init__(self, embeddings: Any, generation: int) -> None:
@@ -46,14 +46,14 @@ class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ign
 
 
 class OutputForm(ABC):
-    """What the output of a module consists of.
+    """The form of a module's output.
 
     Args:
-        names: of the embeddings, in the order of the output.
+        names: names of the embeddings, in the order of the output.
         kernel_means: tables whose bags are pooled to means when they are looked up.
 
     Attributes:
-        pooled: whether it is a KeyedTensor, not JaggedTensors by name.
+        pooled: whether the output is a KeyedTensor, not JaggedTensors by name.
         names: see above.
         kernel_means: see above.
     """
@@ -66,24 +66,25 @@ class OutputForm(ABC):
 
     @abstractmethod
     def read(self, reads: "DirectReads", batch: CheckedBatch) -> Any:
-        """Returns the embeddings of a batch that `reads` is bound to the keys of."""
+        """Returns the embeddings of a batch. `reads` must know the batch's keys already."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Returns what another process, which knows the tables, makes the same form of."""
+        """Returns a description. Another process that knows the tables makes the same form from
+        it."""
 
 
 class DirectReads:
-    """What a module reads: the tables of one generation, in the order of its output.
+    """The tables of one generation that a module reads, in the order of its output.
 
     Args:
         where: name of the module and its rank, for messages.
-        tables: in shared memory.
-        generation: of them that is read.
-        live: this rank's weights; None where a process has shared no tables itself.
-        rank: whose tables this process publishes; None where it reads alone.
+        tables: tables in shared memory.
+        generation: generation that is read.
+        live: weights of this rank; None where a process has shared no tables itself.
+        rank: rank whose tables this process publishes; None where it only reads.
         configs: EmbeddingConfig or EmbeddingBagConfig of each table.
-        form: of the output.
+        form: form of the output.
 
     Attributes:
         where: see above.
@@ -93,9 +94,9 @@ class DirectReads:
         rank: see above.
         configs: see above.
         form: see above.
-        dtype: of the weights.
+        dtype: dtype of the weights.
         order: places of the output's features among the keys of the last batch.
-        rows_read: rows of the shards of each rank, in all batches, int64 [ranks].
+        rows_read: rows read of each rank's shards, in all batches, int64 [ranks].
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class DirectReads:
         """Returns the embeddings of a batch.
 
         Raises:
-            ValueError: see `check_weights`; or the form can't be had of such a batch.
+            ValueError: see `check_weights`. Or the form is impossible for such a batch.
         """
         self.check_weights()
         keys = batch.features.keys()
@@ -155,12 +156,12 @@ class DirectReads:
         return lookups
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
-        """Returns what has this module read `generation`, and its weights show it.
+        """Returns a function that makes this module read `generation`, and its weights show it.
 
-        All that may fail has been done then: several modules change together.
+        All steps that may fail are done before it returns, since several modules change together.
 
         Raises:
-            ValueError: see `check_weights`; what was written would be lost.
+            ValueError: see `check_weights`; writes to the weights would be lost.
             BLSError: the generation cannot be mapped once more.
         """
         self.check_weights()
@@ -220,10 +221,10 @@ class DirectReads:
 
 
 def layouts_of(tables: Iterable[Any], params: Mapping[str, ParameterSharding]) -> list[TableLayout]:
-    """Returns which rank has what of each table.
+    """Returns the rows and columns of each rank, for each table.
 
     Args:
-        tables: EmbeddingConfig or EmbeddingBagConfig of each.
+        tables: EmbeddingConfig or EmbeddingBagConfig of each table.
         params: the module's plan; no table is data-parallel.
     """
     return [
@@ -249,10 +250,10 @@ def share(
 
     Args:
         exchanges: ModuleExchanges of the module.
-        layouts: of its tables.
-        lookup_tables: of its lookups.
+        layouts: layouts of its tables.
+        lookup_tables: tables of its lookups.
         module: TorchRec's sharded module.
-        dtype: of the weights.
+        dtype: dtype of the weights.
 
     Raises:
         RendezvousError: see share_tables.
@@ -293,7 +294,7 @@ def _tensors_of(module: Any) -> Iterator[torch.Tensor]:
     """Yields every tensor through which the weights of a sharded module may be reached."""
     for parameter in module.parameters():
         yield parameter
-        # All tables of a kernel, of which a parameter shows one; TorchRec copies modules by it.
+        # Covers all tables of a kernel; a parameter shows one table. TorchRec copies modules by it.
         whole = getattr(parameter, "_original_tensor", None)
         if whole is not None:
             yield whole

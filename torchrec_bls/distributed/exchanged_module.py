@@ -1,4 +1,4 @@
-"""What all sharded modules have in common that exchange: their exchanges, and batches by them."""
+"""The common part of all sharded modules that exchange: their exchanges, and posting batches."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from torchrec_bls.errors import BLSError, named
 
 
 class _AllOrNone:
-    """See ExchangedModule. A generator takes longer to enter and leave."""
+    """See ExchangedModule. It is no generator, which would take longer to enter and leave."""
 
     def __init__(self, module: "ExchangedModule", what: str) -> None:
         self._module = module
@@ -40,15 +40,15 @@ class _AllOrNone:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        # What is a BLSError is known to all ranks.
+        # All ranks already know a BLSError.
         if error is not None and not isinstance(error, BLSError):
             self._module.fail(f"{self._what} failed: {named(error)}")
 
 
 class ExchangedModule:
-    """Mix-in of sharded modules: owns their exchanges, and takes batches as serving has them."""
+    """Mix-in of sharded modules. It owns their exchanges, and handles the batches of serving."""
 
-    _sharding_types: list[str]  # of the exchanges; TorchRec's, where it shards the module
+    _sharding_types: list[str]  # of the exchanges; from TorchRec where it shards the module
     _bls: ModuleState
     calls: Calls
 
@@ -73,31 +73,34 @@ class ExchangedModule:
 
     @property
     def reads_directly(self) -> bool:
-        """Whether this module reads all ranks' tables itself; False before the first forward."""
+        """Returns whether this module reads all ranks' tables itself; False before the first
+        forward."""
         return bool(self._bls.reads_directly)
 
     @property
     def generation(self) -> int:
-        """Version of the weights that lookups read, counted from 1; 0 without direct reads."""
+        """Returns the version of the weights that lookups read, from 1 on; 0 without direct
+        reads."""
         return self._bls.direct.generation.number if self._bls.direct is not None else 0
 
     @property
     def direct_reads(self) -> DirectReads | None:
-        """What this module reads directly; None before the first forward, and where it does not."""
+        """Returns the direct reads of this module; None before the first forward, or without
+        any."""
         return self._bls.direct
 
     @property
     def input_check(self) -> InputCheck:
-        """What its batches have to pass."""
+        """Returns the check that its batches have to pass."""
         return self._bls.input_check
 
     def agree_on_lookup(self) -> bool:
-        """Returns whether the module reads directly, which the first call decides, collectively."""
+        """Returns whether the module reads directly. The ranks decide that in the first call."""
         return self.reads_directly
 
     @property
     def bound(self) -> int:
-        """Iterations that ranks may be apart."""
+        """Returns the number of iterations that ranks may be apart."""
         return self._bls.exchanges.config.bound
 
     def channels(self) -> dict[str, BoundedLagChannel]:
@@ -106,7 +109,7 @@ class ExchangedModule:
 
     @property
     def under_way(self) -> bool:
-        """Whether exchanges of this rank are posted and not waited for."""
+        """Returns whether this rank has posted exchanges and not waited for them."""
         return self._bls.exchanges.under_way
 
     def fail(self, reason: str) -> None:
@@ -117,8 +120,8 @@ class ExchangedModule:
         self._bls.exchanges.fail(reason, exchanged(self._sharding_types))
 
     def forward(self, *input: Any, **kwargs: Any) -> Any:
-        """See TorchRec; torch.compile breaks its graph here."""
-        # Asked before, since a disabled function costs microseconds without a compiler, too.
+        """Runs the forward; see TorchRec. torch.compile breaks its graph here."""
+        # Asked first: a disabled function costs microseconds even without a compiler.
         if is_compiling():
             return self._forward_uncompiled(*input, **kwargs)
         return super().forward(*input, **kwargs)  # type: ignore[misc]
@@ -128,20 +131,20 @@ class ExchangedModule:
         return super().forward(*input, **kwargs)  # type: ignore[misc]
 
     def _post_nothing(self, ctx: Any, refusal: ValueError) -> Awaitable[Any]:
-        """Takes part without samples, for a batch that is refused."""
+        """Takes part in the exchange without samples, for a refused batch."""
         ctx.bls_refusal = refusal
         with torch.no_grad():
             return self.post_ids(ctx, self.nothing())
 
     def check_input(self, features: object) -> CheckedBatch:
-        """Returns `features` as `post_ids` takes them. Tells the other ranks nothing.
+        """Returns `features` in the form that `post_ids` takes. Tells the other ranks nothing.
 
         Raises:
-            ValueError: they do not fit the module.
+            ValueError: the features do not fit the module.
         """
         try:
             return self._checked(features)
-        except Exception as error:  # whatever a request holds, it is this request's fault
+        except Exception as error:  # whatever a request holds, the fault is that request's
             raise ValueError(f"{self._where}: {error}") from error
 
     def _checked(self, features: object) -> CheckedBatch:
@@ -153,36 +156,37 @@ class ExchangedModule:
         return f"{exchanges.name} on rank {exchanges.group.rank()}"
 
     def nothing(self) -> CheckedBatch:
-        """Returns a batch without samples, with which a rank that has none takes part."""
+        """Returns a batch without samples, for a rank that has none but takes part."""
         return self._bls.input_check.nothing()
 
     @staticmethod
     def layout_of(ctx: Any) -> IdsLayout | None:
-        """Returns how the ids of a batch came, once they are waited for; None if none are sent.
+        """Returns how the ids of a batch came, once they have been waited for; None if none are
+        sent.
 
         Args:
-            ctx: of the batch.
+            ctx: context of the batch.
         """
         layouts = (getattr(each, "bls_ids_layout", None) for each in ctx.sharding_contexts)
         return next((layout for layout in layouts if layout is not None), None)
 
     @property
     def replaced_ids(self) -> int:
-        """Ids that row 0 was looked up for, as BLSConfig(bad_ids="row0") has it."""
+        """Returns how many ids got row 0 instead, by BLSConfig(bad_ids="row0")."""
         return self._bls.input_check.replaced_ids
 
     @property
     def refused_batches(self) -> int:
-        """Batches of this rank that did not fit the module: an id out of range, a wrong key."""
+        """Returns how many batches of this rank did not fit: an id out of range, or a wrong key."""
         return self._bls.input_check.refused_batches
 
     def post_ids(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:
-        """Posts a batch, and `note` to every rank; the first call makes channels, collectively.
+        """Posts a batch, and `note` to every rank. The first call makes channels, collectively.
 
         Args:
-            ctx: of `create_context`.
-            batch: of `check_input` or `nothing`.
-            note: what to tell along with the ids.
+            ctx: context from `create_context`.
+            batch: batch from `check_input` or `nothing`.
+            note: message that goes along with the ids.
         """
         self._bls.exchanges.deadline.training = torch.is_grad_enabled()
         self._bls.agreement.reach()
@@ -205,12 +209,13 @@ class ExchangedModule:
         return RefusedEmbeddings(embeddings, refusal, partial(take_part_in_the_rest, self))
 
     def prepare(self, sample: KeyedJaggedTensor, largest_batch: int | None = None) -> None:
-        """Makes the channels of inference before traffic, collectively, by looking `sample` up.
+        """Makes the channels of inference before traffic, collectively. For that it looks `sample`
+        up.
 
         Args:
-            sample: a batch of usual content, of this rank.
-            largest_batch: that a rank will ever have; slots get room for it. None: the config's
-                expected_batch.
+            sample: usual batch of this rank.
+            largest_batch: largest batch that a rank will ever have; slots get room for it. None:
+                the config's expected_batch.
 
         Raises:
             ValueError: `sample` does not fit the module.
@@ -221,17 +226,17 @@ class ExchangedModule:
             self(sample).wait()  # type: ignore[operator]
 
     def expect_batch(self, largest_batch: int) -> None:
-        """Says how large batches get, before the first one. Raises ValueError afterwards."""
+        """Sets the size of the largest batch, before the first one. Later it raises ValueError."""
         self._bls.exchanges.expect_batch(largest_batch)
 
     def _all_or_none(self, what: str) -> "_AllOrNone":
-        """Fails all ranks for whatever ends this rank's part between the messages of a batch."""
+        """Fails all ranks if anything ends this rank's part between the messages of a batch."""
         return _AllOrNone(self, what)
 
     @abstractmethod
     def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[Any]:
-        """Returns what TorchRec's compute_and_output_dist does."""
+        """Does the work of TorchRec's compute_and_output_dist, and returns its result."""
 
     @abstractmethod
     def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
-        """Posts the ids of a batch; `layout_of` the context says how they came."""
+        """Posts the ids of a batch. Then `layout_of` the context says how the ids came."""

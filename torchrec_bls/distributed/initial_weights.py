@@ -1,17 +1,17 @@
-"""The weights of a module into the shards that were made of it."""
+"""Copies the weights of a module into its shards."""
 
 import torch
 from torch import nn
 
 
 def check_device(device: torch.device | None) -> None:
-    """Refuses shards outside of host memory, which the exchanges read and write.
+    """Refuses shards outside of host memory: the exchanges read and write there.
 
     Args:
-        device: of the shards; None leaves it to TorchRec.
+        device: device of the shards; None leaves it to TorchRec.
 
     Raises:
-        ValueError: it is not the CPU.
+        ValueError: the device is not the CPU.
     """
     if device is not None and device.type != "cpu":
         raise ValueError(
@@ -24,12 +24,12 @@ def check_device(device: torch.device | None) -> None:
 def load_initial_weights(sharded: nn.Module, module: nn.Module) -> None:
     """Copies the rows and columns that this rank has, where TorchRec leaves random weights.
 
-    It does that on the CPU for every EmbeddingBagCollection, and for modules that were made on the
-    meta device and have got memory since.
+    On the CPU it leaves them in every EmbeddingBagCollection. It also does so in modules that were
+    made on the meta device and have got memory since.
 
     Args:
         sharded: TorchRec's sharded module.
-        module: that it was made of. One without memory, on the meta device, has nothing to copy.
+        module: original module. On the meta device it has no memory, and nothing to copy.
     """
     if not any(parameter.is_meta for parameter in module.parameters()):
         sharded.load_state_dict(module.state_dict(), strict=False)

@@ -1,4 +1,4 @@
-"""What a bounded-lag module keeps beside TorchRec's own attributes, in one object."""
+"""The state of a bounded-lag module beside TorchRec's own attributes, in one object."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -22,19 +22,19 @@ NO_NOTE = IdsNote()
 
 
 class ModuleExchanges:
-    """The exchanges of one module, each made when it is first asked for.
+    """The exchanges of one module. Each is made when it is first asked for.
 
     Args:
         group: ranks that the module is sharded over.
-        config: of the sharder.
-        name: of the module; first part of its exchanges' names.
-        on_failure: called with the reason when a post or its completion fails.
+        config: configuration of the sharder.
+        name: name of the module; the first part of its exchanges' names.
+        on_failure: function called with the reason when a post or its completion fails.
 
     Attributes:
         group: see above.
         config: see above, with the batch size that `expect_batch` was given.
         name: see above.
-        deadline: of every wait.
+        deadline: deadline of every wait.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ModuleExchanges:
         return self._made[name]
 
     def slot_growth(self, sharding_type: str) -> SlotGrowth:
-        """Returns what enlarges the slots of a sharding type's exchanges."""
+        """Returns the slot growth of a sharding type's exchanges."""
         if sharding_type not in self._growth:
             exchanges = [self.of(sharding_type, direction) for direction in _DIRECTIONS]
             self._growth[sharding_type] = SlotGrowth(self.config.bound, exchanges)
@@ -78,20 +78,21 @@ class ModuleExchanges:
 
     @property
     def under_way(self) -> bool:
-        """Whether this rank has posted what it has not waited for."""
+        """Returns whether this rank has posted something that it has not waited for."""
         return any(exchange.under_way for exchange in self._made.values())
 
     def fail(self, reason: str, sharding_types: Iterable[str]) -> None:
-        """Fails all of them on all ranks.
+        """Fails all exchanges on all ranks.
 
         Args:
-            reason: for the other ranks' errors.
-            sharding_types: that other ranks may be at the first batch of, with which they make
+            reason: reason for the other ranks' errors.
+            sharding_types: sharding types whose first batch other ranks may be at. In it they make
                 these exchanges.
         """
         for sharding_type in sharding_types:
             self.of(sharding_type, "ids")
-        # Those with a channel first: to tell of the others takes a store, which may be slow.
+        # Those with a channel come first: telling about the others takes a store, which may be
+        # slow.
         for exchange in sorted(self._made.values(), key=lambda each: each.channel is None):
             exchange.fail(reason)
 
@@ -99,7 +100,7 @@ class ModuleExchanges:
         """Makes slots with room for `largest_batch` samples of a rank, from the first batch on.
 
         Raises:
-            ValueError: slots are made already, or the size is not positive.
+            ValueError: the slots exist already, or the size is not positive.
         """
         if self.channels():
             raise ValueError(
@@ -115,21 +116,21 @@ class ModuleExchanges:
 
 @dataclass
 class ModuleState:
-    """See the module's docstring. A copy of it shares the exchanges.
+    """The state of a bounded-lag module. A copy shares the exchanges.
 
     Attributes:
-        exchanges: of the module.
-        agreement: on the plan that the next batch is exchanged by.
-        input_check: of what comes in.
-        tables: EmbeddingConfig or EmbeddingBagConfig of each.
-        note: what goes to all ranks along with the ids that are posted next.
-        routes: how batches go past TorchRec's input dist; None before the first batch, and where
-            they can't.
-        lookup_tables: rows of the lookups; None before they are first read.
-        iterations: iterations of the training so far; error bounds may depend on it.
+        exchanges: exchanges of the module.
+        agreement: agreement on the plan that the next batch is exchanged by.
+        input_check: check of the input.
+        tables: EmbeddingConfig or EmbeddingBagConfig of each table.
+        note: message to all ranks along with the next ids.
+        routes: ways of batches past TorchRec's input dist; None before the first batch, and where
+            there are none.
+        lookup_tables: tables of the lookups; None before they are first read.
+        iterations: number of iterations of the training so far; error bounds may depend on it.
         reads_directly: whether the module reads all ranks' tables in place of exchanging; None
             until the ranks have agreed.
-        direct: what it reads then; None before the first batch with keys.
+        direct: the direct reads; None before the first batch with keys.
     """
 
     exchanges: ModuleExchanges
@@ -144,13 +145,13 @@ class ModuleState:
     direct: DirectReads | None = None
 
     def forget_plan(self, agreement: Agreement) -> None:
-        """Drops what follows from the plan so far; the next batch compares `agreement`."""
+        """Drops everything that depends on the plan so far. The next batch compares `agreement`."""
         self.agreement = agreement
         self.forget_lookup()
         self.routes = None
         self.lookup_tables = None
 
     def forget_lookup(self) -> None:
-        """Has the ranks agree anew on how to look up, where there is a choice."""
+        """Makes the ranks agree again on the way of lookups, where there is a choice."""
         self.direct = None
         self.reads_directly = False if self.exchanges.config.lookup == "exchange" else None

@@ -1,8 +1,9 @@
-"""Moving the shards of a module to other ranks, with their rows and optimizer states.
+"""Moves the shards of a module to other ranks, with their rows and optimizer states.
 
-TorchRec's own `update_shards` is not used. It sends with tags that are Python hashes of strings,
-which differ from process to process, so that receivers over gloo wait until they time out; and it
-keeps what follows from the old order of features, which gives wrong rows where that order changes.
+TorchRec's own `update_shards` is not used, for two reasons. It sends with tags that are Python
+hashes of strings. They differ from process to process, so that receivers over gloo wait until they
+time out. And it keeps data that follows from the old order of features. If that order changes, rows
+are wrong.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ from torchrec_bls.distributed.module_state import ModuleExchanges
 
 _PREFIX = "embedding_bags."
 
-# By table, first row and first column: weights and then optimizer states.
+# Weights, then optimizer states, by table, first row and first column.
 Tensors = dict[tuple[str, int, int], list[torch.Tensor]]
 
 
@@ -33,9 +34,9 @@ class Block:
     """Rows and columns of a table on a rank.
 
     Attributes:
-        rank: that has them.
-        rows: of the table.
-        columns: of the table.
+        rank: rank that has them.
+        rows: rows within the table.
+        columns: columns within the table.
     """
 
     rank: int
@@ -43,7 +44,7 @@ class Block:
     columns: range
 
     def overlap(self, other: "Block") -> "Block | None":
-        """Returns what both have, if anything."""
+        """Returns the part that both blocks have, or None."""
         rows = range(max(self.rows.start, other.rows.start), min(self.rows.stop, other.rows.stop))
         columns = range(
             max(self.columns.start, other.columns.start),
@@ -56,7 +57,7 @@ class Block:
 
         Args:
             tensor: [rows, columns] of this block, or [rows].
-            part: of this block.
+            part: part of this block.
         """
         first = part.rows.start - self.rows.start
         view = tensor[first : first + len(part.rows)]
@@ -72,9 +73,10 @@ def reshard(
     env: ShardingEnv,
     device: torch.device | None,
 ) -> None:
-    """Collectively moves shards to other ranks or cuts them otherwise, between two batches.
+    """Moves shards to other ranks or cuts them otherwise, collectively and between two batches.
 
-    A rank that fails keeps the old plan. If others have the new one then, the next batch says so.
+    A rank that fails keeps the old plan. If others have the new plan then, the next batch reports
+    it.
 
     Args:
         module: a BLSEmbeddingBagCollection.
@@ -84,7 +86,7 @@ def reshard(
 
     Raises:
         ValueError: the change is not possible, or batches are under way.
-        RendezvousError: another rank has refused it, or was given another one.
+        RendezvousError: another rank has refused the change, or was given a different one.
     """
     plan = module.module_sharding_plan
     wanted = {**plan, **changed}
@@ -95,7 +97,7 @@ def reshard(
         agreement.fail(f"rank {module._bls.exchanges.group.rank()} refuses to reshard: {error}")
         raise
     agreement.reach()
-    # The next batch compares the plan, whether or not this rank gets to the new one.
+    # The next batch compares the plan, even if this rank does not get to the new one.
     module._bls.forget_plan(_agreement(module, plan))
     rates = _learning_rates(module._lookups, module._bls.exchanges.group)
     source = _local_tensors(module._lookups)
@@ -207,14 +209,14 @@ def _check_blocks(name: str, blocks: list[Block], rows: int, columns: int, world
 
 
 def _local_tensors(lookups: Iterable[nn.Module]) -> Tensors:
-    """Returns weights and optimizer states of the fused shards on this rank; they are views."""
+    """Returns weights and optimizer states of the fused shards on this rank, as views."""
     return {
         (table.name, *table.local_metadata.shard_offsets): [weights, *states.values()]
         for kernel in _fused_kernels(lookups)
         for table, weights, states in zip(
             kernel._config.embedding_tables,
             kernel.emb_module.split_embedding_weights(),
-            # Nothing at all for optimizers without states.
+            # Optimizers without states have nothing at all here.
             kernel.emb_module.get_optimizer_state() or repeat({}),
             strict=False,
         )
@@ -224,7 +226,7 @@ def _local_tensors(lookups: Iterable[nn.Module]) -> Tensors:
 def _rebuild(module: Any, changed: Mapping[str, ParameterSharding]) -> set[str]:
     """Makes shards, lookups and dists of the new plan, without their rows.
 
-    Returns the types of the shardings that have no changed table, which keep their lookups.
+    Returns the types of the shardings without a changed table. They keep their lookups.
     """
     module.module_sharding_plan = {**module.module_sharding_plan, **changed}
     infos = module.sharding_type_to_sharding_infos
@@ -250,7 +252,7 @@ def _rebuild(module: Any, changed: Mapping[str, ParameterSharding]) -> set[str]:
     module._embedding_shardings, module._lookups = shardings, lookups
     _forget_dists(module)
     module._create_output_dist()
-    # The rows come from the old shards. New ones would replace those of the lookups that stay.
+    # The rows come from the old shards. New lookups would lose the rows of those that stay.
     module.reset_parameters = lambda: None
     try:
         module._initialize_torch_state(skip_registering=True)
@@ -261,7 +263,7 @@ def _rebuild(module: Any, changed: Mapping[str, ParameterSharding]) -> set[str]:
 
 
 def _forget_dists(module: Any) -> None:
-    """Empties what TorchRec appends to; the input dists are made at the next batch."""
+    """Empties the lists that TorchRec appends to. The next batch makes the input dists again."""
     module._has_uninitialized_input_dist = module._has_features_permute = True
     module._inverse_indices_permute_indices = None
     module._kjt_key_indices = {}
@@ -295,7 +297,8 @@ def _optimizers(lookups: Iterable[nn.Module]) -> list[Any]:
 def _learning_rates(
     lookups: Iterable[nn.Module], group: dist.ProcessGroup
 ) -> dict[str, tuple[float, float]]:
-    """Collectively returns by table the rates of the optimizer and, as of its last step, FBGEMM."""
+    """Returns, collectively, the learning rates by table: the optimizer's, and FBGEMM's of its last
+    step."""
     own = {
         table.name: (
             kernel.fused_optimizer.param_groups[0]["lr"],
@@ -338,12 +341,12 @@ def _move(
     """Collectively copies a table, with its optimizer states, from old shards to new ones.
 
     Args:
-        table: its name.
-        old: shards, on all ranks.
-        new: shards, on all ranks.
-        source: of this rank.
-        target: of this rank.
-        group: of the ranks.
+        table: name of the table.
+        old: old shards, on all ranks.
+        new: new shards, on all ranks.
+        source: tensors of this rank's old shards.
+        target: tensors of this rank's new shards.
+        group: group of the ranks.
     """
     rank = group.rank()
     outgoing: list[list[torch.Tensor]] = [[] for _ in range(group.size())]
@@ -390,5 +393,5 @@ def _exchange(
     places = [place for of_rank in incoming for place in of_rank]
     pieces = torch.split(received, [size for of_rank in sizes for size in of_rank])
     for place, piece in zip(places, pieces, strict=True):
-        # A copy is aligned as the type wants it.
+        # A copy has the alignment that the type needs.
         place.copy_(piece.clone().view(place.dtype).view(place.shape))

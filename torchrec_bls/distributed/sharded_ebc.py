@@ -44,10 +44,10 @@ from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 
-# Rows are cut over the ranks of a node, so that these have partial sums of the same columns.
+# Rows are cut over the ranks of a node. So these ranks have partial sums of the same columns.
 _BY_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 _NONE_OR_FLOATS = (0, torch.float32.itemsize)
-# TorchRec makes means of sums for tables of these.
+# For tables of these types TorchRec makes means from sums.
 _BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
 
@@ -72,8 +72,8 @@ def _gradient_divisors(sharding_type: str, theirs: Any, world_size: int) -> list
 
 
 def _can_be_summed(ids: object) -> bool:
-    """Whether they are as they arrived, without weights or with such as a lookup takes as they
-    are."""
+    """Returns whether the ids are as they arrived, and whether a lookup can use their weights as
+    they are, if there are any."""
     return isinstance(ids, ArrivedFeatures) and ids.native.weight_bytes in _NONE_OR_FLOATS
 
 
@@ -95,7 +95,7 @@ class BLSEmbeddingBagCollection(
     BoundedLagModule,
     ShardedEmbeddingBagCollection,  # type: ignore[misc]
 ):
-    """TorchRec's ShardedEmbeddingBagCollection with its exchanges through bounded-lag channels."""
+    """TorchRec's ShardedEmbeddingBagCollection that exchanges through bounded-lag channels."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class BLSEmbeddingBagCollection(
                 self._bls.exchanges.of(sharding_type, "embeddings"),
                 self._bls.exchanges.of(sharding_type, "gradients"),
                 _gradient_divisors(sharding_type, theirs, world_size),
-                # Column-wise, TorchRec puts the columns of a table together again.
+                # For column-wise sharding TorchRec puts the columns of a table together again.
                 getattr(theirs, "_callbacks", None) or [],
             )
             if codecs is None:
@@ -176,7 +176,7 @@ class BLSEmbeddingBagCollection(
             awaitable = super()._post_ids(ctx, batch)
         finally:
             self._has_mean_pooling_callback = mean_pooling
-        self._bls.routes = None  # planned, if at all, as if there were no mean pooling
+        self._bls.routes = None  # if routes are planned, that ignores mean pooling
         if first_batch:
             self._init_mean_pooling_callback(batch.features.keys(), None)
         ctx.divisor = torch.ones(())
@@ -220,7 +220,7 @@ class BLSEmbeddingBagCollection(
             table.name
             for table in self._tables()
             if table.pooling == PoolingType.MEAN
-            # TorchRec makes means of the sums of all ranks by a callback.
+            # A callback of TorchRec makes means from the sums of all ranks.
             and self.module_sharding_plan[table.name].sharding_type not in _BY_ROWS
         ]
         division = None
@@ -237,7 +237,7 @@ class BLSEmbeddingBagCollection(
         env: ShardingEnv,
         device: torch.device | None,
     ) -> None:
-        """Moves shards, with their optimizer states; DistributedModelParallel.reshard calls it.
+        """Moves shards, with their optimizer states. DistributedModelParallel.reshard calls it.
 
         The arguments and errors are those of `reshard`.
         """
@@ -263,8 +263,8 @@ class BLSEmbeddingBagCollectionSharder(
 ):
     """Shards EmbeddingBagCollections with bounded-lag exchanges.
 
-    Table-, row-, column-, table-row- and table-column-wise, as a grid, and data-parallel; sum and
-    mean pooling; weighted or not. The arguments are those of BoundedLagSharder.
+    It knows the sharding types table-, row-, column-, table-row- and table-column-wise, grid, and
+    data-parallel; sum and mean pooling; weighted or not. The arguments are BoundedLagSharder's.
     """
 
     _sharding_types = (
@@ -299,7 +299,7 @@ class BLSEmbeddingBagCollectionSharder(
                     f"with sharding type {sharding_type}, for which TorchRec adds up the means of "
                     "the ranks' rows: use table_row_wise, or sum pooling"
                 )
-        if means and others and dist.get_rank() == 0:  # all have the same plan
+        if means and others and dist.get_rank() == 0:  # all ranks have the same plan
             warnings.warn(
                 f"{type(self).__name__}: tables {means} have mean pooling and are sharded by rows, "
                 f"and {others} are not. TorchRec then divides the sums and means of these by their "

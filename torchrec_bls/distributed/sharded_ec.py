@@ -42,7 +42,7 @@ _NO_DEDUP = (
 
 
 class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # type: ignore[misc]
-    """TorchRec's ShardedEmbeddingCollection with its all-to-alls through bounded-lag channels."""
+    """TorchRec's ShardedEmbeddingCollection that exchanges through bounded-lag channels."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         if config.codecs is not None and config.codecs.decays:
             keep_in_checkpoints(self)
         if module.device.type == "meta":
-            load_initial_weights(self, module)  # otherwise TorchRec has done so
+            load_initial_weights(self, module)  # otherwise TorchRec has loaded them
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)
@@ -96,7 +96,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             or self._enabled_feature_score_auto_collection
             or ShardingType.COLUMN_WISE.value in shardings
         ):
-            return None  # TorchRec makes more of the batch than _RoutedEmbeddings can
+            return None  # TorchRec does more with the batch than _RoutedEmbeddings can
         return plan_routes(keys, shardings.items(), self._input_dists)
 
     def _sharding_context(
@@ -108,7 +108,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         )
 
     def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """See BoundedLagModule. TorchRec's cannot do batches without samples."""
+        """See BoundedLagModule. TorchRec's method cannot do batches without samples."""
         features = ctx.sharding_contexts[0].features_before_input_dist
         counts = getattr(ctx, "bls_counts", None)
         if self._bls.routes is not None and counts is not None and self._only_copies_rows(input):
@@ -175,7 +175,7 @@ class _RoutedEmbeddings(
     ExchangeAwaitable[dict[str, JaggedTensor]],
     LazyAwaitable[dict[str, JaggedTensor]],  # type: ignore[misc]
 ):
-    """The embeddings by name, cut up by the lengths of the batch as it came."""
+    """The embeddings by name, cut up by the lengths of the original batch."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _RoutedEmbeddings(
 
 
 class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
-    """The embeddings of a rank without samples, which still answers the other ranks' ids."""
+    """The embeddings of a rank without samples. The rank still answers the other ranks' ids."""
 
     def __init__(
         self,
@@ -221,11 +221,11 @@ class _EmptyBatchAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ign
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         rows = [awaitable.wait() for awaitable in self._awaitables_per_sharding]
-        # Part of the autograd graph, so that a backward answers the other ranks' gradients.
+        # It is part of the autograd graph, so that a backward answers the other ranks' gradients.
         values = sum((r.sum() for r in rows), torch.zeros(())).expand(0, self._dim)
         lengths = torch.zeros(0, dtype=torch.int32)
         return {
-            # TorchRec, too, gives the ids as the weights.
+            # TorchRec, too, gives the ids as weights.
             name: JaggedTensor(values=values, lengths=lengths, weights=self._indices)
             for name in self._names
         }
@@ -243,10 +243,10 @@ class BLSEmbeddingCollectionSharder(
 ):
     """Shards EmbeddingCollections table-, row- or column-wise with bounded-lag exchanges.
 
-    The arguments are those of BoundedLagSharder, and `use_index_dedup` as in TorchRec.
+    The arguments are BoundedLagSharder's, and `use_index_dedup` as in TorchRec.
 
     Raises:
-        ValueError: `use_index_dedup` is asked for, which needs a GPU.
+        ValueError: `use_index_dedup` is set, which needs a GPU.
     """
 
     def __init__(self, *args: Any, use_index_dedup: bool = False, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the bounded-lag modules have in common that TorchRec shards: lookups, codecs and routes."""
+"""The common part of the bounded-lag modules that TorchRec shards: lookups, codecs and routes."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ class BoundedLagModule(DirectModule, OwnInputDist):
     def _swap_ids_dists(
         self, shardings: Iterable[tuple[str, Any]], input_dists: list[nn.Module], pooled: bool
     ) -> None:
-        # The outer dist stays: TorchRec asks for its class and for what it keeps of bucketizing.
+        # The outer dist stays: TorchRec checks its class and its attributes of bucketizing.
         exchanges = self._bls.exchanges
         for index, (sharding_type, sharding) in enumerate(shardings):
             if not exchanged([sharding_type]):
@@ -81,8 +81,8 @@ class BoundedLagModule(DirectModule, OwnInputDist):
     def input_dist(self, ctx: Any, features: object) -> Awaitable[Any]:
         """Posts the ids of a batch; see TorchRec.
 
-        A batch that does not fit the module keeps nobody from going on. In inference the other
-        ranks get their rows, and this rank raises ValueError where the embeddings are used. Under
+        A batch that does not fit the module does not stop the others. In inference the other ranks
+        get their rows, and this rank raises ValueError where the embeddings are used. Under
         autograd all ranks raise when they wait for the ids: ValueError here, BatchRefusedError on
         the others.
         """
@@ -139,9 +139,9 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         return awaitable
 
     def _forget_input_dists(self) -> None:
-        """Has TorchRec make its input dists anew for the next batch: those made for batches without
-        samples, before the first one with keys, are for any order of keys."""
-        module: Any = self  # TorchRec's attributes
+        """Makes TorchRec make its input dists again for the next batch. Dists that were made for
+        batches without samples, before the first batch with keys, fit any order of keys."""
+        module: Any = self  # for TorchRec's attributes
         module._input_dists = []
         module._feature_splits = []
         module._features_order = []
@@ -171,8 +171,8 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         """Returns TorchRec's context of a sharding whose ids were just posted."""
 
     def _may_skip_lookups(self) -> bool:
-        """Whether nothing but the exchange asks for the results of the lookups."""
-        module: Any = self  # TorchRec's attributes
+        """Returns whether nothing but the exchange uses the results of the lookups."""
+        module: Any = self  # for TorchRec's attributes
         codecs = self._bls.exchanges.config.codecs
         return (
             not torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""What the bounded-lag sharders have in common."""
+"""The common part of the bounded-lag sharders."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from torchrec_bls.distributed.initial_weights import check_device
 
 
 def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
-    """Returns the ranks that a module is sharded over: in two dimensions, those of one replica."""
+    """Returns the ranks that a module is sharded over; in two dimensions, those of one replica."""
     group: dist.ProcessGroup = (
         env.sharding_pg if isinstance(env, ShardingEnv2D) else env.process_group
     )
@@ -28,18 +28,19 @@ def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
 
 
 class BoundedLagSharder:
-    """Mix-in of the sharders, before TorchRec's own.
+    """Mix-in of the sharders. It comes before TorchRec's own class.
 
     Either of `config` and `fused_params` may be the first positional argument:
-    `Sharder(BLSConfig(bound=2))`, and as of TorchRec's sharders
+    `Sharder(BLSConfig(bound=2))`, or, as with TorchRec's sharders,
     `Sharder({"learning_rate": 0.1}, config=BLSConfig(bound=2))`.
 
     Args:
         first: `config` or `fused_params`.
         second: the other one.
-        config: how ids and embeddings are exchanged; None: BLSConfig().
+        config: configuration of the exchanges; None: BLSConfig().
         fused_params: parameters of TorchRec's fused kernels (optimizer, learning rate, ...).
-        qcomm_codecs_registry: must be empty: codecs of bounded-lag messages stand in `config`.
+        qcomm_codecs_registry: an empty registry: codecs of bounded-lag messages are part of
+            `config`.
 
     Raises:
         TypeError: an argument is of another type, or is given twice.
@@ -52,7 +53,7 @@ class BoundedLagSharder:
     _sharding_types: ClassVar[tuple[str, ...]]
     _kernels: ClassVar[tuple[str, ...]]
     _sharded_module: ClassVar[type]
-    # Why a sharding type or kernel of TorchRec is not among them.
+    # Reasons why a sharding type or kernel of TorchRec is not among them.
     _refused: ClassVar[Mapping[str, str]]
 
     def __init__(
@@ -76,7 +77,7 @@ class BoundedLagSharder:
             raise TypeError(f"{name}: config is {config!r}, but must be a BLSConfig")
         if fused_params is not None and not isinstance(fused_params, dict):
             raise TypeError(f"{name}: fused_params are {fused_params!r}, but must be a dict")
-        # FBGEMM's own check of ids is off unless named: every id is checked before it is sent.
+        # FBGEMM's own check of ids is off by default here: every id is checked before it is sent.
         super().__init__(  # type: ignore[call-arg]
             {"bounds_check_mode": BoundsCheckMode.NONE, **(fused_params or {})}
         )
@@ -90,7 +91,7 @@ class BoundedLagSharder:
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Shards `module` by `params`; called by DistributedModelParallel on every rank.
+        """Shards `module` by `params`. DistributedModelParallel calls it on every rank.
 
         Raises:
             ValueError: a table has a sharding type or kernel that is not supported, or `device` is
@@ -109,12 +110,13 @@ class BoundedLagSharder:
         )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Returns what a planner may choose from: the types that any table may have."""
+        """Returns the sharding types that a planner may choose from: those that any table may
+        have."""
         return [each for each in self._sharding_types if each != ShardingType.GRID_SHARD.value]
 
     @property
     def sharded_module_type(self) -> type:
-        """The class that `shard` returns."""
+        """Returns the class that `shard` returns."""
         return self._sharded_module
 
     def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
@@ -142,7 +144,7 @@ class BoundedLagSharder:
 def _sorted_in(
     name: str, given: object, config: BLSConfig | None, fused_params: dict[str, Any] | None
 ) -> tuple[BLSConfig | None, dict[str, Any] | None]:
-    """Returns the two with a positional argument in its place."""
+    """Returns the two arguments, with a positional argument in its place."""
     if given is None:
         return config, fused_params
     if isinstance(given, BLSConfig):

@@ -1,1 +1,1 @@
-"""One direction of one module: a channel, posts in order, and what ranks agree on first."""
+"""The exchange of one direction of one module: a channel, posts in order, and agreements."""

@@ -16,8 +16,8 @@ class ExchangeAwaitable(Awaitable[W]):  # type: ignore[misc]
     """Base of the awaitables of this package."""
 
     def wait(self) -> W:
-        """Returns the result after its callbacks; torch.compile breaks its graph here."""
-        # Asked before, since a disabled function costs microseconds without a compiler, too.
+        """Returns the result after its callbacks. torch.compile breaks its graph here."""
+        # Asked first: a disabled function costs microseconds even without a compiler.
         return self._wait_uncompiled() if is_compiling() else self._wait()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

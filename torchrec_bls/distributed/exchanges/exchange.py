@@ -1,4 +1,4 @@
-"""One direction of one module: a channel made at its first use, and its posts in order."""
+"""The exchange of one direction of one module: a channel made at first use, and posts in order."""
 
 import warnings
 from collections import deque
@@ -19,7 +19,7 @@ from torchrec_bls.slot_size import HEADROOM, SMALLEST_SLOT_BYTES, wanted_slot_by
 
 T = TypeVar("T")
 
-# One huge batch is no reason to reserve memory for its like in every slot.
+# A single huge batch is no reason to reserve so much memory in every slot.
 _PULLED_BEFORE_GROWTH = 8
 _LABEL = 0xFFFFFFFF
 
@@ -28,8 +28,8 @@ class Pending(Generic[T]):
     """A post whose messages are still to be collected.
 
     Attributes:
-        channel: that the post went through.
-        sequence: of the post in the channel.
+        channel: channel that the post went through.
+        sequence: sequence number of the post in the channel.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Pending(Generic[T]):
         self._done = False
 
     def wait(self) -> T:
-        """Returns what was collected, after completing this post and all older ones."""
+        """Returns the collected result, after completing this post and all older ones."""
         while not self._done:
             self._exchange.complete_oldest()
         if self._error is not None:
@@ -55,10 +55,10 @@ class Pending(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     def receive(self, arrival: _native.Arrival) -> None:
-        """Collects from `arrival` and lets go of what was posted; see UnderWay.
+        """Collects from `arrival` and frees what was posted; see UnderWay.
 
         Raises:
-            ProtocolError: the arrival is another post's. Its rows are somebody else's.
+            ProtocolError: the arrival belongs to another post, and so do its rows.
         """
         assert self._collect is not None, "a post is completed once"
         if arrival.sequence != self.sequence:
@@ -79,19 +79,19 @@ class Pending(Generic[T]):
 class Exchange:
     """All-to-alls of one direction of one module, completed in the order of their posts.
 
-    At most bound + 1 posts are outstanding: a further one completes the oldest first, whether or
-    not somebody asked for its result yet.
+    At most bound + 1 posts are outstanding. A further post completes the oldest first, even if
+    nobody has asked for its result yet.
 
     Args:
         group: ranks that exchange.
-        config: of the sharder.
-        name: unique among the exchanges of the group.
-        on_failure: called with the reason when a post or its completion fails; `fail` unless given.
-            The other ranks may be waiting for this one in another exchange of the same module.
-        deadline: of the module; that of `config` unless given.
+        config: configuration of the sharder.
+        name: name, unique among the exchanges of the group.
+        on_failure: function called with the reason when a post or its completion fails; by default
+            `fail`. The other ranks may be waiting for this one in another exchange of the module.
+        deadline: deadline of the module; that of `config` by default.
 
     Attributes:
-        channel: that posts go through; None before the first.
+        channel: channel that posts go through; None before the first post.
         expected_batch: largest batch per rank that slots should have room for.
         growth_is_due: whether the ranks have agreed on larger slots and not made them yet.
     """
@@ -118,27 +118,27 @@ class Exchange:
         self._pulled_posts = 0
         self._posted = 0
         self._completed = 0
-        # Channels before this one, and how many posts are completed when all ranks have done with
-        # them.
+        # Older channels. Each has a number of posts: when so many are completed, all ranks have
+        # finished with the channel.
         self._retired: deque[tuple[BoundedLagChannel, int]] = deque()
 
     @property
     def bound(self) -> int:
-        """Iterations that ranks may be apart."""
+        """Returns the number of iterations that ranks may be apart."""
         return self._config.bound
 
     @property
     def under_way(self) -> bool:
-        """Whether a post is not completed yet."""
+        """Returns whether a post is not completed yet."""
         return bool(self._window.posts)
 
     def open(self, message_bytes: int, batch: int, slot_bytes: int = 0) -> BoundedLagChannel:
         """Returns the channel. The first call makes it, collectively.
 
         Args:
-            message_bytes: size of this rank's largest message of the first post.
-            batch: this rank's batch size in it.
-            slot_bytes: that all ranks have agreed on since; a channel with smaller slots is
+            message_bytes: size of this rank's largest message in the first post.
+            batch: this rank's batch size in the first post.
+            slot_bytes: size that all ranks have agreed on since; a channel with smaller slots is
                 replaced, collectively.
         """
         if self.channel is None:
@@ -150,25 +150,26 @@ class Exchange:
         return self.channel
 
     def has_slots(self, slot_bytes: int) -> bool:
-        """Whether slots are large enough already, so that `open` has nothing to do."""
+        """Returns whether slots are large enough already, so that `open` has nothing to do."""
         return self.channel is not None and (slot_bytes <= self._slot_bytes or not self._grows)
 
     @property
     def wanted_slot_bytes(self) -> int:
-        """Bytes of the slots that this rank's messages ask for; 0: those that it has."""
+        """Returns the size of slots that this rank's messages need; 0: the slots are large
+        enough."""
         if self.channel is None or not self._grows or self._pulled_posts < _PULLED_BEFORE_GROWTH:
             return 0
         return int(self.channel.native.stats().largest_message * HEADROOM)
 
     def fail(self, reason: str) -> None:
-        """Fails this exchange on all ranks; those that are setting up its channel, too."""
+        """Fails this exchange on all ranks, including ranks that are setting up its channel."""
         for channel in (self.channel, *(channel for channel, _ in self._retired)):
             if channel is not None:
                 channel.poison(reason)
         if self.channel is None or self.growth_is_due:
             slots_are_known = self._config.slot_bytes is not None or self.channel is not None
             name, phase = (self.name, "terms") if slots_are_known else (self._slots_name, "bytes")
-            # Without a store nobody is setting up anything.
+            # Without a store no rank is setting up anything.
             with suppress(RuntimeError):
                 Rendezvous(self._group, name, self._deadline.seconds).fail(phase, reason)
 
@@ -198,7 +199,8 @@ class Exchange:
         )
 
     def _grow(self, old: BoundedLagChannel, slot_bytes: int) -> None:
-        """Replaces the channel by one with larger slots, or on no rank if one has no memory."""
+        """Replaces the channel by one with larger slots. If one rank has no memory, no rank
+        does."""
         channel, failure = None, ""
         try:
             channel = self._make_channel(slot_bytes)
@@ -213,19 +215,19 @@ class Exchange:
             if channel is not None:
                 channel.close()
             reason = next(filter(None, failures))
-            if self._group.rank() == 0:  # all know the same
+            if self._group.rank() == 0:  # all ranks know the same
                 warnings.warn(
                     f"{self.name}: messages outgrew their slots, which cannot be enlarged "
                     f"({reason}). Larger messages go on being pulled, which is slower",
                     stacklevel=2,
                 )
             return
-        # Whoever has posted that much to the new channel has completed all posts of the old one.
+        # A rank that has posted so much to the new channel has completed all posts of the old one.
         self._retired.append((old, self._posted + self._config.bound + 1))
         self.channel, self._slot_bytes = channel, slot_bytes
 
     def make_room(self) -> None:
-        """Completes old posts until a further one is possible."""
+        """Completes old posts until a further post is possible."""
         while self._window.is_full:
             self.complete_oldest()
 
@@ -236,20 +238,20 @@ class Exchange:
         own: Sequence[torch.Tensor],
         batch: int,
     ) -> Pending[T]:
-        """Posts through `send` and returns the handle whose `wait` returns what `collect` does.
+        """Posts through `send`. Returns a handle whose `wait` returns the result of `collect`.
 
         Args:
-            send: posts exactly one message to each rank.
-            collect: reads the arrival; called once, before its slots are released.
-            own: tensors that the message to this rank itself is read from in place.
-            batch: number of the batch, by which receivers know that no post was left out.
+            send: function that posts exactly one message to each rank.
+            collect: function that reads the arrival; called once, before its slots are released.
+            own: tensors that hold the message to this rank itself; it is read in place.
+            batch: number of the batch, by which receivers see that no post is missing.
         """
         channel = self.channel
         assert channel is not None, "open comes before post"
         self.make_room()
         pulled = channel.native.pulled_messages
-        # A signal may be raised between any two lines: whatever interrupts them fails the exchange,
-        # so that nobody counts on messages that have left without a handle.
+        # A signal may raise between any two lines. Any interruption fails the exchange, so that no
+        # rank counts on messages that have left without a handle.
         try:
             pending = Pending(self, channel, collect)
             channel.native.label(batch & _LABEL)
@@ -257,7 +259,7 @@ class Exchange:
             self._window.post(pending, send)
             self._posted += 1
         except BaseException as error:
-            # The other ranks count on this post.
+            # The other ranks expect this post.
             self._on_failure(_reason(error))
             raise
         if channel.native.pulled_messages != pulled:
@@ -288,5 +290,5 @@ class Exchange:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns what the other ranks are told."""
+    """Returns the reason for the other ranks."""
     return str(error) if isinstance(error, Exception) else named(error)

@@ -1,8 +1,8 @@
-"""What the ranks of a sharded module have to agree on before they exchange anything.
+"""The terms that the ranks of a sharded module agree on before they exchange anything.
 
-A channel's messages carry bytes and not what they mean. Ranks with other tables, or with the same
-tables sharded otherwise, would read each other's messages wrongly, or wait for channels that the
-others never make.
+A channel's messages carry only bytes, not their meaning. Ranks with other tables, or with the same
+tables sharded otherwise, would read each other's messages wrongly. Or they would wait for channels
+that the others never make.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ _NOTHING = "nothing"
 
 
 class Agreement:
-    """Terms of a module, as names and values, to be compared by its ranks once.
+    """Terms of a module, as names and values. Its ranks compare them once.
 
     Args:
         group: the module's ranks.
-        name: of the module.
-        deadline: for the other ranks to come.
-        terms: one line each; names have no ": ".
+        name: name of the module.
+        deadline: deadline of the wait for the other ranks.
+        terms: values by name, one line each; a name has no ": ".
 
     Attributes:
-        reached: whether all ranks are known to have the same.
+        reached: whether all ranks are known to have the same terms.
     """
 
     def __init__(
@@ -45,15 +45,16 @@ class Agreement:
         self._text = "\n".join(f"{name}: {value}" for name, value in terms.items())
 
     def reach(self) -> None:
-        """Collectively compares the terms; does nothing once it has.
+        """Compares the terms, collectively. Does nothing if that was done before.
 
         Raises:
-            RendezvousError: they differ (the first that does is named), or not all ranks came.
+            RendezvousError: terms differ (the text names the first), or a rank did not come.
         """
         if self.reached:
             return
         rendezvous = Rendezvous(self._group, self._name, self._deadline.seconds)
-        # The terms of many tables are long, and the store brings those of each rank to each.
+        # The terms of many tables are long, and the store would bring those of each rank to each
+        # rank.
         digest = hashlib.sha256(self._text.encode()).hexdigest()
         records = rendezvous.exchange(_PHASE, {"digest": digest})
         if any(record["digest"] != digest for record in records):
@@ -62,7 +63,7 @@ class Agreement:
 
     def fail(self, reason: str) -> None:
         """Tells ranks that compare terms why this one does not come."""
-        # Without a store nobody waits.
+        # Without a store no rank waits.
         with suppress(RuntimeError):
             Rendezvous(self._group, self._name, self._deadline.seconds).fail(_PHASE, reason)
 
@@ -81,14 +82,14 @@ class Agreement:
 def terms_of(
     config: BLSConfig, tables: Iterable[Any], params: Mapping[str, ParameterSharding]
 ) -> dict[str, str]:
-    """Returns what the exchanges of a module depend on: its tables, their order and the plan.
+    """Returns the terms that a module's exchanges depend on: its tables, their order and the plan.
 
     Args:
-        config: of the sharder.
-        tables: EmbeddingConfig or EmbeddingBagConfig of each.
+        config: configuration of the sharder.
+        tables: EmbeddingConfig or EmbeddingBagConfig of each table.
         params: the module's plan.
     """
-    # The bound and the transport are compared by the channels themselves.
+    # The channels themselves compare the bound and the transport.
     terms = {"slot_bytes": str(config.slot_bytes), "lookup": config.lookup}
     for number, table in enumerate(tables):
         planned = params[table.name]

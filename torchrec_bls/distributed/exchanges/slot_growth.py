@@ -1,4 +1,4 @@
-"""Larger slots for messages that have outgrown them, from one batch on for all ranks."""
+"""Larger slots for messages that have outgrown them. All ranks change at the same batch."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from torchrec_bls.distributed.exchanges.exchange import Exchange
 
 
 class SlotBytes(NamedTuple):
-    """Sizes of the slots of a sharding type's exchanges; 0: as large as they are."""
+    """The slot sizes of a sharding type's exchanges; 0: unchanged."""
 
     ids: int = 0
     embeddings: int = 0
@@ -18,13 +18,14 @@ class SlotBytes(NamedTuple):
 class SlotGrowth:
     """Agrees on slots for the exchanges of one sharding type of a module.
 
-    Every rank says along with its ids how large slots its messages ask for. Who has completed the
-    ids of batch n knows what all ranks asked for then, and every rank has completed them before it
-    posts those of batch n + bound + 1: from that batch on the slots are the largest asked for.
+    Every rank sends along with its ids the slot sizes that its messages need. A rank that has
+    completed the ids of batch n knows what all ranks asked for in it. Every rank has completed
+    those ids before it posts the ids of batch n + bound + 1. From that batch on the slots have the
+    largest size asked for.
 
     Args:
-        bound: of the exchanges.
-        exchanges: of ids, embeddings and gradients.
+        bound: bound of the exchanges.
+        exchanges: exchanges of ids, embeddings and gradients.
     """
 
     def __init__(self, bound: int, exchanges: Sequence[Exchange]) -> None:
@@ -35,14 +36,14 @@ class SlotGrowth:
         self._agreed: deque[tuple[int, SlotBytes]] = deque()
 
     def begin(self) -> tuple[int, SlotBytes]:
-        """Returns the number of the batch whose ids are posted next and the slots for it."""
+        """Returns the number of the next batch to post, and the slots for it."""
         number, self._posted = self._posted, self._posted + 1
         while self._agreed and self._agreed[0][0] <= number:
             self._in_force = self._agreed.popleft()[1]
         return number, self._in_force
 
     def wanted(self) -> SlotBytes:
-        """Returns what this rank's messages ask for."""
+        """Returns the slot sizes that this rank's messages need."""
         return SlotBytes(*(exchange.wanted_slot_bytes for exchange in self._exchanges))
 
     def learn(self, number: int, wanted: Sequence[int]) -> None:

@@ -1,1 +1,1 @@
-"""The ids of a batch, from the checks of what came in to the ranks that hold their rows."""
+"""The ids of a batch: the checks of the input, and the way to the ranks that hold the rows."""

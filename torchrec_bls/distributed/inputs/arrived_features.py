@@ -1,8 +1,8 @@
-"""The ids that a rank looks up, as native code put them together.
+"""The ids that a rank looks up, as native code has joined them.
 
-A lookup that reads tables takes them where they lie. TorchRec's own lookups take a
-KeyedJaggedTensor, whose making costs more than to put the ids of a small batch together: it is made
-when somebody first asks for it.
+A lookup that reads tables takes the ids where they lie. TorchRec's own lookups take a
+KeyedJaggedTensor. Making one costs more than joining the ids of a small batch. So it is made only
+when somebody asks for it.
 """
 
 import copy
@@ -30,12 +30,13 @@ class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
     def of(
         cls, native: _native.BatchIds, keys: list[str], dtypes: list[torch.dtype]
     ) -> "ArrivedFeatures":
-        """Returns the features of a batch, past TorchRec's constructor.
+        """Returns the features of a batch, without TorchRec's constructor.
 
         Args:
-            native: their ids.
-            keys: of the features that this rank looks up.
-            dtypes: of lengths, values and, if there are any, weights of this rank's own batch.
+            native: ids of the batch.
+            keys: keys of the features that this rank looks up.
+            dtypes: dtypes of lengths, values and, if there are any, weights of this rank's own
+                batch.
         """
         lazy = cls.__new__(cls)
         lazy.native = native
@@ -43,17 +44,18 @@ class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
         return lazy
 
     def __getattr__(self, name: str) -> Any:
-        """Makes the tensors when an attribute is asked for: that it is not there leads here."""
+        """Makes the tensors when an attribute is missing: Python calls this for missing ones
+        only."""
         unmade = self.__dict__.get("unmade")
         if unmade is not None:
-            self._make(*unmade)  # by two threads, it is done twice alike
+            self._make(*unmade)  # two threads may do it twice, with the same result
             self.__dict__.pop("unmade", None)
         if name in self.__dict__:
             return self.__dict__[name]
         raise AttributeError(f"'KeyedJaggedTensor' object has no attribute '{name}'")
 
     def __reduce_ex__(self, _: Any) -> Any:
-        """Copies and pickles are those of a plain one."""
+        """Returns what a plain one does: copies and pickles are plain."""
         plain = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
         self.values()
         plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "native"})
@@ -82,7 +84,7 @@ class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
 
 def _dtypes(ids: _native.BatchIds, own: list[torch.dtype]) -> list[torch.dtype]:
     """Returns the dtypes of lengths, values and weights. Those of this rank's batch say more than
-    sizes, but a batch without samples may be of any."""
+    sizes do, but a batch without samples may have any dtypes."""
     sizes = [ids.length_bytes, ids.value_bytes]
     if ids.weight_bytes:
         sizes.append(ids.weight_bytes)

@@ -1,7 +1,7 @@
-"""How the features of a batch reach the input dists of a module, without TorchRec's regrouping.
+"""The way of a batch's features to the input dists of a module, without TorchRec's regrouping.
 
-TorchRec copies every batch into the order of its input dists and cuts the copy up. Where a dist
-sends features as they are, its messages can be gathered from the batch itself.
+TorchRec copies every batch into the order of its input dists and cuts the copy up. If a dist sends
+features as they are, its messages can be gathered from the batch itself.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ class Route:
     """The features of one input dist.
 
     Attributes:
-        input_dist: TorchRec's, around a BoundedLagIdsDist.
+        input_dist: TorchRec's input dist around a BoundedLagIdsDist.
         order: keys of the batch in the order of the dist, by index.
         bucketized: whether the dist cuts features by rows before it sends them.
         in_order: whether the dist takes all keys as they come.
@@ -53,8 +53,9 @@ class Route:
 
     @property
     def unbucketize_permute(self) -> torch.Tensor | None:
-        """What brings the rows of the batch posted last back into its order, if it was cut up."""
-        # Others lack the attribute, and a module takes long to say so.
+        """Returns the permutation that brings the last posted rows back into the batch's order, or
+        None."""
+        # Other dists lack the attribute, and a module takes long to say so.
         input_dist: Any = self.input_dist
         return input_dist.unbucketize_permute_tensor if self.bucketized else None
 
@@ -62,12 +63,12 @@ class Route:
 def plan_routes(
     keys: list[str], shardings: Iterable[tuple[str, Any]], input_dists: Iterable[nn.Module]
 ) -> list[Route]:
-    """Returns the route of each sharding of a module for batches with `keys`.
+    """Returns the route of each of a module's shardings for batches with `keys`.
 
     Args:
-        keys: of the batches.
-        shardings: type and TorchRec's sharding.
-        input_dists: of the shardings.
+        keys: keys of the batches.
+        shardings: type of each sharding, and TorchRec's sharding.
+        input_dists: input dists of the shardings.
     """
     routes = []
     for (sharding_type, sharding), input_dist in zip(shardings, input_dists, strict=True):
@@ -81,9 +82,10 @@ class RoutedIdsAwaitable(
     ExchangeAwaitable["RoutedTensorsAwaitable"],
     KJTListSplitsAwaitable[None],  # type: ignore[misc]
 ):
-    """First wait of routed input dists: nothing; the second is that of RoutedTensorsAwaitable.
+    """The first wait of routed input dists. It does nothing; the second is
+    RoutedTensorsAwaitable's.
 
-    TorchRec's pipelines take `awaitables` and other attributes of the class for waits of their own.
+    TorchRec's pipelines take `awaitables` and other attributes of the class for their own waits.
     """
 
     def __init__(self, awaitables: list[IdsAwaitable]) -> None:
@@ -94,7 +96,7 @@ class RoutedIdsAwaitable(
 
 
 class RoutedTensorsAwaitable(ExchangeAwaitable[KJTList]):
-    """The ids of all shardings, put together."""
+    """The joined ids of all shardings."""
 
     def __init__(self, awaitables: list[IdsAwaitable]) -> None:
         super().__init__()

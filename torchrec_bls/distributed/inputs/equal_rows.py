@@ -1,4 +1,4 @@
-"""Which rows of a way back are equal, as both of its ends know from the ids."""
+"""Which embeddings on their way back are equal. Both ends of the way know it from the ids."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,9 +16,9 @@ class EqualRows(NamedTuple):
     """Groups of equal rows.
 
     Attributes:
-        groups: of the rows of each key that this rank sends ids of, or of each feature and rank
-            whose ids it looks up.
-        memory: that groups lie in.
+        groups: groups of the rows of each key that this rank sends ids of, or of each feature and
+            rank whose ids it looks up.
+        memory: memory that holds the groups.
     """
 
     groups: list[Groups]
@@ -26,11 +26,11 @@ class EqualRows(NamedTuple):
 
 
 class UniqueRows(NamedTuple):
-    """What is to be found out of the rows of a sharding.
+    """The questions about equal rows of a sharding.
 
     Attributes:
-        pooled: whether bags have a row each, and not ids.
-        wanted: whether equal rows are to travel once, [rank][feature] in the order of the lookups.
+        pooled: whether bags have a row each; otherwise ids have one.
+        wanted: whether equal rows should travel once, [rank][feature] in the order of the lookups.
     """
 
     pooled: bool
@@ -44,13 +44,13 @@ class UniqueRows(NamedTuple):
         counts: Sequence[int],
         order: Sequence[int],
     ) -> EqualRows:
-        """Returns what this rank knows of the rows that will come for its ids.
+        """Returns the equal rows among those that will come for this rank's ids.
 
         Args:
-            lengths: of the bags, by key; contiguous.
-            values: ids, likewise.
-            stride: bags of a key.
-            counts: ids of each key.
+            lengths: lengths of the bags, by key; contiguous.
+            values: ids, by key; contiguous.
+            stride: number of bags of a key.
+            counts: number of ids of each key.
             order: keys by destination rank, by index; empty means all.
         """
         wanted = [each for of_rank in self.wanted for each in of_rank]
@@ -72,14 +72,14 @@ class UniqueRows(NamedTuple):
         strides: Sequence[int],
         counts: Sequence[int],
     ) -> EqualRows:
-        """Returns what this rank knows of the rows that it looks up.
+        """Returns the equal rows among those that this rank looks up.
 
         Args:
-            rank: this one.
-            lengths: of the bags, by feature and rank; contiguous.
-            values: ids, likewise.
-            strides: bags of a feature, by rank.
-            counts: ids, by feature and rank.
+            rank: this rank.
+            lengths: lengths of the bags, by feature and rank; contiguous.
+            values: ids, by feature and rank; contiguous.
+            strides: number of bags of a feature, by rank.
+            counts: number of ids, by feature and rank.
         """
         wanted = [each for each in self.wanted[rank] for _ in strides]
         bags = [*strides] * len(self.wanted[rank])

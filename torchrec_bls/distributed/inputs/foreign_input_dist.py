@@ -4,22 +4,22 @@ from typing import Any
 
 
 class OwnInputDist:
-    """Mix-in of the sharded modules: their input dist is the one that is used.
+    """Mix-in of the sharded modules, which makes sure that their own input dist is used.
 
-    The embeddings go back by the layout that it leaves.
+    The embeddings go back by the layout that this input dist leaves.
     """
 
-    _input_dists: list[Any]  # TorchRec's
+    _input_dists: list[Any]  # from TorchRec
 
     @property
     def _has_uninitialized_input_dist(self) -> bool:
-        """TorchRec's mark of a module that has had no batch yet."""
+        """Returns TorchRec's mark of a module that has had no batch yet."""
         return self._bls_has_no_input_dist
 
     @_has_uninitialized_input_dist.setter
     def _has_uninitialized_input_dist(self, value: bool) -> None:
-        # TorchRec's ManagedCollision modules take the mark off without a batch: they have input
-        # dists of their own, and ask for `compute` and `output_dist` alone.
+        # TorchRec's ManagedCollision modules remove the mark without a batch. They have their own
+        # input dists, and call only `compute` and `output_dist`.
         if not value and not self._input_dists:
             raise ValueError(
                 f"{type(self).__name__} is sharded inside of a ManagedCollision module, which "

@@ -1,4 +1,4 @@
-"""What a sharded module asks of its input before a byte of it is read."""
+"""The checks of a sharded module's input, before a byte of it is read."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from torchrec_bls.distributed.inputs.variable_batch import padded, varies, with_
 _NO_LIMIT = (1 << 63) - 1
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# As TorchRec has it, whose lookups make int64 of whatever integers come.
+# These are TorchRec's dtypes. Its lookups turn all integers into int64.
 _OTHER_INTEGERS = (torch.int8, torch.uint8, torch.int16)
 
 
@@ -21,9 +21,10 @@ class CheckedBatch(NamedTuple):
     """Input that can be sent.
 
     Attributes:
-        features: tensors on the CPU, contiguous, of dtypes and sizes that native code reads.
-        counts: ids of each key.
-        varying: the same ids with a batch size per key, if they came so; `features` are padded.
+        features: features with tensors on the CPU, contiguous, of dtypes and sizes for native code.
+        counts: number of ids of each key.
+        varying: the same ids with a batch size per key, if they came so; `features` are padded
+            then.
     """
 
     features: KeyedJaggedTensor
@@ -35,18 +36,18 @@ class InputCheck:
     """Checks the batches of one module.
 
     Args:
-        name: what errors call the module.
+        name: name of the module in errors.
         tables: an EmbeddingConfig or EmbeddingBagConfig for each table.
         is_weighted: whether ids have weights.
-        bad_ids: "refuse" raises for an id that its table has no row for; "row0" looks up row 0
-            instead, as TorchRec does.
+        bad_ids: treatment of an id that its table has no row for. "refuse" raises; "row0" looks up
+            row 0 instead, as TorchRec does.
 
     Attributes:
         is_weighted: whether ids have weights.
         bad_ids: see above.
-        keys: of all batches; None before the first.
-        replaced_ids: ids that row 0 was looked up for.
-        refused_batches: that `check` raised for.
+        keys: keys of all batches; None before the first.
+        replaced_ids: number of ids for which row 0 was looked up.
+        refused_batches: number of batches that `check` raised for.
     """
 
     def __init__(self, name: str, tables: Iterable[Any], is_weighted: bool, bad_ids: str) -> None:
@@ -62,10 +63,10 @@ class InputCheck:
         self._inverse_keys: list[str] | None = None
 
     def check(self, features: object) -> CheckedBatch:
-        """Returns `features` as they can be sent.
+        """Returns `features` in a form that can be sent.
 
         Raises:
-            ValueError: they do not fit the module; the text says what to change.
+            ValueError: the features do not fit the module; the text says what to change.
         """
         try:
             return self._checked(features)
@@ -90,8 +91,8 @@ class InputCheck:
         return CheckedBatch(sent, checked.counts, varying)
 
     def _is_like_the_first(self, features: KeyedJaggedTensor) -> bool:
-        """Whether `_readable` and `_of_first_dtypes` would return `features` as they are. Nearly
-        all are, and the two take longer than a small exchange."""
+        """Returns whether `_readable` and `_of_first_dtypes` would return `features` unchanged.
+        They would for nearly all batches, and take longer than a small exchange."""
         lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
         dtypes = self._dtypes
         if weights is None:
@@ -117,7 +118,7 @@ class InputCheck:
     def _padded(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         of_one_size = padded(features, self._rows_by_feature)
         keys = features.inverse_indices()[0]
-        if self._inverse_keys not in (None, keys):  # TorchRec keeps the order of the first
+        if self._inverse_keys not in (None, keys):  # TorchRec keeps the first batch's order
             raise ValueError(
                 f"inverse_indices are given for {keys}, but those of an earlier batch for "
                 f"{self._inverse_keys}: keep keys and their order the same in all batches"
@@ -126,8 +127,8 @@ class InputCheck:
         return of_one_size
 
     def _of_first_dtypes(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Returns `features` in the dtypes of the first batch: messages of all ranks have to agree,
-        and one request must not fail the others'."""
+        """Returns `features` in the dtypes of the first batch. The messages of all ranks must
+        agree, and one request must not fail the others' requests."""
         tensors = _tensors_of(features)
         if not self._dtypes:
             self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
@@ -221,7 +222,7 @@ class InputCheck:
 
 
 def _rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
-    """Returns the smallest number of rows of the tables that each feature is looked up in."""
+    """Returns the smallest number of rows among the tables that each feature is looked up in."""
     rows: dict[str, int] = {}
     for table in tables:
         for feature in table.feature_names:
@@ -233,8 +234,8 @@ def _readable(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Returns `features` in memory that native code may read.
 
     Raises:
-        ValueError: a tensor is on another device, of another kind of numbers, or its size is not
-            that of the batch.
+        ValueError: a tensor is on another device, has another kind of numbers, or another size than
+            the batch.
     """
     tensors = _tensors_of(features)
     changed: dict[str, torch.Tensor] = {}

@@ -1,6 +1,6 @@
-"""Input dist: the ids of a batch to the ranks that hold their rows, in one message per peer.
+"""Input dist: sends the ids of a batch to the ranks that hold their rows, one message per peer.
 
-Replaces TorchRec's KJTAllToAll, which exchanges splits, lengths and values one after the other.
+It replaces TorchRec's KJTAllToAll, which exchanges splits, lengths and values one after the other.
 """
 
 from collections.abc import Callable
@@ -24,20 +24,20 @@ from torchrec_bls.distributed.inputs.refused_batches import refused
 
 
 class IdsLayout:
-    """How ids came to the rank that looks them up: their embeddings go back the same way.
+    """How ids came to the rank that looks them up. Their embeddings go back the same way.
 
     Attributes:
-        native: what came, with the ids.
-        number: of the batch, counted from 0 on all ranks alike.
+        native: arrived batch with its ids.
+        number: number of the batch, counted from 0 on all ranks alike.
         order: ranks in the order of their samples in the batch that is looked up.
         strides: batch size of each rank.
-        values_sent: ids that this rank sent to each rank.
-        counts_sent: ids that this rank sent to each rank of each of its features, flattened; only
-            where rows are encoded.
-        equal_sent: which of the rows that come for this rank's ids are equal, by rank and feature
-            like `counts_sent`; None where nobody asks.
-        equal_received: which of the rows that this rank looks up are equal, by feature and rank
-            like `counts`.
+        values_sent: number of ids that this rank sent to each rank.
+        counts_sent: number of ids that this rank sent to each rank of each of its features,
+            flattened; only where rows are encoded.
+        equal_sent: equal rows among those that come for this rank's ids, by rank and feature like
+            `counts_sent`; None where nobody asks.
+        equal_received: equal rows among those that this rank looks up, by feature and rank like
+            `counts`.
         slot_bytes: slot sizes of the exchanges, for this batch.
     """
 
@@ -54,27 +54,28 @@ class IdsLayout:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Ids by feature and, within a feature, by rank in `order`, flattened."""
+        """Returns the number of ids by feature and, within a feature, by rank in `order`,
+        flattened."""
         return self.native.counts
 
     @cached_property
     def values_received(self) -> list[int]:
-        """Ids that each rank sent to this one."""
+        """Returns the number of ids that each rank sent to this one."""
         return self.native.values_per_source
 
     @property
     def all_ended(self) -> bool:
-        """Whether no rank has a batch any more."""
+        """Returns whether no rank has a batch any more."""
         return self.native.all_ended
 
     @property
     def updates(self) -> int:
-        """Updates of the weights that all ranks have ready."""
+        """Returns the number of updates of the weights that all ranks have ready."""
         return self.native.updates
 
     @property
     def refusals(self) -> dict[int, str]:
-        """Why ranks refuse to go on with this batch, by rank."""
+        """Returns the reasons of ranks that refuse to go on with this batch, by rank."""
         refusals = self.native.refusals
         return {rank: reason.decode(errors="replace") for rank, reason in refusals}
 
@@ -86,8 +87,8 @@ def layout_of(sharding_context: Any) -> IdsLayout:
 
 
 class _Batch(NamedTuple):
-    """What this rank knows of a batch whose ids it has posted; `sent`, `counts_sent` and, if it is
-    asked for, the one item of `equal` are those of IdsLayout."""
+    """The facts that this rank knows about a batch whose ids it has posted. `sent`, `counts_sent`
+    and the one item of `equal`, if any, become fields of IdsLayout."""
 
     number: int
     local_keys: list[str]
@@ -99,7 +100,7 @@ class _Batch(NamedTuple):
 
 
 class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
-    """Second wait of an input dist: the ids of all ranks, put together."""
+    """The second wait of an input dist. Its result is the joined ids of all ranks."""
 
     def __init__(
         self, rank: int, name: str, pending: Pending[tuple[ArrivedFeatures, IdsLayout]]
@@ -123,20 +124,20 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
     def _fill(context: Any, layout: IdsLayout) -> None:
         context.bls_ids_layout = layout
         context.batch_size_per_rank = layout.strides
-        if hasattr(context, "input_splits"):  # sequence embeddings
+        if hasattr(context, "input_splits"):  # for sequence embeddings
             context.input_splits = layout.values_sent
             context.output_splits = layout.values_received
 
 
 class IdsAwaitable(ExchangeAwaitable[IdsTensorsAwaitable]):
-    """First wait of an input dist. It waits for nothing, since sizes travel with the data."""
+    """The first wait of an input dist. It waits for nothing, since sizes travel with the data."""
 
     def __init__(self, tensors: IdsTensorsAwaitable) -> None:
         super().__init__()
         self._tensors = tensors
 
     def bind(self, sharding_context: Any) -> None:
-        """Says which of TorchRec's contexts the layout goes into when the ids have arrived."""
+        """Sets the TorchRec context that gets the layout when the ids have arrived."""
         self._tensors.sharding_context = sharding_context
 
     def _wait_impl(self) -> IdsTensorsAwaitable:
@@ -146,19 +147,19 @@ class IdsAwaitable(ExchangeAwaitable[IdsTensorsAwaitable]):
 class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
     """Redistributes a KeyedJaggedTensor whose keys are ordered by destination rank.
 
-    Stands where TorchRec's sparse features dists keep their KJTAllToAll, whose class its pipelines
-    ask for before they replace it.
+    It takes the place of the KJTAllToAll in TorchRec's sparse features dists. TorchRec's pipelines
+    check for that class before they replace it.
 
     Args:
         group: ranks to exchange with.
-        splits: keys for each rank.
+        splits: number of keys for each rank.
         stagger: number of nodes for table-row-wise sharding, whose batches TorchRec orders by
             local rank first; else 1.
         exchange: the module's channel for ids.
-        growth: of the slots of the exchanges of its sharding type.
-        note_of: returns what to tell along with the ids that are posted next.
-        count_keys: whether the way back asks for `IdsLayout.counts_sent`.
-        unique: of which rows of the way back it asks whether they are equal, if of any.
+        growth: growth of the slots of its sharding type's exchanges.
+        note_of: function that returns the note to send along with the next ids.
+        count_keys: whether the way back needs `IdsLayout.counts_sent`.
+        unique: questions about equal rows on the way back; None if there are none.
     """
 
     def __init__(
@@ -187,12 +188,12 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         self._unique = unique
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keeps the forward, which TorchRec's pipelines replace to fuse the exchanges of splits.
+        """Keeps the forward. TorchRec's pipelines replace it to fuse the exchanges of splits.
 
-        There is none here, and they take an awaitable without one as it is.
+        There is no such exchange here. The pipelines accept an awaitable without one.
 
         Raises:
-            ValueError: the bound is not 0. Their depth is fixed.
+            ValueError: the bound is not 0: the depth of these pipelines is fixed.
         """
         if name != "forward":
             super().__setattr__(name, value)
@@ -203,18 +204,18 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             )
 
     def forward(self, ids: KeyedJaggedTensor) -> IdsAwaitable:
-        """Posts `ids` and returns the awaitable of the awaitable of this rank's share."""
+        """Posts `ids`. Returns the awaitable of the awaitable of this rank's share."""
         return self.post(ids, [])
 
     def post(
         self, ids: KeyedJaggedTensor, order: list[int], batch: int | None = None
     ) -> IdsAwaitable:
-        """Posts the keys of `ids` that `order` names, by destination rank; empty means all.
+        """Posts the keys of `ids` that `order` names, by destination rank. An empty one means all.
 
         Args:
-            ids: of this rank.
+            ids: ids of this rank.
             order: keys, by index.
-            batch: samples that slots are sized by; None: those of `ids`.
+            batch: number of samples that slots are sized for; None: that of `ids`.
         """
         lengths, values = ids.lengths().contiguous(), ids.values().contiguous()
         weights = ids.weights_or_none()
@@ -249,8 +250,8 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
                     (note.ended, note.refusal, note.updates, wanted),
                 )
             )
-            # The other ranks have their ids by now, and read them meanwhile. TorchRec's lookups
-            # use weights, with which bags of equal ids differ, of modules that are not weighted.
+            # The other ranks have their ids by now, and read them meanwhile. TorchRec's lookups use
+            # weights even in modules that are not weighted. With weights, bags of equal ids differ.
             if self._unique is not None and weights is None:
                 counts = ids.length_per_key()
                 own.equal.append(self._unique.sent(lengths, values, stride, counts, order))
@@ -292,6 +293,6 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
 
 
 def _values_per_key(ids: KeyedJaggedTensor, order: list[int]) -> list[int]:
-    """Returns the values of the keys that `order` names; empty means all."""
+    """Returns the number of values of each key that `order` names. An empty one means all."""
     per_key: list[int] = ids.length_per_key()
     return [per_key[i] for i in order] if order else per_key

@@ -1,8 +1,8 @@
-"""Batches that a rank cannot send, and what becomes of them on all ranks.
+"""Batches that a rank cannot send, and their treatment on all ranks.
 
-In inference the rank takes part with a batch without samples, so that the others get their rows,
-and raises where the embeddings are first used. In training no rank may go on, since gradients of
-all ranks belong to one step: all raise where they wait for the ids.
+In inference the rank takes part with a batch without samples, so that the others get their rows. It
+raises where the embeddings are first used. In training no rank may go on, since gradients of all
+ranks belong to one step: all ranks raise where they wait for the ids.
 """
 
 import sys
@@ -21,9 +21,9 @@ def refused(rank: int, name: str, refusals: Mapping[int, str]) -> Exception:
     """Returns the error to raise on `rank` for a batch of training that ranks refused.
 
     Args:
-        rank: this one.
-        name: of the exchange.
-        refusals: reasons by rank, one at least.
+        rank: this rank.
+        name: name of the exchange.
+        refusals: reasons by rank, at least one.
     """
     if rank in refusals:
         return ValueError(refusals[rank])
@@ -35,16 +35,16 @@ def refused(rank: int, name: str, refusals: Mapping[int, str]) -> Exception:
 
 
 class RefusedBatchError(ValueError):
-    """A batch that does not fit its module, where nobody else takes part in it."""
+    """A batch that does not fit its module, in a process where no other rank takes part."""
 
 
 class RefusedEmbeddings(LazyAwaitable[Any]):  # type: ignore[misc]
-    """Stands for the embeddings of a refused batch of inference, and raises when they are used.
+    """The embeddings of a refused batch of inference. They raise when they are used.
 
     Args:
         nothing: the embeddings of the batch without samples that was sent instead.
-        error: to raise.
-        before: called first.
+        error: error to raise.
+        before: function that is called first.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RefusedEmbeddings(LazyAwaitable[Any]):  # type: ignore[misc]
 
 
 class Calls:
-    """How often a module was called, and when last, compared with other modules."""
+    """How often a module was called, and when last, in comparison with other modules."""
 
     _clock = count(1)
 
@@ -77,11 +77,11 @@ class Calls:
 
 
 def take_part_in_the_rest(module: Any) -> None:
-    """Takes part, without samples, in the calls that the failed forward does not come to.
+    """Takes part, without samples, in the calls that the failed forward does not reach.
 
-    It would have called other modules after `module`, and the other ranks do call them. The forward
-    is that of the outermost module on the stack that contains `module`. It calls each of its
-    sharded modules once, so that those which it has not called are one call behind.
+    The forward would have called other modules after `module`, and the other ranks do call them. It
+    is the forward of the outermost module on the stack that contains `module`. It calls each of its
+    sharded modules once. So the modules that it has not called are one call behind.
     """
     modules: list[Any] = list(_outermost_caller(module).modules())
     rest = [

@@ -1,7 +1,8 @@
-"""Batches whose size varies by key: padded to one size for the exchange, and put right after it.
+"""Batches whose size varies by key. They are padded to one size for the exchange, and restored
+after.
 
-A KeyedJaggedTensor may hold equal samples once per key. Its inverse indices then say which row of
-a key each sample of the batch has.
+A KeyedJaggedTensor may hold equal samples once per key. Then its inverse indices say for each
+sample of the batch which row of a key it has.
 """
 
 from collections.abc import Iterable
@@ -15,16 +16,16 @@ InverseIndices = tuple[list[str], torch.Tensor]
 
 
 def varies(features: object) -> bool:
-    """Whether `features` is a KeyedJaggedTensor with a batch size per key."""
+    """Returns whether `features` is a KeyedJaggedTensor with a batch size per key."""
     return isinstance(features, KeyedJaggedTensor) and features.variable_stride_per_key()
 
 
 def padded(features: KeyedJaggedTensor, used: Iterable[str]) -> KeyedJaggedTensor:
-    """Returns `features` with the largest batch size for all keys: rows without ids are added.
+    """Returns `features` with the largest batch size for all keys, by adding rows without ids.
 
     Args:
-        features: `varies` says yes to it.
-        used: the keys that inverse indices are needed of.
+        features: features for which `varies` returns True.
+        used: keys that need inverse indices.
 
     Raises:
         ValueError: the inverse indices, or the lengths, do not fit the batch sizes.
@@ -52,8 +53,8 @@ def padded(features: KeyedJaggedTensor, used: Iterable[str]) -> KeyedJaggedTenso
 def with_batch_sizes_of(
     features: KeyedJaggedTensor, of_one_size: KeyedJaggedTensor
 ) -> KeyedJaggedTensor:
-    """Returns `features` with the ids and weights of `of_one_size`, which may have been changed
-    since it was made of them."""
+    """Returns `features` with the ids and weights of `of_one_size`. `of_one_size` was made from
+    `features`, and may have been changed since."""
     return KeyedJaggedTensor(
         keys=features.keys(),
         values=of_one_size.values(),
@@ -85,11 +86,11 @@ def _check_inverse_indices(features: KeyedJaggedTensor, used: Iterable[str]) -> 
 
 
 def spread(output: Any, inverse: InverseIndices) -> KeyedTensor:
-    """Returns a pooled output with the row of each sample in the place of the rows of each key.
+    """Returns a pooled output with one row for each sample, in place of the rows of each key.
 
     Args:
         output: KeyedTensor, [rows, columns of all keys].
-        inverse: [keys, samples], by name.
+        inverse: inverse indices by name, [keys, samples].
     """
     names, indices = inverse
     columns = output.values().split(output.length_per_key(), dim=1)

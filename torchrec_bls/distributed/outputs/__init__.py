@@ -1,1 +1,1 @@
-"""Embeddings, from the lookups back to the ranks that asked for them."""
+"""The way of embeddings from the lookups back to the ranks that asked for them."""

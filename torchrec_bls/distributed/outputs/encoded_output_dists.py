@@ -1,6 +1,6 @@
-"""Output dists whose rows travel encoded, those for one rank in one frame (docs/wire-format.md).
+"""Output dists whose rows travel encoded, one frame for each receiver (docs/wire-format.md).
 
-Rows are encoded straight into the slots of their receivers and decoded straight out of them. Those
+Rows are encoded straight into the slots of their receivers and decoded straight out of them. Rows
 of this rank for itself are encoded, too: an embedding is the same wherever its table lies.
 """
 
@@ -42,9 +42,9 @@ class _Encoding(OutputDist):
     """Mix-in before an output dist.
 
     Args:
-        codecs: of its sharding.
+        codecs: codecs of its sharding.
         non_finite: see CodecConfig.
-        iteration: returns that of the training.
+        iteration: function that returns the training's iteration.
         of_output_dist: arguments of the output dist.
     """
 
@@ -60,7 +60,7 @@ class _Encoding(OutputDist):
         self._of_gradients = self._encoded(codecs.backward, 0)
 
     def _codecs_of_embeddings(self) -> list[EncodedFeatures] | None:
-        """Returns those of this iteration, by rank."""
+        """Returns the codecs of embeddings in this iteration, by rank."""
         iteration = self._iteration() if self._codecs.decays else 0
         if iteration != self._encoded_at:
             self._of_embeddings = self._encoded(self._codecs.forward, iteration)
@@ -73,7 +73,7 @@ class _Encoding(OutputDist):
         return None if planned is None else in_force(planned, iteration, self._addends())
 
     def _addends(self) -> list[int]:
-        """Returns by rank of how many ranks rows are added up at their receivers."""
+        """Returns for each rank how many ranks' rows its receivers add up."""
         return [1] * len(self._codecs.forward or self._codecs.backward or [])
 
 
@@ -141,7 +141,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
     def _looked_up(
         self, codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
     ) -> list[_native.Frame]:
-        """Returns the part of each rank in [ids looked up, dim], by feature and rank."""
+        """Returns each rank's part of [ids looked up, dim], by feature and rank."""
         features, dim, world_size = codecs[self._rank], rows.shape[1], len(layout.order)
         addresses = _addresses(rows.data_ptr(), layout.counts, dim)
         frames: list[_native.Frame] = [_NOTHING] * world_size
@@ -157,7 +157,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
 def _of_samples(
     codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
 ) -> list[_native.Frame]:
-    """Returns the part of each rank in [own ids, dim], by rank and feature."""
+    """Returns each rank's part of [own ids, dim], by rank and feature."""
     dim = rows.shape[1]
     counts, addresses = layout.counts_sent, _addresses(rows.data_ptr(), layout.counts_sent, dim)
     groups = _groups_of(layout.equal_sent)
@@ -172,13 +172,13 @@ def _of_samples(
 
 
 def _addresses(address: int, counts: list[int], dim: int) -> list[int]:
-    """Returns where so many rows each begin, that lie behind each other."""
+    """Returns where each group of rows begins. The groups lie one after the other."""
     row_bytes = dim * _ITEM
     return [address + row_bytes * rows for rows in [0, *accumulate(counts)][: len(counts)]]
 
 
 class CodedPooledOutputDist(_Encoding, PooledOutputDist):
-    """PooledOutputDist with codecs; partial sums are encoded each for itself."""
+    """PooledOutputDist with codecs. Each partial sum is encoded alone."""
 
     def _addends(self) -> list[int]:
         return [self._groups[index].count for index in self._group_of_rank]
@@ -263,12 +263,12 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
     def _looked_up(
         self, codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
     ) -> list[_native.Frame]:
-        """Returns the part of each rank in [samples of all ranks, columns of this rank]."""
+        """Returns each rank's part of [samples of all ranks, columns of this rank]."""
         frames: list[_native.Frame] = [_NOTHING] * len(layout.order)
         address, columns = rows.data_ptr(), rows.shape[1]
         for place, rank in enumerate(layout.order):
             batch = layout.strides[rank]
-            # By feature and rank.
+            # The order is by feature and rank.
             groups = _groups_of(layout.equal_received, place, len(layout.order))
             frames[rank] = _side_by_side(codecs[self._rank], address, batch, columns, groups)
             address += batch * columns * _ITEM
@@ -282,7 +282,8 @@ def _groups_of(equal: EqualRows | None, first: int = 0, step: int = 1) -> Iterat
 def _side_by_side(
     features: EncodedFeatures, address: int, rows: int, stride: int, groups: Iterator[Groups]
 ) -> _native.Frame:
-    """Returns features whose columns lie side by side, and takes as many of `groups`, if any."""
+    """Returns features whose columns lie side by side. Each takes one of `groups`, if there are
+    any."""
     count = features.count
     addresses = [address + offset for offset in features.offsets]
     known = list(islice(groups, count))
@@ -290,7 +291,7 @@ def _side_by_side(
 
 
 class _Target(NamedTuple):
-    """Where frames go: an exchange, the slots agreed on for it, and the layout of the batch."""
+    """The target of frames: an exchange, the agreed slots for it, and the layout of the batch."""
 
     exchange: Exchange
     slot_bytes: int
@@ -305,7 +306,7 @@ def _post(
     collect: Callable[[_native.Arrival], torch.Tensor],
     summed: bool,
 ) -> Pending[torch.Tensor]:
-    """Posts frames whose tables lie in `rows`. Of rows known to be equal the first one travels, or
+    """Posts frames whose tables lie in `rows`. Of equal rows the first one travels; of gradients,
     their sum."""
     exchange, slot_bytes, layout = target
     if not exchange.has_slots(slot_bytes):

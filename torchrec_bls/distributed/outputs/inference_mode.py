@@ -8,9 +8,9 @@ import torch
 
 
 def outside_inference_mode(look_up: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a method that calls FBGEMM, whose lookups on CPU are found by their autograd key.
+    """Decorates a method that calls FBGEMM, whose CPU lookups are found by their autograd key.
 
-    Inference mode takes it away; without gradients the results are the same.
+    Inference mode takes the key away. Without gradients the results are the same.
     """
 
     @wraps(look_up)

@@ -1,6 +1,6 @@
 """JaggedTensors that cut their embeddings out of a forward's output when they are first used.
 
-52 views of 26 features take longer than the exchange of a small batch, and no model uses all of
+52 views of 26 features take longer than the exchange of a small batch. And no model uses all of
 them at once.
 """
 
@@ -17,9 +17,9 @@ class CutEmbeddings:
 
     Args:
         rows: [ids of all features, dim], feature by feature.
-        features: that the lengths are of.
-        order: of the features in `rows`, by index.
-        counts: ids of each of `features`.
+        features: features that the lengths are of.
+        order: features in the order of `rows`, by index.
+        counts: number of ids of each of `features`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CutEmbeddings:
         self._cut: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None
 
     def of(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns values and lengths of the feature at a place of the order."""
+        """Returns values and lengths of the feature at a place in the order."""
         if self._cut is None:
             features = self._features
             lengths = features.lengths().view(len(features.keys()), features.stride()).unbind()
@@ -47,21 +47,21 @@ class CutEmbeddings:
 
 
 class LazyJaggedTensor(JaggedTensor):  # type: ignore[misc]
-    """A JaggedTensor without its tensors yet. It is a plain one from its first use on."""
+    """A JaggedTensor without tensors. At its first use it becomes a plain one."""
 
     _weights = None
     _offsets = None
 
     @classmethod
     def at(cls, embeddings: CutEmbeddings, place: int) -> JaggedTensor:
-        """Returns the JaggedTensor of the feature at `place`, past the checks of TorchRec's
+        """Returns the JaggedTensor of the feature at `place`, without the checks of TorchRec's
         constructor."""
         lazy = cls.__new__(cls)
         lazy.source = embeddings, place
         return lazy
 
     def __getattr__(self, name: str) -> Any:
-        """Makes the tensors when one is asked for: that they are not there leads here."""
+        """Makes the tensors when one is missing: Python calls this for missing ones only."""
         if name not in ("_values", "_lengths"):
             raise AttributeError(f"'JaggedTensor' object has no attribute '{name}'")
         self._become_plain()
@@ -69,7 +69,7 @@ class LazyJaggedTensor(JaggedTensor):  # type: ignore[misc]
 
     def _become_plain(self) -> None:
         source = self.__dict__.get("source")
-        if source is None:  # another thread was here
+        if source is None:  # another thread has done it
             return
         embeddings, place = source
         values, lengths = embeddings.of(place)
@@ -78,9 +78,9 @@ class LazyJaggedTensor(JaggedTensor):  # type: ignore[misc]
         self.__dict__.pop("source", None)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are those of a plain one."""
+        """Returns what a plain one does: copies and pickles are plain."""
         self._become_plain()
-        return self.__reduce_ex__(protocol)  # of its class from now on
+        return self.__reduce_ex__(protocol)  # now the plain class's method
 
 
 _plain = SUPPORTED_NODES[JaggedTensor]

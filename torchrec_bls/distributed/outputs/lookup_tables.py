@@ -1,7 +1,7 @@
-"""Tables of a lookup, for reading rows where they lie.
+"""Tables of a lookup, to read their rows where they lie.
 
-Without gradients an unpooled lookup is a copy of rows, and a pooled one sums of rows. The exchange
-can make them, from the tables straight into the slots, if nothing else belongs to the lookup.
+Without gradients an unpooled lookup only copies rows, and a pooled one only sums them. If the
+lookup does nothing else, the exchange can do it, from the tables straight into the slots.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from torchrec.distributed.types import ShardMetadata
 from torchrec_bls import _native
 from torchrec_bls.distributed.data_parallel import is_replicated
 
-# Those for which FBGEMM does not count forwards in the state of the optimizer.
+# Optimizers whose state in FBGEMM does not count forwards.
 _STATELESS_FORWARD = {
     EmbOptimType.NONE,
     EmbOptimType.EXACT_SGD,
@@ -37,13 +37,14 @@ _POOLINGS = (PoolingMode.SUM, PoolingMode.MEAN)
 
 
 class LookupTables:
-    """The tables of one of TorchRec's lookups, and whether it does more than reading them.
+    """The tables of one of TorchRec's lookups. They tell whether the lookup does more than read
+    them.
 
-    Every forward asks `copies_rows` or `sums_rows` first, which look again at what may change
-    between forwards: hooks, and the memory of the tables, with its dtype.
+    Every forward asks `copies_rows` or `sums_rows` first. These look again at what may change
+    between forwards: hooks, and the memory of the tables with its dtype.
 
     Args:
-        lookup: of TorchRec, or its DistributedDataParallel for data-parallel tables.
+        lookup: lookup of TorchRec, or its DistributedDataParallel for data-parallel tables.
 
     Attributes:
         by_feature: the table of each feature, as native code reads it.
@@ -54,7 +55,7 @@ class LookupTables:
         self._lookup = replicas
         self._kernels: list[Any] = list(replicas._emb_modules)
         self._fbgemm: list[Any] = [kernel.emb_module for kernel in self._kernels]
-        # Modules keep their dictionaries of hooks, so that it is quick to ask for any.
+        # Modules keep their dictionaries of hooks, so that looking for any hook is quick.
         self._hooks = [
             hooks
             for module in (replicas, *self._kernels, *self._fbgemm)
@@ -82,14 +83,14 @@ class LookupTables:
         )
 
     def copies_rows(self) -> bool:
-        """Whether the lookup only copies rows of tables in host memory, all of one type."""
+        """Returns whether the lookup only copies rows of tables in host memory, all of one type."""
         if not self._only_copies or self._is_watched():
             return False
         self._find_memory()
         return len(self._dtypes) <= 1
 
     def sums_rows(self) -> bool:
-        """Whether the lookup only pools float32 rows of tables in host memory, to sums or to means.
+        """Returns whether the lookup only pools float32 rows in host memory, to sums or to means.
 
         FBGEMM's kernels add the rows of a bag in the order of its ids, as the exchange does.
         """
@@ -99,11 +100,11 @@ class LookupTables:
         return self._dtypes <= {torch.float32}
 
     def has_hooks(self) -> bool:
-        """Whether somebody may change what is looked up."""
+        """Returns whether a hook may change what is looked up."""
         return any(self._hooks)
 
     def storages(self) -> list[torch.Tensor]:
-        """Returns the memory of the tables: of each of FBGEMM's kernels the whole of it."""
+        """Returns the memory of the tables: the whole memory of each of FBGEMM's kernels."""
         return [fbgemm.weights_host for fbgemm in self._fbgemm]
 
     def shards(self) -> list[tuple[str, ShardMetadata, torch.Tensor]]:
@@ -121,7 +122,7 @@ class LookupTables:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of rows that are copied; float32, as in TorchRec, where this rank has no tables."""
+        """Returns the dtype of copied rows; float32, as in TorchRec, if this rank has no tables."""
         return next(iter(self._dtypes), torch.float32)
 
     def _find_memory(self) -> None:

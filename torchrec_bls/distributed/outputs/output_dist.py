@@ -1,7 +1,7 @@
-"""Output dists: the embeddings back to the ranks that asked for them, in one message per peer.
+"""Output dists: send embeddings back to the ranks that asked for them, one message per peer.
 
 Each replaces one of TorchRec's output dists. The rows go straight from the lookup's result, or from
-the tables themselves, into the slots of their receivers; the receiver writes its output straight
+the tables themselves, into the slots of their receivers. The receiver writes its output straight
 from its slots.
 """
 
@@ -19,7 +19,7 @@ from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
 
 
 class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):
-    """The embeddings of this rank's samples, when `finish` returns them."""
+    """The embeddings of this rank's samples. `finish` returns them."""
 
     def __init__(self, finish: Callable[[], torch.Tensor]) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class OutputDist(nn.Module):
     Args:
         rank: this rank.
         exchange: the module's channel for embeddings.
-        gradients: its channel for gradients, made at the first forward that needs them.
+        gradients: the module's channel for gradients, made at the first forward that needs them.
         gradient_divisors: numbers by which TorchRec divides gradients, one after the other.
-        callbacks: what TorchRec's own output dist does to the embeddings once they have arrived.
+        callbacks: operations of TorchRec's own output dist on the embeddings that have arrived.
 
     Attributes:
-        forwards: that autograd follows, since gradients were last sent.
+        forwards: number of forwards that autograd follows, since gradients were last sent.
     """
 
     def __init__(
@@ -60,16 +60,17 @@ class OutputDist(nn.Module):
         self.forwards = 0
 
     def forward(self, local_embs: torch.Tensor, sharding_ctx: Any) -> EmbeddingsAwaitable:
-        """Posts the rows and returns the awaitable of this rank's embeddings.
+        """Posts the rows. Returns the awaitable of this rank's embeddings.
 
         Args:
             local_embs: rows of the lookup, for the samples of all ranks.
-            sharding_ctx: TorchRec's context, which the input dist left its layout in.
+            sharding_ctx: TorchRec's context, in which the input dist left its layout.
         """
         request = Request(self, sharding_ctx, local_embs)
         if torch.is_grad_enabled() and local_embs.requires_grad:
             request.dummy = _Send.apply(request, local_embs)  # type: ignore[no-untyped-call]
-            # A module used several times in a step updates its rows in the order without this.
+            # Without this, a module used several times in a step would update its rows in that
+            # order.
             run_last(request.dummy, self.forwards)
             self.forwards += 1
         else:
@@ -87,7 +88,7 @@ class OutputDist(nn.Module):
         """Posts the gradient of this rank's output to the ranks that looked the rows up."""
 
     def divide_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Divides in place as TorchRec does unless its users switched that off."""
+        """Divides in place as TorchRec does, unless its users switched that off."""
         if get_gradient_division():
             for divisor in self._gradient_divisors:
                 gradient.div_(divisor)
@@ -119,20 +120,20 @@ class Request:
 
 
 def run_last(output: torch.Tensor, place: int) -> None:
-    """Has a backward run the node that made `output` when no other can, and of several the one of
-    the largest `place` first.
+    """Makes a backward run the node of `output` only when no other node can run. Of several such
+    nodes the one with the largest `place` runs first.
 
     Of the nodes whose gradients are there, autograd runs the one with the largest number first. The
-    forward numbers them as it makes them, so that a wait for embeddings' gradients would come
-    before the backward of what a model computes before its lookup: in a DLRM the bottom MLP.
+    forward numbers them as it makes them. So the wait for embeddings' gradients would come before
+    the backward of layers that a model computes before its lookup: in a DLRM the bottom MLP.
     """
     node: Any = output.grad_fn
     node._set_sequence_nr(place)
 
 
-# The two halves of the exchange are two nodes of the autograd graph, as in TorchRec: the gradient's
-# exchange starts in the backward of the second and ends in that of the first. All other backward
-# work that does not need the gradient comes in between. The dummy tensor joins them.
+# As in TorchRec, the two halves of the exchange are two nodes of the autograd graph. The gradient's
+# exchange starts in the backward of the second node and ends in that of the first. In between comes
+# all other backward work that does not need the gradient. The dummy tensor joins the two nodes.
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, request: Request, rows: torch.Tensor) -> torch.Tensor:
@@ -162,6 +163,6 @@ class _Receive(torch.autograd.Function):
 
 
 def order_of(sharding_ctx: Any) -> torch.Tensor | None:
-    """Returns what undoes row-wise bucketizing, as int64."""
+    """Returns the permutation that undoes row-wise bucketizing, as int64."""
     permutation: torch.Tensor | None = sharding_ctx.unbucketize_permute_tensor
     return None if permutation is None else permutation.to(torch.int64).contiguous()

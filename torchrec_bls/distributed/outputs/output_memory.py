@@ -1,4 +1,4 @@
-"""Memory of outputs: large ones in pages that earlier outputs have given back."""
+"""Memory of outputs. Large outputs get pages that earlier outputs have given back."""
 
 from math import prod
 
@@ -6,17 +6,17 @@ import torch
 
 from torchrec_bls import _native
 
-# Smaller ones malloc does not give back to the system.
+# malloc does not give smaller ones back to the system.
 _POOLED_BYTES = 1 << 20
-# Of this process, whose modules look up one after the other.
+# One for this process, whose modules look up one after the other.
 _POOL = _native.PagePool(unused=4)
 
 
 def empty_output(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Returns an uninitialized tensor.
 
-    The memory of a large one is used again once nobody has the tensor, or a view of it, any more.
-    Its storage cannot be resized.
+    The memory of a large tensor is used again when nobody has the tensor, or a view of it, any
+    more. Its storage cannot be resized.
     """
     size = prod(shape) * dtype.itemsize
     if size < _POOLED_BYTES:

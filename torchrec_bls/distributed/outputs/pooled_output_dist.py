@@ -26,7 +26,7 @@ class ColumnGroup:
     Attributes:
         first: lowest of the ranks, which are consecutive.
         count: number of ranks.
-        width: columns.
+        width: number of columns.
     """
 
     first: int
@@ -34,23 +34,23 @@ class ColumnGroup:
     width: int
 
 
-# As native code takes it: first rank, ranks, offset and width in bytes.
+# The form for native code: first rank, ranks, offset and width in bytes.
 _Columns = tuple[int, int, int, int]
 
 
 class PooledOutputDist(OutputDist):
-    """For pooled embeddings, whatever their sharding.
+    """The output dist of pooled embeddings, for all sharding types.
 
-    Table-wise and column-wise, every rank computes columns of its own; row-wise, all ranks compute
+    Table-wise and column-wise, every rank computes its own columns. Row-wise, all ranks compute
     partial sums of the same columns; table-row-wise, the ranks of a node do. The receiver adds
-    partial sums in rank order: one all-to-all stands for TorchRec's reduce-scatter, or for its
+    partial sums in rank order. So one all-to-all replaces TorchRec's reduce-scatter, or its
     reduce-scatter and all-to-all (docs/design/torchrec-seam.md).
 
     Rows are [samples of all ranks, columns of this rank's group]; outputs [own samples, columns].
 
     Args:
-        groups: by rank order, covering all columns of the output.
-        of_output_dist: see OutputDist.
+        groups: groups by rank order, which cover all columns of the output.
+        of_output_dist: arguments of OutputDist.
     """
 
     def __init__(self, groups: list[ColumnGroup], *of_output_dist: Any) -> None:
@@ -63,8 +63,8 @@ class PooledOutputDist(OutputDist):
         self._own_and_arriving = self._split_columns()
 
     def _split_columns(self) -> tuple[int | None, list[_Columns]]:
-        """Returns at which byte of an output's rows sums of this rank's own go without a message,
-        and the columns that arrive. Partial sums go through messages, since they are added in rank
+        """Returns the byte of an output's rows where this rank's own sums go without a message, and
+        the columns that arrive. Partial sums go through messages, since they are added in rank
         order."""
         columns = self._columns_of(torch.float32.itemsize)
         index = self._group_of_rank[self._rank]
@@ -94,11 +94,12 @@ class PooledOutputDist(OutputDist):
     def look_up_and_post(
         self, tables: LookupTables, ids: ArrivedFeatures, sharding_ctx: Any
     ) -> EmbeddingsAwaitable:
-        """Posts sums straight from the tables, in place of a lookup and `forward`. No gradients.
+        """Posts sums straight from the tables, in place of a lookup and `forward`; without
+        gradients.
 
         Args:
-            tables: of the lookup, float32.
-            ids: what it would look up; its weights, if any, are float32.
+            tables: tables of the lookup, float32.
+            ids: ids to look up; their weights, if any, are float32.
             sharding_ctx: see `forward`.
 
         Raises:

@@ -20,10 +20,10 @@ from torchrec_bls.distributed.outputs.output_memory import empty_output
 
 
 class SequenceOutputDist(OutputDist):
-    """For embeddings without pooling: table-wise, column-wise and row-wise EmbeddingCollections.
+    """The output dist of EmbeddingCollections: table-wise, column-wise and row-wise.
 
-    Rows are [ids looked up, dim] by feature and rank; outputs [own ids, dim] in the order of the
-    ids of this rank.
+    Rows are [ids looked up, dim] by feature and rank. Outputs are [own ids, dim] in the order of
+    this rank's ids.
     """
 
     def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
@@ -53,12 +53,13 @@ class SequenceOutputDist(OutputDist):
     def look_up_and_post(
         self, tables: LookupTables, dim: int, ids: ArrivedFeatures, sharding_ctx: Any
     ) -> EmbeddingsAwaitable:
-        """Posts rows straight from the tables, in place of a lookup and `forward`. No gradients.
+        """Posts rows straight from the tables, in place of a lookup and `forward`; without
+        gradients.
 
         Args:
-            tables: of the lookup.
-            dim: columns of its rows.
-            ids: what it would look up.
+            tables: tables of the lookup.
+            dim: number of columns of its rows.
+            ids: ids to look up.
             sharding_ctx: see `forward`.
 
         Raises:
@@ -74,7 +75,7 @@ class SequenceOutputDist(OutputDist):
         order = order_of(sharding_ctx)
         out = empty_output((sum(layout.values_sent), dim), tables.dtype)
         own_rows = layout.values_sent[self._rank]
-        by_rank = None  # rows of this rank for itself, where they are not in order
+        by_rank = None  # rows of this rank for itself, if they are not in order
         if order is None:
             own = out.data_ptr() + sum(layout.values_sent[: self._rank]) * row_bytes
         else:
@@ -98,7 +99,7 @@ class SequenceOutputDist(OutputDist):
         order: torch.Tensor | None,
         own: tuple[int, list[int], list[int]],
     ) -> torch.Tensor:
-        """Fills `out`; `own` is where rows of this rank for itself lie, grouped by counts and
+        """Fills `out`. `own` says where the rows of this rank for itself lie, grouped by counts and
         ranks."""
         _native.collect_rows(
             arrival,

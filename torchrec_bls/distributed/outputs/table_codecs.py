@@ -1,4 +1,4 @@
-"""Which codec each looked-up feature of a rank travels with."""
+"""The codec of each feature that a rank looks up."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class CodedFeature(NamedTuple):
 
 
 class EncodedFeatures:
-    """How the features of a rank travel in one iteration.
+    """The way in which the features of a rank travel in one iteration.
 
     Args:
-        features: of each its codec's number in frames, its columns, the bound of its error or 0,
-            and whether its codes have a fixed width.
+        features: for each feature its codec's number in frames, its columns, the bound of its error
+            or 0, and whether its codes have a fixed width.
 
     Attributes:
-        native: what native code takes.
-        count: of the features.
-        offsets: in bytes, of each one's columns in rows that have those of all side by side.
+        native: the features for native code.
+        count: number of features.
+        offsets: place of each feature's columns, in bytes, in rows that have all features side by
+            side.
     """
 
     def __init__(self, features: Sequence[_native.Feature]) -> None:
@@ -42,13 +43,13 @@ class EncodedFeatures:
 
 
 class CodecPlan(NamedTuple):
-    """What is looked up on each rank, [rank][feature] in the order of the lookups.
+    """The codecs of the lookups of each rank, [rank][feature] in the order of the lookups.
 
     Attributes:
-        forward: None if all of it travels as it is.
-        backward: likewise.
+        forward: codecs of embeddings; None if all of them travel as they are.
+        backward: codecs of gradients; None if all of them travel as they are.
         decays: whether bounds depend on the iteration.
-        unique: whether equal rows of a feature travel once; None if none do.
+        unique: whether equal rows of a feature travel once; None if they do for no feature.
     """
 
     forward: list[list[CodedFeature]] | None
@@ -61,9 +62,9 @@ def plan_codecs(config: CodecConfig, sharding: Any, is_weighted: bool = False) -
     """Returns the codecs of one of TorchRec's shardings.
 
     Args:
-        config: of the sharder.
-        sharding: its tables and features.
-        is_weighted: whether ids have weights. Bags of equal ids have different rows then.
+        config: configuration of the sharder.
+        sharding: TorchRec's sharding with its tables and features.
+        is_weighted: whether ids have weights. Then bags of equal ids have different rows.
     """
     tables = [
         [table for group in groups for table in group.embedding_tables for _ in table.feature_names]
@@ -91,12 +92,12 @@ def plan_codecs(config: CodecConfig, sharding: Any, is_weighted: bool = False) -
 def in_force(
     planned: list[list[CodedFeature]], iteration: int, addends: Sequence[int]
 ) -> list[EncodedFeatures]:
-    """Returns how features travel in an iteration, by rank.
+    """Returns the way in which features travel in an iteration, by rank.
 
     Args:
-        planned: of a CodecPlan.
-        iteration: of the training, counted from 0.
-        addends: by rank, how many ranks' rows are added to those of this one.
+        planned: codecs of a CodecPlan.
+        iteration: iteration of the training, counted from 0.
+        addends: number of ranks whose rows are added up with each rank's rows, by rank.
     """
 
     def encoded(feature: CodedFeature, addends: int) -> _native.Feature:

@@ -1,4 +1,4 @@
-"""The iteration of a training, in the checkpoints of modules whose error bounds depend on it."""
+"""Stores the training's iteration in the checkpoints of modules whose error bounds depend on it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _NAME = "bls_iterations"
 
 
 def keep_in_checkpoints(module: Any) -> None:
-    """Has the state dict of a bounded-lag module hold its iteration, and loading one set it.
+    """Makes the state dict of a bounded-lag module hold its iteration, and loading one set it.
 
     A state dict without it leaves the iteration as it is.
     """
@@ -21,7 +21,7 @@ def _add(module: Any, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
 
 
 def _take(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    # Taken out, since no parameter has the name.
+    # It is taken out, since no parameter has this name.
     iterations = state_dict.pop(prefix + _NAME, None)
     if iterations is not None:
         module._bls.iterations = int(iterations)

@@ -1,1 +1,1 @@
-"""Outputs of modules that are read directly, and the modules of attached processes."""
+"""Outputs of modules that read directly, and the modules of attached processes."""

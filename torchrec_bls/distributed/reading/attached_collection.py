@@ -1,4 +1,4 @@
-"""An embedding module in a process that shares tables which others have made."""
+"""An embedding module in a process that reads tables which others have shared."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,14 +23,14 @@ Collection = Any
 
 
 class AttachedCollection(nn.Module):
-    """Stands in a model for an EmbeddingBagCollection or EmbeddingCollection.
+    """Replaces an EmbeddingBagCollection or EmbeddingCollection in a model.
 
-    It gives what the sharded modules give that share the tables, at once and without waiting. It
-    has no parameters: its tables are read where they lie.
+    It gives the results of the sharded modules that share the tables, at once and without waiting.
+    It has no parameters: its tables are read where they lie.
 
     Args:
         reads: the tables.
-        input_check: of what comes in.
+        input_check: check of the input.
 
     Attributes:
         direct_reads: see above.
@@ -44,17 +44,17 @@ class AttachedCollection(nn.Module):
 
     @property
     def generation(self) -> int:
-        """Version of the weights that lookups read, counted from 1."""
+        """Returns the version of the weights that lookups read, counted from 1."""
         return self.direct_reads.generation.number
 
     @property
     def owners_gone(self) -> list[int]:
-        """Ranks whose tables are read though their process is gone."""
+        """Returns the ranks whose tables are read although their process is gone."""
         return self.direct_reads.tables.owners_gone()
 
     @property
     def replaced_ids(self) -> int:
-        """Ids that row 0 was looked up for, with bad_ids="row0"."""
+        """Returns how many ids got row 0 instead, by bad_ids="row0"."""
         return self.input_check.replaced_ids
 
     @outside_inference_mode
@@ -62,7 +62,7 @@ class AttachedCollection(nn.Module):
         """Returns the embeddings of a batch.
 
         Args:
-            features: KeyedJaggedTensor on the CPU.
+            features: features of the batch, a KeyedJaggedTensor on the CPU.
 
         Returns:
             A KeyedTensor, [samples, columns], or a JaggedTensor, [ids, columns], of each feature by
@@ -78,7 +78,7 @@ class AttachedCollection(nn.Module):
             )
         try:
             batch = self.input_check.check(features)
-        except Exception as error:  # whatever a request holds, it is this request's fault
+        except Exception as error:  # whatever a request holds, the fault is that request's
             raise ValueError(f"{self.direct_reads.where}: {error}") from error
         return self.direct_reads.output(batch)
 
@@ -103,12 +103,12 @@ def form_of(content: Mapping[str, Any], configs: Sequence[Any], pooled: bool) ->
     """Returns the form that another process described by `OutputForm.as_json`.
 
     Args:
-        content: of the description.
-        configs: of the tables.
-        pooled: whether it is that of an EmbeddingBagCollection.
+        content: content of the description.
+        configs: EmbeddingConfig or EmbeddingBagConfig of each table.
+        pooled: whether the form is an EmbeddingBagCollection's.
 
     Raises:
-        ProtocolError: it does not fit the tables.
+        ProtocolError: the description does not fit the tables.
     """
     dims = {
         name: table.embedding_dim

@@ -17,11 +17,11 @@ from torchrec_bls.distributed.outputs.output_memory import empty_output
 
 @dataclass(frozen=True)
 class SumDivision:
-    """How TorchRec makes means of the sums of tables that are sharded by rows.
+    """TorchRec's way from sums to means, for tables that are sharded by rows.
 
     Attributes:
-        features: of all lookups, in the order of the shardings.
-        sums: those that stay sums.
+        features: features of all lookups, in the order of the shardings.
+        sums: features that stay sums.
     """
 
     features: list[str]
@@ -29,13 +29,13 @@ class SumDivision:
 
 
 class PooledOutput(OutputForm):
-    """A KeyedTensor.
+    """The output form of a KeyedTensor.
 
     Args:
-        names: of the embeddings, in the order of the output.
-        dims: of each.
+        names: names of the embeddings, in the order of the output.
+        dims: number of columns of each embedding.
         kernel_means: tables whose bags are pooled to means when they are looked up.
-        division: that follows the lookups, if any does.
+        division: division that follows the lookups, if there is one.
     """
 
     pooled = True
@@ -54,7 +54,7 @@ class PooledOutput(OutputForm):
         features = [] if division is None else division.features
         self._first_places = {name: place for place, name in reversed(list(enumerate(features)))}
         self._dims_of_names = torch.tensor(self._dims)
-        # What is looked up in several tables is named "feature@table".
+        # A feature that is looked up in several tables is named "feature@table".
         of_features = [] if division is None else [name.partition("@")[0] for name in self.names]
         self._places_of_names = torch.tensor([self._first_places[name] for name in of_features])
 

@@ -12,12 +12,12 @@ from torchrec_bls.distributed.outputs.output_memory import empty_output
 
 
 class RowOutput(OutputForm):
-    """A JaggedTensor of each feature, by name.
+    """The output form of JaggedTensors by feature.
 
     Args:
-        names: of the embeddings, in the order of the output.
-        dim: of a row.
-        with_ids: whether the ids come along.
+        names: names of the embeddings, in the order of the output.
+        dim: number of columns of a row.
+        with_ids: whether the output also has the ids.
     """
 
     pooled = False

@@ -2,7 +2,7 @@
 
 
 class BLSError(RuntimeError):
-    """Base of everything that goes wrong between ranks."""
+    """Base of all errors between ranks."""
 
 
 class PeerTimeoutError(BLSError, TimeoutError):
@@ -18,7 +18,7 @@ class PeerClosedError(BLSError):
 
 
 class ProtocolError(BLSError):
-    """What a peer sent contradicts what both ranks agreed on."""
+    """A peer sent something that contradicts what both ranks agreed on."""
 
 
 class PoisonedError(BLSError):
@@ -39,18 +39,18 @@ class ChannelClosedError(BLSError):
 
 
 class TransportError(BLSError):
-    """The network below the channel failed, though no peer ended: the text names the device, and
-    what to do."""
+    """The network below the channel failed, although no peer ended. The text names the device, and
+    says what to do."""
 
 
 class RankFailedError(BLSError):
-    """This rank failed in the middle of an exchange, so that all ranks failed; ``__cause__`` says
+    """This rank failed in the middle of an exchange, so that all ranks failed. ``__cause__`` says
     why."""
 
 
 class PipelineError(RuntimeError):
-    """One batch of this rank has no output; ``iteration`` says which, ``__cause__`` why. The other
-    ranks and the other batches are not affected."""
+    """One batch of this rank has no output. ``iteration`` says which, and ``__cause__`` why. The
+    other ranks and the other batches are not affected."""
 
     def __init__(self, message: str, iteration: int) -> None:
         super().__init__(message)

@@ -1,9 +1,9 @@
-"""Starts this host's ranks of a job on several hosts by torchrun, told the way to the others.
+"""Starts this host's ranks of a job on several hosts by torchrun, with the right addresses.
 
     python -m torchrec_bls.launch --endpoint 10.0.0.1:29500 -j 2x4 train.py ...
 
 Run the same on every host. The endpoint is an address of one of them. examples/torchx_hosts.py is
-the same as a component of torchx, which this does not need.
+the same as a component of torchx. This module does not need torchx.
 """
 
 import argparse
@@ -18,18 +18,18 @@ from torchrec_bls.doctor.host.network import interfaces
 def torchrun_arguments(endpoint: str, job: str) -> tuple[list[str], dict[str, str]]:
     """Returns torchrun's options on this host, up to the script, and the environment of the ranks.
 
-    torchrun and gloo leave what they must know of a host to its own name. That often stands for
-    127.0.1.1 (Debian) or for another network than the one meant; then no host takes the part of the
-    rendezvous' store, and ranks announce an address that leads nowhere. Here all of it follows from
-    the way to the endpoint.
+    torchrun and gloo need an address of each host. By default they use the address of its own name.
+    That is often 127.0.1.1 (Debian), or an address in another network than the one meant. Then no
+    host takes the part of the rendezvous' store, and ranks announce an address that leads nowhere.
+    Here everything follows from the way to the endpoint.
 
     Args:
         endpoint: ADDRESS:PORT where the hosts meet: IPv4 address or name of one of them, any port.
-        job: HOSTSxRANKS, the ranks being those of each host.
+        job: number of hosts and of ranks on each, HOSTSxRANKS.
 
     Raises:
-        ValueError: the endpoint can't be reached or means this host only, or `job` is not of the
-            form hosts x ranks, "2x4".
+        ValueError: the endpoint can't be reached or is an address of this host only, or `job` is
+            not of the form hosts x ranks, "2x4".
     """
     hosts, _, ranks = job.partition("x")
     if not (hosts.isdecimal() and ranks.isdecimal()):
@@ -48,10 +48,10 @@ def torchrun_arguments(endpoint: str, job: str) -> tuple[list[str], dict[str, st
 
 
 def way_to(host: str) -> tuple[str, str, str]:
-    """Returns the interface that leads to `host`, its address, and that of `host`.
+    """Returns the interface that leads to `host`, the interface's address, and that of `host`.
 
     Raises:
-        ValueError: `host` is unknown, or means this host only.
+        ValueError: `host` is unknown, or is an address of this host only.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Starts this host's ranks by torchrun. Run the same on every host.",
     )
     add = parser.add_argument
-    add("--endpoint", required=True, metavar="ADDRESS:PORT", help="of one of the hosts; any port")
+    add("--endpoint", required=True, metavar="ADDRESS:PORT", help="address of a host; any port")
     add("-j", dest="job", default="2x1", metavar="HOSTSxRANKS", help="(default: %(default)s)")
     add("script", nargs=argparse.REMAINDER, help="program that each rank runs, and its arguments")
     given = parser.parse_args(arguments)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     os.environ.update(environment)
-    # By its module: the program torchrun may be another environment's, or not on the PATH.
+    # The module, not the program torchrun, which may be another environment's, or not on the PATH.
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     os.execv(sys.executable, [*torchrun, *options, *given.script])
 

@@ -1,9 +1,9 @@
-"""Inference with ranks up to `bound` iterations apart."""
+"""Inference on ranks that may be up to `bound` iterations apart."""
 # ruff: noqa: E402
 
 from torchrec_bls._contract import check_torchrec
 
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
 check_torchrec()
 
 from collections import deque
@@ -43,9 +43,9 @@ class _Iteration(Generic[In]):
     """One step of this rank that is under way.
 
     Attributes:
-        number: number of the batch, counted over those that this rank took.
-        batch: None where the rank takes part without one.
-        error: what to raise in place of the output.
+        number: number of the batch, among the batches that this rank took.
+        batch: batch; None where the rank takes part without one.
+        error: error to raise in place of the output; None if there is none.
         answered: whether `progress` returns or raises for it.
     """
 
@@ -58,26 +58,26 @@ class _Iteration(Generic[In]):
 class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     """Runs a sharded model so that ranks may be up to `bound` iterations apart.
 
-    At step t a rank posts the ids of batch t, waits for those of batch t - bound, looks them up and
-    posts their embeddings, then waits for the embeddings of batch t - 2 bound and runs the rest of
-    the model on it. Both exchanges of a batch thus have `bound` iterations of slack; a result comes
-    2 bound steps after its batch went in (section IV and Listing 2 of the bounded-lag paper, which
-    has the second exchange only). Results are those of the model called batch by batch.
+    At step t a rank posts the ids of batch t. It waits for the ids of batch t - bound, looks them
+    up and posts their embeddings. Then it waits for the embeddings of batch t - 2 bound and runs
+    the rest of the model on it. So both exchanges of a batch have `bound` iterations of slack. A
+    result comes 2 bound steps after its batch went in. (Section IV and Listing 2 of the bounded-lag
+    paper have only the second exchange.) Results are those of the model called batch by batch.
 
-    Ranks may have different numbers of batches: one that is at its end takes part without samples
-    until all are. The pipeline runs under torch.no_grad().
+    Ranks may have different numbers of batches. A rank that has no more takes part without samples
+    until all ranks are at their end. The pipeline runs under torch.no_grad().
 
-    Where all embedding modules read tables directly (BLSConfig(lookup="direct")), the pipeline
-    waits for nobody: `progress` calls the model with the next batch, and its result has no lag.
+    If all embedding modules read tables directly (BLSConfig(lookup="direct")), the pipeline waits
+    for no other rank: `progress` calls the model with the next batch, and its result has no lag.
 
     Args:
         model: a DistributedModelParallel whose embedding modules were sharded by bounded-lag
             sharders of one bound. It is called with a batch, as TorchRec's pipelines do, and
             must get each embedding module's input from the batch by attribute access alone.
-        bound: at most that of the sharders, which is the default.
+        bound: iterations that ranks may be apart, at most the sharders' bound; that is the default.
 
     Raises:
-        ValueError: no bounded-lag module is found, their bounds differ or are below `bound`, or the
+        ValueError: there is no bounded-lag module, their bounds differ or are below `bound`, or the
             model calls one of them twice, or with something else than an attribute of the batch.
     """
 
@@ -100,14 +100,15 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
                 f"{self._channels_bound}"
             )
         with suppress(TraceError):
-            # Tracing needs the batch where its class has a `to_proxy`: the first one is waited for.
+            # Tracing needs the batch if its class has a `to_proxy`. So it waits for the first
+            # batch.
             RewrittenModel(model, self._stages, None).restore()
         self._rewritten: RewrittenModel | None = None
         self._with_ids: deque[_Iteration[In]] = deque()
         self._looked_up: deque[_Iteration[In]] = deque()
         self._answers: deque[Out | PipelineError | None] = deque()
         self._batches = 0
-        # Steps of all ranks since all were last at their end.
+        # Number of steps of all ranks since all were last at their end.
         self._posted = 0
         self._completed = 0
         self._ended = False
@@ -119,21 +120,22 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     def progress(self, dataloader_iter: Iterator[In | None]) -> Out | None:
         """Returns the model's output for the next batch, in the order of the batches.
 
-        Takes batches from the iterator as far ahead as the bound allows. Once it is exhausted, the
-        batches under way are finished, one per call, and the last call returns when all ranks are
-        at their end. After that the pipeline may be given another iterator.
+        It takes batches from the iterator as far ahead as the bound allows. Once the iterator is
+        exhausted, each call finishes one of the batches under way. The last call returns when all
+        ranks are at their end. After that the pipeline may get another iterator.
 
-        Where the iterator yields None, this rank has nothing to do at the moment: it takes part
+        If the iterator yields None, this rank has nothing to do at the moment. It takes part
         without samples, so that the others need not wait, and the output is None.
 
         Raises:
             StopIteration: all batches of all ranks are finished.
-            BadBatchError: a ValueError, in place of the output of a batch that does not fit the
-                model; `iteration` says which. Other ranks are not affected, nor is the next batch.
-            PipelineError: likewise for a batch that the rest of the model raised for; or the
-                iterator raised.
+            BadBatchError: a batch does not fit the model, so that it has no output; it is a
+                ValueError, and `iteration` says which batch. Other ranks and the next batch are not
+                affected.
+            PipelineError: the rest of the model raised for a batch, which is reported in the same
+                way; or the iterator raised.
             BLSError: another rank failed, or this one during an exchange. All ranks raise, and the
-                pipeline has come to its end.
+                pipeline ends.
         """
         with torch.no_grad():
             self._agree_on_lookups()

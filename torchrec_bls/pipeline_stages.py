@@ -1,9 +1,9 @@
-"""The stages of one embedding module in a pipeline, and how a model's forward comes to use them."""
+"""The stages of one embedding module in a pipeline, and the way a model's forward uses them."""
 # ruff: noqa: E402
 
 from torchrec_bls._contract import check_torchrec
 
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
 check_torchrec()
 
 from collections import deque
@@ -23,11 +23,11 @@ from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 
 
 class ModuleStages:
-    """The batches of one embedding module that are under way.
+    """One embedding module's batches that are under way.
 
     Args:
-        module: that exchanges.
-        owner: that the model calls: `module` itself, or one of TorchRec's around it.
+        module: module that exchanges.
+        owner: module that the model calls: `module` itself, or one of TorchRec's around it.
     """
 
     def __init__(self, module: ExchangedModule, owner: Any) -> None:
@@ -43,7 +43,7 @@ class ModuleStages:
 
     def look_up(self) -> IdsLayout | None:
         """Waits for the ids of the oldest batch, looks them up and posts the embeddings. Returns
-        what the other ranks told along with the ids; None if none were sent."""
+        the layout with the other ranks' notes; None if no ids were sent."""
         context, awaitable = self._ids.popleft()
         ids = awaitable.wait().wait()
         self._embeddings.append(self.owner.compute_and_output_dist(context, ids))
@@ -54,24 +54,24 @@ class ModuleStages:
         return self._embeddings.popleft()
 
     def skip_to(self, batches: int) -> None:
-        """Completes the exchange of embeddings that nobody asked for, until those of `batches` are
-        left."""
+        """Completes exchanges of embeddings that nobody asked for, until those of `batches` batches
+        are left."""
         while self.looked_up > batches:
             self.take().wait()
 
     @property
     def looked_up(self) -> int:
-        """Batches looked up and not handed to the model yet."""
+        """Returns the number of batches looked up and not handed to the model yet."""
         return len(self._embeddings)
 
 
 class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc]
-    """Stands for the forward of a sharded module in a model whose batches are pipelined."""
+    """Replaces the forward of a sharded module in a model whose batches are pipelined."""
 
     stages: ModuleStages
 
     def input_of(self, batch: Any) -> Any:
-        """Returns what the model would call the module with for `batch`."""
+        """Returns the argument with which the model would call the module for `batch`."""
         args, kwargs = self._module.preprocess_input(*self._args.build_args_kwargs(batch))
         return [*args, *kwargs.values()][0]
 
@@ -86,25 +86,26 @@ class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc
 
 
 class RewrittenModel:
-    """A model whose embedding modules give what their stages have prepared.
+    """A model whose embedding modules return what their stages have prepared.
 
     Args:
-        model: as the pipeline calls it, with a batch.
-        stages: of its embedding modules.
-        batch: any, for TorchRec's tracing, which most often does without: None.
+        model: model that the pipeline calls with a batch.
+        stages: stages of its embedding modules, by name.
+        batch: any batch, for TorchRec's tracing; None, since tracing mostly needs none.
 
     Raises:
-        ValueError: an embedding module cannot be pipelined; it is named. The model is as before.
+        ValueError: an embedding module cannot be pipelined; the text names it. The model stays as
+            it was.
     """
 
     def __init__(self, model: nn.Module, stages: Mapping[str, ModuleStages], batch: Any) -> None:
         by_owner: dict[Any, ModuleStages] = {each.owner: each for each in stages.values()}
         originals = {owner: owner.forward for owner in by_owner}
-        # TorchRec's tracing finds how each sharded module's input comes from the batch.
+        # TorchRec's tracing finds how the input of each sharded module comes from the batch.
         found, *_, left_out = _rewrite_model(
             model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
         )
-        # The others read tables directly, when the model calls them.
+        # The other modules read tables directly, when the model calls them.
         rewritten = [module for module in found if module in by_owner]
         for module in found:
             if module not in by_owner:
@@ -133,7 +134,7 @@ class RewrittenModel:
         self._forwards = {id(forward.stages): forward for forward in forwards}
 
     def check(self, stages: ModuleStages, batch: Any) -> CheckedBatch:
-        """Returns the input of a module for `batch`; none where the model does not call it.
+        """Returns the input of a module for `batch`; a batch without samples if the model skips it.
 
         Raises:
             Exception: the batch does not fit.
@@ -144,7 +145,7 @@ class RewrittenModel:
         return stages.module.check_input(forward.input_of(batch))
 
     def restore(self) -> None:
-        """Gives the modules their own forwards back."""
+        """Restores the modules' own forwards."""
         for module, forward in self._originals:
             module.forward = forward
             module.is_pipelined = False  # of a row-wise FeatureProcessedEmbeddingBagCollection

@@ -1,8 +1,8 @@
-"""Runs a function on several ranks, processes of this host, until they end or a deadline passes.
+"""Runs a function on several ranks, which are processes of this host, up to a deadline.
 
-`run` returns what the ranks return, `outcomes` how each of them ended, and `stream` yields what
-rank 0 yields. None of them leaves a process behind: ranks that have not ended when they return or
-raise are killed, and ranks whose caller is killed end by themselves.
+`run` returns the results of all ranks. `outcomes` returns how each of them ended. `stream` yields
+what rank 0 yields. None of them leaves a process behind. Ranks that have not ended when they return
+or raise are killed. Ranks whose caller is killed end by themselves.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ GRACE_S = 2.0
 
 _ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
-# For a rank that is about to be killed to write its stacks, on a busy machine too.
+# Seconds for a rank that is about to be killed to write its stacks, even on a busy machine.
 _STACKS_S = 1.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended.
+    """The end of one rank.
 
     Attributes:
         rank: number of the process, from 0 on.
-        value: what the function returned.
-        error: name of the type of the exception it raised, "ProcessDied" when its process went
-            away, "DeadlinePassed" when it was killed at the deadline, "Stopped" when it was killed
-            because another rank had failed, None when it returned.
+        value: result of the function.
+        error: name of the exception's type. "ProcessDied": the rank's process went away.
+            "DeadlinePassed": it was killed at the deadline. "Stopped": it was killed because
+            another rank had failed. None: the function returned.
         message: text of the exception.
         traceback: traceback of the exception, as text.
         exit_code: exit code of the process; minus the number of the signal that ended it. None if
             it had to be killed.
         consequence: whether the exception says that another rank has failed.
-        ended_at: `time.monotonic()` when the function raised, 0 if it did not.
+        ended_at: `time.monotonic()` when the function raised; 0 if it did not.
     """
 
     rank: int
@@ -75,11 +75,11 @@ class Outcome:
 
 
 class RanksFailedError(RuntimeError):
-    """Ranks raised, died or did not return; the text has every one's traceback.
+    """Ranks raised, died or did not return. The text has the traceback of each.
 
     Attributes:
         failed: outcomes of the ranks that failed. The first one is the origin: a process that died,
-            else the first exception that does not say that another rank has failed.
+            or else the first exception that does not blame another rank.
     """
 
     def __init__(self, failed: Sequence[Outcome]) -> None:
@@ -102,16 +102,16 @@ def run(
 
     Args:
         world_size: number of ranks.
-        function: defined at the top of a module; it, `args` and the results are pickled. `args` may
-            hold semaphores and locks of multiprocessing.
+        function: function at the top of a module. It, `args` and the results are pickled. `args`
+            may hold semaphores and locks of multiprocessing.
         deadline_s: seconds until the ranks that have not returned are killed.
-        backend: backend of the default process group, which is set up with torch on one thread;
-            None leaves both to `function`.
-        start_method: "forkserver" forks ranks from a server that has done the imports once,
-            "spawn" starts fresh interpreters, which cost the time of the imports and end as a
-            script does, and "fork" copies this process.
-        preload: modules that the server imports. What the process's first call names counts: there
-            is one server.
+        backend: backend of the default process group. The group is set up, and torch gets one
+            thread. None leaves both to `function`.
+        start_method: way to start ranks. "forkserver" forks them from a server that has done the
+            imports once. "spawn" starts fresh interpreters, which repeat the imports and end as a
+            script does. "fork" copies this process.
+        preload: modules that the server imports. Only the names in the process's first call count,
+            since there is one server.
 
     Raises:
         RanksFailedError: a rank did not return, or crashed on its way out.
@@ -132,7 +132,7 @@ def outcomes(
     start_method: str = "forkserver",
     preload: Sequence[str] = (),
 ) -> list[Outcome]:
-    """Like `run`, for ranks that are expected to fail: returns by rank how each one ended.
+    """Does the same as `run`, for ranks that may fail. Returns by rank how each one ended.
 
     A rank that fails does not shorten the time of the others.
     """
@@ -152,7 +152,7 @@ def stream(
     start_method: str = "forkserver",
     preload: Sequence[str] = (),
 ) -> Iterator[Any]:
-    """Like `run`, for a generator function: yields what rank 0 yields, as soon as it does."""
+    """Does the same as `run`, for a generator function. Yields what rank 0 yields, at once."""
     ranks = _Ranks(
         world_size, function, args, deadline_s, backend, start_method, tuple(preload), streams=True
     )
@@ -162,7 +162,7 @@ def stream(
 
 
 class _Ranks:
-    """The processes of one call, from the side of the caller."""
+    """The processes of one call, on the caller's side."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class _Ranks:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Within it there are processes, and after it none."""
+        """Starts the processes. Within the block they run, and after it there are none."""
         store = None
         if self._backend is not None:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -224,7 +224,7 @@ class _Ranks:
         """Yields what rank 0 streams, until all ranks have ended or the deadline has passed.
 
         Args:
-            grace_s: seconds to the end when a rank has failed, None for the deadline.
+            grace_s: seconds that remain after a rank has failed; None: until the deadline.
         """
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         error = "DeadlinePassed"
@@ -252,7 +252,7 @@ class _Ranks:
             return Outcome(rank, error="ProcessDied", message=_exit_text(process.exitcode))
 
     def _kill(self, stuck: list[int], error: str) -> None:
-        """Ends ranks that have not answered, with their stacks on stderr."""
+        """Ends ranks that have not answered. Their stacks go to stderr."""
         if not stuck:
             return
         reason = (
@@ -269,7 +269,7 @@ class _Ranks:
         wait([self._processes[rank].sentinel for rank in stuck], _STACKS_S)
 
     def outcomes(self) -> list[Outcome]:
-        """By rank, when no item is left."""
+        """Returns the outcomes by rank, when no item is left."""
         ended = []
         for rank, process in enumerate(self._processes):
             outcome = self._outcomes[rank]
@@ -280,7 +280,7 @@ class _Ranks:
         return ended
 
     def successes(self) -> list[Outcome]:
-        """The same, if no rank has failed."""
+        """Returns the outcomes by rank. Raises if a rank has failed."""
         ended = self.outcomes()
         failed = [each for each in ended if each.error is not None or each.exit_code != 0]
         if failed:
@@ -290,8 +290,8 @@ class _Ranks:
 
 @contextmanager
 def _signals_kept_waiting() -> Iterator[None]:
-    """Keeps what signals' handlers raise out of a fork: Python drops what the functions raise that
-    it calls around one, and a process whose start was interrupted would be nobody's."""
+    """Delays signals' handlers until a fork is done. Python ignores exceptions of the functions
+    that it calls around a fork. And if a start was interrupted, nobody would own the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
     try:
         yield
@@ -301,14 +301,14 @@ def _signals_kept_waiting() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Item:
-    """What rank 0 streams."""
+    """A value that rank 0 streams."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The default process group: its backend and where its store listens."""
+    """The default process group: its backend, and the address of its store."""
 
     backend: str
     port: int
@@ -317,8 +317,8 @@ class _Group:
 class _ByValue:
     """A value that every rank gets a copy of.
 
-    Tensors among the arguments of a multiprocessing process would be shared by the ranks. It is
-    pickled while a process is started, which is when semaphores can be.
+    Tensors among the arguments of a multiprocessing process would be shared by the ranks. The value
+    is pickled while a process is started: only then can semaphores be pickled.
     """
 
     def __init__(self, value: Any, pickled: bytes | None = None) -> None:
@@ -378,13 +378,13 @@ def _rank_main(
 
 
 def _end_with_the_caller() -> None:
-    """Has SIGIO sent, which ends this process, when its caller's end of a pipe closes."""
+    """Ends this process when its caller's end of a pipe closes, by the signal SIGIO."""
     caller = multiprocessing.parent_process()
     assert caller is not None
     pipe = caller.sentinel
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if wait([pipe], 0):  # it was too late for a signal
+    if wait([pipe], 0):  # the pipe closed before, so that no signal comes
         os._exit(1)
 
 
@@ -400,7 +400,7 @@ def _join(group: _Group, rank: int, world_size: int, timeout: timedelta) -> None
 def _close_channels() -> None:
     """Does what a script does at its end, since multiprocessing leaves without atexit.
 
-    What peers have not read yet is kept for them.
+    Messages that peers have not read yet are kept for them.
     """
     channel = sys.modules.get("torchrec_bls.collective.channel")
     if channel is not None:

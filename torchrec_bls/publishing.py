@@ -1,6 +1,6 @@
-"""New weights for models that read their tables directly, while they serve.
+"""New weights for models that read their tables directly, while the models serve.
 
-docs/design/generations.md has the protocol, and why no batch sees two generations.
+docs/design/generations.md describes the protocol, and says why no batch sees two generations.
 """
 
 from collections.abc import Mapping
@@ -22,31 +22,32 @@ def publish(
 ) -> Publication:
     """Announces this rank's part of the next generation of a model's weights.
 
-    Not a collective: each rank calls it at its own time, in any thread, while batches are served.
-    Once all ranks have called it, each process goes over to the new generation between two of its
-    batches, in all tables and the dense weights at once. Until then, and if one of the calls fails,
-    all go on with the old one. Afterwards the model's parameters show the new generation.
+    It is no collective: each rank calls it at its own time, in any thread, while batches are
+    served. Once all ranks have called it, each process changes to the new generation between two of
+    its batches, in all tables and the dense weights at once. Until then, and if one of the calls
+    fails, all ranks stay with the old one. Afterwards the model's parameters show the new
+    generation.
 
-    Until all processes have gone over there is memory for both generations. A process without
+    There is memory for both generations until all processes have changed. A process without
     batches keeps its generation until its next batch, even if several were published since.
 
     Args:
         model: a DistributedModelParallel, or a module in it, that has been called once; or an
-            attached model. Calls of it take new generations.
-        state_dict: the new weights, with all names of `model.state_dict()`. Tables are whole
-            tensors, or ShardedTensors with this rank's shards. Dense weights are copied here. None:
-            the weights that the model has now, e.g. after `load_state_dict`; its dense weights
-            serve as they are.
-        owner: a rank whose process is gone, to publish its tables on its behalf. It takes a state
-            dict with them as whole tensors. If it has all dense weights as well, they go along for
-            processes that read alone.
+            attached model. Later calls of it see new generations.
+        state_dict: new weights, with all names of `model.state_dict()`. Tables are whole tensors,
+            or ShardedTensors with this rank's shards. Dense weights are copied. None: the weights
+            that the model has now, e.g. after `load_state_dict`; its dense weights serve as they
+            are.
+        owner: rank whose process is gone; this process publishes its tables. That takes a state
+            dict with the tables as whole tensors. If the state dict has all dense weights as well,
+            they are published for processes that only read.
         deadline: seconds until all ranks must have announced the generation before.
 
     Raises:
         ValueError: the model does not read all its tables directly, a weight is missing or of a
             wrong shape or dtype, or the owner's process is alive. Nothing is announced.
         RendezvousError: there is no memory for two generations. Nothing is announced.
-        PeerTimeoutError: names the ranks that have not announced the generation before.
+        PeerTimeoutError: a rank has not announced the generation before; the text names such ranks.
     """
     served = ServedModel.of(model)
     if owner is not None and owner != served.rank:
@@ -55,16 +56,16 @@ def publish(
 
 
 def generation_of(model: nn.Module) -> int:
-    """Returns which generation of the weights the last batch of `model` was of, counted from 1; 0
-    where tables are not read directly, as before the first batch."""
+    """Returns the generation of the weights that the last batch of `model` saw, counted from 1.
+    Returns 0 if tables are not read directly, and before the first batch."""
     return next(iter(reading_modules(model).values())).generation
 
 
 def serving_state(model: nn.Module) -> ServingState:
-    """Returns what this process serves of a model, and which ranks it serves without.
+    """Returns what this process serves of a model, and which ranks' processes are gone.
 
     Args:
-        model: as for `publish`.
+        model: model as for `publish`.
 
     Raises:
         ValueError: the model does not read all its tables directly.

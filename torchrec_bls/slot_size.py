@@ -1,6 +1,6 @@
-"""How large a channel's slots are made: the runtime makes them, the planner counts them.
+"""The size of a channel's slots: the runtime makes them, the planner counts them.
 
-Imports nothing, so that a plan can be made without the runtime.
+This module imports nothing, so that a plan can be made without the runtime.
 """
 
 #: Room for messages larger than the one that a slot's size is derived from.

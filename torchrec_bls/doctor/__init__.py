@@ -1,2 +1,2 @@
-"""What a host has for the channel. Nothing here imports torch or the rest of the package, but for
-the processes of the self-test: it has to work where they don't."""
+"""The doctor: what a host has for the channel. Only the processes of the self-test import torch or
+the rest of the package: the doctor has to work where these don't."""

@@ -1,4 +1,4 @@
-"""All that the doctor looks at, in the order in which it is told."""
+"""All examinations of the doctor, in the order of the report."""
 
 import socket
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the doctor says of one thing."""
+"""One finding of the doctor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Status(Enum):
-    """How much a finding matters."""
+    """The importance of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # the defaults will work, something else won't or will be slow
@@ -16,14 +16,14 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one thing, and what to do about it.
+    """The result of looking at one thing, and the cure.
 
     Attributes:
-        subject: what was looked at, in a word or two.
-        status: how much it matters.
-        text: what was found.
-        cure: what to do, empty where there is nothing to.
-        facts: the same for programs; names carry their units.
+        subject: thing that was looked at, in a word or two.
+        status: importance of the finding.
+        text: text of the finding.
+        cure: action that cures it; empty where there is none.
+        facts: the finding for programs; names carry their units.
     """
 
     subject: str

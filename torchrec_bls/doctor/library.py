@@ -1,4 +1,4 @@
-"""What libibverbs says beside /sys: whether it can be loaded, and the limits of an open device."""
+"""The facts from libibverbs beside /sys: whether it can be loaded, and an open device's limits."""
 
 import ctypes
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ _LIBRARY = "libibverbs.so.1"
 
 @dataclass(frozen=True)
 class PortLimits:
-    """What a port allows, as the library tells it.
+    """The limits of a port, from the library.
 
     Attributes:
-        mtu: bytes a packet carries.
+        mtu: bytes that a packet carries.
         message_bytes: bytes of the largest message.
     """
 
@@ -20,7 +20,7 @@ class PortLimits:
 
 
 def load_error() -> str:
-    """Returns why the library can't be loaded, empty if it can."""
+    """Returns why the library can't be loaded; empty if it can."""
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -29,7 +29,7 @@ def load_error() -> str:
 
 
 def port_limits(device: str, port: int) -> PortLimits | None:
-    """Opens a device and asks for a port's limits, by pyverbs if it is installed, else by the
+    """Opens a device and returns a port's limits. It uses pyverbs if that is installed, else the
     package's own wrapper of libibverbs.
 
     Returns None where the device can't be opened, or the package was built without RDMA.
@@ -42,7 +42,7 @@ def port_limits(device: str, port: int) -> PortLimits | None:
     try:
         with Context(name=device) as context:
             attributes = context.query_port(port)
-            # The library's enumeration counts sizes from 256 = 1 on.
+            # The library's enumeration counts sizes from 256, which is 1.
             return PortLimits(128 << attributes.active_mtu, attributes.max_msg_sz)
     except PyverbsError:
         return None

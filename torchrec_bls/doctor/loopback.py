@@ -1,7 +1,8 @@
 """One of the two processes of the self-test: `python -m ... TRANSPORT RANK FOLDER SECONDS`.
 
-The other is like it. They meet through a file in FOLDER and exchange messages of many sizes, also
-larger than a slot. Prints nothing if all arrived as sent; otherwise what failed, and exits with 1.
+The other one runs the same. They meet through a file in FOLDER and exchange messages of many sizes,
+also larger than a slot. The program prints nothing if all messages arrived as sent. Otherwise it
+prints what failed, and exits with 1.
 """
 
 import os
@@ -21,7 +22,7 @@ BOUND = 1
 SLOT_BYTES = 4096
 ROUNDS = 64
 
-# In seconds, for a peer that is there; before, it may still be importing torch.
+# Seconds, once a peer is there; before that it may still be importing torch.
 _PATIENCE = 30.0
 
 
@@ -31,7 +32,7 @@ def message_bytes(sequence: int) -> int:
 
 
 def message(source: int, sequence: int) -> torch.Tensor:
-    """Returns what a rank sends, different for each rank and sequence number."""
+    """Returns the message of a rank, different for each rank and sequence number."""
     numbers = torch.arange(message_bytes(sequence), dtype=torch.int64)
     return (numbers * 31 + sequence * 7 + source).to(torch.uint8)
 
@@ -40,7 +41,7 @@ def exchange(transport: str, rank: int) -> None:
     """Exchanges all messages with the other rank, up to BOUND iterations apart.
 
     Raises:
-        ValueError: a message arrived as another one.
+        ValueError: a message arrived changed.
     """
     assert dist.group.WORLD is not None
     with BoundedLagChannel(
@@ -68,9 +69,9 @@ def main() -> int:
     """Runs this process's part and returns its exit status."""
     transport, rank, folder, seconds = sys.argv[1:]
     imported_file(Path(folder), int(rank)).touch()
-    signal.alarm(int(float(seconds)) + 5)  # the end of this process even if the doctor is killed
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # it is the transport that is tried
-    warnings.simplefilter("ignore")  # messages above a slot are meant
+    signal.alarm(int(float(seconds)) + 5)  # ends this process even if the doctor is killed
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # only the transport is tested
+    warnings.simplefilter("ignore")  # messages above a slot are intended
     try:
         dist.init_process_group(
             "gloo",

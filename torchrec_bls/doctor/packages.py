@@ -17,7 +17,8 @@ def packages_finding(installed: Callable[[str], str] = metadata.version) -> Find
     """Says which torch, fbgemm and torchrec are installed, without importing them.
 
     Args:
-        installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
+        installed: Function that returns a distribution's version, or raises
+            ``PackageNotFoundError``.
     """
     report = examine_packages(installed)
     facts = {"found": report.found, "needed": report.needed}
@@ -33,12 +34,13 @@ def names_finding(
     deadline: float = 300.0,
     program: Sequence[str] = _MISSING_NAMES,
 ) -> Finding:
-    """Says which of the private names that are used here the packages lack.
+    """Says which of the private names used here the packages lack.
 
     Args:
-        installed: Returns a distribution's version, or raises ``PackageNotFoundError``.
-        deadline: seconds for all of it. On a slow machine they go into importing torchrec.
-        program: prints the missing names, a line each, in a new process.
+        installed: Function that returns a distribution's version, or raises
+            ``PackageNotFoundError``.
+        deadline: seconds for all of it. On a slow machine, importing torchrec takes most of them.
+        program: program that prints the missing names, a line each; it runs in a new process.
     """
     cure = examine_packages(installed).cure or _NEWER_PACKAGE
     try:
@@ -49,7 +51,7 @@ def names_finding(
             text=True,
             errors="replace",
             timeout=deadline,
-            # A module in the current folder must not stand for an installed one.
+            # A module in the current folder must not replace an installed one.
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
     except subprocess.TimeoutExpired:

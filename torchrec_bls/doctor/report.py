@@ -9,14 +9,14 @@ from typing import Any
 
 from torchrec_bls.doctor.finding import Finding, Status
 
-# Raised when a field changes its name or meaning; new facts don't count.
+# Grows when a field changes its name or meaning; new facts don't count.
 FORMAT = 1
 
 _WIDEST = 110
 
 
 def defaults_will_work(findings: Sequence[Finding]) -> bool:
-    """Whether a channel with default configuration will work on this host."""
+    """Returns whether a channel with default configuration will work on this host."""
     return all(finding.status is not Status.PROBLEM for finding in findings)
 
 
@@ -40,7 +40,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Returns the findings as aligned text, the last line being the verdict."""
+    """Returns the findings as aligned text. The last line is the verdict."""
     width = max(20, min(shutil.get_terminal_size((_WIDEST, 0)).columns, _WIDEST))
     statuses = max(len(status.value) for status in Status)
     subjects = max(len(finding.subject) for finding in findings)

@@ -15,20 +15,21 @@ TRANSPORTS = ("shm", "verbs")
 
 _RANKS = 2
 _CURE = (
-    "The error's text says what to do, docs/design/failures.md more; if torch was still being "
-    "imported, try again when the machine is less busy"
+    "The error's text says what to do, and docs/design/failures.md says more. If torch was still "
+    "being imported, try again when the machine is less busy"
 )
 
-# What the defaults take on one host; without the others ranks of several hosts are not joined.
+# Transports that the defaults use on one host. Without the others, ranks of several hosts can't
+# connect.
 _DEFAULT = "shm"
 
-# In seconds: how long a process may go on when the other one has failed.
+# Seconds that a process may go on after the other one has failed.
 _GRACE = 5.0
 _PROGRAM = (sys.executable, "-m", "torchrec_bls.doctor.loopback")
 
 
 def imported_file(folder: Path, rank: int) -> Path:
-    """Returns the file that a process makes when it has imported what it needs."""
+    """Returns the file that a process makes when its imports are done."""
     return folder / f"{rank}.imported"
 
 
@@ -39,8 +40,8 @@ def selftest_finding(
 
     Args:
         transport: one of TRANSPORTS.
-        deadline: seconds for all of it. On a slow machine most of them go into importing torch.
-        program: what each process runs, before its arguments.
+        deadline: seconds for all of it. On a slow machine, importing torch takes most of them.
+        program: command of each process, before its arguments.
     """
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torchrec-bls-doctor-") as folder:
@@ -63,9 +64,9 @@ def selftest_finding(
 
 
 def _run(transport: str, deadline: float, program: Sequence[str], folder: Path) -> list[str]:
-    """Returns what failed, by rank; empty if nothing did."""
+    """Returns the failures by rank; empty if there was none."""
     end = time.monotonic() + deadline
-    # A module in the current folder must not stand for an installed one.
+    # A module in the current folder must not replace an installed one.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -90,7 +91,7 @@ def _run(transport: str, deadline: float, program: Sequence[str], folder: Path) 
             for rank, status in enumerate(statuses)
             if status
         ]
-        # One that waits for a failed one has nothing to tell.
+        # A process that waits for a failed one has nothing to say.
         return told or [
             f"process {rank}: {_stage(rank, folder)} after {deadline:g} s"
             for rank, status in enumerate(statuses)
@@ -107,7 +108,7 @@ def _stage(rank: int, folder: Path) -> str:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:
-    """Returns when all have ended, some time after one has failed, or at `end`."""
+    """Returns when all have ended, or some time after one has failed, or at `end`."""
     while time.monotonic() < end:
         statuses = [process.poll() for process in processes]
         if None not in statuses:
@@ -118,7 +119,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:
 
 
 def _failure(status: int, output: Path) -> str:
-    """Returns how a process failed, in its own words if it left some."""
+    """Returns how a process failed, in its own words if there are any."""
     ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     for name in (".out", ".err"):
         lines = output.with_suffix(name).read_text(errors="replace").strip().splitlines()

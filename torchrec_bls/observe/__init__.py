@@ -1,4 +1,4 @@
-"""Measuring what bounded lag does, and what it could do at best."""
+"""Measurements of bounded lag, and the best that it could do."""
 
 from torchrec_bls.observe.ideal_steps import ideal_finish_times
 from torchrec_bls.observe.record_step import record_step

@@ -20,13 +20,13 @@ def ideal_finish_times(
 
     with finish[r, -1] = 0 and no waiting before step k. A pipeline with two queues (ids, then
     embeddings) waits in step t for ids posted in step t - k and for embeddings posted in step
-    t - k, so each of its queues keeps the bound k and one wait a step stands for both: the result
-    is a lower bound for it. The rule is that of the BLS paper, Listing 2: a process blocks on
-    the all-to-all of k iterations ago.
+    t - k. So each of its queues keeps the bound k, and one wait a step stands for both: the result
+    is a lower bound for it. The rule is that of the BLS paper, Listing 2: a process waits for the
+    all-to-all of k iterations ago.
 
-    Without ``after_wait``: for k = 0 the last step ends at the sum over steps of the slowest rank's
-    duration; for k of at least the number of steps the slowest rank ends at the largest sum; more
-    lag never makes a step later.
+    Without ``after_wait`` three facts hold. For k = 0 the last step ends at the sum over steps of
+    the slowest rank's duration. If k is at least the number of steps, the slowest rank ends at the
+    largest sum. More lag never makes a step later.
 
     Args:
         before_post: (ranks, steps), durations in any unit, not negative.
@@ -34,11 +34,11 @@ def ideal_finish_times(
         after_wait: (ranks, steps), or None for zeros.
 
     Returns:
-        (ranks, steps) float64, in the unit of the durations.
+        The end of each step, (ranks, steps) float64, in the unit of the durations.
 
     Raises:
-        ValueError: a negative bound or duration, a duration that is not finite, or shapes that
-            differ or have no ranks.
+        ValueError: the bound or a duration is negative, a duration is not finite, or shapes differ
+            or have no ranks.
     """
     before = _check_durations("before_post", before_post)
     after = before * 0 if after_wait is None else _check_durations("after_wait", after_wait)

@@ -1,4 +1,4 @@
-"""Counters of channels, and what is served, for Prometheus by the optional package
+"""Counters of channels and of serving for Prometheus. They need the optional package
 prometheus_client."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHANNEL = ("channel", "rank")
 
 
 class ChannelCollector(Collector):
-    """Reads this rank's channels whenever Prometheus asks; it costs nothing in between.
+    """Reads this rank's channels whenever Prometheus asks. In between it costs nothing.
 
         REGISTRY.register(ChannelCollector(lambda: bounded_lag_channels(model)))
         start_http_server(9400 + rank)
@@ -37,7 +37,7 @@ class ChannelCollector(Collector):
     `bottomk(1, sum by (rank) (rate(torchrec_bls_wait_seconds_total[5m])))`.
 
     Args:
-        channels: returns the channels that there are by now; their names must differ.
+        channels: function that returns the channels made so far; their names must differ.
     """
 
     def __init__(self, channels: Callable[[], Iterable[BoundedLagChannel]]) -> None:
@@ -56,7 +56,7 @@ class ChannelCollector(Collector):
             "torchrec_bls_sent_bytes", "Payload of these messages.", labels=_CHANNEL
         )
         pulled = CounterMetricFamily(
-            "torchrec_bls_pulled_messages", "Of these, larger than a slot.", labels=_CHANNEL
+            "torchrec_bls_pulled_messages", "Messages larger than a slot.", labels=_CHANNEL
         )
         waited = CounterMetricFamily(
             "torchrec_bls_wait_seconds", "Time waited for each peer.", labels=(*_CHANNEL, "peer")
@@ -90,35 +90,35 @@ class ChannelCollector(Collector):
 
 
 class ServingCollector(Collector):
-    """Says whenever Prometheus asks which generation this process serves, and without whom.
+    """Reports which generation this process serves, and which owners are gone.
 
         REGISTRY.register(ServingCollector(lambda: serving_state(model)))
 
-    The label `process` is the rank whose tables the process publishes, or "reader". Tables that are
-    served without their owner: `max by (owner) (torchrec_bls_owner_gone) > 0`.
+    The label `process` is the rank whose tables the process publishes, or "reader". This shows
+    tables that are served without their owner: `max by (owner) (torchrec_bls_owner_gone) > 0`.
 
     Args:
-        state: returns what is served; None before the first batch.
+        state: function that returns the serving state; None before the first batch.
     """
 
     def __init__(self, state: Callable[[], ServingState | None]) -> None:
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        """Returns the state of the moment."""
+        """Returns the present state."""
         generation = GaugeMetricFamily(
             "torchrec_bls_generation",
-            "Version of the weights that the last batch was of.",
+            "Version of the weights of the last batch.",
             labels=("process",),
         )
         announced = GaugeMetricFamily(
             "torchrec_bls_generation_announced",
-            "The last one that all owners have announced.",
+            "Last generation that all owners have announced.",
             labels=("process",),
         )
         gone = GaugeMetricFamily(
             "torchrec_bls_owner_gone",
-            "1 where the tables of a rank are served though no living process publishes for it.",
+            "1 where the tables of a rank are served although no living process publishes for it.",
             labels=("process", "owner"),
         )
         readers = GaugeMetricFamily(

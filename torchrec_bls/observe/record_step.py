@@ -27,23 +27,23 @@ def record_step(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
                 train(batch)
                 end_of_step()
 
-    All ranks record the same steps. Each writes two files, which are there when the block ends:
-    `rank0.json`, what torch.profiler saw, and `execution_trace_rank0.json`, PyTorch's execution
-    trace; others of these names are removed when the block begins. A block that raises writes
-    nothing.
+    All ranks record the same steps. Each writes two files, which exist when the block ends:
+    `rank0.json`, the trace of torch.profiler, and `execution_trace_rank0.json`, PyTorch's execution
+    trace. Older files with these names are removed when the block begins. A block that raises
+    writes nothing.
 
-    The sequence numbers and process groups of gloo's collectives are those of torch's flight
-    recorder, which holds the last 2000 of a rank (TORCH_FR_BUFFER_SIZE). If a block has more, and
-    there are several process groups, the traces can't be joined.
+    The sequence numbers and process groups of gloo's collectives come from torch's flight recorder.
+    It holds the last 2000 of a rank (TORCH_FR_BUFFER_SIZE). If a block has more, and there are
+    several process groups, the traces can't be joined.
 
     Args:
-        folder: one folder for all ranks; it has to be there.
+        folder: one folder for all ranks; it must exist.
 
     Yields:
         A function to call after each step.
 
     Raises:
-        ValueError: the folder is not there or can't be written to, or no step was ended.
+        ValueError: the folder does not exist or can't be written to, or no step was ended.
         RuntimeError: this process records already, here or by another ExecutionTraceObserver.
     """
     global _is_recording
@@ -88,7 +88,7 @@ def _record(kineto: Path, execution: Path) -> Iterator[Callable[[], None]]:
 
 
 class _Steps:
-    """Ranges of steps, named as those of torch.profiler's schedules."""
+    """Ranges of steps, with the names of torch.profiler's schedules."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -108,13 +108,13 @@ class _Steps:
 
 
 def _metadata(steps: int, before: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Returns what Kineto does not record: whole steps, and the collectives of this rank."""
+    """Returns facts that Kineto does not record: whole steps, and the collectives of this rank."""
     now = _flight_records()
     collectives = None
     if before is not None and now is not None:
         first = before[-1]["record_id"] + 1 if before else 0
         new = [each for each in now if each["record_id"] >= first]
-        if new and new[0]["record_id"] == first:  # none was overwritten
+        if new and new[0]["record_id"] == first:  # no entry was overwritten
             collectives = [
                 {
                     "name": each["profiling_name"],
@@ -129,7 +129,7 @@ def _metadata(steps: int, before: list[dict[str, Any]] | None) -> dict[str, Any]
 
 
 def _flight_records() -> list[dict[str, Any]] | None:
-    """Returns what the flight recorder holds, None if this torch has none."""
+    """Returns the entries of the flight recorder; None if this torch has no recorder."""
     dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
     return None if dump is None else json.loads(dump()).get("entries", [])
 

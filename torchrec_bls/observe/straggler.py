@@ -1,6 +1,6 @@
-"""Which rank holds the others up, from the channels' statistics of all ranks.
+"""Finds the rank that holds the others up, from the statistics of all ranks' channels.
 
-Why the slowest rank is the one that waited least: docs/design/straggler.md.
+docs/design/straggler.md says why the slowest rank is the one that waited least.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ class StragglerReport:
     """Who waited for whom, over all channels of a run.
 
     Attributes:
-        wait_seconds: seconds waited, by rank and peer. By peer they say whom a rank was looking at
-            while it waited, which need not be the one that was late; by rank they are exact.
-        lag_histogram: how often each rank was `index` iterations ahead of a peer when it waited.
+        wait_seconds: seconds waited, by rank and peer. The sums by rank are exact. A peer's number
+            says that the rank was looking at this peer while it waited. The late one may be another
+            peer.
+        lag_histogram: number of waits for a peer in which a rank was `index` iterations ahead of
+            it, for each rank.
     """
 
     wait_seconds: list[list[float]]
@@ -32,7 +34,7 @@ class StragglerReport:
 
     @classmethod
     def of(cls, stats: Sequence[Sequence[ChannelStats]]) -> StragglerReport:
-        """Adds up the statistics of each rank's channels, listed by rank.
+        """Adds up the statistics of each rank's channels. The outer list is by rank.
 
         Raises:
             ValueError: the ranks have different numbers of channels, or a channel's ranks are not
@@ -63,18 +65,19 @@ class StragglerReport:
 
     @property
     def waited(self) -> list[float]:
-        """Seconds that each rank waited, for whomever."""
+        """Returns the seconds that each rank waited for any peer."""
         return [sum(seconds) for seconds in self.wait_seconds]
 
     @property
     def slowest(self) -> int | None:
-        """The rank that waited least, or None if none waited."""
+        """Returns the rank that waited least, or None if none waited."""
         waited = self.waited
         return waited.index(min(waited)) if any(waited) else None
 
     @property
     def share(self) -> float:
-        """Part of all waiting that would end if the slowest rank were as fast as the next one."""
+        """Returns the share of all waiting that would end with a slowest rank as fast as the
+        next."""
         waited = self.waited
         if not any(waited):
             return 0.0
@@ -82,7 +85,7 @@ class StragglerReport:
         return (len(waited) - 1) * (next_to_it - least) / sum(waited)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as what `json.dumps` takes."""
+        """Returns all numbers, for `json.dumps`."""
         return {
             "slowest": self.slowest,
             "share": self.share,
@@ -124,10 +127,10 @@ def gather_report(
 
     Args:
         stats: statistics of this rank's channels.
-        group: the group of the channels; the default group if None.
+        group: group of the channels; None: the default group.
 
     Raises:
-        ValueError: for the reasons of `StragglerReport.of`.
+        ValueError: see `StragglerReport.of`.
     """
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, list(stats), group)
@@ -135,7 +138,7 @@ def gather_report(
 
 
 def save_stats(path: Path, rank: int, stats: Sequence[ChannelStats]) -> None:
-    """Writes one rank's statistics as JSON, for `load_report`: works after a failure, too."""
+    """Writes one rank's statistics as JSON, for `load_report`. It works after a failure, too."""
     record = {"rank": rank, "channels": [asdict(channel) for channel in stats]}
     path.write_text(json.dumps(record) + "\n")
 
@@ -144,7 +147,7 @@ def load_report(paths: Iterable[Path]) -> StragglerReport:
     """Makes the report from the files that `save_stats` left, one a rank, in any order.
 
     Raises:
-        ValueError: a rank is missing or there twice, or as of `StragglerReport.of`.
+        ValueError: a rank is missing or there twice; see also `StragglerReport.of`.
     """
     records = sorted((json.loads(path.read_text()) for path in paths), key=lambda r: r["rank"])
     ranks = [record["rank"] for record in records]

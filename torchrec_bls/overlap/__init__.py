@@ -1,4 +1,4 @@
-"""Reducing gradients while the backward pass goes on."""
+"""Reduction of gradients while the backward pass goes on."""
 
 from torchrec_bls.overlap.plan import OverlapPlan, load_plan, plan
 

@@ -1,4 +1,4 @@
-"""Errors of one rank that all ranks raise, where the others would wait for it."""
+"""Errors of one rank that all ranks raise, since the others would wait for it."""
 
 import torch.distributed as dist
 

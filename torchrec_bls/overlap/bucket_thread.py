@@ -8,7 +8,7 @@ from torch.futures import Future
 
 
 class BucketThread:
-    """Works off buckets in the order in which DistributedDataParallel hands them over, while the
+    """Processes buckets in the order in which DistributedDataParallel hands them over, while the
     backward goes on.
 
     Args:
@@ -21,9 +21,9 @@ class BucketThread:
     def submit(self, buffer: torch.Tensor, reduce: Callable[[], None]) -> "Future[torch.Tensor]":
         """Returns a future of `buffer`, which is complete when `reduce` has written it.
 
-        What `reduce` raises ends the backward as a RuntimeError with its type and text: an
-        exception that is given to a future by Python is none to C++, where
-        DistributedDataParallel takes it for the gradients (torch 2.13).
+        An error of `reduce` ends the backward as a RuntimeError with its type and text. C++ does
+        not see other Python errors of a future: DistributedDataParallel would take them for the
+        gradients (torch 2.13).
         """
         reduced: Future[None] = Future()
         errors: list[BaseException] = []

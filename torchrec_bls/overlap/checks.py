@@ -1,4 +1,5 @@
-"""Whether a DistributedDataParallel can follow a plan, and all ranks the same one."""
+"""Checks that a DistributedDataParallel can follow a plan, and that all ranks have the same
+plan."""
 
 import hashlib
 import os
@@ -15,10 +16,10 @@ _LAST_BUCKET = "DDP_SET_LAST_BUCKET_CAP"
 
 
 def check_ddp(ddp: DistributedDataParallel, layers: Sequence[DenseLayer]) -> None:
-    """Checks that buckets of a plan can be those of `ddp`.
+    """Checks that `ddp` can have the buckets of a plan.
 
     Raises:
-        ValueError: they can't.
+        ValueError: it can't.
     """
     if ddp._comm_hooks:
         hook, _ = ddp._comm_hooks[0]
@@ -66,7 +67,7 @@ def check_origin(origin: PlanOrigin, backend: str, group: dist.ProcessGroup) -> 
     """Checks that a plan was made for ranks like those of `group`.
 
     Raises:
-        ValueError: it was not.
+        ValueError: the plan was made for others.
     """
     here = PlanOrigin(torch.__version__, backend, group.size(), origin.profile)
     if here != origin:
@@ -81,7 +82,7 @@ def check_same_on_all_ranks(plan: object, group: dist.ProcessGroup) -> None:
     """Compares a plan between ranks, collectively.
 
     Raises:
-        ValueError: they have different ones, on all ranks.
+        ValueError: the ranks have different plans; all ranks raise.
     """
     mine = hashlib.sha256(repr(plan).encode()).hexdigest()
     of_ranks: list[str | None] = [None] * group.size()

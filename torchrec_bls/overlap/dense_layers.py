@@ -1,4 +1,4 @@
-"""When a model's gradients are ready in a backward, measured."""
+"""Measures when a model's gradients are ready in a backward."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from torchrec_bls.overlap.agreement import raise_together
 
 #: Backwards that are timed, after one that is not.
 LEAST_SAMPLES = 15
-# A shorter stretch of the backward is no layer of its own: at most so many layers come out.
+# A shorter part of the backward is no layer of its own. So there are at most so many layers.
 _MOST_LAYERS = 200
 _TABLES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
 
@@ -30,10 +30,10 @@ class DenseLayer:
     """Parameters whose gradients are ready at about the same time.
 
     Attributes:
-        parameters: their names, in the order in which their gradients are ready.
-        sizes: bytes of each one's gradient.
-        compute_us: of the backward up to there, after the layer before; one number a sample, the
-            mean of all ranks.
+        parameters: names of the parameters, in the order in which their gradients are ready.
+        sizes: bytes of each parameter's gradient.
+        compute_us: microseconds of the backward from the layer before to this one, one number a
+            sample, each the mean of all ranks.
     """
 
     parameters: tuple[str, ...]
@@ -42,7 +42,7 @@ class DenseLayer:
 
     @property
     def bytes(self) -> int:
-        """Of all its gradients."""
+        """Returns the bytes of all its gradients."""
         return sum(self.sizes)
 
 
@@ -51,12 +51,13 @@ def measure_layers(
 ) -> list[DenseLayer]:
     """Runs backwards on all ranks at once, and returns the layers in the order of their gradients.
 
-    Tables of embeddings are left out: their gradients take another way. The model is left as it
-    was: parameters, gradients, buffers and random numbers.
+    Embedding tables are left out: their gradients take another way. The model stays as it was:
+    parameters, gradients, buffers and random numbers.
 
     Args:
-        model: not sharded. What it returns, or the first of it, is the loss, or is summed up.
-        batches: tuples are the arguments of the model, all else its only one.
+        model: model that is not sharded. Its result, or the first item of the result, is the loss;
+            if that is no scalar, it is summed up.
+        batches: batches for the model; a tuple has its arguments, anything else is its only one.
         group: group of all ranks that train together.
 
     Raises:
@@ -135,7 +136,7 @@ def _run(
     batches: Iterator[Any],
     group: dist.ProcessGroup,
 ) -> tuple[list[str], list[list[float]]]:
-    """Returns names by order, and microseconds by sample and number in that order."""
+    """Returns names in the order of their gradients, and microseconds by sample, in that order."""
     ready: list[str] = []
     clock = _Clock(next(iter(parameters.values())).device)
 

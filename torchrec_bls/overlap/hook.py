@@ -1,4 +1,4 @@
-"""Runs a plan: reduces each bucket of DistributedDataParallel as it says."""
+"""Runs a plan: reduces each bucket of DistributedDataParallel in the planned way."""
 
 import warnings
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.overlap.bucket_thread import BucketThread
 from torchrec_bls.overlap.quantized_hook import QuantizedAllReduceState
 
-# DistributedDataParallel makes its buckets anew in one of the first steps, for static graphs in the
-# third one.
+# DistributedDataParallel makes its buckets again in one of the first steps; for static graphs in
+# the third step.
 _STEPS_WITH_OTHER_BUCKETS = 4
 
 
@@ -25,9 +25,9 @@ class PlannedBucket:
     """Gradients that travel together.
 
     Attributes:
-        parameters: their names, in the order in which their gradients are ready.
-        bytes: size of all of them.
-        mode: how they travel: "float32", or the name of a codec.
+        parameters: names of the parameters, in the order in which their gradients are ready.
+        bytes: size of all these gradients.
+        mode: form in which they travel: "float32", or the name of a codec.
     """
 
     parameters: tuple[str, ...]
@@ -38,13 +38,14 @@ class PlannedBucket:
 class PlannedAllReduce:
     """State of `planned_all_reduce_hook`: one thread that reduces buckets in sequence.
 
-    Buckets are known by their parameters. Those that no plan has, as in the first steps, before
-    DistributedDataParallel knows the order of gradients, travel at once and as float32.
+    Buckets are known by their parameters. A bucket that the plan does not have travels at once and
+    as float32. Such buckets come in the first steps, before DistributedDataParallel knows the order
+    of gradients.
 
     Args:
-        module: the one inside DistributedDataParallel.
-        buckets: planned.
-        group: group of the ranks, for this alone.
+        module: module inside DistributedDataParallel.
+        buckets: planned buckets.
+        group: group of the ranks, used only for this.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class PlannedAllReduce:
         def average() -> None:
             with record_function(label):
                 if mode == "float32":
-                    # What DistributedDataParallel does where it has no hook.
+                    # This is what DistributedDataParallel does without a hook.
                     buffer.mul_(1 / self._group.size())
                     dist.all_reduce(buffer, group=self._group)
                 else:
@@ -101,5 +102,5 @@ class PlannedAllReduce:
 def planned_all_reduce_hook(
     state: PlannedAllReduce, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """For `DistributedDataParallel.register_comm_hook`: averages gradients as a plan says."""
+    """A hook for `DistributedDataParallel.register_comm_hook`: averages gradients by a plan."""
     return state.reduce(bucket)

@@ -1,4 +1,4 @@
-"""What a plan says to NCCL, whose modes are numbers of channels, each of which is a CTA."""
+"""NCCL's part of a plan. Its modes are numbers of channels, and each channel is a CTA."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _HEADER = (
 
 
 def options(buckets: Sequence[PlannedBucket], modes: Sequence[Mode]) -> dict[str, int]:
-    """Returns limits for the one communicator of a process group: those of its widest bucket."""
+    """Returns limits for a process group's only communicator: those of its widest bucket."""
     channels = _channels(modes)
     used = [channels[bucket.mode] for bucket in buckets]
     return {"min_ctas": min(used), "max_ctas": max(used)}

@@ -1,4 +1,4 @@
-"""Plans how a model's dense gradients are exchanged under its backward (LIBRA)."""
+"""Plans the exchange of a model's dense gradients during its backward (LIBRA)."""
 
 import inspect
 from collections.abc import Iterable
@@ -54,15 +54,15 @@ def plan(
     plan.register(ddp)
     ```
 
-    All ranks call it together, and get the same plan. The model is left as it was. Tables of
-    embeddings are not planned for.
+    All ranks call it together, and get the same plan. The model stays as it was. Embedding tables
+    are not planned for.
 
     Args:
-        model: not sharded and not in DistributedDataParallel. It returns its loss, or a tuple that
-            begins with it; another tensor is summed up.
-        profile: what `torchrec-bls calibrate --overlap` has measured on these ranks.
-        batches: batches of the training's size; tuples are the arguments of the model.
-        group: the ranks that train together; None: the default group.
+        model: model that is not sharded and not in DistributedDataParallel. It returns its loss, or
+            a tuple that begins with it; a tensor that is no scalar is summed up.
+        profile: profile with the results of `torchrec-bls calibrate --overlap` on these ranks.
+        batches: batches of the training's size; a tuple has the arguments of the model.
+        group: group of the ranks that train together; None: the default group.
         codecs: whether gradients may travel encoded where that is faster. Encoding changes them.
 
     Raises:
@@ -97,8 +97,8 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
     """Reads what `OverlapPlan.save` wrote.
 
     Raises:
-        ValueError: it is no plan, or one of another profile, torch or version.
-        OSError: it can't be read.
+        ValueError: the file is no plan, or has another profile, torch or version.
+        OSError: the file can't be read.
     """
     origin, layers, modes, groups = read_plan(path)
     if origin.profile != (name := f"{profile.name}, {profile.measured_at}"):
@@ -118,14 +118,14 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
 class OverlapPlan:
     """Which gradients travel together, when and how.
 
-    A default stays in place unless the plan is better for certain: by at least 10 %, and in 19
-    of 20 draws of what was measured.
+    A default stays in place unless the plan is surely better: by at least 10 %, and in 19 of 20
+    draws of the measurements.
 
     Attributes:
         origin: torch, backend, ranks and profile that the plan was made for.
         layers: the model's layers, in the order in which their gradients are ready.
         modes: calibrated ways for gradients to travel.
-        groups: which layers' gradients travel together.
+        groups: layers whose gradients travel together, with their mode and hold.
     """
 
     origin: PlanOrigin
@@ -135,12 +135,12 @@ class OverlapPlan:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """What backwards take with it and by default."""
+        """Returns the predicted times of backwards with the plan and by default."""
         return predict(self.layers, self.groups, self.modes)
 
     @cached_property
     def buckets(self) -> tuple[PlannedBucket, ...]:
-        """The planned groups, by their parameters."""
+        """Returns the planned groups, by their parameters."""
         buckets, first = [], 0
         for each in self.groups:
             last = first + each.layers
@@ -157,12 +157,12 @@ class OverlapPlan:
 
     @property
     def replaces_ddp_default(self) -> bool:
-        """Whether it is better than DistributedDataParallel's buckets for certain."""
+        """Returns whether it is surely better than DistributedDataParallel's buckets."""
         return is_certain(self.prediction.gain_over_ddp)
 
     @property
     def replaces_torchrec_default(self) -> bool:
-        """Whether it is better than TorchRec's buckets for certain."""
+        """Returns whether it is surely better than TorchRec's buckets."""
         return is_certain(self.prediction.gain_over_torchrec)
 
     def ddp_kwargs(self) -> dict[str, Any]:
@@ -170,16 +170,17 @@ class OverlapPlan:
         return self._buckets_argument() if self.replaces_ddp_default else {}
 
     def register(self, ddp: DistributedDataParallel) -> None:
-        """Has `ddp`, made with `ddp_kwargs`, follow the plan. All ranks call it together.
+        """Makes `ddp`, which was made with `ddp_kwargs`, follow the plan. All ranks call it
+        together.
 
         Raises:
-            ValueError: the plan is of another model, number of ranks, backend or torch, or differs
-                between ranks, or `ddp` can't follow one.
+            ValueError: the plan is for another model, number of ranks, backend or torch, or differs
+                between ranks, or `ddp` can't follow any plan.
         """
         self._register(ddp, self.replaces_ddp_default)
 
     def wrapper(self) -> DataParallelWrapper:
-        """Returns what DistributedModelParallel takes as its `data_parallel_wrapper`."""
+        """Returns the argument `data_parallel_wrapper` of DistributedModelParallel."""
         replaces = self.replaces_torchrec_default
         return PlannedDataParallelWrapper(
             self._buckets_argument() if replaces else {},
@@ -187,7 +188,7 @@ class OverlapPlan:
         )
 
     def report(self) -> str:
-        """Returns a text for people: the plan, what it is predicted to take, and what stays."""
+        """Returns a text for people: the plan, its predicted times, and which defaults stay."""
         return as_text(
             self.origin, self.layers, self.buckets, self._planned_timeline(), self.prediction
         )
@@ -202,7 +203,7 @@ class OverlapPlan:
         """Returns fields of NCCL's configuration, `ProcessGroupNCCL.Options().config`.
 
         Raises:
-            ValueError: its modes are not NCCL's.
+            ValueError: the plan's modes are not NCCL's.
         """
         return nccl.options(self.buckets, self.modes)
 
@@ -210,12 +211,12 @@ class OverlapPlan:
         """Writes the table of NCCL's example tuner plugin (NCCL_TUNER_CONFIG_FILE).
 
         Raises:
-            ValueError: its modes are not NCCL's, or buckets of one size have several modes.
+            ValueError: the plan's modes are not NCCL's, or buckets of one size have several modes.
         """
         Path(path).write_text(nccl.tuner_csv(self.buckets, self.modes, self.origin.ranks))
 
     def save(self, path: str | Path) -> None:
-        """Writes it as JSON, for `load_plan`."""
+        """Writes the plan as JSON, for `load_plan`."""
         write_plan(Path(path), self.origin, self.layers, self.modes, self.groups)
 
     def _planned_timeline(self) -> Timeline:
@@ -223,8 +224,8 @@ class OverlapPlan:
         return timeline(typical_layers(self.layers), self.groups, times)
 
     def _buckets_argument(self) -> dict[str, Any]:
-        # A bucket is closed by the gradient with which it reaches its size: exact, since MiB are
-        # multiples of a power of two.
+        # A bucket closes with the gradient by which it reaches its size. The size in MiB is exact,
+        # since a MiB is a power of two.
         return {"bucket_cap_mb_list": [bucket.bytes / _MIB for bucket in self.buckets]}
 
     def _register(self, ddp: DistributedDataParallel, replaces_default: bool) -> None:
@@ -242,8 +243,9 @@ class OverlapPlan:
         raise_together(error, group)
         check_same_on_all_ranks(self, group)
         if replaces_default:
-            # The thread's calls are in no order with those of other threads, as the sharded
-            # modules' in this backward, which ranks would then match with each other.
+            # The thread's calls have no order with those of other threads, such as the sharded
+            # modules' calls in this backward. In one group, ranks would match different calls with
+            # each other.
             own = dist.new_group(
                 dist.get_process_group_ranks(group),
                 timeout=timedelta(seconds=timeout_of(group)),
@@ -255,7 +257,7 @@ class OverlapPlan:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Returns the device of its trainable parameters."""
+    """Returns the device of the model's trainable parameters."""
     return next(each for each in model.parameters() if each.requires_grad).device
 
 

@@ -15,13 +15,13 @@ _FORMAT, _VERSION = "torchrec-bls overlap plan", 1
 
 @dataclass(frozen=True)
 class PlanOrigin:
-    """What a plan was made for.
+    """The conditions that a plan was made for.
 
     Attributes:
-        torch: version.
+        torch: version of torch.
         backend: backend of the process group.
-        ranks: of it.
-        profile: name and date.
+        ranks: number of ranks in the group.
+        profile: name and date of the profile.
     """
 
     torch: str
@@ -56,8 +56,8 @@ def read_plan(path: Path) -> Content:
     """Reads what `write_plan` wrote.
 
     Raises:
-        ValueError: it is no plan, or of another version.
-        OSError: it can't be read.
+        ValueError: the file is no plan, or of another version.
+        OSError: the file can't be read.
     """
     try:
         content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What backwards take by plan and by default, with intervals."""
+"""The predicted times of backwards by plan and by default, with intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from torchrec_bls.sharding.overlap.timeline import Group, Layer, Timeline, timel
 
 Floats = npt.NDArray[np.float64]
 
-# Of an interval, in per cent: nine of ten draws are inside.
+# Percentiles of an interval's ends: nine of ten draws are inside.
 _ENDS = (5.0, 50.0, 95.0)
 _DRAWS = 60
 #: Below this a default stays: measured gains are up to so much from predicted ones
@@ -23,7 +23,7 @@ LEAST_GAIN = 0.1
 
 @dataclass(frozen=True)
 class Interval:
-    """A median, and between which numbers nine of ten draws are."""
+    """A median, and the two numbers between which nine of ten draws are."""
 
     low: float
     middle: float
@@ -57,22 +57,22 @@ class Prediction:
 
 
 def is_certain(gain: Interval) -> bool:
-    """Whether something is to be gained for certain."""
+    """Returns whether there surely is a gain."""
     return gain.low > 0 and gain.middle >= LEAST_GAIN
 
 
 def predict(
     layers: Sequence[DenseLayer], groups: Sequence[Group], modes: Sequence[Mode]
 ) -> Prediction:
-    """Returns what backwards take, by draws of what was measured: backwards and calibrated modes.
+    """Returns the predicted times of backwards, by draws of the measured backwards and modes.
 
-    Draws of modes alone would be too narrow: what a mode is off by, on sizes that it was not fitted
-    to, is drawn as well.
+    Intervals from draws of modes alone would be too narrow. So the error of a mode on sizes that it
+    was not fitted to is drawn as well.
 
     Args:
-        layers: measured.
-        groups: planned, of `layers`.
-        modes: that they travel by; the first is the defaults'.
+        layers: measured layers.
+        groups: planned groups of `layers`.
+        modes: modes that the groups travel by; the first is the defaults' mode.
     """
     random = np.random.default_rng(0)
     samples = np.array([layer.compute_us for layer in layers])
@@ -103,11 +103,12 @@ def predict(
 
 
 def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:
-    """Returns a draw of a mode, off by as much as it was on sizes that nothing was fitted to."""
+    """Returns a draw of a mode, with an error like its error on sizes that nothing was fitted
+    to."""
     times = mode.draws[draw % len(mode.draws)] if mode.draws else mode.times
     if not mode.held_out_percent:
         return times
-    # Of a normal distribution, whose mean absolute deviation is 0.8 of its standard deviation.
+    # A normal distribution's mean absolute deviation is 0.8 of its standard deviation.
     off = float(np.exp(random.normal(0, mode.held_out_percent / 80)))
     return replace(
         times,
@@ -138,7 +139,7 @@ def default_timelines(
 
 
 def _of_parameters(layers: Sequence[DenseLayer], compute_us: Floats) -> list[Layer]:
-    """Returns a layer for each parameter, since defaults cut between any two of them."""
+    """Returns a layer for each parameter: defaults may cut between any two parameters."""
     found = []
     for layer, us in zip(layers, compute_us, strict=True):
         first, *others = layer.sizes

@@ -12,38 +12,39 @@ from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.quantized import quantized_all_reduce
 from torchrec_bls.overlap.bucket_thread import BucketThread
 
-# Values that share a scale: at 4 bits, scales are 6 % of a message.
+# Number of values that share a scale: at 4 bits, scales are 6 % of a message.
 _COLUMNS = 256
 
 
 class QuantizedAllReduceState:
-    """How `quantized_all_reduce_hook` reduces, and what rounding has taken away so far.
+    """The settings of `quantized_all_reduce_hook`, and the rounding errors so far.
 
     ```python
     state = QuantizedAllReduceState(ddp, codec=Codec.UINT4)
     ddp.register_comm_hook(state, quantized_all_reduce_hook)
     ```
 
-    Gradients are reduced in buckets of DDP's choice by a thread, while the backward pass goes on.
-    They travel from rank to rank with tag 0: give each state a group of its own if there are
-    several, or if the training sends or receives from rank to rank itself.
+    A thread reduces gradients in buckets of DDP's choice, while the backward pass goes on. They
+    travel from rank to rank with tag 0. Give each state its own group if there are several states,
+    or if the training itself sends or receives from rank to rank.
 
-    A row is what shares a scale: 256 values of a bucket, one after the other, across parameters and
-    biases. In the paper, and in `benchmarks/quantized`, rows are the rows of each weight.
+    Values in a row share a scale: 256 values of a bucket, one after the other, across parameters
+    and biases. In the paper, and in `benchmarks/quantized`, rows are the rows of each weight.
 
-    The errors of compensation are this rank's own: save `state_dict()` with the checkpoint of each
-    rank, or training goes on as if nothing had been lost before.
+    The errors of compensation are this rank's own. Save `state_dict()` with the checkpoint of each
+    rank; otherwise training goes on as if there had been no errors.
 
     Args:
-        module: the DDP module, or the one in it.
+        module: DDP module, or the module in it.
         codec: codec of the messages. In a ring four bits need compensation; two cost accuracy in
             any case (Quantized Collectives, table 3).
         algorithm, group_size: see `quantized_all_reduce`.
-        error_compensation: whether what rounding takes away is added to the next gradient.
-        group: ranks; None: the default group. Its backend has to send and receive (gloo).
+        error_compensation: whether the rounding error is added to the next gradient.
+        group: group of the ranks; None: the default group. Its backend has to send and receive
+            (gloo).
 
     Raises:
-        ValueError: the ranks do not fit the algorithm, or leave compensation without effect (see
+        ValueError: the ranks do not fit the algorithm, or compensation would have no effect (see
             `quantized_all_reduce`).
     """
 
@@ -58,7 +59,7 @@ class QuantizedAllReduceState:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         if algorithm == "recursive_doubling":
-            # Better here than in the first backward pass.
+            # An error here is better than in the first backward pass.
             check_groups(dist.get_world_size(group), group_size, compensated=error_compensation)
         module = (
             module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
@@ -68,20 +69,20 @@ class QuantizedAllReduceState:
         self._algorithm = algorithm
         self._group_size = group_size
         self._group = group
-        # By parameter, since DDP arranges its buckets anew after the first iteration.
+        # Stored by parameter, since DDP makes its buckets again after the first iteration.
         self._errors: dict[str, torch.Tensor] | None = {} if error_compensation else None
         self._thread = BucketThread("torchrec_bls quantized all-reduce")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's errors, to be saved with its checkpoint."""
+        """Returns this rank's errors. Save them with its checkpoint."""
         errors = self._errors or {}
         return {"errors": {name: error.clone() for name, error in errors.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the errors of `state_dict`.
+        """Continues with the errors of `state_dict`.
 
         Raises:
-            ValueError: they are of another model, or there is no compensation.
+            ValueError: the errors are another model's, or there is no compensation.
         """
         errors: dict[str, torch.Tensor] = state["errors"]
         if errors and self._errors is None:
@@ -102,10 +103,10 @@ class QuantizedAllReduceState:
         return self._thread.submit(buffer, lambda: self.average(buffer, parameters))
 
     def average(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        """Replaces gradients by the average of all ranks', in the thread that calls.
+        """Replaces gradients by the average of all ranks', in the calling thread.
 
         Args:
-            buffer: the gradients of `parameters`, one behind the other, float32.
+            buffer: gradients of `parameters`, one after the other, float32.
             parameters: parameters of the module.
         """
         group = self._group or dist.group.WORLD
@@ -146,13 +147,13 @@ class QuantizedAllReduceState:
 def quantized_all_reduce_hook(
     state: QuantizedAllReduceState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """For `DistributedDataParallel.register_comm_hook`: averages gradients with quantized messages
-    (Quantized Collectives, section 3.4)."""
+    """A hook for `DistributedDataParallel.register_comm_hook`: averages gradients with quantized
+    messages (Quantized Collectives, section 3.4)."""
     return state.reduce(bucket)
 
 
 def _rows_of(flat: torch.Tensor) -> torch.Tensor:
-    """Returns `flat` as rows, filled up with its last value, which widens no row's range."""
+    """Returns `flat` as rows. The last row is padded with its last value, which keeps its range."""
     rows = -(-flat.numel() // _COLUMNS)
     padded = flat.new_empty(rows * _COLUMNS)
     padded[: flat.numel()] = flat

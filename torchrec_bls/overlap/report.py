@@ -24,7 +24,7 @@ def as_text(
     planned: Timeline,
     prediction: Prediction,
 ) -> str:
-    """Returns what a plan is of, its buckets and their times, and what stays."""
+    """Returns the origin of a plan, its buckets and their times, and which defaults stay."""
     parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction)
     return "\n\n".join("\n".join(part) for part in (*parts, _verdicts(prediction))) + "\n"
 
@@ -81,7 +81,7 @@ def _percent(gain: Interval) -> str:
 def trace_events(
     timelines: Mapping[str, tuple[Sequence[Group], Timeline]], modes: Sequence[Mode]
 ) -> list[dict[str, Any]]:
-    """Returns Chrome's trace events: a process for each timeline, with backward and all-reduces."""
+    """Returns Chrome's trace events. Each timeline is a process, with backward and all-reduces."""
     events = []
     for pid, (name, (groups, times)) in enumerate(timelines.items()):
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})

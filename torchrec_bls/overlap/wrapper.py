@@ -13,11 +13,11 @@ from torchrec.distributed.types import ShardingEnv
 
 
 class PlannedDataParallelWrapper(DefaultDataParallelWrapper):  # type: ignore[misc]
-    """Wraps what is not sharded in DistributedDataParallel, with the buckets of a plan.
+    """Wraps the unsharded part in DistributedDataParallel, with the buckets of a plan.
 
     Args:
-        ddp_kwargs: of the plan.
-        register: gives what was wrapped to the plan.
+        ddp_kwargs: arguments of DistributedDataParallel from the plan.
+        register: function that gives the wrapped module to the plan.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class PlannedDataParallelWrapper(DefaultDataParallelWrapper):  # type: ignore[mi
         self._register = register
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Called by DistributedModelParallel.
+        """Wraps the model. DistributedModelParallel calls it.
 
         Raises:
-            ValueError: the plan is of another model; see `OverlapPlan.register`.
+            ValueError: the plan is for another model; see `OverlapPlan.register`.
         """
         super().wrap(dmp, env, device)
         wrapped = dmp._dmp_wrapped_module

@@ -2,5 +2,5 @@
 
 from torchrec_bls._contract import check_torchrec
 
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
+# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
 check_torchrec()

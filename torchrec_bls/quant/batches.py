@@ -1,4 +1,4 @@
-"""What quantized modules ask of a batch beside what all sharded modules do."""
+"""The checks of quantized modules' batches, beyond those of all sharded modules."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
 
 def is_weighted(module: Any) -> bool:
-    """Whether the ids of TorchRec's quantized module have weights."""
+    """Returns whether the ids of TorchRec's quantized module have weights."""
     return hasattr(module, "is_weighted") and bool(module.is_weighted())
 
 
 def checked(check: InputCheck, features: object) -> CheckedBatch:
-    """Returns a batch that FBGEMM's quantized lookups take.
+    """Returns a batch that FBGEMM's quantized lookups accept.
 
     Args:
-        check: of the module.
+        check: input check of the module.
         features: KeyedJaggedTensor on the CPU; its weights, if the module has any, are float32.
 
     Raises:
-        ValueError: it does not fit the module.
+        ValueError: the batch does not fit the module.
     """
-    # Before the check, which takes the first batch's dtypes for those of all.
+    # This comes before the check, which takes the first batch's dtypes as those of all batches.
     if check.is_weighted and isinstance(features, KeyedJaggedTensor):
         weights = features.weights_or_none()
         if weights is None or weights.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""A quantized embedding module whose rows travel as they are stored."""
+"""A quantized embedding module whose rows travel in their stored form."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,18 +28,19 @@ from torchrec_bls.quant.row_plan import AskedBatch, RowPlan
 from torchrec_bls.quant.stored_exchange import StoredExchange
 from torchrec_bls.quant.stored_tables import row_source
 
-# One exchange takes the rows of all tables, however they are planned.
+# One exchange carries the rows of all tables, however they are planned.
 _STORED = "stored"
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class _Context(Multistreamable):  # type: ignore[misc]
-    """Of one forward.
+    """The context of one forward.
 
     Attributes:
-        sharding_contexts: of the one exchange; its layout once the ids have arrived.
-        batch: of this rank, as it was checked.
-        asked: by it.
+        sharding_contexts: context of the only exchange; it gets the layout once the ids have
+            arrived.
+        batch: batch of this rank, after its check.
+        asked: rows that the batch asks for.
         has_keys: whether the batch's keys, and their order, are those of the module's batches.
     """
 
@@ -51,31 +52,31 @@ class _Context(Multistreamable):  # type: ignore[misc]
         self.sharding_contexts = [SimpleNamespace()]
 
     def record_stream(self, stream: object) -> None:
-        """See TorchRec; nothing here is on a stream."""
+        """Does nothing, since nothing here is on a stream; see TorchRec."""
 
 
 class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any]):  # type: ignore[misc]
     """TorchRec's quantized EmbeddingBagCollection or EmbeddingCollection over several processes.
 
-    Each rank keeps its shards in its own memory. A batch asks the ranks for its distinct rows; they
-    come as FBGEMM stores them, without padding, and FBGEMM's kernels look the batch up in what
-    came. Results are those of the unsharded module, bit for bit. The state dict has this rank's
-    rows of each table.
+    Each rank keeps its shards in its own memory. A batch asks the ranks for its distinct rows. They
+    come as FBGEMM stores them, without padding. FBGEMM's kernels look up the batch in these rows.
+    Results are those of the unsharded module, bit for bit. The state dict has this rank's rows of
+    each table.
 
     Args:
-        module: to shard, which nothing speaks against; it is taken over, and its own weights are
-            freed.
-        tables_name: of its nn.ModuleDict that has the tables.
-        params: its plan.
-        group: ranks, one of which has each shard.
-        config: of the exchanges.
-        name: of the module.
+        module: module to shard, for which `why_not` has no reason. It is taken over, and its own
+            weights are freed.
+        tables_name: name of its nn.ModuleDict that has the tables.
+        params: plan of the module.
+        group: group of ranks; one of them has each shard.
+        config: configuration of the exchanges.
+        name: name of the module.
         checkpoint: see BLSQuantEmbeddingBagCollectionSharder.
-        prefix: of the tables' names in the checkpoint.
+        prefix: prefix of the tables' names in the checkpoint.
 
     Raises:
-        ValueError: the checkpoint has not the rows of this rank. The other ranks raise
-            RendezvousError for their first batch.
+        ValueError: the checkpoint lacks rows of this rank. The other ranks raise RendezvousError at
+            their first batch.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
         with self._all_or_none("sharding"):
             self._rows = OwnRows(lookups, shards, source, group.rank())
         lookups.take_over()
-        # Not registered: what is in it has the names of the unsharded module here.
+        # It is not registered: its content has the names of the unsharded module here.
         self._unsharded = (module,)
         self.add_module(tables_name, children)
         if module.register_tbes:
@@ -123,7 +124,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
             False,
             None,
         )
-        self._ids_dist = (ids_dist,)  # not registered either
+        self._ids_dist = (ids_dist,)  # a tuple, so that it is not registered
         self._exchange = StoredExchange(
             group.rank(),
             exchanges.of(_STORED, "embeddings"),
@@ -133,17 +134,17 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
 
     @property
     def unsharded_module_type(self) -> type:
-        """See TorchRec."""
+        """Returns the class of the unsharded module; see TorchRec."""
         return type(self._unsharded[0])
 
     def create_context(self) -> _Context:
-        """See TorchRec."""
+        """Returns a new context; see TorchRec."""
         return _Context()
 
     def input_dist(self, ctx: _Context, features: object) -> Awaitable[Any]:
         """Posts the numbers of the rows that a batch needs.
 
-        A batch that does not fit the module keeps nobody from going on. The other ranks get their
+        A batch that does not fit the module does not stop the others. The other ranks get their
         rows, and this rank raises ValueError where the embeddings are used.
         """
         try:
@@ -153,7 +154,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
         return self.post_ids(ctx, batch)
 
     def compute(self, ctx: _Context, dist_input: ArrivedFeatures) -> Any:
-        """Posts the rows that the ranks asked for; returns what `output_dist` does."""
+        """Posts the rows that the ranks asked for. Returns the result of `output_dist`."""
         return self._post_embeddings(ctx, dist_input)
 
     def output_dist(self, ctx: _Context, output: Any) -> LazyAwaitable[Any]:
@@ -190,11 +191,11 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
         """Returns the embeddings of a batch from its rows, as the unsharded module does.
 
         Args:
-            rows: that have arrived, uint8.
-            ctx: of the batch.
+            rows: arrived rows, uint8.
+            ctx: context of the batch.
         """
         if not ctx.has_keys:
-            return None  # nobody has asked: the module learns the order of keys by its first batch
+            return None  # nobody has asked: the first batch tells the module the order of keys
         module = self._unsharded[0]
         for lookup, offsets in zip(module._emb_modules, ctx.asked.offsets, strict=True):
             lookup.weights_host, lookup.weights_offsets = rows, offsets
@@ -202,7 +203,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
             embeddings = module(ctx.asked.features)
         finally:
             for lookup in module._emb_modules:
-                lookup.weights_host = _NOTHING  # the memory is another batch's next
+                lookup.weights_host = _NOTHING  # the next batch reuses the memory
         if isinstance(embeddings, dict) and module.need_indices():
             return self._with_ids(embeddings, ctx.batch)
         return embeddings
@@ -210,7 +211,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
     def _with_ids(
         self, embeddings: Mapping[str, JaggedTensor], batch: CheckedBatch
     ) -> dict[str, JaggedTensor]:
-        """Gives each feature its ids as the weights, as TorchRec does, and not their numbers."""
+        """Gives each feature its ids as the weights, as TorchRec does, not the numbers of rows."""
         return {
             name: JaggedTensor(
                 values=rows.values(),
@@ -222,7 +223,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
 
 
 class _StoredEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ignore[misc]
-    """The embeddings of a batch, looked up when its rows have arrived."""
+    """The embeddings of a batch. They are looked up when its rows have arrived."""
 
     def __init__(
         self, module: ExchangedQuantCollection, pending: Pending[torch.Tensor], ctx: _Context

@@ -30,14 +30,14 @@ class Lookups:
     """The lookups of a quantized EmbeddingBagCollection or EmbeddingCollection.
 
     Args:
-        module: TorchRec's, with weights on the CPU or the meta device. `move_to` changes it.
+        module: TorchRec's module, with weights on the CPU or the meta device. `move_to` changes it.
         children: nn.ModuleDict in it that has the tables, by name.
-        page: bytes of a page, at which the weights of each lookup begin.
+        page: bytes of a page; the weights of each lookup begin on a page.
 
     Attributes:
         configs: configs of the tables of each lookup.
-        made: lookups in the place of the module's, with no memory for weights.
-        begins: where each lookup's weights begin in the memory of all tables, bytes.
+        made: new lookups that replace the module's; they have no memory for weights.
+        begins: first byte of each lookup's weights in the memory of all tables.
         by_lookup: tables of each lookup, in the order of their memory.
         tables: tables of all lookups, in the order of their memory.
     """
@@ -61,7 +61,7 @@ class Lookups:
         self.tables = [table for tables in self.by_lookup for table in tables]
 
     def move_to(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Has the module look up in `memory`, and frees its own weights.
+        """Makes the module look up in `memory`, and frees its own weights.
 
         Returns:
             The tensors through which the weights may be written to.
@@ -74,7 +74,7 @@ class Lookups:
         return views
 
     def take_over(self) -> None:
-        """Gives the module the lookups that were made, and frees its own weights."""
+        """Gives the module the new lookups, and frees its own weights."""
         for lookup in self.made:
             lookup.weight_initialized = True
             lookup.initialize_logical_weights_placements_and_offsets()
@@ -95,8 +95,8 @@ class Lookups:
         """Makes the buffers of the state dict, as the module's constructor does.
 
         Args:
-            configs: of tables.
-            lookup: whose tables these are, with its weights.
+            configs: configs of tables.
+            lookup: lookup that has these tables, with its weights.
         """
         split = bool(getattr(self._module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS))
         parts = lookup.split_embedding_weights_with_scale_bias(2 if split else 0)
@@ -111,10 +111,10 @@ class Lookups:
 
 
 def lookup_of(specs: Sequence[Any], like: Any) -> Any:
-    """Returns a lookup in memory of its own, which is zero.
+    """Returns a lookup in its own memory, which is zero.
 
     Args:
-        specs: of its tables, as FBGEMM has them.
+        specs: FBGEMM's specifications of its tables.
         like: a lookup, for the layout of rows.
     """
     made = IntNBitTableBatchedEmbeddingBagsCodegen(
@@ -146,7 +146,7 @@ def _on_cpu(lookup: Any) -> Any:
     """Returns a lookup of the same tables, with no memory for weights and no check of ids."""
     return IntNBitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[
-            (*spec[:4], EmbeddingLocation.HOST)  # modules on the meta device have another one
+            (*spec[:4], EmbeddingLocation.HOST)  # modules on the meta device have another location
             for spec in lookup.embedding_specs
         ],
         feature_table_map=lookup.feature_table_map,

@@ -10,19 +10,19 @@ from torchrec_bls.quant.stored_tables import RowSource, StoredTable
 
 
 class OwnRows:
-    """This rank's rows of each table, one behind the other, in FBGEMM's layout.
+    """This rank's rows of each table, one after the other, in FBGEMM's layout.
 
-    They are what the module's state dict shows: a table's rows on this rank, and nothing of a table
-    that has none here. Who writes to them changes what is looked up.
+    The module's state dict shows them: the rows of each table on this rank, and nothing of a table
+    without rows here. Writing to them changes the results of lookups.
 
     Args:
-        lookups: of the module.
-        shards: of each table, by its name.
-        source: of the rows.
-        rank: this one.
+        lookups: lookups of the module.
+        shards: shards of each table, by its name.
+        source: source of the rows.
+        rank: this rank.
 
     Raises:
-        ValueError: the source has not the rows.
+        ValueError: the source lacks the rows.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class OwnRows:
         rank: int,
     ) -> None:
         self._addresses: dict[tuple[str, int], int] = {}
-        self._held = []  # what addresses are of
+        self._held = []  # the tensors that addresses point into
         for configs, made, tables in zip(
             lookups.configs, lookups.made, lookups.by_lookup, strict=True
         ):
@@ -71,7 +71,7 @@ class OwnRows:
             offset = end
 
     def address(self, table: str, first_row: int) -> int:
-        """Returns where the shard that begins at a row lies."""
+        """Returns the address of the shard that begins at a row."""
         return self._addresses[table, first_row]
 
 

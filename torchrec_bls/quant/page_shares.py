@@ -1,4 +1,4 @@
-"""Which rank has which pages of the memory that a module's tables lie in."""
+"""The pages of each rank in the memory of a module's tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Extent:
-    """Rows of one table, one behind the other, that a rank owns.
+    """Consecutive rows of one table that a rank owns.
 
     Attributes:
-        owner: rank.
+        owner: rank that owns them.
         begin: place of the first byte.
-        end: place behind the last byte.
+        end: place after the last byte.
     """
 
     owner: int
@@ -22,12 +22,12 @@ class Extent:
 
 @dataclass(frozen=True)
 class PageShare:
-    """Pages one behind the other that one rank has in its segment.
+    """Consecutive pages that one rank has in its segment.
 
     Attributes:
-        owner: rank.
+        owner: rank that has them.
         begin: place of the first byte, in the memory of all tables.
-        end: place behind the last byte.
+        end: place after the last byte.
         offset: place of the first byte in the owner's segment.
     """
 
@@ -42,17 +42,17 @@ def page_shares(
 ) -> list[PageShare]:
     """Cuts the memory of all tables into the ranks' shares.
 
-    A page belongs to the rank that owns its first byte, so that shares are whole pages, and a rank
-    has at most a page more than its rows for each of them.
+    A page belongs to the rank that owns its first byte. So shares are whole pages, and for each of
+    its extents a rank has at most one page more.
 
     Args:
-        extents: of all tables, none of which overlap.
-        total: bytes, whole pages.
-        page: bytes of one.
-        first_offset: of a segment that may hold rows.
+        extents: extents of all tables, which do not overlap.
+        total: bytes of all tables, a number of whole pages.
+        page: bytes of a page.
+        first_offset: first byte of a segment that may hold rows.
 
     Returns:
-        The shares by their first byte: together they are `total`.
+        The shares in the order of their first bytes. Together they are `total` bytes.
     """
     in_order = sorted((extent for extent in extents if extent.end > extent.begin), key=_begin)
     cuts = [-(-extent.begin // page) * page for extent in in_order[1:]]

@@ -1,4 +1,4 @@
-"""What can be sharded over processes, and why the rest can't."""
+"""The reasons why a quantized module can't be sharded over processes."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ def why_not(
     """Returns why a quantized module can't be sharded by a plan; empty if it can.
 
     Args:
-        module: TorchRec's.
-        params: its plan.
-        checkpoint: that its weights come from; None: the module has them.
+        module: TorchRec's module.
+        params: plan of the module.
+        checkpoint: checkpoint that its weights come from; None: the module has them.
     """
     configs = [each for tables in module._key_to_tables.values() for each in tables]
     return (
@@ -57,8 +57,8 @@ def _why_not_planned(configs: Sequence[Any], params: Mapping[str, ParameterShard
     if missing:
         return f"tables {missing} are not in the plan"
     for table in layouts_of(configs, params):
-        # Columns of a plan are of the state dict, in bytes or in packed numbers, or of the float
-        # module: whole rows are what begins at the first.
+        # A plan's columns are those of the state dict, in bytes or packed numbers, or those of the
+        # float module. So a shard counts as whole rows if it begins at the first column.
         if any(shard.first_column for shard in table.shards):
             return (
                 f"table '{table.name}' is planned in columns, but a stored row has one scale and "

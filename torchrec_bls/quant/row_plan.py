@@ -1,4 +1,4 @@
-"""Which rows a batch asks which ranks for, and where they go when they arrive."""
+"""The rows that a batch asks each rank for, and their places when they arrive."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ _LINE = 64
 
 @dataclass(frozen=True)
 class AskedBatch:
-    """A batch, as it is exchanged and looked up.
+    """A batch in the forms for the exchange and for the lookup.
 
     Attributes:
-        sent: the rows that are asked for: of each block of the plan the distinct ones, counted from
-            its first. One sample.
-        samples: of the batch.
-        features: the batch, with the numbers of arrived rows for ids.
-        placed: where arrived rows of each block go: offset in bytes, rows, bytes of a row, bytes
-            from row to row.
-        offsets: of the rows of each lookup's features, in bytes, int64.
-        scratch_bytes: of all arrived rows.
+        sent: distinct rows that are asked for, for each block of the plan, counted from the block's
+            first row; in one sample.
+        samples: number of samples of the batch.
+        features: the batch, with the numbers of arrived rows as ids.
+        placed: places of the arrived rows of each block: offset in bytes, rows, bytes of a row,
+            bytes from row to row.
+        offsets: places of the rows of each lookup's features, in bytes, int64.
+        scratch_bytes: bytes of all arrived rows.
     """
 
     sent: KeyedJaggedTensor
@@ -46,7 +46,7 @@ class _LookedUp(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Rows of one rank for one lookup of a feature, which is the `place`-th of all."""
+    """Rows of one rank for one lookup of a feature. `place` is that lookup's number."""
 
     place: int
     shard: Shard
@@ -56,14 +56,14 @@ class RowPlan:
     """The blocks of rows that each batch asks for, the same on every rank.
 
     Args:
-        lookups: of the module.
-        shards: of each table, by its name.
-        world_size: of ranks.
+        lookups: lookups of the module.
+        shards: shards of each table, by its name.
+        world_size: number of ranks.
 
     Attributes:
-        features: looked up, in the order of the lookups.
-        splits: blocks of each rank.
-        used_bytes: of a row of each block.
+        features: features that are looked up, in the order of the lookups.
+        splits: number of blocks of each rank.
+        used_bytes: bytes of a row of each block.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RowPlan:
         self.used_bytes = [self._looked_up[block.place].table.used_bytes for block in self._blocks]
 
     def tables_of(self, rank: int, rows: OwnRows) -> _native.Tables:
-        """Returns what a rank's blocks are rows of."""
+        """Returns the tables that a rank's blocks belong to."""
         first = sum(self.splits[:rank])
         tables = []
         for place, shard in self._blocks[first : first + self.splits[rank]]:
@@ -107,7 +107,7 @@ class RowPlan:
         return _native.Tables.stored(tables)
 
     def ask(self, batch: CheckedBatch) -> AskedBatch:
-        """Returns what a batch asks for."""
+        """Returns the rows that a batch asks for."""
         features = batch.features
         keys = features.keys()
         if keys != self._keys:
@@ -144,7 +144,7 @@ class RowPlan:
             ),
             placed,
             list(torch.split(torch.tensor(begins), self._lookup_sizes)),
-            at + _LINE,  # kernels get memory, whatever a batch asks for
+            at + _LINE,  # kernels get some memory, even if a batch asks for no rows
         )
 
     def _bind(self, keys: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A quantized embedding module whose tables are in the memory of several processes."""
+"""A quantized embedding module whose tables are in several processes' memory."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,32 +29,32 @@ from torchrec_bls.quant.stored_tables import row_source
 
 @dataclass
 class _Context(Multistreamable):  # type: ignore[misc]
-    """Of one forward: why this rank can't look its batch up, if it can't."""
+    """The context of one forward: why this rank can't look its batch up, if it can't."""
 
     refusal: ValueError | None = None
 
     def record_stream(self, stream: object) -> None:
-        """See TorchRec; nothing here is on a stream."""
+        """Does nothing, since nothing here is on a stream; see TorchRec."""
 
 
 class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore[misc]
     """TorchRec's quantized EmbeddingBagCollection or EmbeddingCollection over several processes.
 
-    Each rank keeps its shards in shared memory, as FBGEMM stores them, and looks up its own batch
-    in those of all ranks with FBGEMM's kernels: results are those of the unsharded module, bit for
-    bit, and no rank waits for another one after this constructor, which is collective. The state
-    dict is that of the unsharded module, on every rank.
+    Each rank keeps its shards in shared memory, as FBGEMM stores them. It looks up its own batch in
+    the shards of all ranks with FBGEMM's kernels. So results are those of the unsharded module, bit
+    for bit. Only this constructor is collective: afterwards no rank waits for another one. The
+    state dict is that of the unsharded module, on every rank.
 
     Args:
-        module: to shard, which nothing speaks against; it is taken over, and its own weights are
-            freed.
-        tables_name: of its nn.ModuleDict that has the tables.
-        params: its plan.
-        group: ranks of one host, one of which has each shard.
-        config: of its bad ids, deadline and pages.
-        name: of the module.
+        module: module to shard, for which `why_not` has no reason. It is taken over, and its own
+            weights are freed.
+        tables_name: name of its nn.ModuleDict that has the tables.
+        params: plan of the module.
+        group: group of ranks on one host; one of them has each shard.
+        config: configuration of bad ids, deadline and pages.
+        name: name of the module.
         checkpoint: see BLSQuantEmbeddingBagCollectionSharder.
-        prefix: of the tables' names in the checkpoint.
+        prefix: prefix of the tables' names in the checkpoint.
 
     Raises:
         ValueError: the checkpoint lacks rows of this rank.
@@ -87,7 +87,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         )
         self._views = made.move_to(self._shared.memory)
         self._version = self._versions()
-        # Not registered: what is in it has the names of the unsharded module here.
+        # It is not registered: its content has the names of the unsharded module here.
         self._unsharded = (module,)
         self.add_module(tables_name, children)
         if module.register_tbes:
@@ -96,26 +96,26 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
 
     @property
     def replaced_ids(self) -> int:
-        """How many ids had no row, so that row 0 was looked up (bad_ids="row0")."""
+        """Returns how many ids had no row, so that row 0 was looked up (bad_ids="row0")."""
         return self._check.replaced_ids
 
     @property
     def unsharded_module_type(self) -> type:
-        """See TorchRec."""
+        """Returns the class of the unsharded module; see TorchRec."""
         return type(self._unsharded[0])
 
     def create_context(self) -> _Context:
-        """See TorchRec."""
+        """Returns a new context; see TorchRec."""
         return _Context()
 
     def input_dist(self, ctx: _Context, features: object) -> UnsentBatch:
-        """Checks a batch, which stays where it is.
+        """Checks a batch. The batch stays where it is.
 
         Args:
-            ctx: of this forward.
-            features: KeyedJaggedTensor on the CPU; its weights, if any, are float32. One that does
-                not fit the module raises ValueError where the embeddings are used: a model calls
-                its other modules first, which other ranks may wait for.
+            ctx: context of this forward.
+            features: KeyedJaggedTensor on the CPU; its weights, if any, are float32. If it does not
+                fit the module, ValueError is raised where the embeddings are used: first the model
+                calls its other modules, which other ranks may wait for.
 
         Raises:
             ValueError: autograd is on, or the weights were written to.
@@ -134,7 +134,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         self.calls.note()
         try:
             return UnsentBatch(checked(self._check, features))
-        except Exception as error:  # whatever a request holds, it is this request's fault
+        except Exception as error:  # whatever a request holds, the fault is that request's
             ctx.refusal = ValueError(f"{self._where}: {error}")
             return UnsentBatch(self._check.nothing())
 
@@ -143,7 +143,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         return self._unsharded[0](dist_input.batch.features)
 
     def output_dist(self, ctx: _Context, output: Any) -> LazyAwaitable[Any]:
-        """Returns what is there already, or raises when it is used; see `input_dist`."""
+        """Returns the finished embeddings, or raises when they are used; see `input_dist`."""
         embeddings = DirectEmbeddings(output, FIRST_GENERATION)
         if ctx.refusal is None:
             return embeddings

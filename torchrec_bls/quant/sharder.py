@@ -24,26 +24,27 @@ _TYPES = (
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
 )
-# The generators of sharding_plan say the second.
+# The generators of sharding_plan use the second name.
 _KERNELS = (EmbeddingComputeKernel.QUANT.value, EmbeddingComputeKernel.DENSE.value)
 
 
 class QuantSharder:
-    """Mix-in of the sharders, before TorchRec's own.
+    """Mix-in of the sharders. It comes before TorchRec's own class.
 
-    Quantize the model as ever (`quantize_inference_model`, or `from_float` of the module), then
-    shard it with DistributedModelParallel: each rank keeps its shards as they are stored. With
-    lookup="direct" they are in shared memory, and a rank looks up its own batch in those of all
-    ranks. With lookup="exchange" it asks the ranks for its rows, which travel as they are stored;
-    the bound, slots and transport of the configuration are those of the exchanges
+    Quantize the model as usual (`quantize_inference_model`, or `from_float` of the module), then
+    shard it with DistributedModelParallel: each rank keeps its shards in their stored form. With
+    lookup="direct" they are in shared memory, and a rank looks up its own batch in the shards of
+    all ranks. With lookup="exchange" it asks the ranks for its rows, which travel in their stored
+    form. The bound, slots and transport of the configuration are those of the exchanges
     (docs/design/quantized-tables.md).
 
     Args:
-        config: without codecs. None: BLSConfig(lookup="auto"), which is "direct" where all ranks
-            are on one host, and "exchange" elsewhere; the ranks find out while they shard.
-        checkpoint: state dict of the float model, [rows, columns] of float32 or float16 for each
-            table, named as there. Each rank quantizes its own rows of it, and the module may be on
-            the meta device. None: the module has its weights.
+        config: configuration without codecs. None: BLSConfig(lookup="auto"), which is "direct" if
+            all ranks are on one host, and "exchange" otherwise; the ranks find out while they
+            shard.
+        checkpoint: state dict of the float model, with a [rows, columns] tensor of float32 or
+            float16 for each table, under its name there. Each rank quantizes its own rows of it,
+            and the module may be on the meta device. None: the module has its weights.
 
     Raises:
         ValueError: codecs are given.
@@ -74,11 +75,12 @@ class QuantSharder:
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedQuantCollection | ExchangedQuantCollection:
-        """Shards `module`, which is taken over; called by DistributedModelParallel on every rank.
+        """Shards `module`, which is taken over. DistributedModelParallel calls it on every rank.
 
         Raises:
-            ValueError: the module or its plan can't be sharded so; the text says why.
-            RendezvousError: a rank did not come, has no memory for its shards, or other weights.
+            ValueError: the module or its plan can't be sharded in this way; the text says why.
+            RendezvousError: a rank did not come, has no memory for its shards, or has other
+                weights.
         """
         check_device(device)
         self._check_plan(params)
@@ -101,7 +103,8 @@ class QuantSharder:
         )
 
     def _reads_directly(self, group: dist.ProcessGroup, name: str, reason: str) -> bool:
-        """Decides, unless the tables are to be exchanged on all ranks, with the other ranks."""
+        """Decides on direct reads together with the other ranks, unless the config says
+        "exchange"."""
         refusal, apart = reason, ""
         if self._config.lookup != "exchange":
             given = self._config.deadline
@@ -116,7 +119,7 @@ class QuantSharder:
         return self._config.lookup != "exchange" and not apart
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Returns what a planner may choose from."""
+        """Returns the sharding types that a planner may choose from."""
         return list(_TYPES[:2])
 
     def _check_plan(self, params: Mapping[str, ParameterSharding]) -> None:

@@ -17,28 +17,28 @@ _GENERATION = 1
 
 
 class SharedRows:
-    """Tables one behind the other, each rank's rows in a sealed segment of its own.
+    """Tables one after the other, with each rank's rows in its own sealed segment.
 
-    Every rank maps the pages of all segments in the order of the tables, privately: a row-wise
-    table is one plain table here, and what a process writes to it nobody else sees.
+    Every rank maps the pages of all segments privately, in the order of the tables. So a row-wise
+    table is one plain table here. What a process writes to it, no other process sees.
 
     Args:
-        group: ranks of one host.
-        name: of the module.
-        deadline: in seconds, of each wait for the other ranks.
-        tables: the same on every rank, in the order of their memory.
-        shards: of each table, by its name.
-        source: of the rows that this rank shares.
+        group: group of ranks on one host.
+        name: name of the module.
+        deadline: seconds of each wait for the other ranks.
+        tables: tables in the order of their memory, the same on every rank.
+        shards: shards of each table, by its name.
+        source: source of the rows that this rank shares.
         huge_pages: whether to share pages of 2 MiB.
 
     Attributes:
-        memory: uint8, of all tables.
-        segments: by rank, kept so that tables outlive their owner.
+        memory: uint8, the memory of all tables.
+        segments: segments by rank, kept so that tables outlive their owner.
 
     Raises:
-        RendezvousError: a rank has no memory for its rows, cannot map those of another or has rows
+        RendezvousError: a rank has no memory for its rows, cannot map another rank's, or has rows
             of other weights; all ranks raise.
-        ValueError: this rank's source has not the rows; the others raise RendezvousError.
+        ValueError: this rank's source lacks the rows; the others raise RendezvousError.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ def _segment(
 def _digest_of_some_rows(
     tables: Sequence[StoredTable], shares: Sequence[PageShare], source: RowSource
 ) -> str:
-    """Returns a digest of rows by which ranks with other weights are noticed: the first of each
-    table, and those that lie in pages of two ranks, which would be of both."""
+    """Returns a digest of some rows, which shows ranks with other weights. The rows are the first
+    of each table, and those in pages of two ranks, which would mix both ranks' weights."""
     digest = hashlib.sha256()
     cuts = cuts_between(shares)
     for table in tables:

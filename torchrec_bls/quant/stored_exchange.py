@@ -1,4 +1,4 @@
-"""Rows on their way, as they are stored."""
+"""The exchange of rows in their stored form."""
 
 import torch
 
@@ -11,13 +11,13 @@ from torchrec_bls.quant.row_plan import AskedBatch, RowPlan
 
 
 class StoredExchange:
-    """Sends the rows that were asked for, and puts those that arrive where a lookup reads them.
+    """Sends the rows that were asked for. Puts arriving rows where a lookup reads them.
 
     Args:
-        rank: this one.
+        rank: this rank.
         exchange: the module's channel for rows.
-        plan: of the module.
-        tables: of this rank's blocks.
+        plan: row plan of the module.
+        tables: tables of this rank's blocks.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class StoredExchange:
         """Posts rows straight from the tables.
 
         Args:
-            ids: that the ranks ask this one for.
-            layout: of them.
-            asked: by this rank; what the result has the rows of, in uint8.
+            ids: rows that the ranks ask this one for.
+            layout: layout of these ids.
+            asked: batch of this rank; the result has its rows, in uint8.
 
         Raises:
             ValueError: a table does not have a row that another rank asks for.

@@ -1,7 +1,7 @@
-"""Quantized tables as FBGEMM stores them: where each lies, and where its bytes come from.
+"""Quantized tables as FBGEMM stores them: the place of each, and the source of its bytes.
 
-A row of INT8, INT4 or INT2 is scale and shift, two fp16 numbers in front, and the packed weights;
-one of FP16 or FP32 is its weights. FBGEMM pads rows to the module's alignment.
+A row of INT8, INT4 or INT2 is scale and shift, two fp16 numbers in front, and the packed weights. A
+row of FP16 or FP32 is its weights. FBGEMM pads rows to the module's alignment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, DataType
 
 _WITH_SCALE = (DataType.INT8, DataType.INT4, DataType.INT2)
 _FLOATS = {DataType.FP16: torch.float16, DataType.FP32: torch.float32}
-# Of a checkpoint that are quantized at once: what is in memory twice.
+# Bytes of a checkpoint that are quantized at once, and so are in memory twice.
 _CHUNK_BYTES = 64 << 20
 
 
@@ -22,12 +22,12 @@ class StoredTable:
     """A table in the memory of all tables of a module.
 
     Attributes:
-        name: of the table.
-        rows: number.
-        columns: number.
-        data_type: of the weights.
-        row_bytes: of a row, padding included.
-        used_bytes: of a row, without padding.
+        name: name of the table.
+        rows: number of rows.
+        columns: number of columns.
+        data_type: type of the weights.
+        row_bytes: bytes of a row, padding included.
+        used_bytes: bytes of a row, without padding.
         begin: first byte in the memory of all tables.
     """
 
@@ -41,18 +41,18 @@ class StoredTable:
 
     @property
     def end(self) -> int:
-        """Behind the last byte."""
+        """Returns the place after the last byte."""
         return self.begin + self.rows * self.row_bytes
 
 
 class RowSource(Protocol):
-    """Where the stored rows of a module's tables come from."""
+    """The source of a module's stored rows."""
 
     def rows(self, table: StoredTable, first: int, end: int) -> torch.Tensor:
         """Returns rows as they are stored, uint8 [end - first, row_bytes].
 
         Raises:
-            ValueError: they are not there, or do not fit the table.
+            ValueError: the rows are missing, or do not fit the table.
         """
 
 
@@ -61,7 +61,7 @@ class ModuleRows:
 
     Args:
         lookups: FBGEMM's modules.
-        begins: where their weights begin in the memory of all tables, bytes.
+        begins: first byte of each module's weights in the memory of all tables.
     """
 
     def __init__(self, lookups: Sequence[Any], begins: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class CheckpointRows:
 
     Args:
         checkpoint: float32 or float16 weights, [rows, columns], by name in the state dict.
-        prefix: of the tables' names in it.
+        prefix: prefix of the tables' names in the checkpoint.
     """
 
     def __init__(self, checkpoint: Mapping[str, torch.Tensor], prefix: str) -> None:
@@ -132,13 +132,13 @@ def row_source(
     checkpoint: Mapping[str, torch.Tensor] | None,
     prefix: str,
 ) -> RowSource:
-    """Returns where the rows of a module come from.
+    """Returns the source of a module's rows.
 
     Args:
         lookups: FBGEMM's modules.
-        begins: of their weights in the memory of all tables, in bytes.
+        begins: first byte of each module's weights in the memory of all tables.
         checkpoint: float weights, by name in the state dict; None: the lookups have the weights.
-        prefix: of the tables' names in it.
+        prefix: prefix of the tables' names in the checkpoint.
     """
     if checkpoint is None:
         return ModuleRows(lookups, begins)
@@ -146,7 +146,7 @@ def row_source(
 
 
 def is_supported(data_type: DataType) -> bool:
-    """Whether tables of a type can be shared."""
+    """Returns whether tables of a type can be shared."""
     return data_type in _WITH_SCALE or data_type in _FLOATS
 
 
@@ -160,7 +160,8 @@ def stored_bytes(source: RowSource, table: StoredTable, begin: int, end: int) ->
 
 
 def _stored(weights: torch.Tensor, data_type: DataType) -> torch.Tensor:
-    """Returns rows without padding: what FBGEMM's quantization puts behind comes in front."""
+    """Returns rows without padding. FBGEMM's quantization puts scale and shift last; here they come
+    first."""
     if data_type in _FLOATS:
         return weights.to(_FLOATS[data_type]).view(torch.uint8)
     rows = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(

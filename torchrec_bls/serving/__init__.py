@@ -1,1 +1,1 @@
-"""Models that read tables directly: their generations, and the processes that come and go."""
+"""Models that read tables directly: their generations, and processes that attach to them."""

@@ -34,12 +34,12 @@ from torchrec_bls.serving.served_model import ServedModel, pairs_of
 
 @dataclass(frozen=True)
 class _Received:
-    """What another process handed over, all of it checked.
+    """The checked content that another process handed over.
 
     Attributes:
-        tables: of each module.
-        generations: that is served of them.
-        dense: weights by name.
+        tables: tables of each module.
+        generations: generation of each module that is served.
+        dense: dense weights by name.
     """
 
     tables: list[SharedTables]
@@ -54,28 +54,29 @@ def attach(
     owner: int | None = None,
     deadline: float = 30.0,
 ) -> None:
-    """Has a model of this process read the tables that another process serves.
+    """Makes a model of this process read the tables that another process serves.
 
-    It needs no process group, loads nothing, and waits for nobody but the process at the socket,
-    which may end afterwards. The model gives what the sharded model there gives, bit for bit, in
-    the same order of features, and follows its generations. It is called under torch.no_grad().
+    It needs no process group and loads nothing. It waits only for the process at the socket, which
+    may end afterwards. The model gives the results of the sharded model there, bit for bit, in the
+    same order of features, and follows its generations. It is called under torch.no_grad().
 
     Args:
-        model: not sharded. Its EmbeddingBagCollections and EmbeddingCollections, which may be on
-            the device "meta", are replaced; all other weights are overwritten. It has the names of
-            the model there.
-        path: that a process of this host and user gave to `offer`.
-        owner: a rank whose process is gone. This one then publishes its tables. None: it publishes
-            nothing.
-        deadline: in seconds, for the tables to be handed over.
+        model: model that is not sharded, with the names of the model there. Its
+            EmbeddingBagCollections and EmbeddingCollections, which may be on the device "meta", are
+            replaced. All other weights are overwritten.
+        path: path that a process of this host and user gave to `offer`.
+        owner: rank whose process is gone; this process then publishes its tables. None: it
+            publishes nothing.
+        deadline: seconds until the tables must have been handed over.
 
     Raises:
-        ValueError: `model` is another one than that which is served, or sharded already; or
-            `owner` is no rank, or lives. `model` is as it was.
+        ValueError: `model` is another one than the served one, or is sharded already; or `owner` is
+            no rank, or lives. `model` stays as it was.
         RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left.
         PeerTimeoutError: the other process is stopped or stuck.
-        PeerDiedError: it ended meanwhile.
-        ProtocolError: it refused; or it has another version, is another user's or in another
+        PeerDiedError: the other process ended meanwhile.
+        ProtocolError: the other process refused, has another version, is another user's or in
+            another container. Or it hands over something else than it announced.
             container, or hands over something else than was announced.
     """
     where = os.fspath(path)
@@ -96,7 +97,7 @@ def attach(
             setattr(model.get_submodule(parent), child, reader)
         _fill(dense)
         ServedModel.of(model)
-        with suppress(BLSError):  # it has ended, and is not needed any more
+        with suppress(BLSError):  # the other process has ended, and is not needed any more
             conversation.acknowledge()
 
 
@@ -127,7 +128,7 @@ def _receive(
 
 
 def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Received:
-    """Maps what was handed over."""
+    """Maps the tables that were handed over."""
     number = manifest.generation
     all_tables, generations = [], []
     for module in manifest.modules:
@@ -153,7 +154,7 @@ def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Recei
 
 
 def _check_same(collections: Mapping[str, Collection], module: OfferedModule, where: str) -> None:
-    """Raises ValueError if a module that is served is not that of this model."""
+    """Raises ValueError if a served module differs from this model's."""
     if module.name not in collections:
         raise ValueError(
             f"{where} serves a module '{module.name}', but this model has {sorted(collections)}: "
@@ -179,7 +180,8 @@ def _check_same(collections: Mapping[str, Collection], module: OfferedModule, wh
 
 
 def _check_order(here: list[str], there: list[str], where: str) -> None:
-    """Raises ValueError if another module would be the first, whose control page decides."""
+    """Raises ValueError if a different module would be first: the first one's control page
+    decides."""
     in_order = [name for name in here if name in there]
     if in_order != there:
         raise ValueError(
@@ -234,7 +236,7 @@ def _terms_there(module: OfferedModule) -> dict[str, object]:
 def _dense_beside(
     model: nn.Module, manifest: Manifest, given: Mapping[str, torch.Tensor], where: str
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns the dense weights of the model, each beside what it is to hold."""
+    """Returns the dense weights of the model, each with its new value."""
     prefixes = tuple(prefix_of(module.name, module.pooled) for module in manifest.modules)
     live = {
         name: tensor
@@ -266,7 +268,7 @@ def _readers_of(
     manifest: Manifest,
     received: _Received,
 ) -> dict[str, AttachedCollection]:
-    """Returns what stands for each collection from now on."""
+    """Returns the replacement of each collection."""
     readers = {}
     for module, tables, generation in zip(
         manifest.modules, received.tables, received.generations, strict=True

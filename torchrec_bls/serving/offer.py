@@ -1,4 +1,4 @@
-"""Tables for processes that come later, handed over through a Unix socket."""
+"""Hands tables over to processes that come later, through a Unix socket."""
 
 import atexit
 import os
@@ -26,16 +26,16 @@ from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
 from torchrec_bls.serving.served_model import ReadingModule, ServedModel
 
-# Seconds that one process may take, most of which it maps tables.
+# Seconds that one process may take; it spends most of them mapping tables.
 _DEADLINE = 60.0
-# That each thread may take at the end of the process.
+# Seconds that each thread may take at the end of the process.
 _ENDING = 5.0
-# Until the next try to take a connection, after one that failed.
+# Seconds until the next try to accept a connection, after one that failed.
 _PAUSE = 0.05
 
 
 class Offer:
-    """Hands tables over until it is closed, as `offer` returns it. A context manager.
+    """Hands tables over until it is closed. `offer` returns it. It is a context manager.
 
     Args:
         model: see `offer`.
@@ -71,8 +71,8 @@ class Offer:
         self.close()
 
     def close(self) -> None:
-        """Takes no more processes, and removes the socket. Those that have attached go on, and one
-        that is about to gets PeerDiedError."""
+        """Accepts no more processes, and removes the socket. Processes that have attached go on.
+        One that is attaching gets PeerDiedError."""
         if self._ends:
             return
         self._ends = True
@@ -84,7 +84,7 @@ class Offer:
         self._thread.join(_ENDING)
         self._listener.close()
         for thread, connected in self._serving:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 connected.shutdown(socket.SHUT_RDWR)
             thread.join(_ENDING)
 
@@ -93,10 +93,10 @@ class Offer:
             try:
                 connected, _ = self._listener.accept()
             except OSError:
-                if not self._ends:  # no descriptors, or who connected has gone
+                if not self._ends:  # no descriptors are left, or the other process has gone
                     time.sleep(_PAUSE)
                 continue
-            # One that is stopped in the middle keeps nobody waiting.
+            # A process that is stopped in the middle does not block others.
             thread = threading.Thread(
                 target=self._serve, args=(connected,), name="torchrec_bls hand-over", daemon=True
             )
@@ -111,7 +111,8 @@ class Offer:
         ):
             conversation.greet()
             try:
-                # First, or who is refused would fail to send it and never read why.
+                # This comes first. Otherwise a refused process would fail to send it and never read
+                # why.
                 conversation.be_greeted()
                 identity = identity_of(conversation.peer())
                 served = ServedModel.of(self._model)
@@ -121,7 +122,7 @@ class Offer:
             except Exception as error:
                 conversation.send({"refused": named(error)}, [])
                 return
-            # Both keep the generation's descriptors open, whatever is served meanwhile.
+            # Both keep the generation's descriptors open, even if the served generation changes.
             conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
             conversation.await_acknowledgement()
             if identity is not None:
@@ -131,20 +132,20 @@ class Offer:
 def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
     """Lets other processes of this user attach to the tables that a model reads directly.
 
-    A thread listens on a Unix socket and hands over the descriptors of the tables that are served
-    at the moment, with their dense weights. Batches wait for none of that, but for the copy of the
-    dense weights where the generation changes at the same time.
+    A thread listens on a Unix socket. It hands over the descriptors of the tables that are served
+    at the moment, with their dense weights. Batches do not wait for that, with one exception: the
+    copy of the dense weights, if the generation changes at the same time.
 
     Args:
-        model: has been called once with BLSConfig(lookup="direct"), or has attached.
-        path: of the socket, of at most 107 bytes. What a dead process left there is replaced.
+        model: model that has been called once with BLSConfig(lookup="direct"), or has attached.
+        path: path of the socket, at most 107 bytes. A dead process's socket there is replaced.
 
     Returns:
-        What takes processes until it is closed, or this process ends.
+        An object that hands tables over until it is closed, or this process ends.
 
     Raises:
-        ValueError: the model does not read all its tables directly; a living process offers tables
-            at `path`, or it is something else than a socket, or too long.
+        ValueError: the model does not read all its tables directly. Or a living process offers
+            tables at `path`, or `path` is too long or something else than a socket.
     """
     return Offer(model, os.fspath(path))
 
@@ -186,7 +187,7 @@ def _module_of(name: str, module: ReadingModule) -> OfferedModule:
 def _segment_of(
     weights: Mapping[str, torch.Tensor], serving: Generation, tables: SharedTables
 ) -> _native.TableSegment:
-    """Returns a segment of dense weights alone, which belongs to none of the owners."""
+    """Returns a segment with only dense weights, which belongs to none of the owners."""
     parts, size = dense_parts(weights, _native.FIRST_TABLE_OFFSET)
     return _native.TableSegment.create(
         (tables.owners, serving.number, tables.digest),
@@ -212,5 +213,5 @@ def _close_all() -> None:
 
 
 _offers: "weakref.WeakSet[Offer]" = weakref.WeakSet()
-# Before the interpreter's end, after which no thread may come back from native code.
+# It runs before the interpreter's end: after that no thread may return from native code.
 atexit.register(_close_all)

@@ -1,4 +1,4 @@
-"""A model whose tables are read directly, and its generations, from the side of one process."""
+"""One process's side of a model whose tables are read directly, and of its generations."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ from torchrec_bls.pipeline import bounded_lag_modules
 ReadingModule = ExchangedModule | AttachedCollection
 
 _SERVED = "_bls_served"
-# A tensor that the model has, and what it is to hold.
+# A tensor of the model, and its new value.
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -35,13 +35,13 @@ class ServedModel:
         model: a sharded model that has been called once, or an attached one.
 
     Attributes:
-        modules: that read tables, by name.
-        reads: of each.
-        publisher: of its tables.
-        rank: whose tables this process publishes; None where it reads alone.
+        modules: modules that read tables, by name.
+        reads: direct reads of each module.
+        publisher: publisher of its tables.
+        rank: rank whose tables this process publishes; None where it only reads.
     """
 
-    # Making one starts a thread and hooks the model.
+    # Making one starts a thread and adds hooks to the model.
     _making = threading.Lock()
 
     def __init__(self, model: nn.Module) -> None:
@@ -58,16 +58,16 @@ class ServedModel:
         )
         self._follower = self.publisher.follower
         self._taken = self._follower.newest
-        # New dense weights, each beside the one that is served, by generation.
+        # New dense weights by generation, each with the served one.
         self._dense: dict[int, _Pairs] = {}
-        # Held while the generation changes, and by who needs the weights of one.
+        # Held while the generation changes, and by code that needs one generation's weights.
         self._changing = threading.Lock()
         self._readers: list[int] = []
         self._hook = _unwrapped(model).register_forward_pre_hook(self._before_batch)
 
     @classmethod
     def of(cls, model: nn.Module) -> "ServedModel":
-        """Returns the one of a model.
+        """Returns the served model of a model.
 
         Raises:
             ValueError: the model does not read all its tables directly.
@@ -77,7 +77,7 @@ class ServedModel:
             served: ServedModel | None = kept.get(_SERVED)
             if served is not None and served._is_current():
                 return served
-            if served is not None:  # the model was sharded anew
+            if served is not None:  # the model was sharded again
                 served._hook.remove()
             kept[_SERVED] = made = cls(model)
             return made
@@ -93,7 +93,7 @@ class ServedModel:
 
     @outside_inference_mode
     def _take(self, newest: tuple[Generation, ...]) -> None:
-        """Goes over to a generation, in all modules or, where that fails, in none."""
+        """Changes to a generation, in all modules or, if that fails, in none."""
         steps = [
             reads.prepare(generation) for reads, generation in zip(self.reads, newest, strict=True)
         ]
@@ -111,17 +111,17 @@ class ServedModel:
         self._follower.release(before)
 
     def _dense_of(self, newest: Generation) -> _Pairs:
-        if newest.number not in self._dense:  # others published it
+        if newest.number not in self._dense:  # another process published it
             given = self.publisher.dense_weights(newest)
             if given is None:
                 return []
             return pairs_of(dict(self._live_dense()), given, f"generation {newest.number}")
-        # Another thread may be adding one.
+        # Another thread may be adding an entry.
         numbers = [number for number in sorted(self._dense) if number <= newest.number]
         return [pair for number in numbers for pair in self._dense[number]]
 
     def snapshot(self) -> tuple[tuple[Generation, ...], dict[str, torch.Tensor]]:
-        """Returns what is served now: of each module the tables, and a copy of the dense weights by
+        """Returns what is served now: the tables of each module, and a copy of the dense weights by
         name."""
         with self._changing:
             dense = {name: live.detach().clone() for name, live in self._live_dense()}
@@ -132,7 +132,7 @@ class ServedModel:
         self._readers = [each for each in self._readers if is_alive(each)] + [identity]
 
     def state(self) -> ServingState:
-        """Returns what is served, and without whom."""
+        """Returns what is served, and which owners are gone."""
         tables = self.reads[0].tables
         checks = [module.input_check for module in self.modules.values()]
         return ServingState(
@@ -149,7 +149,7 @@ class ServedModel:
         )
 
     def publish(self, state_dict: Mapping[str, Any] | None, deadline: float) -> Publication:
-        """Publishes this rank's part; see the function."""
+        """Publishes this rank's part; see the function `publish`."""
         rank, end = self.rank, time.monotonic() + deadline
         if rank is None:
             raise ValueError(
@@ -169,7 +169,7 @@ class ServedModel:
             else:
                 dense, parts = _new_dense(live, state_dict), self.publisher.parts(rank, state_dict)
             segments = self.publisher.create(rank, number, parts, dense)
-            # Without a state dict the live ones serve as they are.
+            # Without a state dict the live dense weights serve as they are.
             self._dense[number] = (
                 [] if state_dict is None else [(live[name], new) for name, new in dense.items()]
             )
@@ -182,7 +182,7 @@ class ServedModel:
     def publish_for(
         self, owner: int, state_dict: Mapping[str, Any] | None, deadline: float
     ) -> Publication:
-        """Publishes the part of a rank that is gone; see the function."""
+        """Publishes the part of a rank that is gone; see the function `publish`."""
         live = dict(self._live_dense())
         dense = None
         if state_dict is not None and live.keys() <= state_dict.keys():
@@ -213,15 +213,15 @@ def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:
 def pairs_of(
     live: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], where: str
 ) -> _Pairs:
-    """Returns each dense tensor of a model beside what it is to hold.
+    """Returns each dense tensor of a model with its new value.
 
     Args:
-        live: by name.
-        given: by name.
-        where: the latter are from, for messages.
+        live: tensors of the model by name.
+        given: new values by name.
+        where: source of the new values, for messages.
 
     Raises:
-        ProtocolError: they are of another model.
+        ProtocolError: the new values are another model's.
     """
     if live.keys() != given.keys():
         raise ProtocolError(

@@ -1,1 +1,1 @@
-"""What the doctor reads of a host, and what it finds there."""
+"""The facts that the doctor reads on a host, and its findings about them."""

@@ -22,8 +22,8 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def memory_left(root: Path) -> tuple[int, int] | None:
-    """Returns limit and remainder, in bytes, of the group with the least left, None where there is
-    no limit. Shared memory counts."""
+    """Returns limit and remainder, in bytes, of the group with the least left; None without a
+    limit. Shared memory counts."""
     groups = []
     for folder in _folders(root, "memory"):
         for limit_name, usage_name in (
@@ -31,7 +31,7 @@ def memory_left(root: Path) -> tuple[int, int] | None:
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             limit, usage = read(folder / limit_name), read(folder / usage_name)
-            # Version 1 writes the largest number of whole pages where there is no limit.
+            # Version 1 writes the largest number of whole pages if there is no limit.
             if limit and limit.isdecimal() and int(limit) < 1 << 62:
                 used = int(usage) if usage and usage.isdecimal() else 0
                 used -= _reclaimable(folder)
@@ -55,11 +55,11 @@ def _folders(root: Path, controller: str) -> list[Path]:
         _, controllers, group = line.split(":", maxsplit=2)
         if controllers and controller not in controllers.split(","):
             continue
-        # Version 2 has no controllers in the line, and is mounted below /unified beside version 1.
+        # In version 2 the line has no controllers. Beside version 1 it is mounted below /unified.
         mounts = [controllers, controller] if controllers else ["", "unified"]
         for mount in mounts:
             top = root / "sys/fs/cgroup" / mount
-            # A container may see the host's path and only its own group, at the mount's top.
+            # A container may see the host's path, but only its own group, at the top of the mount.
             path = Path(group.strip("/"))
             folders += [top / part for part in (path, *path.parents) if (top / part).is_dir()]
     return folders

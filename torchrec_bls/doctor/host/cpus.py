@@ -14,7 +14,7 @@ def cpus_finding(root: Path, usable: Collection[int] | None = None) -> Finding:
 
     Args:
         root: root of the file system, for /sys and /proc.
-        usable: numbers of the CPUs; None for those this process may run on.
+        usable: numbers of the CPUs; None for those that this process may run on.
     """
     cpus = sorted(os.sched_getaffinity(0) if usable is None else usable)
     cores = {_core(root, cpu) for cpu in cpus}

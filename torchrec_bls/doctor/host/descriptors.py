@@ -1,12 +1,12 @@
-"""How many files a process may have open, of which tables that are read directly need some."""
+"""The number of files that a process may have open. Tables that are read directly need some."""
 
 import resource
 from pathlib import Path
 
 from torchrec_bls.doctor.finding import Finding, Status
 
-# What direct reads need depends on the model: these are a small and a usual one. A process keeps
-# the tables of all ranks open, of two generations while new weights are published.
+# Direct reads need a number that depends on the model: these are a small and a usual one. A process
+# keeps the tables of all ranks open, in two generations while new weights are published.
 _GENERATIONS = 2
 _SMALL = {"ranks": 2, "modules": 1}
 _USUAL = {"ranks": 8, "modules": 4}
@@ -18,11 +18,12 @@ def descriptors_of(ranks: int, modules: int) -> int:
 
 
 def descriptors_finding(root: Path, limit: int | None = None) -> Finding:
-    """Says whether a process finds descriptors for the tables of all ranks.
+    """Says whether a process has enough descriptors for the tables of all ranks.
 
     Args:
-        root: of the file system, for /proc.
-        limit: `resource.RLIM_INFINITY` for none; None for that of this process.
+        root: root of the file system, for /proc.
+        limit: limit of open files, `resource.RLIM_INFINITY` for none; None for this process's
+            limit.
     """
     if limit is None:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""RDMA devices as /sys shows them: that needs no library and no permission."""
+"""RDMA devices as /sys shows them. Reading them needs no library and no permission."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torchrec_bls.doctor.host.sysfs import numbered, read
 
-# InfiniBand's packet sizes, and what RoCE puts around a packet (the kernel's iboe_get_mtu).
+# InfiniBand's packet sizes, and the bytes that RoCE puts around a packet (the kernel's
+# iboe_get_mtu).
 _MTUS = (4096, 2048, 1024, 512, 256)
 _ROCE_HEADERS = 96
 
@@ -19,8 +20,8 @@ class Gid:
     """An address of a port.
 
     Attributes:
-        index: in the port's table.
-        address: as /sys writes it, eight groups of four digits.
+        index: index in the port's table.
+        address: address in eight groups of four digits, as /sys writes it.
         kind: "IB/RoCE v1" or "RoCE v2".
         interface: interface of the network that a RoCE address belongs to, else "".
     """
@@ -36,13 +37,13 @@ class Port:
     """A port of a device.
 
     Attributes:
-        number: counted from 1.
+        number: number of the port, counted from 1.
         state: "ACTIVE", "DOWN" and the like.
         link: "Ethernet" (RoCE) or "InfiniBand".
-        rate: as the driver words it.
+        rate: rate in the driver's words.
         interface: interface of the network, with RoCE; "" where /sys does not tell.
-        gids: those that are in use.
-        mtu: bytes a packet carries, None where /sys does not tell.
+        gids: addresses that are in use.
+        mtu: bytes that a packet carries; None where /sys does not tell.
     """
 
     number: int
@@ -55,11 +56,12 @@ class Port:
 
     @property
     def active(self) -> bool:
-        """Whether the link is up."""
+        """Returns whether the link is up."""
         return self.state == "ACTIVE"
 
     def best_gid(self) -> Gid | None:
-        """Returns the address to use: with RoCE an IPv4 one of version 2, which is routed."""
+        """Returns the address to use. With RoCE that is an IPv4 one of version 2, which is
+        routed."""
         if self.link == "InfiniBand":
             return next(iter(self.gids), None)
         routed = [gid for gid in self.gids if gid.kind == _ROCE_V2]
@@ -72,10 +74,10 @@ class Device:
     """An RDMA device.
 
     Attributes:
-        name: as in /sys/class/infiniband.
-        verbs_file: what a process opens to use it, None where the kernel offers none.
-        numa_node: that it is attached to, None where that is unknown.
-        ports: by number.
+        name: name in /sys/class/infiniband.
+        verbs_file: file that a process opens to use it; None where the kernel offers none.
+        numa_node: NUMA node of the device; None where that is unknown.
+        ports: ports by number.
     """
 
     name: str
@@ -129,12 +131,13 @@ def _port(root: Path, folder: Path) -> Port:
 
 
 def _interface(port: Path, gids: Sequence[Gid]) -> str:
-    """Returns the network interface of a port: that of its addresses, else that of the device."""
+    """Returns the network interface of a port: that of its addresses, or else that of the
+    device."""
     device = port.parents[1]
     try:
         of_function = [path.name for path in (device / "device/net").iterdir()]
     except OSError:
-        of_function = []  # a device in software, which names its parent
+        of_function = []  # for a software device, which names its parent
     found = [gid.interface for gid in gids] + [read(device / "parent") or ""]
     if len(of_function) == 1:
         found += of_function
@@ -153,7 +156,7 @@ def _gids(port: Path) -> list[Gid]:
 
 
 def _roce_mtu(root: Path, interface: str) -> int | None:
-    """Returns what the Ethernet interface's own MTU leaves for a packet."""
+    """Returns the bytes that the Ethernet interface's own MTU leaves for a packet."""
     mtu = read(root / "sys/class/net" / interface / "mtu")
     if mtu is None:
         return None

@@ -1,4 +1,4 @@
-"""Memory that channels live in, and what of it may be locked for an RDMA device."""
+"""The memory for channels, and how much of it may be locked for an RDMA device."""
 
 import resource
 from pathlib import Path
@@ -7,8 +7,8 @@ from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.host import cgroup
 from torchrec_bls.doctor.host.sysfs import read
 
-# What channels need depends on the model: these are a small and a usual one at the default bound,
-# 0. A sharded module has one channel for ids and one for embeddings.
+# Channels need memory that depends on the model: these are a small and a usual one at the default
+# bound, 0. A sharded module has one channel for ids and one for embeddings.
 _CHANNELS = 2
 _SLOT_BYTES = 1 << 20
 _SMALL_RANKS = 2
@@ -24,7 +24,8 @@ def ring_bytes(ranks: int) -> int:
 
 
 def memory_finding(root: Path) -> Finding:
-    """Says whether channels find memory: that of the host, or what a control group allows."""
+    """Says whether there is enough memory for channels: the host's, or what a control group
+    allows."""
     total, left = (_of_meminfo(root, name) for name in ("MemTotal", "MemAvailable"))
     small, usual = (ranks * ring_bytes(ranks) for ranks in (_SMALL_RANKS, _USUAL_RANKS))
     facts: dict[str, int | None] = {"bytes": total, "available_bytes": left}
@@ -51,16 +52,17 @@ def memory_finding(root: Path) -> Finding:
 
 
 def memlock_finding(root: Path, *, device: bool, limit: int | None = None) -> Finding:
-    """Says whether an RDMA device may be given memory.
+    """Says whether this process may lock enough memory for an RDMA device.
 
     Args:
         root: root of the file system, for /proc.
         device: whether there is an RDMA device, so that the limit matters.
-        limit: in bytes, `resource.RLIM_INFINITY` for none; None for that of this process.
+        limit: limit in bytes, `resource.RLIM_INFINITY` for none; None for this process's limit.
     """
     if limit is None:
         limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    # Slots are registered at both ends: those a rank is written into, and those it writes from.
+    # Slots are registered at both ends: those that others write into, and those that a rank writes
+    # from.
     small, usual = (2 * ring_bytes(ranks) for ranks in (_SMALL_RANKS, _USUAL_RANKS))
     unlimited = limit == resource.RLIM_INFINITY
     facts = {
@@ -90,8 +92,8 @@ def memlock_finding(root: Path, *, device: bool, limit: int | None = None) -> Fi
 
 
 def _may_lock_any(root: Path) -> bool:
-    """Whether the limit does not bind this process: the kernel asks for the capability in the
-    first user namespace, and containers without root there have it in their own."""
+    """Returns whether the limit does not bind this process. The kernel asks for the capability in
+    the first user namespace. Containers without root there have it only in their own namespace."""
     status = dict(
         line.split(":", maxsplit=1)
         for line in (read(root / "proc/self/status") or "").splitlines()

@@ -1,4 +1,4 @@
-"""Which network the processes of a job find each other by: torchrun's store, and gloo."""
+"""The network by which the processes of a job find each other: torchrun's store, and gloo."""
 
 import fcntl
 import ipaddress
@@ -11,11 +11,11 @@ from threading import Thread
 from torchrec_bls.doctor.finding import Finding, Status
 
 _SIOCGIFADDR = 0x8915
-_NAME_BYTES = 16  # of an interface, in the request
+_NAME_BYTES = 16  # bytes of an interface's name in the request
 
 
 def interfaces() -> dict[str, str]:
-    """Returns the IPv4 address of each network interface that has one, loopback left out."""
+    """Returns the IPv4 address of each network interface that has one, without loopback."""
     addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
@@ -32,12 +32,12 @@ def interfaces() -> dict[str, str]:
 
 
 def address_of_host_name(seconds: float = 5.0) -> str | None:
-    """Returns the IPv4 address that this host's own name stands for, None if there is none or no
+    """Returns the IPv4 address of this host's own name. Returns None if there is none, or if no
     answer comes within `seconds`."""
     found: Future[str] = Future()
 
     def look_up() -> None:
-        # A name server that does not answer takes longer than anybody wants to wait.
+        # If a name server does not answer, the library waits longer than anybody wants to.
         with suppress(OSError):
             found.set_result(socket.gethostbyname(socket.gethostname()))
 
@@ -52,8 +52,8 @@ def network_finding(name: str, address: str | None, addresses: dict[str, str]) -
 
     Args:
         name: name of this host.
-        address: what it stands for, as `address_of_host_name` says.
-        addresses: as `interfaces` says.
+        address: address of that name, from `address_of_host_name`.
+        addresses: addresses of the interfaces, from `interfaces`.
     """
     facts = {"host_name": name, "host_address": address, "interfaces": addresses}
     listed = ", ".join(f"{interface} {own}" for interface, own in addresses.items())

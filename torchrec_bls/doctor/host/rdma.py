@@ -1,4 +1,4 @@
-"""Whether the RDMA devices can be used, which channels between hosts need."""
+"""Whether RDMA devices can be used. Channels between hosts need them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ def rdma_findings(
     load_error: Callable[[], str] = library.load_error,
     port_limits: Callable[[str, int], library.PortLimits | None] = library.port_limits,
 ) -> list[Finding]:
-    """Says of every device and port what it is, and what keeps it from being used.
+    """Describes every device and port, and says what keeps it from being used.
 
     No finding is a problem: ranks of one host need no device.
 
     Args:
         devices: devices of this host.
-        load_error: returns why libibverbs can't be loaded, or "".
-        port_limits: returns what a port allows, or None where that can't be asked.
+        load_error: function that returns why libibverbs can't be loaded, or "".
+        port_limits: function that returns the limits of a port, or None where they are unknown.
     """
     if not devices:
         text = "no device: channels between hosts go over TCP (transport c10d)"
@@ -34,10 +34,10 @@ def rdma_findings(
 
 
 def why_not_tried(findings: Sequence[Finding]) -> str:
-    """Returns why no device is worth a self-test, empty if one is.
+    """Returns why no device is worth a self-test; empty if one is.
 
     Args:
-        findings: those of rdma_findings, and any others.
+        findings: findings of rdma_findings, and any others.
     """
     facts = [finding.facts for finding in findings]
     if any(fact.get("devices") == 0 for fact in facts):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 
 def read(path: Path) -> str | None:
-    """Returns the text of a file without its newline, None where it can't be read: a file that is
-    there may refuse it, as that of an unused GID does."""
+    """Returns the text of a file without its newline; None where it can't be read. Even a file that
+    exists may refuse it, as that of an unused GID does."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -13,8 +13,8 @@ def read(path: Path) -> str | None:
 
 
 def numbered(folder: Path, prefix: str = "") -> list[Path]:
-    """Returns the entries of `folder` named `prefix` and a number, by number; [] if there is no
-    folder."""
+    """Returns the entries of `folder` named `prefix` and a number, by number. Without the folder
+    there are none."""
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError:

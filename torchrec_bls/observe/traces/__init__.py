@@ -1,1 +1,1 @@
-"""Traces of torch.profiler from all ranks, as one job by one clock."""
+"""Traces of torch.profiler from all ranks, joined to one job with one clock."""

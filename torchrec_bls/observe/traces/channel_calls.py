@@ -1,7 +1,7 @@
 """Traces of torch.profiler from all ranks, joined by the posts and waits of their channels.
 
 Each post and wait of a channel is a range named "bls::<channel> post|wait seq=<sequence> lag=<lag>
-bound=<bound>"; the sequence number says which belong together.
+bound=<bound>". Ranges with one sequence number belong together.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ChannelCalls:
     """The posts and waits in one rank's trace.
 
     Attributes:
-        trace: that they are in.
-        calls: by channel and action, by sequence number: start and end in microseconds.
+        trace: trace that has them.
+        calls: start and end in microseconds, by channel and action, then by sequence number.
         bounds: bounds of the channels.
     """
 
@@ -47,12 +47,12 @@ class ChannelCalls:
 
     @property
     def rank(self) -> int:
-        """Of the job."""
+        """Returns the rank in the job."""
         return self.trace.rank
 
 
 def has_channel_calls(trace: KinetoTrace) -> bool:
-    """Returns whether a rank posted or waited."""
+    """Returns whether the trace has posts or waits."""
     return any(_RANGE.fullmatch(str(event.get("name"))) for event in trace.events)
 
 
@@ -60,7 +60,7 @@ def read_channel_calls(trace: KinetoTrace) -> ChannelCalls:
     """Returns the posts and waits of a rank.
 
     Raises:
-        TraceError: there are none.
+        TraceError: the trace has none.
     """
     calls: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     bounds: dict[str, int] = {}
@@ -81,11 +81,11 @@ class JoinedTraces:
     """The calls of all ranks in the steps that all of them recorded.
 
     Attributes:
-        traces: by rank.
-        offsets: (ranks,), microseconds by which clocks are ahead of rank 0's.
+        traces: traces by rank.
+        offsets: (ranks,), microseconds that a rank's clock is ahead of rank 0's.
         calls: channel and action of each call, in the order of a step.
-        start: (calls, ranks, steps), when calls begin, microseconds by rank 0's clock.
-        end: when they end, likewise.
+        start: (calls, ranks, steps), begins of the calls, microseconds by rank 0's clock.
+        end: (calls, ranks, steps), ends of the calls, microseconds by rank 0's clock.
         bound: bound of the channels.
     """
 
@@ -103,7 +103,7 @@ def join(traces: Sequence[ChannelCalls]) -> JoinedTraces:
     Raises:
         TraceError: a rank is missing or is there twice, ranks differ in their channels, or no step
             was recorded by all of them.
-        UnrelatedClocksError: a rank never waited, and nobody waited for it.
+        UnrelatedClocksError: a rank never waited, and no rank waited for it.
     """
     by_rank = sorted(traces, key=lambda trace: trace.rank)
     check_ranks([each.trace for each in by_rank])
@@ -177,10 +177,10 @@ def _waits(joined: JoinedTraces, sent: dict[str, Floats]) -> Iterator[RankWait]:
 
 
 def _lane(joined: JoinedTraces, rank: int, sent: dict[str, Floats]) -> list[list[Op]]:
-    """Returns what a rank does in each step: its calls, and work between them."""
+    """Returns the ops of a rank in each step: its calls, and the work between them."""
     start, end = joined.start[:, rank], joined.end[:, rank]
     reading = {
-        # What is left of a wait once all have posted.
+        # The rest of a wait after all have posted.
         channel: np.clip(end[i] - np.maximum(start[i], sent[channel].max(axis=0)), 0.0, None)
         for i, (channel, action) in enumerate(joined.calls)
         if action == "wait"
@@ -203,7 +203,7 @@ def _lane(joined: JoinedTraces, rank: int, sent: dict[str, Floats]) -> list[list
 
 
 def _common(traces: Sequence[ChannelCalls]) -> list[int]:
-    """Returns the sequence numbers that all ranks have of all calls, which follow each other."""
+    """Returns the consecutive sequence numbers that all ranks have for all calls."""
     every = [set(steps) for trace in traces for steps in trace.calls.values()]
     common = sorted(set.intersection(*every))
     if len(common) < 2:
@@ -226,7 +226,7 @@ def _span(trace: ChannelCalls) -> str:
 
 
 def _usual_start(trace: ChannelCalls, call: tuple[str, str], sequences: Sequence[int]) -> float:
-    """Returns when a call comes in a step, after its first one."""
+    """Returns when a call usually comes, counted from the first call of its step."""
     first = np.array([min(t[each][0] for t in trace.calls.values()) for each in sequences])
     starts = np.array([trace.calls[call][each][0] for each in sequences])
     return float(np.median(starts - first))

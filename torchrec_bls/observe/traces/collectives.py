@@ -1,9 +1,10 @@
-"""gloo's collectives in a rank's trace: when they were begun, ran, and were waited for.
+"""gloo's collectives in a rank's trace: when they began, ran, and were waited for.
 
-What torch 2.13 records over gloo: an op `c10d::...` on the thread that calls, and a range
-`gloo:...` on one of the group's two workers, from when the worker takes it up to when it is done.
-Neither has the fields of a communication (name, group, sequence number, sizes), which only NCCL
-fills in; `record_step` adds them from the flight recorder. Nothing says when a rank waits.
+torch 2.13 records two things over gloo. One is an op `c10d::...` on the thread that calls. The
+other is a range `gloo:...` on one of the group's two workers, from when the worker starts the
+collective to its end. Neither has the fields of a communication (name, group, sequence number,
+sizes): only NCCL fills them in. `record_step` adds them from the flight recorder. No event says
+when a rank waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchrec_bls.observe.traces.kineto import KinetoTrace, TraceError
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _WORK = "gloo:"
-# By the ops that have one: the work that gloo makes of it.
+# gloo's name of the work, by the op that makes it.
 _WORK_OF = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
@@ -40,11 +41,11 @@ _WORK_OF = {
 _RECORD = "record them with torchrec_bls.observe.record_step"
 _TRAINS = ("autograd::engine::", "Optimizer.step#")
 _OF_THREADS = ("cpu_op", "user_annotation", "python_function")
-# A rank that went on later than this after a collective's end, and later than it can have waited,
-# did something else.
+# A rank that went on later than this after a collective's end, and later than any wait takes, did
+# something else in between.
 _PROMPT_US = 500.0
 _CLOCK_US = 1.0
-# A shorter pause between two ops is Python's.
+# A shorter pause between two ops belongs to Python.
 _LEAST_WAIT_US = 20.0
 
 
@@ -53,15 +54,15 @@ class Collective:
     """One rank's part in a collective; times in microseconds by its clock.
 
     Attributes:
-        name: what gloo calls it, without "gloo:".
+        name: gloo's name, without "gloo:".
         group: process group.
-        sequence: number within the group, None if it is not known.
-        begun: when the call returned that handed it to a worker.
-        start: when the worker took it up.
-        end: when it was done.
-        worker: thread.
-        wait: from when to when the rank can be seen to wait for it, or else None.
-        used: when its result was first read, None if that is not known.
+        sequence: number within the group; None if it is not known.
+        begun: time at which the call returned that handed it to a worker.
+        start: time at which the worker started it.
+        end: time at which it was done.
+        worker: thread of the worker.
+        wait: begin and end of the time that the rank visibly waits for it, or else None.
+        used: time at which its result was first read; None if that is not known.
     """
 
     name: str
@@ -77,13 +78,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class RankSteps:
-    """What one rank recorded.
+    """The record of one rank.
 
     Attributes:
         trace: Kineto's trace.
-        steps: begin and end of each step, by number; one begins where the one before it ends.
+        steps: begin and end of each step, by number; a step begins where the one before it ends.
         collectives: the rank's collectives, in the order in which they were begun.
-        groups: ranks of each process group; None: all of the job.
+        groups: ranks of each process group; None: all ranks of the job.
         trains: whether there is a backward or an optimizer's step.
     """
 
@@ -98,12 +99,12 @@ def read_steps(trace: KinetoTrace, execution: Path | None) -> RankSteps:
     """Returns the steps and collectives of a rank.
 
     Args:
-        trace: Kineto's.
+        trace: trace of Kineto.
         execution: file of PyTorch's execution trace of the same steps, if there is one.
 
     Raises:
-        TraceError: there are no steps or collectives, the two traces do not join, or it can't be
-            said which process group a collective is of.
+        TraceError: there are no steps or collectives, the two traces do not join, or the process
+            group of a collective is not known.
         OSError: a file can't be read.
     """
     ranges = [event for event in trace.events if event.get("ph") == "X"]
@@ -171,14 +172,14 @@ def _name(work: Mapping[str, Any]) -> str:
 
 
 def _called(event: Mapping[str, Any]) -> str | None:
-    """Returns the work that an op of c10d makes, None for all other events."""
+    """Returns the work that an op of c10d makes; None for all other events."""
     name = str(event.get("name"))
     return _WORK_OF.get(name.removeprefix("c10d::")) if name.startswith("c10d::") else None
 
 
 def _in_order(trace: KinetoTrace, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorts by the record-function id, since works get theirs when they are called for; where the
-    profiler gave none, by time."""
+    """Sorts by the record-function id: a work gets its id when it is called for. Without ids from
+    the profiler it sorts by time."""
     ids = [_id(event) for event in events]
     key = _id if all(ids) else lambda event: trace.span(event)[0]
     return sorted(events, key=key)
@@ -192,14 +193,14 @@ def _id(event: Mapping[str, Any]) -> int:
 def _calls_of(
     trace: KinetoTrace, calls: Sequence[dict[str, Any]], works: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the call that made each work: the last one before it."""
+    """Returns the call that made each work: the last call before it."""
     if all(map(_id, (*calls, *works))):
         ids = [_id(call) for call in calls]
         made_by = [bisect_left(ids, _id(work)) - 1 for work in works]
         found = [calls[number] for number in made_by if number >= 0]
     else:
         size = int(trace.job.get("world_size", 1))
-        several = "c10d::reduce_scatter_"  # an all-reduce for each rank
+        several = "c10d::reduce_scatter_"  # makes an all-reduce for each rank
         found = [call for call in calls for _ in range(size if call["name"] == several else 1)]
     if len(found) < len(works):
         raise TraceError(
@@ -248,10 +249,10 @@ def _groups(
 def _busy(
     trace: KinetoTrace, ranges: Iterable[Mapping[str, Any]], workers: set[int]
 ) -> list[tuple[float, float]]:
-    """Returns when the rank surely ran, on whichever thread: in ops that no other is part of.
+    """Returns when any thread of the rank surely ran: in ops that are part of no other op.
 
-    Ranges of people, and of autograd and its functions, may hold a wait: they show that a thread
-    ran when they began and when they ended.
+    Ranges of users, and of autograd and its functions, may hold a wait. They show only that a
+    thread ran when they began and when they ended.
     """
     spans: dict[int, list[tuple[float, float, bool]]] = {}
     for each in ranges:
@@ -276,9 +277,10 @@ def _busy(
 def _with_waits(
     collectives: Sequence[Collective], busy: Sequence[tuple[float, float]]
 ) -> list[Collective]:
-    """A rank waited for a collective if it ran nothing when that ended, and went on soon."""
+    """Adds waits: a rank waited for a collective if it ran nothing when that ended, and soon went
+    on."""
     starts = [start for start, _ in busy]
-    # Threads overlap: the latest end so far.
+    # Threads overlap. This is the latest end so far.
     latest, ends = float("-inf"), []
     for _, end in busy:
         latest = max(latest, end)
@@ -311,7 +313,7 @@ def _with_uses(
     nodes: Mapping[int, Node],
     execution: Path,
 ) -> list[Collective]:
-    """Adds when results were first read: by the first op after the end that has the storage."""
+    """Adds when results were first read: by the first op after the end that uses the storage."""
     reads: dict[int, list[float]] = {}
     joined = 0
     for op in ops:

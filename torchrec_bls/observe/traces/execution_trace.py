@@ -10,9 +10,9 @@ from typing import Any
 
 from torchrec_bls.observe.traces.kineto import TraceError, read_json
 
-# Fields are the same in all of them.
+# All of these have the same fields.
 _SCHEMA = re.compile(r"1\.1\.\d+-chakra\.0\.0\.4")
-# Of a tensor: its number, storage, offset, elements and bytes of one, then its device.
+# The fields of a tensor: its number, storage, offset, elements, bytes of an element, and device.
 _TENSOR = [int, int, int, int, int, str]
 
 
@@ -21,8 +21,8 @@ class Node:
     """An op.
 
     Attributes:
-        name: of it.
-        first: numbers of the storages of its first argument: what collectives write.
+        name: name of the op.
+        first: numbers of the storages of its first argument, which collectives write.
         storages: storages of all arguments.
     """
 
@@ -34,13 +34,13 @@ class Node:
 def read_execution_trace(path: Path) -> dict[int, Node]:
     """Returns the ops of a rank by their record-function id, which Kineto's events have too.
 
-    Not read: `ctrl_deps`, the op that an op is part of. gloo's work is entered by one thread and
-    left by another, which ExecutionTraceObserver does not expect, and so puts ops that are only
-    concurrent below each other.
+    `ctrl_deps`, the op that an op is part of, is not read. One thread enters gloo's work and
+    another one leaves it. ExecutionTraceObserver does not expect that, and so nests ops that are
+    only concurrent.
 
     Raises:
-        TraceError: it is no execution trace, or of a schema that is not known here.
-        OSError: it can't be read.
+        TraceError: the file is no execution trace, or has an unknown schema.
+        OSError: the file can't be read.
     """
     content = read_json(path)
     nodes = content.get("nodes") if isinstance(content, dict) else None

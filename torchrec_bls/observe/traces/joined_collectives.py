@@ -25,7 +25,7 @@ from torchrec_bls.sharding.simulation.recorded.recording import (
 
 Floats = npt.NDArray[np.float64]
 
-# No rank is done with one of these before all have begun it.
+# Collectives that no rank finishes before all have begun them.
 _OF_ALL = ("all_gather", "all_reduce", "all_to_all", "barrier")
 
 
@@ -38,13 +38,13 @@ class _Meeting(NamedTuple):
 
 
 def join_collectives(ranks: Sequence[RankSteps]) -> RecordedJob:
-    """Joins what all ranks recorded, in the steps that all of them have.
+    """Joins the records of all ranks, in the steps that all of them have.
 
     Args:
-        ranks: by rank.
+        ranks: records by rank.
 
     Raises:
-        TraceError: no step was recorded by all, or ranks have other collectives in one.
+        TraceError: no step was recorded by all, or ranks have different collectives in a step.
         UnrelatedClocksError: nothing relates the clock of a rank to the others'.
     """
     numbers = sorted(set.intersection(*(set(own.steps) for own in ranks)))
@@ -123,7 +123,8 @@ def _offsets(meetings: Sequence[_Meeting], ranks: int) -> Floats:
         )
     sent = np.array([[part.start for part in parts] for parts in of_all]).T
     received = np.array([[part.end for part in parts] for parts in of_all]).T
-    # A collective ends on all ranks at nearly the same time, and on none before all have begun it.
+    # A collective ends on all ranks at nearly the same time, and on no rank before all have begun
+    # it.
     ahead = np.median(received - received[0], axis=1)
     least, most = np.max(sent - received[0], axis=1), np.min(received - sent[0], axis=1)
     offsets: Floats = np.clip(ahead, least, most)
@@ -148,9 +149,9 @@ def _lane(
     meetings: Sequence[_Meeting],
     offsets: Floats,
 ) -> list[list[Op]]:
-    """Returns what a rank does in each step: work, and what it begins and waits for."""
+    """Returns the ops of a rank in each step: work, and what it begins and waits for."""
     ends = [own.steps[number][1] for number in numbers]
-    # By step: when, until when, and which.
+    # Begin, end and collective, by step.
     points: list[list[tuple[float, float, Op]]] = [[] for _ in numbers]
     worker_free: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
     mine = [meeting for meeting in meetings if rank in meeting.parts]
@@ -172,7 +173,7 @@ def _lane(
         if part.wait is not None and (later := bisect_left(ends, part.wait[1])) < len(ends):
             points[later].append((*part.wait, Wait(exchange, back=later - step)))
         elif part.used is not None and part.used < ends[step]:
-            # Not in a later step, by when its memory may be another tensor's.
+            # Not in a later step: then the memory may be another tensor's.
             points[step].append((part.used, part.used, Wait(exchange)))
     lane = []
     for number, own_points in zip(numbers, points, strict=True):

@@ -1,4 +1,4 @@
-"""Files of torch.profiler, as one rank writes them."""
+"""Files of torch.profiler, each written by one rank."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SCHEMA = 1
 
 
 class TraceError(ValueError):
-    """A file is no trace of a rank, or traces are not of one job."""
+    """A file is no trace of a rank, or the traces belong to different jobs."""
 
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """What one rank's profiler wrote.
+    """The trace of one rank's profiler.
 
     Attributes:
         rank: rank of the job.
-        source: the file.
+        source: path of the file.
         events: Chrome's trace events.
-        base_us: what is added to their times, microseconds.
-        job: `distributedInfo`: what the rank said of the job; may be empty.
-        recorded: what `record_step` added; empty if it did not write the file.
+        base_us: microseconds to add to their times.
+        job: `distributedInfo`, the rank's facts about the job; may be empty.
+        recorded: additions of `record_step`; empty if it did not write the file.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class KinetoTrace:
         """Returns when a range began and ended, microseconds by the rank's clock.
 
         Raises:
-            TraceError: it has no times.
+            TraceError: the range has no times.
         """
         try:
             start, duration = self.base_us + float(event["ts"]), float(event["dur"])
@@ -53,15 +53,15 @@ class KinetoTrace:
 
 
 def read_kineto(path: Path, rank: int) -> KinetoTrace:
-    """Reads a trace; one that ends in .gz is compressed.
+    """Reads a trace. A file that ends in .gz is compressed.
 
     Args:
         path: path of the file.
-        rank: that it is of if it does not say so itself.
+        rank: rank of the trace, if the trace itself does not say it.
 
     Raises:
-        TraceError: it is no trace, or of a schema that is not known here.
-        OSError: it can't be read.
+        TraceError: the file is no trace, or has an unknown schema.
+        OSError: the file can't be read.
     """
     content = read_json(path)
     events = content.get("traceEvents") if isinstance(content, dict) else None
@@ -69,7 +69,7 @@ def read_kineto(path: Path, rank: int) -> KinetoTrace:
         raise TraceError(f"{path} has no list of traceEvents: {HOW}")
     if (schema := content.get("schemaVersion", _SCHEMA)) != _SCHEMA:
         raise TraceError(f"{path} has schemaVersion {schema!r}, but only {_SCHEMA} is known here")
-    # Times are from this moment on where it is said, which differs by rank.
+    # If the trace names a base time, its times count from it. The base differs by rank.
     base = content.get("baseTimeNanoseconds", 0)
     if not isinstance(base, (int, float)):
         raise TraceError(f"{path} has baseTimeNanoseconds {base!r}, which is no number: {HOW}")
@@ -91,11 +91,11 @@ def execution_trace_of(kineto: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the content of a file of JSON, which may be compressed.
+    """Returns the content of a JSON file, which may be compressed.
 
     Raises:
-        TraceError: it is none.
-        OSError: it can't be read.
+        TraceError: the file is no JSON.
+        OSError: the file can't be read.
     """
     try:
         data = path.read_bytes()

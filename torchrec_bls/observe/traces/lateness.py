@@ -25,7 +25,7 @@ class Lateness:
 
     @property
     def last(self) -> int:
-        """The rank that others waited for most."""
+        """Returns the rank that others waited for most."""
         return int(self.waited_us.sum(axis=0).argmax())
 
 
@@ -35,6 +35,6 @@ def lateness_of(job: RecordedJob) -> Lateness:
     waited = np.zeros((ranks, ranks))
     for wait in job.waits:
         last = int(np.nanargmax(wait.sent))
-        # Only until the last one had sent: what follows is reading.
+        # Only until the last one had sent: the rest is reading.
         waited[wait.rank, last] += max(0.0, min(wait.end, wait.sent[last]) - wait.begin)
     return Lateness(waited / job.recording.steps)

@@ -1,4 +1,4 @@
-"""The traces of all ranks as one, by one clock, for ui.perfetto.dev."""
+"""The traces of all ranks as one trace with one clock, for ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from torchrec_bls.observe.traces.kineto import KinetoTrace
 from torchrec_bls.observe.traces.recorded_job import RecordedJob
 
-# Processes of a rank in the merged trace are numbered from so many times the rank on.
+# A rank's processes in the merged trace are numbered from the rank times this on.
 _PROCESSES = 100
 
 
 def merged_trace(job: RecordedJob) -> dict[str, Any]:
-    """Returns one trace; times are microseconds from the first event on, by rank 0's clock."""
+    """Returns one trace. Times are microseconds from the first event on, by rank 0's clock."""
     begins = [
         trace.base_us + float(event["ts"]) - offset
         for trace, offset in zip(job.traces, job.offsets, strict=True)
@@ -43,6 +43,6 @@ def _events(trace: KinetoTrace, later_us: float) -> Iterator[dict[str, Any]]:
         changed = {**event, "pid": numbers[process]}
         if isinstance(event.get("ts"), (int, float)):
             changed["ts"] = event["ts"] + later_us
-        if "id" in event:  # of an arrow, which joins events of this rank alone
+        if "id" in event:  # an arrow, which joins events of this rank only
             changed["id"] = f"{trace.rank}: {event['id']}"
         yield changed

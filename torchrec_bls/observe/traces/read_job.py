@@ -20,12 +20,12 @@ from torchrec_bls.observe.traces.recorded_job import RecordedJob, check_ranks
 def read_job(paths: Sequence[Path]) -> RecordedJob:
     """Returns the job of which each rank wrote a trace.
 
-    If ranks posted and waited in bounded-lag channels, these are what joins them, or else gloo's
+    Posts and waits in bounded-lag channels join the traces if there are any, otherwise gloo's
     collectives.
 
     Args:
-        paths: Kineto's traces; PyTorch's execution traces are read too if `record_step` wrote
-            them beside.
+        paths: paths of Kineto's traces. PyTorch's execution traces are read too if `record_step`
+            wrote them beside.
 
     Raises:
         TraceError: a file is no trace, a rank is missing, or the traces do not join.
@@ -52,7 +52,7 @@ def traces_in(folder: Path) -> list[Path]:
     """Returns the traces that `record_step` wrote into a folder.
 
     Raises:
-        TraceError: there are none.
+        TraceError: the folder has none.
     """
     paths = sorted(folder.glob("rank*.json"))
     if not paths:

@@ -1,4 +1,4 @@
-"""A job as the traces of all its ranks show it, by one clock."""
+"""A job as the traces of all its ranks show it, with one clock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ Floats = npt.NDArray[np.float64]
 
 
 class RankWait(NamedTuple):
-    """A rank waited; times are microseconds by rank 0's clock.
+    """A wait of a rank. Times are microseconds by rank 0's clock.
 
     Attributes:
-        rank: that waited.
-        begin: of it.
-        end: of it.
-        sent: (ranks,), when each rank had done what was waited for; NaN for those without a part.
+        rank: rank that waited.
+        begin: begin of the wait.
+        end: end of the wait.
+        sent: (ranks,), time at which each rank had done what was waited for; NaN for ranks without
+            a part.
     """
 
     rank: int
@@ -37,10 +38,10 @@ class RecordedJob:
 
     Attributes:
         traces: one trace a rank, by rank.
-        offsets: (ranks,), microseconds by which clocks are ahead of rank 0's.
+        offsets: (ranks,), microseconds that a rank's clock is ahead of rank 0's.
         step_us: mean time from one step to the next.
         waits: waits of all ranks.
-        recording: what the ranks did, to be replayed.
+        recording: record of the ranks' work, for a replay.
     """
 
     traces: Sequence[KinetoTrace]

@@ -27,10 +27,10 @@ def test_the_papers_numbers_show_its_errors() -> None:
     for shown in (
         "16 of 16 indices",
         "25 of 26 classes of Kaggle and 26 of 26 of Terabyte",
-        "it gives 4.34 and 5.62 times",
-        "it would be 4.82 and 5.93 times",
+        "equation 2 gives 4.34 and 5.62 times",
+        "it would give 4.82 and 5.93 times",
         "In 51 of 52 cells",
-        "equation 2 chooses another one in 7",
+        "Equation 2 chooses another ratio in 7",
         "3.89 and 5.23 times for Terabyte",
         "With 31.3 % of the step it is 1.36 times",
         "10^-97 times",

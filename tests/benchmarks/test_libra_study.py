@@ -37,7 +37,7 @@ def test_what_the_papers_numbers_imply() -> None:
         "14.9%",
         # 0.225 / 0.107 - 1.225 and 0.109 / 0.055 - 1.109.
         "a rest of 0.88",
-        "give 0.87",
+        "gives 0.87",
     ):
         assert shown in text, shown
 

@@ -47,7 +47,7 @@ class ModeTimes:
         return self.startup_us + size * self.alone_us_per_byte
 
     def overlapped_us(self, size: float) -> float:
-        """Returns the same with a backward beside it throughout."""
+        """Returns the time of an all-reduce of so many bytes, all beside a backward."""
         return self.startup_us + self.added_startup_us + size * self.overlapped_us_per_byte
 
     def rate(self, size: float) -> float:

@@ -85,9 +85,9 @@ class Stages:
             computed: (states), microseconds of the backward that are done.
 
         Returns:
-            (states, groups, modes) each. First, microseconds beyond the backward's own time;
-            waiting for gradients adds nothing, since the backward goes on meanwhile. Second,
-            microseconds of it done.
+            Two arrays (states, groups, modes). The first has microseconds beyond the backward's
+            own time; waiting for gradients adds nothing, since the backward goes on meanwhile.
+            The second has microseconds of the backward that are done.
         """
         sent = self.sent(first, lasts)
         begin = np.maximum(computed[:, None], self.ready[lasts])[:, :, None]

@@ -76,8 +76,8 @@ class StragglerReport:
 
     @property
     def share(self) -> float:
-        """Returns the share of all waiting that would end with a slowest rank as fast as the
-        next."""
+        """Returns the share of all waiting that would end if the slowest rank were as fast as the
+        next one."""
         waited = self.waited
         if not any(waited):
             return 0.0

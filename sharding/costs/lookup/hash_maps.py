@@ -1,10 +1,10 @@
 """The hash maps in which the backward of unpooled lookups adds up gradients.
 
 FBGEMM's kernel for the CPU (`split_embedding_nobag_backward_exact_cpu_kernel`) keeps two maps over
-all tables of an op. One goes from each id to a map from table to gradient, the other from id and
-table to the table's number. An id costs more than a further table that it is looked up in. Each
-costs more the more there are: the maps are made anew in each step, and soon exceed the caches. So
-the cost of a shard depends on the other shards of its op.
+all tables of an op. The first map has for each id a map from table to gradient. The second map has
+the table's number for each id and table. A new id costs more than a further table for a known id.
+More ids and tables make each of them more expensive: the maps are made anew in each step, and soon
+exceed the caches. So the cost of a shard depends on the other shards of its op.
 """
 
 from __future__ import annotations

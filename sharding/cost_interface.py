@@ -154,7 +154,7 @@ class TableReuse(Protocol):
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a data-parallel step does with the gradient of a parameter, microseconds on a core.
+    """Times of a data-parallel step for the gradient of one parameter, microseconds on a core.
 
     Attributes:
         bytes: size of the gradient.

@@ -1,4 +1,4 @@
-"""The lookups that a calibration measures. They are drawn to cover what is planned with it."""
+"""The lookups that a calibration measures, drawn so that they cover the tables of later plans."""
 
 from __future__ import annotations
 

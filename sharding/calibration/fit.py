@@ -166,7 +166,8 @@ def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSam
 
 
 def fit_collective(key: tuple[str, str, int], samples: CollectiveSamples) -> CollectiveModel:
-    """Fits a collective to the sizes that double, and its intervals to held-out messages.
+    """Fits a collective to sizes that double from each to the next, and its intervals to the
+    held-out messages.
 
     Nothing is fitted to the drawn sizes. They only rule out a sigmoid that predicts them worse than
     alpha-beta. Each uneven message tests an exponent that is fitted to all others. So the model's

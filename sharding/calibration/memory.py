@@ -14,7 +14,7 @@ _REPEATS = 5
 
 
 def measure_memory(memory_bytes: int) -> dict[str, Any]:
-    """Reads buffers from 16 KiB to 256 MiB, from end to end and in rows from anywhere.
+    """Times reads of buffers from 16 KiB to 256 MiB, from end to end and in rows at random places.
 
     Args:
         memory_bytes: size of the largest buffer.

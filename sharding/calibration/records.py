@@ -26,8 +26,8 @@ class Records:
         machine: machine that measures.
 
     Raises:
-        ProfileError: the file has other settings, another processor, other cores or other versions
-            of what is measured. Or it is no such file.
+        ProfileError: the file is no file of measurements, or has other settings, another processor,
+            other cores or other versions of the measured packages.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], machine: Machine) -> None:

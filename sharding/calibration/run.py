@@ -55,7 +55,7 @@ class Settings:
         memory_bytes: bytes that the tables of a lookup, or the buffers of a collective, may take.
         optimizer: FBGEMM's name of the optimizer in the backward.
         world_sizes: numbers of ranks among which collectives are measured, each at least 2.
-        between: drawn sizes of each collective besides those that double.
+        between: number of random sizes of each collective, besides the sizes that double.
         uneven: uneven all-to-alls for each world size.
         seed: seed of everything that is drawn.
     """

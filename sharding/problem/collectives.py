@@ -82,7 +82,7 @@ def way_of(job: Job, sharding_type: str, pooled: bool) -> Way:
     c10d's gloo has no reduce-scatter. It reduces a copy of all data on all ranks, and takes a part.
 
     Args:
-        job: what the plan is for.
+        job: job that the plan is for.
         sharding_type: sharding type of the tables.
         pooled: whether the tables are an EmbeddingBagCollection's.
     """

@@ -82,7 +82,7 @@ class Problem:
     that share a core.
 
     Attributes:
-        job: what the plan is for.
+        job: job that the plan is for.
         tables: tables of the workload.
         options: options of all tables; a table's are neighbours, and tables are in order.
         traffic: traffic of a shard of each option.

@@ -29,13 +29,13 @@ class PlanGroup:
         module: path of the module.
         sharding_type: sharding type of the tables.
         pooled: whether the tables are an EmbeddingBagCollection's.
-        job: what the plan is for.
+        job: job that the plan is for.
 
     Attributes:
         module: path of the module.
         sharding_type: sharding type of the tables.
         way: exchange of their embeddings.
-        job: what the plan is for.
+        job: job that the plan is for.
         works: lookups of one op, by rank, then by bytes of a weight.
         ids: (ranks,), bytes of ids and lengths for each rank, from each rank.
         rows: (ranks,), bytes of embeddings by each rank, for each rank.
@@ -112,7 +112,7 @@ def memory_of(
     Args:
         plan: places of the tables.
         workload: the tables.
-        job: what the plan is for.
+        job: job that the plan is for.
         encoded: function from a group to the bytes of its embeddings as they travel; float32 by
             default.
     """

@@ -46,7 +46,7 @@ def phases_of(
         traffic: traffic of the shards.
         ways: exchange of the embeddings of each shard.
         ops: op that looks up each shard.
-        job: what the plan is for.
+        job: job that the plan is for.
         model: model of the lookups.
         exchanges: exchanges of ids and embeddings.
     """

@@ -79,7 +79,7 @@ def slots_bytes(job: Job, largest_message: float) -> int:
     """Returns the bytes of one channel's slots on each rank; 0 without bounded-lag channels.
 
     Args:
-        job: what the plan is for.
+        job: job that the plan is for.
         largest_message: bytes of the largest message between two ranks.
     """
     if job.backend != "bls":

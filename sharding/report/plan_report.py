@@ -56,7 +56,7 @@ class PlanReport:
     """A plan's report; report_text, report_html and report_figure show it.
 
     Attributes:
-        job: what the plan is for.
+        job: job that the plan is for.
         rating: the prediction.
         objective_us: microseconds that the search minimised.
         lower_bound_us: microseconds that no plan's objective is below.

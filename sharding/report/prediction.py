@@ -176,7 +176,7 @@ class _Exchanges:
         return self._times(self._ids, self._rows)
 
     def as_on(self, rank: int) -> tuple[Estimate, Estimate]:
-        """Returns the same if all ranks had as many bytes as this one."""
+        """Returns the times of `together` if all ranks had as many bytes as `rank`."""
         every = np.full(self._job.ranks, rank)
         return self._times(self._ids[:, every], self._rows[:, every])
 

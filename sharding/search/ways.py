@@ -1,4 +1,4 @@
-"""Sets of ways for the tables of each module, and their costs, whatever else a plan has.
+"""Sets of ways for the tables of each module. Their costs do not depend on the rest of a plan.
 
 A way is a pair of a module and a group (options.Problem). A plan uses one set of ways of each
 module. There are many sets, but few of them can beat a known plan.

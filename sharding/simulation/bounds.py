@@ -98,7 +98,7 @@ def simulate_bounds(
     Args:
         plan: places of the tables.
         workload: the tables.
-        job: what the plan is for; its bound is ignored.
+        job: job that the plan is for; its bound is ignored.
         model: model of lookups and exchanges.
         bounds: bounds to simulate.
         simulation: settings of the simulation.

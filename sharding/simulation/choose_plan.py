@@ -65,7 +65,7 @@ def choose_plan(
     Args:
         plans: plans to choose from; the first stays unless another one is faster beyond doubt.
         workload: the tables.
-        job: what the plans are for.
+        job: job that the plans are for.
         model: model of lookups and exchanges.
         host: costs beside lookups and exchanges.
         dense: other layers of the model; none by default.

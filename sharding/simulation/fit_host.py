@@ -46,7 +46,7 @@ class MeasuredPlan:
         model: name of the model; all its plans are held out together.
         plan: places of the tables.
         workload: the tables.
-        job: what the plan is for.
+        job: job that the plan is for.
         us: (steps,), microseconds of the slowest rank.
     """
 

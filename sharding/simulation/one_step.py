@@ -27,7 +27,7 @@ def one_step(
     Args:
         plan: places of the tables.
         workload: the tables.
-        job: what the plan is for; without `cores_per_host` each rank has its own core.
+        job: job that the plan is for; without `cores_per_host` each rank has its own core.
         model: model of lookups and exchanges.
         host: costs beside lookups and exchanges; nothing by default.
         dense: other layers of the model; none by default.

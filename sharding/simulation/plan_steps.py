@@ -80,7 +80,7 @@ def program_of(
     Args:
         plan: places of the tables.
         workload: the tables.
-        job: what the plan is for.
+        job: job that the plan is for.
         model: model of lookups and exchanges.
         host: costs beside lookups and exchanges; nothing by default.
         dense: other layers of the model, under DistributedDataParallel; none by default. Their

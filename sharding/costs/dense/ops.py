@@ -1,4 +1,4 @@
-"""Ops of dense layers, and the terms that the time of each op is a sum of."""
+"""Ops of dense layers, and the terms that add up to the time of each op."""
 
 from __future__ import annotations
 

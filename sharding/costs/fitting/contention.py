@@ -79,8 +79,8 @@ def fit_mode(samples: ModeSamples) -> ModeTimes:
 def draw_modes(samples: ModeSamples, draws: int = DRAWS, seed: int = 0) -> tuple[ModeTimes, ...]:
     """Fits to resampled rounds and sizes (bootstrap).
 
-    Rounds are resampled since times differ from one to the next. Sizes are resampled since a
-    straight line does not quite describe them: the draws show how much the choice of sizes counts.
+    Rounds are resampled since times differ between rounds. Sizes are resampled since the times are
+    not quite a straight line of the size. The draws show how much the choice of sizes counts.
     """
     random = np.random.default_rng(seed)
     rounds, sizes = samples.alone_us.shape

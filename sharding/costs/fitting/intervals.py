@@ -14,8 +14,8 @@ COVERAGE = 0.9
 def interval_log(errors: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Returns the interval of log(measured / predicted) of 9 of 10 further measurements.
 
-    Each end is a quantile of held-out errors. It is a little further out than the 5th in a hundred,
-    so that it holds for n errors (split conformal prediction). 0 is always inside.
+    Each end is a quantile of held-out errors, a little further out than the 5th or 95th percentile.
+    So the interval holds with only n errors, too (split conformal prediction). 0 is always inside.
 
     Args:
         errors: (n,) logarithms of measured / predicted on held-out measurements, n >= 1.

@@ -220,8 +220,8 @@ def _gmae(errors: Floats) -> float:
 def lookup_time(entries: Entries) -> str:
     """Returns which of `LOOKUP_TIMES` two measurements on this host agree on best.
 
-    On a quiet host that is the tenth percentile, by far. On a host that disturbs nearly every call
-    few repeats are undisturbed, and their number is a matter of luck.
+    On a quiet host the tenth percentile agrees best, by far. On a host that disturbs nearly every
+    call, few repeats are undisturbed, and their number is a matter of luck.
     """
 
     def floor(name: str) -> float:

@@ -21,9 +21,9 @@ class ModeTimes:
             denominator).
         added_startup_us: microseconds more of each all-reduce beside a backward, since threads wake
             up late on busy cores; the paper has none.
-        added_compute_us: microseconds of the backward done in each startup, more than at that rate.
-            An all-reduce that waits for threads takes less of the cores than one that sends. The
-            paper has none.
+        added_compute_us: microseconds of the backward done in each startup, beyond those at
+            `compute_rate`. An all-reduce that waits for threads takes less of the cores than one
+            that sends. The paper has none.
     """
 
     startup_us: float

@@ -104,7 +104,7 @@ def simulate_bounds(
         simulation: settings of the simulation.
 
     Raises:
-        ValueError: a bound is above 0 and the job trains, so that rows would be out of date. Or
+        ValueError: a bound is above 0 and the job trains, so that rows would be out of date; or
             there are too few batches for a bound.
     """
     delays = simulation.delays.sample(job.ranks, simulation.batches, simulation.seed)

@@ -40,8 +40,8 @@ def record_lookups(model: nn.Module, batches: Iterable[Any], path: str | Path | 
     `torchrec-bls analyse-tables`.
 
     Every EmbeddingBagCollection and EmbeddingCollection is recorded, plain or sharded by TorchRec
-    or by this package. The model runs without gradients and in evaluation mode. Afterwards it is in
-    its former mode. A sharded model runs on all ranks, with as many batches on each. Rows are
+    or by this package. The model runs without gradients and in evaluation mode; its former mode
+    returns afterwards. A sharded model runs on all ranks, with as many batches on each. Rows are
     recorded as they arrive: if the model has codecs, the rows are already rounded.
 
     Args:

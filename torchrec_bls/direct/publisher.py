@@ -120,8 +120,8 @@ class Publisher:
         while self._lead.complete < last:
             if time.monotonic() >= end:
                 raise PeerTimeoutError(
-                    f"generation {last} does not serve yet: {self._missing(last)}. Until it does, "
-                    "there is no next one"
+                    f"generation {last} does not serve yet: {self._missing(last)}. The next "
+                    "generation can only follow it"
                 )
             time.sleep(_PAUSE)
         return last + 1

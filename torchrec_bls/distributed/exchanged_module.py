@@ -209,8 +209,7 @@ class ExchangedModule:
         return RefusedEmbeddings(embeddings, refusal, partial(take_part_in_the_rest, self))
 
     def prepare(self, sample: KeyedJaggedTensor, largest_batch: int | None = None) -> None:
-        """Makes the channels of inference before traffic, collectively. For that it looks `sample`
-        up.
+        """Makes the channels of inference before traffic, collectively, by a lookup of `sample`.
 
         Args:
             sample: usual batch of this rank.

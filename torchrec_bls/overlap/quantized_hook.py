@@ -74,7 +74,7 @@ class QuantizedAllReduceState:
         self._thread = BucketThread("torchrec_bls quantized all-reduce")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's errors. Save them with its checkpoint."""
+        """Returns this rank's errors, to be saved with its checkpoint."""
         errors = self._errors or {}
         return {"errors": {name: error.clone() for name, error in errors.items()}}
 

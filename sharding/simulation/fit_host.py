@@ -79,8 +79,8 @@ def fit_host(measured: Sequence[MeasuredPlan], model: CostModel) -> HostFit:
     """Returns the host costs with the least relative errors.
 
     A simulated step grows in proportion to all costs together, lookups and exchanges included. So
-    it is a sum: each cost times what the step gains with it. That is linear in the costs as long as
-    the same tasks are late. The fit has one more target, that lookups and exchanges take as long
+    it is a sum: each cost times what the step gains with it. The sum is linear in the costs as long
+    as the same tasks are late. The fit has one more target, that lookups and exchanges take as long
     within a step as alone. It counts as much as a measured plan. For where all models are alike,
     these factors can't be told from the other costs.
 
@@ -148,7 +148,7 @@ class _Gains:
         self._work = np.stack([graph.work for graph in units])
 
     def at(self, costs: Floats) -> Floats:
-        """Returns (costs,), what a step gains with a unit of each cost."""
+        """Returns (costs,), the growth of a step's time with a unit of each cost."""
         here = self.step(costs)
         changes = _CHANGE * np.array([getattr(_TYPICAL, name) for name in NAMES])
         each = [self.step(costs + row) for row in np.diag(changes)]

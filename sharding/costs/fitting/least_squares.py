@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float64]
 def nonnegative(matrix: Floats, target: Floats) -> Floats:
     """Returns the x >= 0, (k,), that minimizes |matrix x - target|; matrix is (n, k), target (n,).
 
-    Columns may differ by many orders of magnitude. So each is scaled to length 1 first.
+    Columns may differ by many orders of magnitude. So each column is first scaled to length 1.
     """
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0

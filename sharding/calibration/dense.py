@@ -107,7 +107,7 @@ class _Layer:
         self._gradients = [torch.full_like(each, 1e-3) for each in outputs]
 
     def times(self) -> dict[str, float]:
-        """Calls it once, microseconds."""
+        """Calls the op once, and returns its times in microseconds."""
         self._source.sum()
         forward, output = _us(partial(self._layer, self._source))
         self._gradients[0].sum()
@@ -126,7 +126,7 @@ class _Copy:
             self._call = partial(torch.mul, gradient, 0.5, out=bucket)
 
     def times(self) -> dict[str, float]:
-        """Calls it once, microseconds."""
+        """Calls the op once, and returns its times in microseconds."""
         self._read.sum()
         return {"forward_us": _us(self._call)[0]}
 
@@ -140,7 +140,7 @@ class _Update:
         self._optimizer = torch.optim.SGD(self._parameters, lr=1e-3)
 
     def times(self) -> dict[str, float]:
-        """Calls it once, microseconds."""
+        """Calls the op once, and returns its times in microseconds."""
         for parameter in self._parameters:
             parameter.grad = torch.ones_like(parameter)
         return {"forward_us": _us(self._step)[0] / len(self._parameters)}

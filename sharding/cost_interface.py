@@ -58,7 +58,7 @@ class Ops:
 
     Attributes:
         of: (shards,) int64, the op of each shard.
-        per_op: (shards,) float64, number of shards like it in the op; below 1 where only some ranks
+        per_op: (shards,) float64, number of equal shards in the op; below 1 where only some ranks
             have one.
     """
 

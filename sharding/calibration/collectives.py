@@ -51,8 +51,8 @@ def measure_collectives(tasks: Sequence[CollectiveTask]) -> Iterator[list[dict[s
 
     Yields:
         For each task its messages' fields, each with `backend` and `world_size`. `us` has one
-        sample a round, the microseconds of the slowest rank. `cpu_us` is the time of a rank's threads
-        on cores, the mean of all ranks.
+        sample a round, the microseconds of the slowest rank. `cpu_us` is the time of a rank's
+        threads on cores, the mean of all ranks.
 
     Raises:
         RanksFailedError: a rank failed.

@@ -12,7 +12,7 @@ def lower_bound(
 ) -> float:
     """Returns a bound on the sum over phases, microseconds, without constants of ops and charges.
 
-    Take an option's shard alone on a rank, with the least that the others share. If such a step
+    Take a step with only one option's shard on a rank, and the least shared load. If such a step
     takes longer than T, the option is in no plan that takes T. The bound is the least T for which
     the remaining options can share costs of T x ranks in all, within the sum of `capacity` (a
     Lagrangian relaxation).

@@ -2,7 +2,7 @@
 
 The module is installed beside the package, as `torchrec_bls_command`. A module inside the package
 can be imported only after the package's `__init__`, which refuses packages that don't fit together.
-`torchrec-bls doctor` has to run just then, to report them.
+`torchrec-bls doctor` has to run with such packages, to report them.
 """
 
 import importlib.util

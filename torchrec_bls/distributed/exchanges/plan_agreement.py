@@ -1,8 +1,8 @@
 """The terms that the ranks of a sharded module agree on before they exchange anything.
 
 A channel's messages carry only bytes, not their meaning. Ranks with other tables, or with the same
-tables sharded otherwise, would read each other's messages wrongly. Or they would wait for channels
-that the others never make.
+tables sharded otherwise, would read each other's messages wrongly, or would wait for channels that
+the others never make.
 """
 
 import hashlib

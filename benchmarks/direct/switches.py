@@ -37,73 +37,94 @@ def measure(rank: int, settings: dict[str, Any]) -> dict[str, Any] | None:
     _fill(module, 1)
     with torch.no_grad():
         module(batches[0]).wait()
-        if rank == _PUBLISHER:
-            for number in tqdm(range(settings["publications"]), unit="publication"):
-                dist.barrier()
-                _fill(module, number + 2)
-                publish(module).wait(_DEADLINE_S)
+        if rank == _READER:
+            return _read(module, batches, settings)
+        for number in tqdm(range(settings["publications"]), unit="publication"):
             dist.barrier()
-            return None
-        return _read(module, batches, settings)
+            _copy(module, settings["pause_s"])
+            dist.barrier()
+            _fill(module, number + 2)
+            publish(module).wait(_DEADLINE_S)
+        dist.barrier()
+    return None
+
+
+# What the other process does during lookups: nothing; copies of its tables, the load of a
+# publication without a switch; publications.
+_PHASES = ("idle", "copying", "switching")
 
 
 def _read(module: Any, batches: list[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Times all lookups, and which of them are between a publication's begin and its end."""
-    times: dict[bool, list[list[float]]] = {False: [], True: []}
+    """Times all lookups by phase, in ms."""
+    times: dict[str, list[list[float]]] = {phase: [] for phase in _PHASES}
     number = 0
 
-    def look_up(publishing: bool) -> None:
+    def look_up(phase: str) -> None:
         nonlocal number
         begin = time.perf_counter()
         values = module(batches[number % _BATCHES]).wait().values()
-        times[publishing][-1].append((time.perf_counter() - begin) * 1e3)
+        times[phase][-1].append((time.perf_counter() - begin) * 1e3)
         number += 1
         if not (values == generation_of(module)).all():
             raise RuntimeError(f"lookup {number} is not of generation {generation_of(module)}")
 
+    def look_up_for(seconds: float, phase: str) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            look_up(phase)
+
     for publication in range(settings["publications"]):
         for each in times.values():
             each.append([])
-        end = time.monotonic() + settings["pause_s"]
-        while time.monotonic() < end:
-            look_up(False)
-        dist.barrier()
+        for phase in _PHASES[:2]:
+            look_up_for(settings["pause_s"], phase)
+            dist.barrier()
         # Without tables of its own this announces and no more, in a thread as a server would.
         own = threading.Thread(target=publish, args=(module,))
         own.start()
         while generation_of(module) < publication + 2:
-            look_up(True)
+            look_up("switching")
         own.join()
         # The old generation is unmapped beside the first batches of the new one.
-        end = time.monotonic() + settings["pause_s"] / 4
-        while time.monotonic() < end:
-            look_up(True)
+        look_up_for(settings["pause_s"] / 4, "switching")
     dist.barrier()
-    without, during = times[False], times[True]
     return {
-        "lookups": sum(map(len, without)),
-        "lookups_during": sum(map(len, during)),
-        "median": float(np.median(np.concatenate(without))),
-        "median_during": float(np.median(np.concatenate(during))),
-        "p99": float(np.quantile(np.concatenate(without), 0.99)),
-        "p99_9": float(np.quantile(np.concatenate(without), 0.999)),
-        "p99_9_during": float(np.quantile(np.concatenate(during), 0.999)),
-        "ratio": _ratio(without, during),
+        "phases": {phase: _quantiles(np.concatenate(of)) for phase, of in times.items()},
+        "over_idle_p99": _ratio(times["idle"], 0.99, times["switching"]),
+        "over_copying_p99_9": _ratio(times["copying"], 0.999, times["switching"]),
     }
 
 
-def _ratio(without: list[list[float]], during: list[list[float]]) -> tuple[float, float, float]:
-    """p99.9 during switches over p99 without, with its 95 % interval by bootstrap over switches."""
+def _quantiles(times: Any) -> dict[str, float]:
+    quantiles = {"median": 0.5, "p99": 0.99, "p99_9": 0.999}
+    found = {name: float(np.quantile(times, at)) for name, at in quantiles.items()}
+    return {"lookups": len(times), **found}
+
+
+def _ratio(
+    without: list[list[float]], quantile: float, during: list[list[float]]
+) -> tuple[float, float, float]:
+    """p99.9 during switches over a quantile without, with its 95 % interval by bootstrap over
+    switches."""
 
     def ratio(switches: Any) -> float:
         before, beside = (np.concatenate([w[i] for i in switches]) for w in (without, during))
-        return float(np.quantile(beside, 0.999) / np.quantile(before, 0.99))
+        return float(np.quantile(beside, 0.999) / np.quantile(before, quantile))
 
     every = np.arange(len(without))
     found = stats.bootstrap(
         (every,), ratio, n_resamples=1000, method="percentile", vectorized=False, rng=0
     ).confidence_interval
     return float(found.low), ratio(every), float(found.high)
+
+
+def _copy(module: Any, seconds: float) -> None:
+    """Copies the tables of this rank again and again, as a publication does once."""
+    shards = [t.local_shards()[0].tensor for t in module.state_dict().values()]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for shard in shards:
+            shard.clone()
 
 
 def _sharded(settings: dict[str, Any]) -> Any:

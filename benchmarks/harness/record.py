@@ -19,6 +19,7 @@ from benchmarks import ROOT
 from benchmarks.harness.statistics import Spread
 
 RESULTS = ROOT / "benchmarks" / "results"
+_RECORDS = ("benchmarks/results", "benchmarks/raw")
 # Significant ones, of everything and of samples.
 _DIGITS, _SAMPLE_DIGITS = 5, 4
 _LINE = 400
@@ -174,9 +175,16 @@ def _walk(tree: Any, summarized: bool, digits: int = _DIGITS) -> Any:
 
 
 def _commit() -> str | None:
-    described = ["describe", "--always", "--exclude=*", "--abbrev=12"]
-    command = ["git", "-C", str(ROOT), *described, "--dirty= with local changes"]
+    """The commit, and whether more than records differs from it: several may be taken in a row."""
+    git = ["git", "-C", str(ROOT)]
+    status = [*git, "status", "--porcelain", "--untracked-files=no"]
+    no_records = ["--", ".", *(f":!{path}" for path in _RECORDS)]
     try:
-        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+        commit = _output([*git, "rev-parse", "--short=12", "HEAD"])
+        return f"{commit} with local changes" if _output([*status, *no_records]) else commit
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()

@@ -37,6 +37,38 @@ def section(record: Record) -> str:
     )
 
 
+def quantized_section(record: Record) -> str:
+    """Forwards of quantized modules that are read directly, beside the whole module's."""
+    rows, slower = [], []
+    for result in record["results"]:
+        over = result["over_unsharded"]
+        name = f"{result['type'].upper()} {result['module']}"
+        rows.append(
+            [
+                *(name, result["batch"], result["ids"]),
+                *(f"{result['ms'][each]['median']:.3f}" for each in ("unsharded", *over)),
+                *(interval(ratio) for ratio in over.values()),
+            ]
+        )
+        slower += [
+            f"- {name}, batch {result['batch']}, {result['ids']} ids, {sharding.replace('_', '-')}"
+            for sharding, ratio in over.items()
+            if ratio[0] > 1
+        ]
+    times = ["unsharded", "table-wise", "row-wise"]
+    ratios = ["table-wise / unsharded", "row-wise / unsharded"]
+    return page.section(
+        record,
+        f"Forward of 2 ranks, each with its own batch, ms, median: 26 tables of "
+        f"{record['settings']['rows']:,} rows, dimension 64, ids that were not looked up before. "
+        "The unsharded module is TorchRec's, with all tables on each rank. Ratios of medians "
+        "with 95 % intervals:",
+        page.table(["module", "batch", "ids", *times, *ratios], rows),
+        "The unsharded module is faster, by the whole interval, than:",
+        "\n".join(slower or ["- none of these"]),
+    )
+
+
 def worst_and_best(record: Record) -> list[tuple[str, str]]:
     """The least and the greatest speed-up, each with its case."""
     worst, *_, best = _by_speedup(record)

@@ -18,10 +18,12 @@ from torchrec import (
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import LazyAwaitable, ShardingEnv
 from torchrec.inference.modules import quantize_inference_model
+from tqdm import tqdm
 
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks, slowest_ms
 from benchmarks.harness.statistics import in_turns, ratio_of_medians
+from benchmarks.modules.page import quantized_section
 from torchrec_bls import (
     BLSConfig,
     BLSQuantEmbeddingBagCollectionSharder,
@@ -113,19 +115,21 @@ def measure(rank: int, name: str, kind: str, settings: dict[str, Any]) -> list[d
             sharding: ratio_of_medians(ms[sharding].values_in_order, plain)
             for sharding in ("table_wise", "row_wise")
         }
-        results.append({"batch": batch, "ids": ids, "ms": ms, "over_unsharded": ratios})
+        case = {"type": name, "module": kind, "batch": batch, "ids": ids}
+        results.append({**case, "ms": ms, "over_unsharded": ratios})
     return results
 
 
 def main() -> None:
     arguments = record.parser(__doc__, quick="INT4, small tables, 3 turns").parse_args()
     settings: dict[str, Any] = QUICK if arguments.quick else FULL
-    print("ranks type module batch ids | unsharded ms | table-wise, row-wise over it")
-    for ranks, name, kind in itertools.product((2,), settings["types"], ("EC", "EBC")):
-        for each in on_ranks(ranks, measure, name, kind, settings):
-            over = [each["over_unsharded"][s] for s in ("table_wise", "row_wise")]
-            print(ranks, name, kind, each["batch"], each["ids"], "|", end=" ")
-            print(f"{each['ms']['unsharded']['median']:.3f} |", *over, flush=True)
+    before = record.environment()
+    results: list[dict[str, Any]] = []
+    for name, kind in tqdm(list(itertools.product(settings["types"], ("EC", "EBC")))):
+        results += on_ranks(2, measure, name, kind, settings)
+    record.publish(
+        arguments.json, "quantized_modules", before, settings, results, quantized_section
+    )
 
 
 if __name__ == "__main__":

@@ -17,17 +17,6 @@ struct FeatureBags {
   const JaggedIds& ids;
   std::span<const size_t> starts;  ///< [samples + 1]
 
-  int64_t id(size_t at) const {
-    if (ids.value_bytes == 4) {
-      int32_t id;
-      std::memcpy(&id, ids.values + at * sizeof(id), sizeof(id));
-      return id;
-    }
-    int64_t id;
-    std::memcpy(&id, ids.values + at * sizeof(id), sizeof(id));
-    return id;
-  }
-
   const float* weights() const { return reinterpret_cast<const float*>(ids.weights); }
   size_t samples() const { return starts.size() - 1; }
 };
@@ -42,7 +31,8 @@ void add(std::byte* sum, const std::byte* other, size_t bytes) {
   }
 }
 
-/// Adds what blocks without a row of the bag would have sent: zeros, which make -0.0 to 0.0.
+/// Adds what blocks without a row of the bag would have sent: zeros, which make -0.0 to 0.0. A sum
+/// that begins at zero is -0.0 only where a product with a weight vanished.
 void add_zero(std::byte* sum, size_t bytes) {
   for (size_t at = 0; at < bytes; at += sizeof(float)) {
     float a;
@@ -52,57 +42,110 @@ void add_zero(std::byte* sum, size_t bytes) {
   }
 }
 
-/// Sums the bags of one feature over rows in several blocks, some bags at a time.
+/// Sums bags of one feature after another over rows in several blocks, some bags at a time.
+///
+/// One for all features: its memory costs as much as the sums of a small batch.
+template <class Id>
 class BlockwiseSums {
  public:
-  BlockwiseSums(const FeatureBags& bags, const TableColumns& columns, std::span<int64_t> rows_read)
-      : bags_(bags), columns_(columns), rows_read_(rows_read), in_block_(columns.blocks.size()) {}
+  explicit BlockwiseSums(std::span<int64_t> rows_read) : rows_read_(rows_read) {}
 
-  void write(std::byte* to, size_t stride) {
-    for (size_t first = 0; first < bags_.samples();) {
-      size_t end = first;
-      clear();
-      do {
-        add_bag(end++);
-      } while (end < bags_.samples() && rows_.size() < kIdsAtOnce);
-      sum_up();
-      for (; first < end; ++first, to += stride) put_together(to);
+  void write(const FeatureBags& bags, const TableColumns& columns, std::byte* to, size_t stride) {
+    bags_ = &bags;
+    columns_ = &columns;
+    in_block_.resize(columns.blocks.size());
+    for (size_t first = 0; first < bags.samples();) {
+      const size_t end = find_rows(first);
+      const size_t bags = end - first;
+      if (starts_.size() == bags + 1) {  // each in one block
+        sum_up(to, stride);
+        if (weighted()) {
+          for (size_t bag = 0; bag < bags; ++bag) add_zero(to + bag * stride, columns_->row_bytes);
+        }
+      } else {
+        sums_.resize((starts_.size() - 1) * columns_->row_bytes);
+        sum_up(sums_.data(), columns_->row_bytes);
+        put_together(to, stride);
+      }
+      to += bags * stride;
+      first = end;
     }
   }
 
  private:
-  void clear() {
-    rows_.clear();
-    weights_.clear();
-    starts_.assign(1, 0);
+  bool weighted() const { return bags_->ids.weights != nullptr; }
+
+  Id id(size_t at) const {
+    Id id;
+    std::memcpy(&id, bags_->ids.values + at * sizeof(id), sizeof(id));
+    return id;
+  }
+
+  /// Finds the rows of some bags, and returns where the next ones begin.
+  size_t find_rows(size_t first) {
+    const std::span<const size_t> starts = bags_->starts;
+    const size_t begin = starts[first];
+    size_t end = first, longest = 0;
+    do {
+      longest = std::max(longest, starts[end + 1] - starts[end]);
+      ++end;
+    } while (end < bags_->samples() && starts[end] - begin < kIdsAtOnce);
+    const size_t count = starts[end] - begin;
+    rows_.resize(count);
+    weights_.resize(weighted() ? count : 0);
+    starts_.clear();
+    if (longest < 2) {
+      take_in_order(begin, count);
+      for (size_t bag = first; bag <= end; ++bag) starts_.push_back(starts[bag] - begin);
+      return end;
+    }
+    starts_.push_back(0);
     parts_.clear();
-    next_part_ = next_bag_ = 0;
+    for (size_t bag = first; bag < end; ++bag) {
+      const size_t from = starts[bag], ids = starts[bag + 1] - from;
+      ids < 2 ? add_short_bag(from, ids) : add_long_bag(from, ids);
+    }
+    return end;
+  }
+
+  /// Bags of one row at most have nothing to order.
+  void take_in_order(size_t begin, size_t count) {
+    std::fill(in_block_.begin(), in_block_.end(), 0);
+    for (size_t i = 0; i < count; ++i) {
+      const Id row = id(begin + i);
+      const size_t block = columns_->rows_per_block.block_of(row);
+      ++in_block_[block];
+      rows_[i] = columns_->row(row, block);
+    }
+    if (weighted()) std::copy_n(bags_->weights() + begin, count, weights_.begin());
+    for (size_t block = 0; block < in_block_.size(); ++block) {
+      rows_read_[columns_->owners[block]] += static_cast<int64_t>(in_block_[block]);
+    }
+  }
+
+  void add_short_bag(size_t begin, size_t count) {
+    const size_t at = starts_.back();
+    if (count == 1) {
+      const size_t block = columns_->rows_per_block.block_of(id(begin));
+      ++rows_read_[columns_->owners[block]];
+      put(at, begin, block);
+    }
+    starts_.push_back(at + count);
+    parts_.push_back(1);
   }
 
   /// Puts the rows of a bag in the order of their blocks, and within a block in that of the ids.
-  void add_bag(size_t bag) {
-    const size_t begin = bags_.starts[bag], count = bags_.starts[bag + 1] - begin;
-    const size_t base = rows_.size();
-    rows_.resize(base + count);
-    if (bags_.ids.weights != nullptr) weights_.resize(rows_.size());
-    if (count == 1) {  // nothing to order
-      const size_t block = columns_.rows_per_block.block_of(bags_.id(begin));
-      ++rows_read_[columns_.owners[block]];
-      put(base, begin, block);
-      starts_.push_back(rows_.size());
-      parts_.push_back(1);
-      return;
-    }
+  void add_long_bag(size_t begin, size_t count) {
     std::fill(in_block_.begin(), in_block_.end(), 0);
     if (blocks_.size() < count) blocks_.resize(count);
     for (size_t i = 0; i < count; ++i) {
-      blocks_[i] = columns_.rows_per_block.block_of(bags_.id(begin + i));
+      blocks_[i] = columns_->rows_per_block.block_of(id(begin + i));
       ++in_block_[blocks_[i]];
     }
-    size_t parts = 0, at = base;
+    size_t parts = 0, at = starts_.back();
     for (size_t block = 0; block < in_block_.size(); ++block) {
       const size_t rows = std::exchange(in_block_[block], at);
-      rows_read_[columns_.owners[block]] += static_cast<int64_t>(rows);
+      rows_read_[columns_->owners[block]] += static_cast<int64_t>(rows);
       at += rows;
       if (rows > 0) starts_.push_back(at), ++parts;
     }
@@ -111,38 +154,37 @@ class BlockwiseSums {
   }
 
   void put(size_t place, size_t i, size_t block) {
-    rows_[place] = columns_.row(bags_.id(i), block);
-    if (bags_.ids.weights != nullptr) weights_[place] = bags_.weights()[i];
+    rows_[place] = columns_->row(id(i), block);
+    if (weighted()) weights_[place] = bags_->weights()[i];
   }
 
-  void sum_up() {
+  /// Sums each part of a bag.
+  void sum_up(std::byte* to, size_t stride) {
     Bags bags;
-    bags.row_bytes = columns_.row_bytes;
+    bags.row_bytes = columns_->row_bytes;
     bags.ids = reinterpret_cast<const std::byte*>(rows_.data());
     bags.id_bytes = sizeof(rows_[0]);
     bags.ids_are_addresses = true;
-    bags.weights = bags_.ids.weights != nullptr ? weights_.data() : nullptr;
+    bags.weights = weighted() ? weights_.data() : nullptr;
     bags.starts = starts_.data();
     bags.count = starts_.size() - 1;
-    sums_.resize(bags.count * columns_.row_bytes);
-    sum_bags(bags, sums_.data(), columns_.row_bytes);
+    sum_bags(bags, to, stride);
   }
 
-  void put_together(std::byte* to) {
-    const size_t bytes = columns_.row_bytes, parts = parts_[next_bag_++];
-    if (parts == 0) {
-      std::memset(to, 0, bytes);
-      return;
+  void put_together(std::byte* to, size_t stride) {
+    const size_t bytes = columns_->row_bytes;
+    const std::byte* sum = sums_.data();
+    for (const size_t parts : parts_) {
+      std::memcpy(to, sum, bytes);
+      for (size_t part = 1; part < parts; ++part) add(to, sum + part * bytes, bytes);
+      if (weighted() && parts < columns_->blocks.size()) add_zero(to, bytes);
+      sum += parts * bytes;
+      to += stride;
     }
-    std::memcpy(to, sums_.data() + next_part_++ * bytes, bytes);
-    for (size_t part = 1; part < parts; ++part) {
-      add(to, sums_.data() + next_part_++ * bytes, bytes);
-    }
-    if (parts < columns_.blocks.size()) add_zero(to, bytes);
   }
 
-  const FeatureBags& bags_;
-  const TableColumns& columns_;
+  const FeatureBags* bags_ = nullptr;
+  const TableColumns* columns_ = nullptr;
   std::span<int64_t> rows_read_;
   std::vector<size_t> in_block_;  ///< rows of a bag, and then where the next one goes
   std::vector<size_t> blocks_;    ///< of the rows of a bag
@@ -151,8 +193,6 @@ class BlockwiseSums {
   std::vector<size_t> starts_;  ///< of the parts of bags in one block each
   std::vector<size_t> parts_;   ///< of each bag
   std::vector<std::byte> sums_;
-  size_t next_part_ = 0;
-  size_t next_bag_ = 0;
 };
 
 void sum_one_block(const FeatureBags& bags, const TableColumns& columns, bool means, std::byte* to,
@@ -179,12 +219,12 @@ void add_up(const std::byte* lengths, size_t start, std::vector<size_t>& starts)
   }
 }
 
-}  // namespace
-
-void sum_rows_directly(const DirectBatch& batch, size_t stride, std::byte* out) {
+template <class Id>
+void sum_features(const DirectBatch& batch, size_t stride, std::byte* out) {
   const std::vector<size_t> of_keys = starts_of_keys(batch);
   const JaggedIds& ids = batch.ids;
   std::vector<size_t> starts(ids.stride + 1);
+  BlockwiseSums<Id> blockwise(batch.rows_read);
   for (const ShardedFeature& feature : batch.features) {
     const std::byte* const lengths = ids.lengths + feature.key * ids.stride * ids.length_bytes;
     ids.length_bytes == 4 ? add_up<int32_t>(lengths, of_keys[feature.key], starts)
@@ -196,10 +236,17 @@ void sum_rows_directly(const DirectBatch& batch, size_t stride, std::byte* out) 
         batch.rows_read[columns.owners[0]] += batch.counts[feature.key];
         sum_one_block(bags, columns, feature.means, to, stride);
       } else {
-        BlockwiseSums(bags, columns, batch.rows_read).write(to, stride);
+        blockwise.write(bags, columns, to, stride);
       }
     }
   }
+}
+
+}  // namespace
+
+void sum_rows_directly(const DirectBatch& batch, size_t stride, std::byte* out) {
+  batch.ids.value_bytes == 4 ? sum_features<int32_t>(batch, stride, out)
+                             : sum_features<int64_t>(batch, stride, out);
 }
 
 }  // namespace bls

@@ -80,12 +80,15 @@ std::vector<float> sum_by_blocks(const CutTable& table, const std::vector<int64_
 struct JaggedBatch {
   std::vector<int32_t> lengths;
   std::vector<int64_t> ids, counts;
+  std::vector<int32_t> narrow;  ///< ids
   std::vector<float> weights;
   size_t samples = 0;
   std::vector<int64_t> rows_read = std::vector<int64_t>(8, 1000);
 
-  DirectBatch of(std::span<const ShardedFeature> features) {
-    JaggedIds jagged{bytes(lengths.data()), 4,       bytes(ids.data()), 8, nullptr, 0,
+  DirectBatch of(std::span<const ShardedFeature> features, size_t id_bytes = 8) {
+    narrow.assign(ids.begin(), ids.end());
+    const std::byte* const values = id_bytes == 4 ? bytes(narrow.data()) : bytes(ids.data());
+    JaggedIds jagged{bytes(lengths.data()), 4,       values,    id_bytes, nullptr, 0,
                      counts.size(),         samples, ids.size()};
     if (!weights.empty()) {
       jagged.weights = bytes(weights.data());
@@ -111,13 +114,13 @@ struct JaggedBatch {
 };
 
 JaggedBatch draw(size_t samples, const std::vector<size_t>& rows, bool weighted,
-                 std::mt19937& random) {
+                 std::mt19937& random, const std::vector<int32_t>& lengths = {0, 1, 1, 2, 70}) {
   JaggedBatch batch;
   batch.samples = samples;
   for (const size_t of_key : rows) {
     batch.counts.push_back(0);
     for (size_t sample = 0; sample < samples; ++sample) {
-      batch.lengths.push_back(std::vector<int32_t>{0, 1, 1, 2, 70}[random() % 5]);
+      batch.lengths.push_back(lengths[random() % lengths.size()]);
       batch.counts.back() += batch.lengths.back();
       for (int i = 0; i < batch.lengths.back(); ++i) {
         batch.ids.push_back(static_cast<int64_t>(random() % of_key));
@@ -163,7 +166,10 @@ TEST_CASE("sums over blocks have the bits of partial sums that ranks would send"
     use_instruction_set(name);
     for (const bool weighted : {false, true}) {
       for (const size_t blocks : {1u, 2u, 3u, 8u}) {
-        for (const size_t samples : {0u, 1u, 5u, 120u}) {  // more ids than are found at once
+        for (const size_t samples : {0u, 1u, 5u, 120u, 3001u}) {
+          // More ids than are found at once: long bags, or many of one id at most.
+          const std::vector<int32_t> lengths =
+              samples == 3001 ? std::vector{0, 1} : std::vector{0, 1, 1, 2, 70};
           CAPTURE(name);
           CAPTURE(blocks);
           CAPTURE(samples);
@@ -171,19 +177,21 @@ TEST_CASE("sums over blocks have the bits of partial sums that ranks would send"
           const std::vector<ShardedFeature> features{{1, 0, blocks == 1, b.pieces_of},
                                                      {0, 33 * 4, false, a.pieces_of},
                                                      {2, 45 * 4, false, a.pieces_of}};
-          JaggedBatch batch = draw(samples, {41, 7, 41}, weighted, random);
+          JaggedBatch batch = draw(samples, {41, 7, 41}, weighted, random, lengths);
           std::vector<float> out(samples * 57, 77.0F), expected;
-          sum_rows_directly(batch.of(features), 57 * 4, reinterpret_cast<std::byte*>(out.data()));
+          const size_t id_bytes = samples % 2 == 0 ? 8 : 4;
+          sum_rows_directly(batch.of(features, id_bytes), 57 * 4,
+                            reinterpret_cast<std::byte*>(out.data()));
+          std::vector<size_t> starts{0};
+          for (const int32_t length : batch.lengths) {
+            starts.push_back(starts.back() + static_cast<size_t>(length));
+          }
           for (size_t sample = 0; sample < samples; ++sample) {
             for (const ShardedFeature& feature : features) {
-              size_t begin = 0;
-              for (size_t i = 0; i < feature.key * samples + sample; ++i) {
-                begin += static_cast<size_t>(batch.lengths[i]);
-              }
-              const size_t end =
-                  begin + static_cast<size_t>(batch.lengths[feature.key * samples + sample]);
-              const std::vector<float> sums = sum_by_blocks(
-                  feature.key == 1 ? b : a, batch.ids, batch.weights, begin, end, feature.means);
+              const size_t bag = feature.key * samples + sample;
+              const std::vector<float> sums =
+                  sum_by_blocks(feature.key == 1 ? b : a, batch.ids, batch.weights, starts[bag],
+                                starts[bag + 1], feature.means);
               expected.insert(expected.end(), sums.begin(), sums.end());
             }
           }

@@ -51,7 +51,7 @@ def quantized_section(record: Record) -> str:
             ]
         )
         slower += [
-            f"- {name}, batch {result['batch']}, {result['ids']} ids, {sharding.replace('_', '-')}"
+            f"- {name}, batch {result['batch']}, ids {result['ids']}, {sharding.replace('_', '-')}"
             for sharding, ratio in over.items()
             if ratio[0] > 1
         ]

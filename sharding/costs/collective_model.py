@@ -147,7 +147,7 @@ class CollectiveModel:
         """Reads what `as_json` wrote.
 
         Raises:
-            ValueError: a name or a number is impossible.
+            ValueError: a name is unknown, or a number is out of its range.
             KeyError, TypeError: something is missing or of another type.
         """
         numbers = dict(record["curve"])

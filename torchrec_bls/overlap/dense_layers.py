@@ -32,8 +32,8 @@ class DenseLayer:
     Attributes:
         parameters: names of the parameters, in the order in which their gradients are ready.
         sizes: bytes of each parameter's gradient.
-        compute_us: microseconds of the backward from the layer before to this one, one number a
-            sample, each the mean of all ranks.
+        compute_us: time of the backward between the layer before and this one, microseconds. Each
+            measured backward gives one number, the mean of all ranks.
     """
 
     parameters: tuple[str, ...]

@@ -64,7 +64,7 @@ class Link:
 
 
 def read_link(text: str) -> float:
-    """Returns the bytes in a microsecond of a rate as tc writes it, such as 1gbit or 100mbit.
+    """Reads a rate in tc's notation, such as 1gbit or 100mbit. Returns bytes per microsecond.
 
     Raises:
         ValueError: the text is no rate, or the rate is not positive.

@@ -80,7 +80,7 @@ class Conversation:
         self._socket.close()
 
     def peer(self) -> int:
-        """Returns the number of the other process.
+        """Returns the process id of the other end.
 
         Raises:
             ProtocolError: the other process is another user's.

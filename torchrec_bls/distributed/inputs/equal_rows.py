@@ -16,8 +16,8 @@ class EqualRows(NamedTuple):
     """Groups of equal rows.
 
     Attributes:
-        groups: groups of the rows of each key that this rank sends ids of, or of each feature and
-            rank whose ids it looks up.
+        groups: groups of equal rows. On the side that sends ids there is one entry for each key;
+            on the side that looks them up, one for each feature and rank.
         memory: memory that holds the groups.
     """
 

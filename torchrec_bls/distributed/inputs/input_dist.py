@@ -32,8 +32,8 @@ class IdsLayout:
         order: ranks in the order of their samples in the batch that is looked up.
         strides: batch size of each rank.
         values_sent: number of ids that this rank sent to each rank.
-        counts_sent: number of ids that this rank sent to each rank of each of its features,
-            flattened; only where rows are encoded.
+        counts_sent: number of ids that this rank sent, one entry for each rank and each of that
+            rank's features, rank by rank; only where rows are encoded.
         equal_sent: equal rows among those that come for this rank's ids, by rank and feature like
             `counts_sent`; None where nobody asks.
         equal_received: equal rows among those that this rank looks up, by feature and rank like

@@ -85,7 +85,7 @@ class HostModel:
         return Estimate(step_us, low, high)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns an object for the profile."""
+        """Returns the costs as an object for the profile's JSON."""
         return asdict(self)
 
     @classmethod

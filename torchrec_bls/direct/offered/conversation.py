@@ -148,7 +148,7 @@ class Conversation:
             raise ProtocolError(f"{self._where} sends no manifest: {error}") from error
 
     def acknowledge(self) -> None:
-        """Says that all has come and is used."""
+        """Tells the other end that everything has arrived and is in use."""
         self._send(_DONE)
 
     def await_acknowledgement(self) -> None:

@@ -26,6 +26,22 @@ def section(record: Record) -> str:
     )
 
 
+def latency_section(record: Record) -> str:
+    """Quantiles of single forwards."""
+    rows = [
+        [module_of(result), *inputs_of(result)[:3], *(f"{result[q]:.3f}" for q in _QUANTILES)]
+        for result in sorted(record["results"], key=place_of)
+    ]
+    return page.section(
+        record,
+        f"{record['settings']['forwards']:,} forwards of 26 tables through "
+        "DistributedModelParallel on 2 ranks, which do not wait for each other; ms, the larger of "
+        "the two ranks' quantiles:",
+        page.table(["module", "batch", "ids", "rows", *_QUANTILES], rows),
+    )
+
+
+_QUANTILES = ("median", "p90", "p99")
 _STRUCK = {
     "delays": "the other ranks sleep U(0,10) ms more in each step",
     "slow": "one rank's dense work takes 10 times as long",

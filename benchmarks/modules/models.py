@@ -140,6 +140,13 @@ def samplers(
 
 def sharded(case: Case, sharder: Any, group: Any, name: str = "") -> Any:
     """Returns the module of a case, sharded; ours of one group need to differ in case or name."""
+    module, plan = placed(case, sharder)
+    env = ShardingEnv.from_process_group(group)
+    return sharder.shard(module, plan, env, torch.device("cpu"), f"{case} {name}")
+
+
+def placed(case: Case, sharder: Any) -> tuple[Any, Any]:
+    """Returns the module of a case, and the plan that places its tables."""
     config, whole, *_ = KINDS[case.module]
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_embeddings": case.rows, "embedding_dim": case.dim}
@@ -151,12 +158,12 @@ def sharded(case: Case, sharder: Any, group: Any, name: str = "") -> Any:
     tables = [config(name=f"table_{i}", feature_names=[each], **sizes) for i, each in named]
     module = whole(tables=tables, **options)
     kernel, ranks = EmbeddingComputeKernel.FUSED.value, case.ranks
-    placed: dict[str, Any] = {
+    places: dict[str, Any] = {
         "table_wise": lambda i: {"rank": i % ranks},
         "row_wise": lambda _: {},
         "column_wise": lambda i: {"ranks": [i % ranks, (i + 1) % ranks]},
     }
-    how, where = getattr(sharding_plan, case.sharding), placed[case.sharding]
+    how, where = getattr(sharding_plan, case.sharding), places[case.sharding]
     plan = sharding_plan.construct_module_sharding_plan(
         module,
         {f"table_{i}": how(compute_kernel=kernel, **where(i)) for i in range(TABLES)},
@@ -165,5 +172,4 @@ def sharded(case: Case, sharder: Any, group: Any, name: str = "") -> Any:
         world_size=ranks,
         device_type="cpu",
     )
-    env = ShardingEnv.from_process_group(group)
-    return sharder.shard(module, plan, env, torch.device("cpu"), f"{case} {name}")
+    return module, plan

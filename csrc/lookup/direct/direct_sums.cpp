@@ -1,13 +1,18 @@
 #include <algorithm>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "lookup/direct/direct_batch.h"
 #include "lookup/kernels/sum_bags.h"
+#include "lookup/kernels/sum_parts.h"
 
 namespace bls {
 namespace {
+
+/// Vectors do not lie across lines where memory begins with one.
+struct alignas(64) CacheLine {
+  std::byte bytes[64];
+};
 
 // Bags whose rows are found at once: more fill the cache, fewer fetch fewer rows ahead.
 constexpr size_t kIdsAtOnce = 2048;
@@ -20,16 +25,6 @@ struct FeatureBags {
   const float* weights() const { return reinterpret_cast<const float*>(ids.weights); }
   size_t samples() const { return starts.size() - 1; }
 };
-
-void add(std::byte* sum, const std::byte* other, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += sizeof(float)) {
-    float a, b;
-    std::memcpy(&a, sum + at, sizeof(a));
-    std::memcpy(&b, other + at, sizeof(b));
-    a += b;
-    std::memcpy(sum + at, &a, sizeof(a));
-  }
-}
 
 /// Adds what blocks without a row of the bag would have sent: zeros, which make -0.0 to 0.0. A sum
 /// that begins at zero is -0.0 only where a product with a weight vanished.
@@ -51,148 +46,97 @@ class BlockwiseSums {
   explicit BlockwiseSums(std::span<int64_t> rows_read) : rows_read_(rows_read) {}
 
   void write(const FeatureBags& bags, const TableColumns& columns, std::byte* to, size_t stride) {
-    bags_ = &bags;
-    columns_ = &columns;
-    in_block_.resize(columns.blocks.size());
     for (size_t first = 0; first < bags.samples();) {
-      const size_t end = find_rows(first);
-      const size_t bags = end - first;
-      if (starts_.size() == bags + 1) {  // each in one block
-        sum_up(to, stride);
-        if (weighted()) {
-          for (size_t bag = 0; bag < bags; ++bag) add_zero(to + bag * stride, columns_->row_bytes);
-        }
-      } else {
-        sums_.resize((starts_.size() - 1) * columns_->row_bytes);
-        sum_up(sums_.data(), columns_->row_bytes);
-        put_together(to, stride);
-      }
-      to += bags * stride;
-      first = end;
+      const Chunk chunk = chunk_from(bags, first);
+      find_rows(bags, columns, chunk);
+      chunk.longest < 2 ? sum_short_bags(bags, columns, chunk, to, stride)
+                        : sum_by_block(bags, columns, chunk, to, stride);
+      to += (chunk.end - first) * stride;
+      first = chunk.end;
     }
   }
 
  private:
-  bool weighted() const { return bags_->ids.weights != nullptr; }
+  /// Bags whose rows are found at once.
+  struct Chunk {
+    size_t first, end;
+    size_t longest;  ///< ids of one of them
+  };
 
-  Id id(size_t at) const {
-    Id id;
-    std::memcpy(&id, bags_->ids.values + at * sizeof(id), sizeof(id));
-    return id;
-  }
-
-  /// Finds the rows of some bags, and returns where the next ones begin.
-  size_t find_rows(size_t first) {
-    const std::span<const size_t> starts = bags_->starts;
-    const size_t begin = starts[first];
-    size_t end = first, longest = 0;
+  static Chunk chunk_from(const FeatureBags& bags, size_t first) {
+    Chunk chunk{first, first, 0};
     do {
-      longest = std::max(longest, starts[end + 1] - starts[end]);
-      ++end;
-    } while (end < bags_->samples() && starts[end] - begin < kIdsAtOnce);
-    const size_t count = starts[end] - begin;
+      chunk.longest = std::max(chunk.longest, bags.starts[chunk.end + 1] - bags.starts[chunk.end]);
+      ++chunk.end;
+    } while (chunk.end < bags.samples() &&
+             bags.starts[chunk.end] - bags.starts[first] < kIdsAtOnce);
+    return chunk;
+  }
+
+  void find_rows(const FeatureBags& bags, const TableColumns& columns, const Chunk& chunk) {
+    const size_t begin = bags.starts[chunk.first], count = bags.starts[chunk.end] - begin;
     rows_.resize(count);
-    weights_.resize(weighted() ? count : 0);
-    starts_.clear();
-    if (longest < 2) {
-      take_in_order(begin, count);
-      for (size_t bag = first; bag <= end; ++bag) starts_.push_back(starts[bag] - begin);
-      return end;
-    }
-    starts_.push_back(0);
-    parts_.clear();
-    for (size_t bag = first; bag < end; ++bag) {
-      const size_t from = starts[bag], ids = starts[bag + 1] - from;
-      ids < 2 ? add_short_bag(from, ids) : add_long_bag(from, ids);
-    }
-    return end;
-  }
-
-  /// Bags of one row at most have nothing to order.
-  void take_in_order(size_t begin, size_t count) {
-    std::fill(in_block_.begin(), in_block_.end(), 0);
+    blocks_.resize(count);
+    in_block_.assign(columns.blocks.size(), 0);
     for (size_t i = 0; i < count; ++i) {
-      const Id row = id(begin + i);
-      const size_t block = columns_->rows_per_block.block_of(row);
+      Id id;
+      std::memcpy(&id, bags.ids.values + (begin + i) * sizeof(id), sizeof(id));
+      const size_t block = columns.rows_per_block.block_of(id);
       ++in_block_[block];
-      rows_[i] = columns_->row(row, block);
+      blocks_[i] = static_cast<uint16_t>(block);
+      rows_[i] = columns.row(id, block);
     }
-    if (weighted()) std::copy_n(bags_->weights() + begin, count, weights_.begin());
     for (size_t block = 0; block < in_block_.size(); ++block) {
-      rows_read_[columns_->owners[block]] += static_cast<int64_t>(in_block_[block]);
+      rows_read_[columns.owners[block]] += in_block_[block];
+    }
+    starts_.clear();
+    for (size_t bag = chunk.first; bag <= chunk.end; ++bag) {
+      starts_.push_back(bags.starts[bag] - begin);
     }
   }
 
-  void add_short_bag(size_t begin, size_t count) {
-    const size_t at = starts_.back();
-    if (count == 1) {
-      const size_t block = columns_->rows_per_block.block_of(id(begin));
-      ++rows_read_[columns_->owners[block]];
-      put(at, begin, block);
-    }
-    starts_.push_back(at + count);
-    parts_.push_back(1);
+  static const float* weights_of(const FeatureBags& bags, const Chunk& chunk) {
+    return bags.ids.weights != nullptr ? bags.weights() + bags.starts[chunk.first] : nullptr;
   }
 
-  /// Puts the rows of a bag in the order of their blocks, and within a block in that of the ids.
-  void add_long_bag(size_t begin, size_t count) {
-    std::fill(in_block_.begin(), in_block_.end(), 0);
-    if (blocks_.size() < count) blocks_.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      blocks_[i] = columns_->rows_per_block.block_of(id(begin + i));
-      ++in_block_[blocks_[i]];
-    }
-    size_t parts = 0, at = starts_.back();
-    for (size_t block = 0; block < in_block_.size(); ++block) {
-      const size_t rows = std::exchange(in_block_[block], at);
-      rows_read_[columns_->owners[block]] += static_cast<int64_t>(rows);
-      at += rows;
-      if (rows > 0) starts_.push_back(at), ++parts;
-    }
-    for (size_t i = 0; i < count; ++i) put(in_block_[blocks_[i]]++, begin + i, blocks_[i]);
-    parts_.push_back(parts);
+  /// Bags of one row at most have it in one block.
+  void sum_short_bags(const FeatureBags& bags, const TableColumns& columns, const Chunk& chunk,
+                      std::byte* to, size_t stride) {
+    Bags found;
+    found.row_bytes = columns.row_bytes;
+    found.ids = reinterpret_cast<const std::byte*>(rows_.data());
+    found.id_bytes = sizeof(rows_[0]);
+    found.ids_are_addresses = true;
+    found.weights = weights_of(bags, chunk);
+    found.starts = starts_.data();
+    found.count = chunk.end - chunk.first;
+    sum_bags(found, to, stride);
+    if (found.weights == nullptr) return;
+    for (size_t bag = 0; bag < found.count; ++bag) add_zero(to + bag * stride, columns.row_bytes);
   }
 
-  void put(size_t place, size_t i, size_t block) {
-    rows_[place] = columns_->row(id(i), block);
-    if (weighted()) weights_[place] = bags_->weights()[i];
+  void sum_by_block(const FeatureBags& bags, const TableColumns& columns, const Chunk& chunk,
+                    std::byte* to, size_t stride) {
+    sums_.resize(columns.blocks.size() * columns.row_bytes / sizeof(CacheLine) + 1);
+    PartedBags found;
+    found.rows = rows_.data();
+    found.parts = blocks_.data();
+    found.part_count = columns.blocks.size();
+    found.row_bytes = columns.row_bytes;
+    found.weights = weights_of(bags, chunk);
+    found.starts = starts_.data();
+    found.count = chunk.end - chunk.first;
+    found.sums = reinterpret_cast<std::byte*>(sums_.data());
+    sum_parts(found, to, stride);
   }
 
-  /// Sums each part of a bag.
-  void sum_up(std::byte* to, size_t stride) {
-    Bags bags;
-    bags.row_bytes = columns_->row_bytes;
-    bags.ids = reinterpret_cast<const std::byte*>(rows_.data());
-    bags.id_bytes = sizeof(rows_[0]);
-    bags.ids_are_addresses = true;
-    bags.weights = weighted() ? weights_.data() : nullptr;
-    bags.starts = starts_.data();
-    bags.count = starts_.size() - 1;
-    sum_bags(bags, to, stride);
-  }
-
-  void put_together(std::byte* to, size_t stride) {
-    const size_t bytes = columns_->row_bytes;
-    const std::byte* sum = sums_.data();
-    for (const size_t parts : parts_) {
-      std::memcpy(to, sum, bytes);
-      for (size_t part = 1; part < parts; ++part) add(to, sum + part * bytes, bytes);
-      if (weighted() && parts < columns_->blocks.size()) add_zero(to, bytes);
-      sum += parts * bytes;
-      to += stride;
-    }
-  }
-
-  const FeatureBags* bags_ = nullptr;
-  const TableColumns* columns_ = nullptr;
   std::span<int64_t> rows_read_;
-  std::vector<size_t> in_block_;  ///< rows of a bag, and then where the next one goes
-  std::vector<size_t> blocks_;    ///< of the rows of a bag
+  // Of the bags of a chunk.
   std::vector<const std::byte*> rows_;
-  std::vector<float> weights_;
-  std::vector<size_t> starts_;  ///< of the parts of bags in one block each
-  std::vector<size_t> parts_;   ///< of each bag
-  std::vector<std::byte> sums_;
+  std::vector<uint16_t> blocks_;
+  std::vector<size_t> starts_;
+  std::vector<int64_t> in_block_;
+  std::vector<CacheLine> sums_;
 };
 
 void sum_one_block(const FeatureBags& bags, const TableColumns& columns, bool means, std::byte* to,

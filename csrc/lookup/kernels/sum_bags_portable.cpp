@@ -9,11 +9,16 @@ constexpr size_t kVectorBytes = 16, kMostVectors = 8;
 }  // namespace bls
 
 #include "lookup/kernels/sum_bags.inc"
+#include "lookup/kernels/sum_parts.inc"
 
 namespace bls {
 
 void sum_bags_portable(const Bags& bags, std::byte* to, size_t stride) {
   sum_all(bags, to, stride);
+}
+
+void sum_parts_portable(const PartedBags& bags, std::byte* to, size_t stride) {
+  sum_all_parts(bags, to, stride);
 }
 
 }  // namespace bls

@@ -74,7 +74,7 @@ class CodecConfig:
             link: bytes per second from one rank to the others. For each table with measured stages
                 it chooses the fastest ones (equation 2 of Dual-Level Adaptive Lossy Compression).
                 None: as the file says. `torchrec_bls.sharding.link_of` reads it from a calibrated
-                    profile.
+                profile.
             ranks_per_core: number of ranks that share a core, at least 1, for the same choice;
                 None: as the file says.
 

@@ -9,7 +9,7 @@
 namespace bls {
 namespace {
 
-/// Vectors do not lie across lines where memory begins with one.
+/// What memory is made of that has to begin with a cache line: no vector lies across two then.
 struct alignas(64) CacheLine {
   std::byte bytes[64];
 };
@@ -83,7 +83,7 @@ class BlockwiseSums {
       std::memcpy(&id, bags.ids.values + (begin + i) * sizeof(id), sizeof(id));
       const size_t block = columns.rows_per_block.block_of(id);
       ++in_block_[block];
-      blocks_[i] = static_cast<uint16_t>(block);
+      blocks_[i] = static_cast<uint32_t>(block);
       rows_[i] = columns.row(id, block);
     }
     for (size_t block = 0; block < in_block_.size(); ++block) {
@@ -133,7 +133,7 @@ class BlockwiseSums {
   std::span<int64_t> rows_read_;
   // Of the bags of a chunk.
   std::vector<const std::byte*> rows_;
-  std::vector<uint16_t> blocks_;
+  std::vector<uint32_t> blocks_;
   std::vector<size_t> starts_;
   std::vector<int64_t> in_block_;
   std::vector<CacheLine> sums_;

@@ -9,7 +9,7 @@ namespace bls {
 /// `starts[b + 1]`. Each row belongs to a part of its bag.
 struct PartedBags {
   const std::byte* const* rows = nullptr;
-  const uint16_t* parts = nullptr;  ///< of each row, below `part_count`
+  const uint32_t* parts = nullptr;  ///< of each row, below `part_count`
   size_t part_count = 1;
   size_t row_bytes = 0;
   const float* weights = nullptr;  ///< one of each row, or null for none

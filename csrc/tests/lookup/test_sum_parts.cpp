@@ -54,12 +54,12 @@ TEST_CASE("sums in parts have the same bits with all instruction sets") {
           starts.push_back(starts.back() + std::vector<size_t>{0, 1, 2, 9, 40}[random() % 5]);
         }
         std::vector<const std::byte*> rows;
-        std::vector<uint16_t> of_rows;
+        std::vector<uint32_t> of_rows;
         std::vector<float> weights;
         for (size_t i = 0; i < starts.back(); ++i) {
           const float* const row = table.data() + 1 + random() % kRows * columns;
           rows.push_back(reinterpret_cast<const std::byte*>(row));
-          of_rows.push_back(static_cast<uint16_t>(random() % parts));
+          of_rows.push_back(static_cast<uint32_t>(random() % parts));
           weights.push_back(random() % 10 == 0 ? -1e-45F : floats(random));
         }
         for (const bool weighted : {false, true}) {

@@ -14,20 +14,24 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 // During one step other threads of the process wait with their page faults and mappings, and those
-// that the scheduler has put behind this one wait as well. No step cuts a page of 2 MiB.
-constexpr size_t kStep = kHugePage;
+// that the scheduler has put behind this one wait as well. No unmapping cuts a page of 2 MiB.
+constexpr size_t kPopulatedAtOnce = kHugePage / 4, kUnmappedAtOnce = kHugePage;
+// Times a step that this thread rests after it. The scheduler may leave it on the processor of a
+// thread with lookups, which loses one in so many then.
+constexpr int kRests = 4;
 constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14
 
 thread_local bool beside_lookups = false;
 
-/// Calls `work(at, bytes)` for one step after the other, until one returns false.
+/// Calls `work(at, bytes)` for one step of at most `step` bytes after the other, until one returns
+/// false.
 template <class Work>
-void in_steps(size_t bytes, const Work& work) {
+void in_steps(size_t bytes, size_t step, const Work& work) {
   using Clock = std::chrono::steady_clock;
-  for (size_t at = 0; at < bytes; at += kStep) {
+  for (size_t at = 0; at < bytes; at += step) {
     const auto begin = Clock::now();
-    if (!work(at, std::min(kStep, bytes - at))) return;
-    if (beside_lookups) std::this_thread::sleep_for(Clock::now() - begin);
+    if (!work(at, std::min(step, bytes - at))) return;
+    if (beside_lookups) std::this_thread::sleep_for(kRests * (Clock::now() - begin));
   }
 }
 
@@ -47,13 +51,13 @@ std::byte* reserve_table_pages(size_t bytes) {
 }
 
 void populate_table_pages(const std::byte* data, size_t bytes) {
-  in_steps(bytes, [data](size_t at, size_t step) {
+  in_steps(bytes, kPopulatedAtOnce, [data](size_t at, size_t step) {
     return madvise(const_cast<std::byte*>(data) + at, step, kPopulateRead) == 0;
   });
 }
 
 void unmap_table_pages(const std::byte* data, size_t bytes) noexcept {
-  in_steps(bytes, [data](size_t at, size_t step) {
+  in_steps(bytes, kUnmappedAtOnce, [data](size_t at, size_t step) {
     munmap(const_cast<std::byte*>(data) + at, step);
     return true;
   });

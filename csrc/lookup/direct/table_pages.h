@@ -23,7 +23,7 @@ void populate_table_pages(const std::byte* data, size_t bytes);
 void unmap_table_pages(const std::byte* data, size_t bytes) noexcept;
 
 /// Makes this thread one that works beside lookups, for good: it maps and unmaps in small steps,
-/// and rests after each as long as it took.
+/// and rests after each for longer than it took.
 void work_beside_lookups();
 
 }  // namespace bls

@@ -42,8 +42,8 @@ def measure(rank: int, settings: dict[str, Any]) -> dict[str, Any] | None:
         for number in tqdm(range(settings["publications"]), unit="publication"):
             dist.barrier()
             _copy(module, settings["pause_s"])
+            _fill(module, number + 2)  # new weights come from somewhere before they are published
             dist.barrier()
-            _fill(module, number + 2)
             publish(module).wait(_DEADLINE_S)
         dist.barrier()
     return None

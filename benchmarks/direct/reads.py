@@ -37,7 +37,7 @@ from benchmarks.modules.models import (
 from torchrec_bls import BLSConfig
 
 COLD = 50_000
-FULL = {"ranks": [2, 4], "every": 1, "samples": 15}
+FULL = {"ranks": [2, 4], "every": 1, "samples": 31}
 QUICK = {"ranks": [2], "every": 23, "samples": 3}
 
 

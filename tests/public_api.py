@@ -17,6 +17,7 @@ MODULES = (
     "torchrec_bls",
     "torchrec_bls.datasets",
     "torchrec_bls.observe",
+    "torchrec_bls.overlap",
     "torchrec_bls.sharding",
 )
 

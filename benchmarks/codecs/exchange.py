@@ -53,9 +53,9 @@ _ROWS = 20_000  # of a table at most
 _ONES = torch.ones(TABLES * BATCH, dtype=torch.int32)
 
 
-def chosen(lookups: Lookups) -> dict[str, CodecConfig]:
+def chosen(lookups: Lookups, profile: str) -> dict[str, CodecConfig]:
     """Returns for each network what equation 2 takes for each table, by what rank 0 looks up."""
-    of_host = link_of(load_profile("epyc-milan-2-cores"), RANKS)
+    of_host = link_of(load_profile(profile), RANKS)
     # Of a rank's rows as many as it has itself stay there.
     of_rank = 1.25e8 * RANKS / (RANKS - 1)
     links = dict(zip(NETWORKS, (of_host, of_rank / RANKS, of_rank), strict=True))
@@ -160,6 +160,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--train-by", type=Path, metavar="GEN_DATA", help="train the tables by gen_data.py"
     )
+    parser.add_argument(
+        "--profile",
+        default="epyc-milan-2-cores",
+        help="that of this host, whose shared memory the automatic choice is for (%(default)s)",
+    )
     check_rights(parser)
     return parser.parse_args()
 
@@ -181,12 +186,13 @@ def main() -> None:
     else:
         lookups, rows = trained_lookups(options.train_by, *samples), "of a trained DLRM"
     settings = {"ranks": RANKS, "tables": TABLES, "batch_of_rank": BATCH, "dim": DIM}
-    settings |= {"rows": rows, "bound": BOUND, "turns": turns, "limit": Network(1.0, True).limit}
+    settings |= {"rows": rows, "bound": BOUND, "turns": turns, "profile": options.profile}
+    settings["limit"] = Network(1.0, True).limit
     results: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "lookups.npz"
         lookups.save(path)
-        for network, auto in chosen(lookups).items():
+        for network, auto in chosen(lookups, options.profile).items():
             kinds = {**fixed, "auto": auto}
             results += over_network(NETWORKS[network], RANKS, measure, network, turns, path, kinds)
     record.publish(options.json, "codec_exchange", before, settings, results, exchange_section)

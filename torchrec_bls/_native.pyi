@@ -103,6 +103,7 @@ class ControlPage:
 TableColumns = tuple[int, int, int, Sequence[int], Sequence[int]]
 
 def work_beside_lookups() -> None: ...
+def end_work_beside_lookups() -> None: ...
 
 class ShardedFeatures:
     # Key, place in the output in bytes, whether means, and columns of the table.

@@ -205,6 +205,7 @@ void bind_control_page(py::module_& module) {
 
 void bind_direct(py::module_& module) {
   module.def("work_beside_lookups", &work_beside_lookups);
+  module.def("end_work_beside_lookups", &end_work_beside_lookups);
   bind_segments(module);
   bind_control_page(module);
   py::class_<ShardedFeatures>(module, "ShardedFeatures")

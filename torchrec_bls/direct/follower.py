@@ -13,7 +13,7 @@ from torchrec_bls.errors import BLSError
 # Seconds between two looks at the control page; the longer time follows a look that failed.
 _PAUSE = 0.005
 _LONGEST_PAUSE = 0.2
-# Seconds that the thread may take at the end of the process to finish mapping.
+# Seconds that the thread may take to end; at the end of the process it leaves what it maps.
 _ENDING = 5.0
 
 
@@ -107,6 +107,7 @@ def _follow(follower: "weakref.ref[Follower]", stop: threading.Event) -> None:
 
 
 def _stop_all() -> None:
+    _native.end_work_beside_lookups()
     for follower in list(_followers):
         follower.stop()
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -22,6 +23,7 @@ constexpr int kRests = 4;
 constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14
 
 thread_local bool beside_lookups = false;
+std::atomic<bool> process_ends = false;
 
 /// Calls `work(at, bytes)` for one step of at most `step` bytes after the other, until one returns
 /// false.
@@ -29,6 +31,7 @@ template <class Work>
 void in_steps(size_t bytes, size_t step, const Work& work) {
   using Clock = std::chrono::steady_clock;
   for (size_t at = 0; at < bytes; at += step) {
+    if (beside_lookups && process_ends) return;
     const auto begin = Clock::now();
     if (!work(at, std::min(step, bytes - at))) return;
     if (beside_lookups) std::this_thread::sleep_for(kRests * (Clock::now() - begin));
@@ -64,5 +67,7 @@ void unmap_table_pages(const std::byte* data, size_t bytes) noexcept {
 }
 
 void work_beside_lookups() { beside_lookups = true; }
+
+void end_work_beside_lookups() { process_ends = true; }
 
 }  // namespace bls

@@ -26,4 +26,8 @@ void unmap_table_pages(const std::byte* data, size_t bytes) noexcept;
 /// and rests after each for longer than it took.
 void work_beside_lookups();
 
+/// Makes such threads leave all pages as they are, for good: the process ends, and the kernel
+/// unmaps them sooner than threads that rest.
+void end_work_beside_lookups();
+
 }  // namespace bls

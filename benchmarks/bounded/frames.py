@@ -58,7 +58,7 @@ def decode(data: npt.NDArray[np.uint8], size: int, of_frame: tuple) -> None:
 
 def room(lookups: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Memory for any frame of these lookups."""
-    return np.empty(HEAD_BYTES + lookups.nbytes + 16 * lookups.shape[1], np.uint8)
+    return np.empty(HEAD_BYTES + lookups.nbytes + 9 * lookups.shape[1], np.uint8)
 
 
 def round_trip(lookups: torch.Tensor, bounds: Sequence[float]) -> tuple[torch.Tensor, int]:

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "codecs/codec.h"
+#include "errors.h"
 #include "host/instruction_set.h"
 #include "messages/frame_message.h"
 
@@ -123,7 +124,10 @@ void bind_codecs(py::module_& module) {
   module.def(
       "decode_rows",
       [](uint8_t codec, uintptr_t in, size_t bytes, const MatrixTuple& rows) {
-        decode(codec_of(codec), {pointer(in), bytes}, matrix<float>(rows));
+        const size_t used = decode(codec_of(codec), {pointer(in), bytes}, matrix<float>(rows));
+        if (used == bytes) return;
+        throw ChannelError(ErrorKind::kProtocol,
+                           "encoded rows have " + std::to_string(bytes - used) + " bytes too many");
       },
       Release());
   py::class_<CodedFeatures>(module, "CodedFeatures")

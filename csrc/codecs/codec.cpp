@@ -73,18 +73,19 @@ size_t encode(Codec codec, const Matrix<const float>& rows, std::span<std::byte>
   return bytes;
 }
 
-void decode(Codec codec, std::span<const std::byte> in, const Matrix<float>& rows) {
+size_t decode(Codec codec, std::span<const std::byte> in, const Matrix<float>& rows) {
   if (const int bits = code_bits(codec)) return rowwise::decode(bits, in, rows);
   const size_t row_bytes = rows.columns * value_bytes(codec);
-  if (in.size() != rows.rows * row_bytes) {
+  const size_t bytes = rows.rows * row_bytes;
+  if (in.size() < bytes) {
     throw ChannelError(ErrorKind::kProtocol, "rows have " + std::to_string(in.size()) +
-                                                 " bytes and need " +
-                                                 std::to_string(rows.rows * row_bytes));
+                                                 " bytes and need " + std::to_string(bytes));
   }
-  if (in.empty()) return;  // nowhere to be read from, perhaps
+  if (bytes == 0) return 0;  // nowhere to be read from, perhaps
   for (size_t row = 0; row < rows.rows; ++row) {
     decode_row(codec, in.data() + row * row_bytes, rows.row(row), rows.columns);
   }
+  return bytes;
 }
 
 }  // namespace bls

@@ -33,9 +33,9 @@ size_t max_bytes(Codec codec, size_t rows, size_t columns);
 /// Returns how many bytes the rows take, encoded, and writes them to `out` if it has so many.
 size_t encode(Codec codec, const Matrix<const float>& rows, std::span<std::byte> out);
 
-/// Reads what `encode` wrote for as many rows and columns.
+/// Reads what `encode` wrote for as many rows and columns, and returns how many bytes that is.
 ///
-/// Throws ChannelError (kProtocol) if `in` cannot be that.
-void decode(Codec codec, std::span<const std::byte> in, const Matrix<float>& rows);
+/// Throws ChannelError (kProtocol) if `in` cannot begin with that.
+size_t decode(Codec codec, std::span<const std::byte> in, const Matrix<float>& rows);
 
 }  // namespace bls

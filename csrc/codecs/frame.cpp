@@ -1,9 +1,6 @@
 #include "codecs/frame.h"
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -15,7 +12,7 @@ namespace bls {
 namespace {
 
 constexpr uint16_t kMagic = 0xb1cf;
-constexpr uint8_t kVersion = 1, kVersionWithBounds = 2;
+constexpr uint8_t kVersion = 3;
 
 struct Header {
   uint16_t magic = kMagic;
@@ -25,25 +22,15 @@ struct Header {
   uint64_t rows = 0;      // of all tables
   uint32_t tables = 0;
   uint32_t groups = 0;  // checksum of which rows belong together, 0 if none are known to
+  uint32_t bounds = 0;  // checksum of the error bounds in force, 0 if there are none
 };
-static_assert(sizeof(Header) == kFrameHeaderBytes);
+// The struct is padded to a multiple of eight bytes.
+static_assert(offsetof(Header, bounds) + sizeof(Header::bounds) == kFrameHeaderBytes);
 constexpr size_t kChecked = offsetof(Header, rows);
-
-struct Entry {
-  uint8_t codec = 0;
-  uint8_t reserved[3] = {};
-  uint32_t bytes = 0;
-};
-static_assert(sizeof(Entry) == kFrameTableBytes);
 
 template <typename T>
 bool is_bounded(const FrameTable<T>& table) {
   return table.codec == Codec::kErrorBounded;
-}
-
-template <typename T>
-bool has_bounds(std::span<const FrameTable<T>> tables) {
-  return std::any_of(tables.begin(), tables.end(), is_bounded<T>);
 }
 
 /// Rows that travel.
@@ -60,13 +47,8 @@ uint64_t rows_of(std::span<const FrameTable<T>> tables) {
 }
 
 template <typename T>
-size_t header_bytes(std::span<const FrameTable<T>> tables) {
-  return kFrameHeaderBytes + (has_bounds(tables) ? kFrameBoundsBytes : 0);
-}
-
-template <typename T>
 size_t head_bytes(std::span<const FrameTable<T>> tables) {
-  return header_bytes(tables) + tables.size() * kFrameTableBytes;
+  return kFrameHeaderBytes + tables.size() * kFrameTableBytes;
 }
 
 /// The checksum of all bounds in their order.
@@ -112,7 +94,8 @@ size_t encode_table(const FrameTable<const float>& table, std::span<std::byte> o
   return is_bounded(table) ? bounded({}) : encode(table.codec, rows, out);
 }
 
-void decode_table(const FrameTable<float>& table, std::span<const std::byte> in) {
+/// Returns how many bytes the table takes.
+size_t decode_table(const FrameTable<float>& table, std::span<const std::byte> in) {
   static thread_local Scratch<float> scratch;
   const RowGroups& groups = table.groups;
   if (codec_groups(table)) return bounded::decode(table.bound, in, table.rows, groups);
@@ -121,12 +104,10 @@ void decode_table(const FrameTable<float>& table, std::span<const std::byte> in)
     check_groups(groups, rows.rows);
     rows = {scratch.of(groups.count * rows.columns), groups.count, rows.columns, rows.columns};
   }
-  if (is_bounded(table)) {
-    bounded::decode(table.bound, in, rows, {});
-  } else {
-    decode(table.codec, in, rows);
-  }
+  const size_t bytes = is_bounded(table) ? bounded::decode(table.bound, in, rows, {})
+                                         : decode(table.codec, in, rows);
   if (groups.known()) spread_groups(rows.data, groups, table.summed, table.rows);
+  return bytes;
 }
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -140,15 +121,6 @@ void expect(const char* what, Number found, Number expected) {
          std::to_string(expected) +
          ": install one version of torchrec-bls on all ranks, and give "
          "them one plan of codecs");
-}
-
-void check_bounds(std::span<const std::byte> in, std::span<const FrameTable<float>> tables) {
-  uint32_t found;
-  std::memcpy(&found, in.data() + kFrameHeaderBytes, sizeof found);
-  if (found == checksum_of_bounds(tables)) return;
-  refuse(
-      "was made with other error bounds: give all ranks the same bounds and the same iteration, "
-      "from a checkpoint too");
 }
 
 }  // namespace
@@ -174,33 +146,22 @@ size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables) {
 
 size_t encode_frame(std::span<const FrameTable<const float>> tables, std::span<std::byte> out) {
   size_t end = head_bytes(tables);
-  size_t entry_at = header_bytes(tables);
   for (const auto& table : tables) {
     // Once it is known that there is too little room, the rest is only measured.
-    const auto room = end <= out.size() ? out.subspan(end) : std::span<std::byte>();
-    const size_t bytes = encode_table(table, room);
-    if (bytes > std::numeric_limits<uint32_t>::max()) {
-      throw std::invalid_argument("a table takes " + std::to_string(bytes) +
-                                  " encoded bytes for one rank, more than 4 GiB");
-    }
-    end += bytes;
-    const Entry entry{static_cast<uint8_t>(table.codec), {}, static_cast<uint32_t>(bytes)};
-    if (end <= out.size()) std::memcpy(out.data() + entry_at, &entry, sizeof entry);
-    entry_at += sizeof entry;
+    end += encode_table(table, end <= out.size() ? out.subspan(end) : std::span<std::byte>());
   }
   if (end > out.size()) return end;
   Header header;
-  if (has_bounds(tables)) {
-    header.version = kVersionWithBounds;
-    const uint32_t bounds = checksum_of_bounds(tables);
-    std::memcpy(out.data() + kFrameHeaderBytes, &bounds, sizeof bounds);
-  }
   header.rows = rows_of(tables);
   header.tables = static_cast<uint32_t>(tables.size());
   header.groups = checksum_of_groups(tables);
-  std::memcpy(out.data(), &header, sizeof header);
+  header.bounds = checksum_of_bounds(tables);
+  std::memcpy(out.data(), &header, kFrameHeaderBytes);
+  for (size_t index = 0; index < tables.size(); ++index) {
+    out[kFrameHeaderBytes + index] = static_cast<std::byte>(tables[index].codec);
+  }
   header.checksum = crc32c(out.first(end).subspan(kChecked));
-  std::memcpy(out.data(), &header, sizeof header);
+  std::memcpy(out.data(), &header, kFrameHeaderBytes);
   return end;
 }
 
@@ -211,9 +172,9 @@ void decode_frame(std::span<const std::byte> in, std::span<const FrameTable<floa
            std::to_string(head));
   }
   Header header;
-  std::memcpy(&header, in.data(), sizeof header);
+  std::memcpy(static_cast<void*>(&header), in.data(), kFrameHeaderBytes);
   expect<int>("magic number", header.magic, kMagic);
-  expect<int>("version", header.version, has_bounds(tables) ? kVersionWithBounds : kVersion);
+  expect<int>("version", header.version, kVersion);
   if (header.checksum != crc32c(in.subspan(kChecked))) {
     refuse(
         "is damaged: the checksum differs. A network that changes bytes, or a write out of bounds "
@@ -227,17 +188,17 @@ void decode_frame(std::span<const std::byte> in, std::span<const FrameTable<floa
         "not those that were sent. Leave a batch as it is until its embeddings have arrived");
   }
   expect<uint64_t>("rows", header.rows, rows_of(tables));
-  if (has_bounds(tables)) check_bounds(in, tables);
-  const size_t entries_at = header_bytes(tables);
-  std::span<const std::byte> rest = in.subspan(head);
   for (size_t index = 0; index < tables.size(); ++index) {
-    Entry entry;
-    std::memcpy(&entry, in.data() + entries_at + index * sizeof entry, sizeof entry);
-    expect<int>("a table with codec", entry.codec, static_cast<int>(tables[index].codec));
-    if (entry.bytes > rest.size()) refuse("ends within table " + std::to_string(index));
-    decode_table(tables[index], rest.first(entry.bytes));
-    rest = rest.subspan(entry.bytes);
+    expect("a table with codec", static_cast<int>(in[kFrameHeaderBytes + index]),
+           static_cast<int>(tables[index].codec));
   }
+  if (header.bounds != checksum_of_bounds(tables)) {
+    refuse(
+        "was made with other error bounds: give all ranks the same bounds and the same iteration, "
+        "from a checkpoint too");
+  }
+  std::span<const std::byte> rest = in.subspan(head);
+  for (const FrameTable<float>& table : tables) rest = rest.subspan(decode_table(table, rest));
   if (!rest.empty()) refuse("has " + std::to_string(rest.size()) + " bytes behind its last table");
 }
 

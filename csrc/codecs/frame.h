@@ -10,17 +10,15 @@
 
 namespace bls {
 
-/// A frame holds the encoded rows of several tables for one rank: a header with a checksum, eight
-/// bytes for each table, and what `encode` wrote for it (docs/wire-format.md). Which tables, codecs
-/// and shapes those are, both ends know; what the frame says of them is only compared.
+/// A frame holds the encoded rows of several tables for one rank: a header with a checksum, the
+/// codec of each table, and what `encode` wrote for it, which tells where it ends
+/// (docs/wire-format.md). Which tables, codecs and shapes those are, both ends know; what the frame
+/// says of them is only compared.
 ///
-/// Which rows are known to belong together the header says by a checksum.
-///
-/// With an error-bounded table a frame is of version 2, whose header says by a checksum which
-/// bounds are in force; without one it is of version 1.
-constexpr size_t kFrameHeaderBytes = 24;
-constexpr size_t kFrameBoundsBytes = 4;  ///< more in version 2
-constexpr size_t kFrameTableBytes = 8;
+/// Which rows are known to belong together, and which error bounds are in force, the header says by
+/// checksums.
+constexpr size_t kFrameHeaderBytes = 28;
+constexpr size_t kFrameTableBytes = 1;
 
 template <typename T>
 struct FrameTable {
@@ -41,8 +39,7 @@ size_t usual_frame_bytes(std::span<const FrameTable<const float>> tables);
 
 /// Returns how many bytes the frame takes, and writes it to `out` if it has so many.
 ///
-/// Throws std::invalid_argument for a table of 4 GiB or more when encoded, and as
-/// `bounded::encode` does.
+/// Throws std::invalid_argument as `bounded::encode` does.
 size_t encode_frame(std::span<const FrameTable<const float>> tables, std::span<std::byte> out);
 
 /// Reads what `encode_frame` wrote of tables of the same codecs and shapes.

@@ -39,18 +39,16 @@ size_t encode(int bits, const Matrix<const float>& rows, std::span<std::byte> ou
   return needed + kernels().count_escaped(rows) * rows.columns * sizeof(float);
 }
 
-void decode(int bits, std::span<const std::byte> in, const Matrix<float>& rows) {
+size_t decode(int bits, std::span<const std::byte> in, const Matrix<float>& rows) {
   const size_t needed = bytes_without_escapes(bits, rows.rows, rows.columns);
   if (in.size() < needed) {
     refuse("have " + std::to_string(in.size()) + " bytes and need " + std::to_string(needed));
   }
-  const std::byte* const end = in.data() + in.size();
-  const std::byte* used = in.data();
-  if (needed > 0) {
-    used = kernels().decode_rowwise(bits, in.data(), end, rows);
-    if (used == nullptr) refuse("lack the values of an escaped row");
-  }
-  if (used != end) refuse("have " + std::to_string(end - used) + " bytes too many");
+  if (needed == 0) return 0;
+  const std::byte* const end =
+      kernels().decode_rowwise(bits, in.data(), in.data() + in.size(), rows);
+  if (end == nullptr) refuse("lack the values of an escaped row");
+  return static_cast<size_t>(end - in.data());
 }
 
 }  // namespace bls::rowwise

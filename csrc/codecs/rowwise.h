@@ -41,10 +41,10 @@ size_t max_bytes(int bits, size_t rows, size_t columns);
 /// Throws std::invalid_argument if `bits` are not 8, 4 or 2.
 size_t encode(int bits, const Matrix<const float>& rows, std::span<std::byte> out);
 
-/// Reads what `encode` wrote for as many rows and columns.
+/// Reads what `encode` wrote for as many rows and columns, and returns how many bytes that is.
 ///
-/// Throws ChannelError (kProtocol) if `in` cannot be that.
-void decode(int bits, std::span<const std::byte> in, const Matrix<float>& rows);
+/// Throws ChannelError (kProtocol) if `in` cannot begin with that.
+size_t decode(int bits, std::span<const std::byte> in, const Matrix<float>& rows);
 
 }  // namespace rowwise
 }  // namespace bls

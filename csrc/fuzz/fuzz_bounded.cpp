@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto how = input.take<uint8_t>();
   const bool encodes = how & 1, fixed_width = how & 2, has_groups = input.take<uint8_t>() & 1;
   const float bound = std::ldexp(1.0f, static_cast<int>(input.take_up_to(40)) - 20);
-  const size_t rows = input.take_up_to(60), columns = input.take_up_to(70);
+  const size_t rows = input.take_up_to(60), columns = input.take_up_to(150);
   size_t count = 0;
   const std::vector<uint32_t> of_row =
       has_groups ? take_groups(input, rows, count) : std::vector<uint32_t>();
@@ -60,7 +60,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bytes.resize(bounded::encode(bound, matrix, groups, fixed_width, {}));
   require(bounded::encode(bound, matrix, groups, fixed_width, bytes) == bytes.size(),
           "another size");
-  bounded::decode(bound, bytes, {decoded.data(), rows, columns, columns}, groups);
+  const Matrix<float> back{decoded.data(), rows, columns, columns};
+  require(bounded::decode(bound, bytes, back, groups) == bytes.size(), "other bytes");
   for (size_t i = 0; i < values.size(); ++i) {
     require(is_near(values[i], decoded[i], bound), "a value beyond the bound");
   }

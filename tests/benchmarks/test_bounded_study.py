@@ -62,7 +62,7 @@ def test_what_arrives_is_what_numpy_decodes() -> None:
     bounds = [0.003, 0.01, 0.3]
     arrived, size = frames.round_trip(torch.from_numpy(values), bounds)
     parts = [reference.encode(values[:, t].copy(), bound) for t, bound in enumerate(bounds)]
-    assert size == HEAD_BYTES + 2 * 8 + sum(map(len, parts))
+    assert size == HEAD_BYTES + 2 + sum(map(len, parts))
     for table, (part, bound) in enumerate(zip(parts, bounds, strict=True)):
         expected = reference.decode(part, (70, 16), bound)
         assert arrived[:, table].numpy().tobytes() == expected.tobytes()
@@ -81,8 +81,8 @@ def test_groups_are_equal_ids() -> None:
     known = sizes.ours(embeddings, ids, [0.01, 0.01])
     for table, (of_table, groups) in enumerate(zip(known, frames.groups_of(ids), strict=True)):
         rows = embeddings[:, table].numpy().copy()
-        assert of_table["ours"] == 8 + len(reference.encode(rows, 0.01))
-        assert of_table["with ids"] == 8 + len(reference.encode(rows, 0.01, groups.tolist()))
+        assert of_table["ours"] == 1 + len(reference.encode(rows, 0.01))
+        assert of_table["with ids"] == 1 + len(reference.encode(rows, 0.01, groups.tolist()))
         assert of_table["fixed width"] >= of_table["with ids"]
 
 

@@ -34,11 +34,12 @@ constexpr size_t max_bytes(size_t rows, size_t columns) {
 size_t encode(float bound, const Matrix<const float>& rows, const RowGroups& groups,
               bool fixed_width, std::span<std::byte> out);
 
-/// Reads what `encode` wrote for the same bound, shape and groups.
+/// Reads what `encode` wrote for the same bound, shape and groups, and returns how many bytes that
+/// is.
 ///
-/// Throws ChannelError (kProtocol) if `in` cannot be that; some rows may be written then.
-void decode(float bound, std::span<const std::byte> in, const Matrix<float>& rows,
-            const RowGroups& groups);
+/// Throws ChannelError (kProtocol) if `in` cannot begin with that; some rows may be written then.
+size_t decode(float bound, std::span<const std::byte> in, const Matrix<float>& rows,
+              const RowGroups& groups);
 
 }  // namespace bounded
 }  // namespace bls

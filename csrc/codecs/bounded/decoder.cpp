@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "codecs/bounded/bounded.h"
 #include "codecs/bounded/form.h"
@@ -18,14 +19,6 @@ struct DecoderScratch {
   Scratch<int16_t> wide_codes;
   Scratch<uint32_t> sources, sources_of_rows;
 };
-
-// A part of what processors keep of their own.
-constexpr size_t kBytesAhead = size_t{1} << 18;
-
-RowsAhead first_rows(const Matrix<float>& rows) {
-  const size_t most = kBytesAhead / sizeof(float) / rows.columns;
-  return {rows.data, std::min(rows.rows, most), rows.columns, rows.stride};
-}
 
 const std::byte* join_low_bits(const std::byte* in, const std::byte* end, const int8_t* high,
                                size_t count, int low_bits, int16_t* codes) {
@@ -55,16 +48,33 @@ const uint32_t* for_rows(const uint32_t* sources, const RowGroups& groups, size_
   return of_rows;
 }
 
-void copy_rows(const std::byte* in, const std::byte* end, const Matrix<float>& rows,
-               const RowGroups& groups) {
+/// Returns the end of rows that travel as they are.
+const std::byte* copy_rows(const std::byte* in, const std::byte* end, const Matrix<float>& rows,
+                           const RowGroups& groups) {
   const size_t row_bytes = rows.columns * sizeof(float);
-  if (static_cast<size_t>(end - in) != groups.travelling(rows.rows) * row_bytes) {
-    refuse("travel as they are, but are not as many as expected");
-  }
+  const size_t bytes = groups.travelling(rows.rows) * row_bytes;
+  if (static_cast<size_t>(end - in) < bytes) refuse("travel as they are, but not all of them");
   for (size_t row = 0; row < rows.rows; ++row) {
     const size_t index = groups.known() ? groups.of_row[row] : row;
     std::memcpy(rows.row(row), in + index * row_bytes, row_bytes);
   }
+  return in + bytes;
+}
+
+/// Reads where the rows that travelled come from.
+RowSources read_sources(const std::byte*& in, const std::byte* end, bool all_new, size_t count,
+                        DecoderScratch& scratch) {
+  uint32_t* const sources = scratch.sources.of(count);
+  if (all_new) {
+    std::iota(sources, sources + count, 1);  // behind that of zero rows
+    return {nullptr, count, sources, count, 0};
+  }
+  int8_t* const kinds = scratch.kinds.of(count);
+  in = read_symbols(in, end, kinds, count);
+  RowSources found{kinds, count, sources, 0, 0};
+  in = kernels().read_sources(in, end, found);
+  if (in == nullptr) refuse("say something impossible of which rows are equal");
+  return found;
 }
 
 void copy_escaped(const std::byte* in, const RowSources& found, const Matrix<float>& rows,
@@ -84,35 +94,33 @@ void copy_escaped(const std::byte* in, const RowSources& found, const Matrix<flo
 
 }  // namespace
 
-void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& rows,
-            const RowGroups& groups) {
+size_t decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& rows,
+              const RowGroups& groups) {
   static thread_local DecoderScratch scratch;
   check_bound(bound);
   const std::byte *in = bytes.data(), *const end = in + bytes.size();
   const size_t count = groups.travelling(rows.rows), columns = rows.columns;
   if (count * columns == 0) {
     check_groups(groups, rows.rows);
-    if (!bytes.empty()) refuse("have bytes but no values");
-    return;
+    return 0;
   }
   if (bytes.empty()) refuse("have no bytes");
-  const auto low_bits = static_cast<int>(*in++);
-  if (low_bits == kAsTheyAre) {
+  const auto form = static_cast<int>(*in++);
+  const auto bytes_until = [&](const std::byte* last) {
+    return static_cast<size_t>(last - bytes.data());
+  };
+  if (form == kAsTheyAre) {
     check_groups(groups, rows.rows);
-    return copy_rows(in, end, rows, groups);
+    return bytes_until(copy_rows(in, end, rows, groups));
   }
+  const int low_bits = form & ~kAllNew;
   if (low_bits > kMostLowBits) refuse("are of an unknown form");
 
-  int8_t* const kinds = scratch.kinds.of(count);
-  in = read_symbols(in, end, kinds, count);
-  RowSources found{kinds, count, scratch.sources.of(count), 0, 0};
-  in = kernels().read_sources(in, end, found);
-  if (in == nullptr) refuse("say something impossible of which rows are equal");
-
+  const RowSources found = read_sources(in, end, (form & kAllNew) != 0, count, scratch);
   const size_t values = found.new_count * columns;
   int8_t* const codes = scratch.codes.of(columns + values);
   std::memset(codes, 0, columns);
-  in = read_symbols(in, end, codes + columns, values, first_rows(rows));
+  in = read_symbols(in, end, codes + columns, values);
   const uint32_t* const of_rows =
       for_rows(found.sources, groups, rows.rows, scratch.sources_of_rows);
   const int16_t* wide = nullptr;
@@ -122,8 +130,9 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
     in = join_low_bits(in, end, codes + columns, values, low_bits, joined + columns);
     wide = joined;
   }
-  if (static_cast<size_t>(end - in) != found.escaped_count * columns * sizeof(float)) {
-    refuse("do not end with the values of their escaped rows");
+  const size_t escaped_bytes = found.escaped_count * columns * sizeof(float);
+  if (static_cast<size_t>(end - in) < escaped_bytes) {
+    refuse("end within the values of their escaped rows");
   }
   if (low_bits > 0) {
     kernels().dequantize16(wide, of_rows, grid_of(bound, 16).scale, rows);
@@ -131,6 +140,7 @@ void decode(float bound, std::span<const std::byte> bytes, const Matrix<float>& 
     kernels().dequantize8(codes, of_rows, grid_of(bound, 8).scale, rows);
   }
   if (found.escaped_count > 0) copy_escaped(in, found, rows, groups);
+  return bytes_until(in + escaped_bytes);
 }
 
 }  // namespace bls::bounded

@@ -135,8 +135,9 @@ std::byte* write(const Quantized& rows, bool fixed_width, EncoderScratch& scratc
     low_bits = split(rows.wide_codes, values, high);
     symbols = high;
   }
-  *out++ = static_cast<std::byte>(low_bits);
-  out = write_symbols(found.kinds, found.count, fixed_width, out);
+  const bool all_new = found.new_count == found.count;
+  *out++ = static_cast<std::byte>(low_bits + (all_new ? kAllNew : 0));
+  if (!all_new) out = write_symbols(found.kinds, found.count, fixed_width, out);
   out = kernels().write_numbers(found.earlier, found.earlier_count, out);
   out = write_symbols(symbols, values, fixed_width, out);
   if (low_bits > 0) out = write_low_bits(rows.wide_codes, values, low_bits, out);

@@ -43,7 +43,9 @@ Bytes encoded(float bound, const Matrix<const float>& rows, const RowGroups& gro
 Floats decoded(float bound, const Bytes& bytes, size_t rows, size_t columns,
                const RowGroups& groups = {}) {
   Floats values(rows * columns, 7.0f);
-  bounded::decode(bound, bytes, {values.data(), rows, columns, columns}, groups);
+  const Matrix<float> matrix{values.data(), rows, columns, columns};
+  const size_t used = bounded::decode(bound, bytes, matrix, groups);
+  CHECK(used == bytes.size());
   return values;
 }
 
@@ -59,10 +61,12 @@ double greatest_error(const Floats& values, const Floats& back) {
   return greatest;
 }
 
-/// The text of the error, or "".
+/// The text of the error, or how many bytes are left over, or "".
 std::string told(const Bytes& bytes, size_t rows, size_t columns, float bound = 0.5f) {
+  Floats values(rows * columns);
   try {
-    decoded(bound, bytes, rows, columns);
+    const size_t used = bounded::decode(bound, bytes, {values.data(), rows, columns, columns}, {});
+    if (used != bytes.size()) return std::to_string(bytes.size() - used) + " bytes are left over";
   } catch (const ChannelError& error) {
     CHECK(error.kind() == ErrorKind::kProtocol);
     return error.what();
@@ -211,9 +215,14 @@ TEST_CASE("what no encoder wrote is refused with what is wrong") {
     };
     // Two new rows of one value: their kinds are all 0, their codes all 3.
     CHECK(wrong({0, 0, 0, 0, 3}) == "");
-    CHECK(wrong({0, 0, 0, 0, 3, 0}).find("do not end") != std::string::npos);
+    CHECK(wrong({0, 0, 0, 0, 3, 0}) == "1 bytes are left over");
     CHECK(wrong({}).find("no bytes") != std::string::npos);
     CHECK(wrong({9, 0, 0, 0, 3}).find("unknown form") != std::string::npos);
+    // The same without kinds.
+    CHECK(wrong({16, 0, 3}) == "");
+    CHECK(wrong({16, 0}).find("end within the description") != std::string::npos);
+    CHECK(wrong({25, 0, 3}).find("unknown form") != std::string::npos);
+    CHECK(wrong({32, 0, 3}).find("unknown form") != std::string::npos);
     CHECK(wrong({0, 10, 0, 0, 3}).find("unknown kind") != std::string::npos);
     CHECK(wrong({0, 64, 0, 0, 3}).find("unknown kind") != std::string::npos);
     CHECK(wrong({0, 0}).find("end within the description") != std::string::npos);
@@ -237,36 +246,59 @@ TEST_CASE("what no encoder wrote is refused with what is wrong") {
     // Escaped and zero rows.
     CHECK(wrong({0, 0, 0xff}) == "");
     CHECK(wrong({0, 0, 0xfe, 0, 0, 0, 0, 0, 0, 0, 0}) == "");
-    CHECK(wrong({0, 0, 0xfe, 0, 0, 0, 0, 0, 0, 0}).find("do not end") != std::string::npos);
+    CHECK(wrong({0, 0, 0xfe, 0, 0, 0, 0, 0, 0, 0}).find("end within the values") !=
+          std::string::npos);
     // Sixteen bits: two low bits of each value.
     CHECK(wrong({2, 0, 0, 0, 3, 0x70}) == "");
+    CHECK(wrong({18, 0, 3, 0x70}) == "");
     CHECK(wrong({2, 0, 0, 0, 3, 0x71}).find("low bits") != std::string::npos);
     CHECK(wrong({2, 0, 0, 0, 3}).find("low bits") != std::string::npos);
     // As they are.
     CHECK(wrong({255, 0, 0, 0, 0}, 1) == "");
-    CHECK(wrong({255, 0, 0, 0}, 1).find("not as many") != std::string::npos);
-    CHECK(told(bytes_of({0}), 0, 1).find("no values") != std::string::npos);
+    CHECK(wrong({255, 0, 0, 0}, 1).find("not all of them") != std::string::npos);
+    CHECK(told(bytes_of({0}), 0, 1) == "1 bytes are left over");
   });
 }
 
 TEST_CASE("sizes of streams are refused where they do not fit") {
   on_each_instruction_set([] {
-    const Floats values = random_rows(200 * 8, 0.1f, 7);
-    const Bytes bytes = encoded(0.01f, {values.data(), 200, 8, 8});
-    REQUIRE(told(bytes, 200, 8, 0.01f) == "");
-    size_t found = 0;
-    for (size_t at = 0; at < bytes.size(); ++at) {
-      for (const int bit : {1, 0x80}) {
-        Bytes other = bytes;
-        other[at] ^= static_cast<std::byte>(bit);
-        found += told(other, 200, 8, 0.01f).find("stream") != std::string::npos;
+    for (const size_t columns : {8, 48}) {  // four streams, and six
+      const Floats values = random_rows(200 * columns, 0.1f, 7);
+      const Bytes bytes = encoded(0.01f, {values.data(), 200, columns, columns});
+      REQUIRE(told(bytes, 200, columns, 0.01f) == "");
+      size_t found = 0;
+      for (size_t at = 0; at < bytes.size(); ++at) {
+        for (const int bit : {1, 0x80}) {
+          Bytes other = bytes;
+          other[at] ^= static_cast<std::byte>(bit);
+          found += told(other, 200, columns, 0.01f).find("stream") != std::string::npos;
+        }
+      }
+      CHECK(found > 10);
+      for (size_t size = 0; size < bytes.size(); ++size) {
+        const Bytes cut(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(size));
+        CHECK(told(cut, 200, columns, 0.01f) != "");
       }
     }
-    CHECK(found > 10);
-    for (size_t size = 0; size < bytes.size(); ++size) {
-      const Bytes cut(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(size));
-      CHECK(told(cut, 200, 8, 0.01f) != "");
-    }
+  });
+}
+
+TEST_CASE("streams of impossible sizes are refused") {
+  on_each_instruction_set([] {
+    // So many new rows of one value have four streams of one bit a value.
+    const auto wrong = [](std::initializer_list<int> sizes) {
+      Bytes bytes = bytes_of({16, 1, 0});
+      const Bytes of_sizes = bytes_of(sizes);
+      bytes.insert(bytes.end(), of_sizes.begin(), of_sizes.end());
+      bytes.resize(bytes.size() + 128, std::byte{0x55});
+      return told(bytes, 1024, 1);
+    };
+    CHECK(wrong({64, 0, 0}) == "");  // 32 bytes, and no change
+    CHECK(wrong({64, 63, 0}).find("too short or too long") != std::string::npos);
+    CHECK(wrong({64, 65, 0}).find("less than no bytes") != std::string::npos);
+    CHECK(wrong({1, 0, 0}).find("less than no bytes") != std::string::npos);
+    CHECK(wrong({0x80, 0, 0, 0}).find("more bytes than it needs") != std::string::npos);
+    CHECK(wrong({0xfe, 0x7f, 0, 0}).find("end within a stream") != std::string::npos);
   });
 }
 

@@ -151,7 +151,7 @@ TEST_CASE("standard codes are complete, even on both sides, and ever wider") {
 TEST_CASE("symbols come back, however many and however spread") {
   std::mt19937 random(2);
   on_each_instruction_set([&] {
-    for (const size_t count : {1, 2, 9, 1023, 1024, 1025, 1027, 5000, 9000}) {
+    for (const size_t count : {1, 2, 9, 1023, 1024, 1025, 1027, 5000, 8191, 8192, 8195, 9000}) {
       for (const double spread : {0.0, 0.4, 3.0, 30.0, 1000.0}) {
         CAPTURE(count);
         CAPTURE(spread);

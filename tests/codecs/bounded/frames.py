@@ -8,7 +8,7 @@ from tests.codecs.bounded.reference import Floats
 from torchrec_bls import _native
 
 ERROR_BOUNDED = 6
-HEAD_BYTES = 28 + 8
+HEAD_BYTES = 28 + 1
 
 
 def _frame(

@@ -2,6 +2,7 @@
 
 import functools
 import heapq
+import itertools
 import struct
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ Floats = npt.NDArray[np.float32]
 Code = dict[int, int]  # the length of each symbol's code
 
 LONGEST, ABSENT = 11, 12
-AS_THEY_ARE = 255
+AS_THEY_ARE, ALL_NEW = 255, 16
 LENGTHS_FOLLOW, STANDARD = 9, 16
 
 
@@ -138,6 +139,11 @@ def chosen_code(symbols: Sequence[int]) -> tuple[bytes, Code]:
     return min(options, key=lambda option: option[0])[1:]
 
 
+def symbols_of_stream(count: int) -> int:
+    streams = 1 if count < 1024 else 4 if count < 8192 else 6
+    return -(-count // streams)
+
+
 def write_symbols(symbols: Sequence[int]) -> bytes:
     if not symbols:
         return b""
@@ -145,12 +151,18 @@ def write_symbols(symbols: Sequence[int]) -> bytes:
     if description[0] == 0:
         return description
     words = codewords(code)
-    quarter = -(-len(symbols) // 4) if len(symbols) >= 1024 else len(symbols)
+    each = symbols_of_stream(len(symbols))
     streams = [
-        packed("".join(words[s] for s in symbols[at : at + quarter]))
-        for at in range(0, len(symbols), quarter)
+        packed("".join(words[s] for s in symbols[at : at + each]))
+        for at in range(0, len(symbols), each)
     ]
-    return description + b"".join([leb128(len(s)) for s in streams[:-1]] + streams)
+    sizes = [len(stream) for stream in streams[:-1]]
+    changes = [size - before for before, size in itertools.pairwise([0, *sizes])]
+    return description + b"".join([*map(leb128, map(zigzag, changes)), *streams])
+
+
+def zigzag(change: int) -> int:
+    return 2 * change if change >= 0 else -2 * change - 1
 
 
 def leb128(number: int) -> bytes:
@@ -194,7 +206,9 @@ def encode(rows: Floats, bound: float, groups: Sequence[int] | None = None) -> b
     values = np.concatenate(new).astype(int).tolist() if new else []
     if low_bits:
         low_bits = max([1] + [(v if v >= 0 else ~v).bit_length() - 7 for v in values])
-    data = bytes([low_bits]) + write_symbols(kinds) + packed(numbers)
+    all_new = not any(kinds)
+    data = bytes([low_bits + ALL_NEW * all_new])
+    data += b"" if all_new else write_symbols(kinds) + packed(numbers)
     data += write_symbols([value >> low_bits for value in values])
     data += packed("".join(in_binary(value % 2**low_bits, low_bits) for value in values))
     data += rows[escaped].tobytes()
@@ -243,12 +257,13 @@ class Reader:
             code = fixed_width(first, kind)
         assert sum(Fraction(1, 2**length) for length in code.values()) == 1
         symbol_of = {word: symbol for symbol, word in codewords(code).items()}
-        quarter = -(-count // 4) if count >= 1024 else count
-        sizes = [self.number() for _ in range(quarter, count, quarter)]
+        each = symbols_of_stream(count)
+        changes = [self.change() for _ in range(each, count, each)]
+        sizes = list(itertools.accumulate(changes))
         symbols: list[int] = []
-        for index, first in enumerate(range(0, count, quarter)):
+        for index, first in enumerate(range(0, count, each)):
             begin, bits = self.at, self.bits()
-            for _ in range(first, min(first + quarter, count)):
+            for _ in range(first, min(first + each, count)):
                 word = ""
                 while word not in symbol_of:
                     word += bits.take(1)
@@ -268,6 +283,10 @@ class Reader:
                 code[symbol] = length
         bits.finish()
         return code
+
+    def change(self) -> int:
+        number = self.number()
+        return -(number // 2 + 1) if number % 2 else number // 2
 
     def number(self) -> int:
         byte = self.take(1)[0]
@@ -307,7 +326,8 @@ def decode(
 
 
 def _decode_rows(reader: Reader, rows: Floats, low_bits: int, bound: float) -> None:
-    kinds = reader.symbols(len(rows))
+    all_new, low_bits = low_bits >= ALL_NEW, low_bits % ALL_NEW
+    kinds = [0] * len(rows) if all_new else reader.symbols(len(rows))
     numbers = reader.bits()
     sources = []
     for kind in kinds:

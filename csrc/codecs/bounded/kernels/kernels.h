@@ -71,19 +71,18 @@ struct DecodingTable {
   uint8_t lengths[256];
 };
 
-/// One stream or four; each ends where the next begins, and the last one by itself.
+constexpr size_t kMostStreams = 6;
+
+/// How many streams so many symbols have. Each look into a decoding table waits for the one before
+/// it in its stream; a processor reads several streams at once.
+constexpr size_t streams_of(size_t symbols) {
+  return symbols < 1024 ? 1 : symbols < 8192 ? 4 : kMostStreams;
+}
+
+/// Each ends where the next begins, and the last one by itself.
 struct Streams {
   size_t count;
-  const std::byte* begin[4];
-};
-
-/// Rows that are written once symbols are read. Reading these waits for its own results rather than
-/// for memory, so that it has rows fetched meanwhile.
-struct RowsAhead {
-  const float* next = nullptr;
-  size_t rows = 0;
-  size_t columns = 0;
-  size_t stride = 0;
+  const std::byte* begin[kMostStreams];
 };
 
 /// What takes the time of error-bounded rows, compiled for one instruction set.
@@ -106,8 +105,7 @@ struct Kernels {
   /// Returns the end of the last stream, or null if one is not of the right length, goes beyond
   /// `end` or has other bits than 0 behind its last code.
   const std::byte* (*read_streams)(const DecodingTable& table, const Streams& streams,
-                                   const std::byte* end, int8_t* symbols, size_t count,
-                                   RowsAhead ahead);
+                                   const std::byte* end, int8_t* symbols, size_t count);
   /// Row i becomes that of the codes of row `sources[i]`.
   void (*dequantize8)(const int8_t* codes, const uint32_t* sources, float scale,
                       const Matrix<float>& rows);

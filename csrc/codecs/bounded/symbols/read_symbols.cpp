@@ -41,14 +41,15 @@ CodeLengths read_lengths(const std::byte*& in, const std::byte* end) {
   return code;
 }
 
-size_t read_size(const std::byte*& in, const std::byte* end) {
-  size_t size = 0;
+/// How the size of a stream differs from the one before.
+size_t read_change(const std::byte*& in, const std::byte* end) {
+  size_t change = 0;
   for (int shift = 0; shift < 63; shift += 7) {
     const auto byte = static_cast<size_t>(read_byte(in, end));
-    size |= (byte & 0x7f) << shift;
+    change |= (byte & 0x7f) << shift;
     if (byte >= 0x80) continue;
     if (byte == 0 && shift > 0) break;
-    return size;
+    return change;
   }
   refuse("have the size of a stream in more bytes than it needs");
 }
@@ -158,11 +159,21 @@ void fill(DecodingTable& table, const CodeLengths& code, size_t symbols, bool on
   fill(table, codes, &thirds, kLongestCode);
 }
 
+/// Changes of 0, -1, 1, -2, 2, ... are the numbers 0, 1, 2, 3, 4, ...
+size_t changed_size(size_t before, size_t change) {
+  if (change % 2 == 0) return before + change / 2;
+  if (change / 2 >= before) refuse("have a stream of less than no bytes");
+  return before - change / 2 - 1;
+}
+
 Streams find_streams(const std::byte* in, const std::byte* end, size_t count) {
   Streams streams;
-  streams.count = count < kFourStreams ? 1 : 4;
-  size_t sizes[4];
-  for (size_t i = 0; i + 1 < streams.count; ++i) sizes[i] = read_size(in, end);
+  streams.count = streams_of(count);
+  size_t sizes[kMostStreams];
+  for (size_t i = 0; i + 1 < streams.count; ++i) {
+    const size_t change = read_change(in, end);
+    sizes[i] = changed_size(i == 0 ? 0 : sizes[i - 1], change);
+  }
   for (size_t i = 0; i < streams.count; ++i) {
     streams.begin[i] = in;
     if (i + 1 == streams.count) break;
@@ -179,17 +190,17 @@ Streams find_streams(const std::byte* in, const std::byte* end, size_t count) {
 /// Whether symbols have so many bits that it does not pay to look for several at once. Where there
 /// is one stream it is not known how long that is.
 bool read_one_by_one(const Streams& streams, size_t count) {
-  if (streams.count == 1) return false;
-  const auto bits = static_cast<double>(8 * (streams.begin[3] - streams.begin[0]));
-  return bits > 3 * kOneByOneBits * static_cast<double>((count + 3) / 4);
+  const size_t last = streams.count - 1, each = (count + last) / (last + 1);
+  const auto bits = static_cast<double>(8 * (streams.begin[last] - streams.begin[0]));
+  return bits > kOneByOneBits * static_cast<double>(last * each);
 }
 
 const std::byte* read_streams(const CodeLengths& code, const std::byte* in, const std::byte* end,
-                              int8_t* symbols, size_t count, RowsAhead ahead) {
+                              int8_t* symbols, size_t count) {
   const Streams streams = find_streams(in, end, count);
   DecodingTable table;
   fill(table, code, count, read_one_by_one(streams, count));
-  const std::byte* const done = kernels().read_streams(table, streams, end, symbols, count, ahead);
+  const std::byte* const done = kernels().read_streams(table, streams, end, symbols, count);
   if (done == nullptr) refuse_stream();
   return done;
 }
@@ -210,18 +221,18 @@ const std::byte* read_streams(FixedWidth code, const std::byte* in, const std::b
 }  // namespace
 
 const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t* symbols,
-                              size_t count, RowsAhead ahead) {
+                              size_t count) {
   if (count == 0) return in;
   const int kind = read_byte(in, end);
   if (kind >= kStandard) {
     if (kind >= kStandard + kStandardCodes) refuse("have a code of an unknown kind");
     const CodeLengths& code = standard_code(kind - kStandard).lengths;
-    return read_streams(code, in, end, symbols, count, ahead);
+    return read_streams(code, in, end, symbols, count);
   }
   if (kind == kLengthsFollow) {
     const CodeLengths code = read_lengths(in, end);
     if (!is_complete(code)) refuse("have a code that is not complete");
-    return read_streams(code, in, end, symbols, count, ahead);
+    return read_streams(code, in, end, symbols, count);
   }
   const int width = kind - kFixedWidth;
   if (width > 8) refuse("have a code of an unknown kind");

@@ -7,11 +7,8 @@
 #include "codecs/bounded/symbols/prefix_code.h"
 
 /// Signed bytes by a prefix code that their counts choose (docs/wire-format.md): what the code is,
-/// then one stream of codes, or four of a quarter each, which a processor decodes at once.
+/// then one stream of codes, or several of equal shares.
 namespace bls::bounded {
-
-/// From so many symbols on there are four streams.
-constexpr size_t kFourStreams = 1024;
 
 /// How a code is described. Standard codes are the numbers from kStandard on.
 enum CodeKind : uint8_t {
@@ -29,10 +26,10 @@ constexpr size_t room_for_symbols(size_t count) { return count * kLongestCode / 
 /// Returns the end of what it wrote. The code is the shortest one, or of fixed width.
 std::byte* write_symbols(const int8_t* symbols, size_t count, bool fixed_width, std::byte* out);
 
-/// Returns the end of what it read, and has some rows `ahead` fetched meanwhile.
+/// Returns the end of what it read.
 ///
 /// Throws ChannelError (kProtocol) if `in` does not begin with so many symbols.
 const std::byte* read_symbols(const std::byte* in, const std::byte* end, int8_t* symbols,
-                              size_t count, RowsAhead ahead = {});
+                              size_t count);
 
 }  // namespace bls::bounded

@@ -153,38 +153,47 @@ std::byte* describe(const Choice& choice, std::byte* out) {
 }
 
 /// Seven bits a byte, the low ones first; the highest bit says that there are more.
-std::byte* write_size(size_t size, std::byte* out) {
-  for (; size >= 0x80; size >>= 7) *out++ = static_cast<std::byte>(size | 0x80);
-  *out++ = static_cast<std::byte>(size);
+std::byte* write_number(size_t number, std::byte* out) {
+  for (; number >= 0x80; number >>= 7) *out++ = static_cast<std::byte>(number | 0x80);
+  *out++ = static_cast<std::byte>(number);
   return out;
 }
 
-size_t bytes_of_size(size_t size) {
+size_t bytes_of_number(size_t number) {
   size_t bytes = 1;
-  while (size >>= 7) ++bytes;
+  while (number >>= 7) ++bytes;
   return bytes;
+}
+
+/// How a size differs from the one before: 0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ...
+size_t change_of_size(size_t before, size_t size) {
+  return size < before ? 2 * (before - size) - 1 : 2 * (size - before);
 }
 
 /// `write(symbols, count, out)` writes one stream and returns its end. All have about `bits`.
 template <typename Write>
 std::byte* write_streams(const int8_t* symbols, size_t count, uint64_t bits, std::byte* out,
                          Write write) {
-  if (count < kFourStreams) return write(symbols, count, out);
-  const size_t quarter = (count + 3) / 4;
-  // Before the streams stand the sizes of three, which hardly ever take more or less room.
-  std::byte* const streams = out + 3 * bytes_of_size(bits / 4 / 8);
+  const size_t last = streams_of(count) - 1, each = (count + last) / (last + 1);
+  if (last == 0) return write(symbols, count, out);
+  // Before the streams stand the sizes of all but the last, which hardly ever take more or less
+  // room.
+  const size_t usual = bits / (last + 1) / 8;
+  std::byte* const streams =
+      out + bytes_of_number(2 * usual) + (last - 1) * bytes_of_number(usual / 16);
   std::byte* end = streams;
-  size_t sizes[4], room = 0;
-  for (size_t stream = 0; stream < 4; ++stream) {
-    const size_t from = stream * quarter;
+  size_t changes[kMostStreams], size = 0, room = 0;
+  for (size_t stream = 0; stream <= last; ++stream) {
+    const size_t from = stream * each, before = size;
     std::byte* const begin = end;
-    end = write(symbols + from, std::min(quarter, count - from), begin);
-    sizes[stream] = static_cast<size_t>(end - begin);
-    room += stream < 3 ? bytes_of_size(sizes[stream]) : 0;
+    end = write(symbols + from, std::min(each, count - from), begin);
+    size = static_cast<size_t>(end - begin);
+    changes[stream] = change_of_size(before, size);
+    room += stream < last ? bytes_of_number(changes[stream]) : 0;
   }
   const auto all = static_cast<size_t>(end - streams);
   if (out + room != streams) std::memmove(out + room, streams, all);
-  for (size_t stream = 0; stream < 3; ++stream) out = write_size(sizes[stream], out);
+  for (size_t stream = 0; stream < last; ++stream) out = write_number(changes[stream], out);
   return out + all;
 }
 

@@ -177,10 +177,8 @@ std::byte* write_streams(const int8_t* symbols, size_t count, uint64_t bits, std
   const size_t last = streams_of(count) - 1, each = (count + last) / (last + 1);
   if (last == 0) return write(symbols, count, out);
   // Before the streams stand the sizes of all but the last, which hardly ever take more or less
-  // room.
-  const size_t usual = bits / (last + 1) / 8;
-  std::byte* const streams =
-      out + bytes_of_number(2 * usual) + (last - 1) * bytes_of_number(usual / 16);
+  // room: streams of one table are about as long, so that a change takes a byte.
+  std::byte* const streams = out + bytes_of_number(2 * (bits / (last + 1) / 8)) + (last - 1);
   std::byte* end = streams;
   size_t changes[kMostStreams], size = 0, room = 0;
   for (size_t stream = 0; stream <= last; ++stream) {

@@ -139,7 +139,11 @@ TOY: dict[str, Any] = {
             **{"network": network, "part": "forward", "codec": codec},
             **{"bytes": size, "most_of_rank": size // 4, "ms": spread(ms)},
         }
-        for network, times in (("shared memory", (4.0, 8.0)), ("1 Gbit/s a rank", (60.0, 15.0)))
+        for network, times in (
+            ("shared memory", (4.0, 8.0)),
+            ("100 Gbit/s a rank", (10.0, 11.0)),
+            ("1 Gbit/s a rank", (60.0, 15.0)),
+        )
         for codec, size, ms in zip(("fp32", "uint4"), (6_400_000, 1_000_000), times, strict=True)
     ],
     "simulator": {
@@ -217,7 +221,7 @@ def test_sections_of_toy_records() -> None:
         "up to 32 KiB per pair: 6 to 6 times faster",
         "- unmodified TorchRec, EBC table-wise, 4 ranks: gloo",
         "| 4 | 64 | 8.0 (2.00) | 6.0 (0.50) |",
-        "| 1 Gbit/s a rank | forward | uint4 | 1.00 | 6.4 | 15.00 | 4.00 | 0.67 |",
+        "| 1 Gbit/s a rank | forward | uint4 | 1.00 | 6.4 | 15.00 | 4.00 | 0.67 / 0.87 |",
         "- forward, shared memory, uint4: float32",
         "| torchrec | 1.50 (1.40-1.60) | 0.90 (0.80-1.00) |",
         "| 20 x 4 | 0.2-0.4 | 1.1-1.4 % | 1.0-60.0 | 50.0 % (1 of 2 none) |",

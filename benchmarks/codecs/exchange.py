@@ -1,4 +1,4 @@
-"""The exchange of table-wise pooled embeddings with and without codecs, on three networks."""
+"""The exchange of table-wise pooled embeddings with and without codecs, on four networks."""
 
 import argparse
 import os
@@ -46,6 +46,7 @@ QUICK = ("fp32", "uint4", STORED)
 NETWORKS = {
     "shared memory": None,
     "1 Gbit/s": Network(1.0, of_rank=False),
+    "100 Gbit/s a rank": Network(100.0, of_rank=True),
     "1 Gbit/s a rank": Network(1.0, of_rank=True),
 }
 PARTS = ("output dist", "forward")
@@ -58,7 +59,8 @@ def chosen(lookups: Lookups, profile: str) -> dict[str, CodecConfig]:
     of_host = link_of(load_profile(profile), RANKS)
     # Of a rank's rows as many as it has itself stay there.
     of_rank = 1.25e8 * RANKS / (RANKS - 1)
-    links = dict(zip(NETWORKS, (of_host, of_rank / RANKS, of_rank), strict=True))
+    speeds = (of_host, of_rank / RANKS, 100 * of_rank, of_rank)
+    links = dict(zip(NETWORKS, speeds, strict=True))
     forward: dict[str, dict[str, str | ErrorBound]] = {network: {} for network in NETWORKS}
     unique: dict[str, dict[str, bool]] = {network: {} for network in NETWORKS}
     lengths = np.ones(BATCH, np.int64)

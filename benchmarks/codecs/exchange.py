@@ -24,7 +24,8 @@ from benchmarks.modules.quantized import module_of, quantized, sharded_of
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig, ErrorBound
 from torchrec_bls.analysis.samples import Lookup, SampledTable
 from torchrec_bls.analysis.stage_speeds import measure as measure_stages
-from torchrec_bls.codecs.stages import Stages, ranked
+from torchrec_bls.codecs import stages
+from torchrec_bls.codecs.stages import Stages
 
 RANKS, BATCH, DIM = 4, 512, 64  # samples of each rank
 BOUND = 0.01
@@ -61,21 +62,26 @@ def chosen(lookups: Lookups, profile: str) -> dict[str, CodecConfig]:
     of_rank = 1.25e8 * RANKS / (RANKS - 1)
     speeds = (of_host, of_rank / RANKS, 100 * of_rank, of_rank)
     links = dict(zip(NETWORKS, speeds, strict=True))
-    forward: dict[str, dict[str, str | ErrorBound]] = {network: {} for network in NETWORKS}
-    unique: dict[str, dict[str, bool]] = {network: {} for network in NETWORKS}
+    measured = {}
     lengths = np.ones(BATCH, np.int64)
     ranks_per_core = max(1.0, RANKS / len(os.sched_getaffinity(0)))
     for number, (ids, rows) in enumerate(zip(lookups.ids, lookups.rows, strict=True)):
         name = f"table_{number}"
         table = SampledTable(name, _ROWS, DIM, True, False, "FP32", (FEATURES[number],))
         lookup = Lookup(ids[:BATCH].numpy(), lengths, rows[:BATCH].numpy())
-        measured = measure_stages(table, [[lookup]], BOUND)
-        for network, link in links.items():
-            stages = ranked(measured, link, ranks_per_core)[0]
-            bound = ErrorBound(BOUND, None, stages is Stages.FIXED)
-            forward[network][name] = bound if stages.bounded else "fp32"
-            unique[network][name] = stages.unique
-    return {each: CodecConfig(forward[each], unique=unique[each]) for each in NETWORKS}
+        measured[name] = measure_stages(table, [[lookup]], BOUND)
+    return {
+        network: _config(stages.chosen(measured, link, ranks_per_core))
+        for network, link in links.items()
+    }
+
+
+def _config(of_tables: dict[str, Stages]) -> CodecConfig:
+    forward: dict[str, str | ErrorBound] = {
+        name: ErrorBound(BOUND, None, each is Stages.FIXED) if each.bounded else "fp32"
+        for name, each in of_tables.items()
+    }
+    return CodecConfig(forward, unique={name: each.unique for name, each in of_tables.items()})
 
 
 def parts_of(

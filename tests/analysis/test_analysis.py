@@ -128,6 +128,29 @@ def test_stages_are_ranked_for_the_link(tmp_path: Path) -> None:
     assert slow.speed_up[Stages.HUFFMAN] == pytest.approx(1 / (1 / 10 + 0.05 * (1 + 1 / 2)))
 
 
+def test_no_table_is_encoded_where_that_costs_the_others_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = {Stages.AS_THEY_ARE: Measured(1, 4e9, 4e9), Stages.UNIQUE: Measured(1, 2e9, 2e9)}
+    fast = {**slow, Stages.UNIQUE: Measured(100, 5e10, 5e10)}
+
+    def measured(of: SampledTable, *_: object) -> dict[Stages, Measured]:
+        return fast if of.name == "few ids" else slow
+
+    monkeypatch.setattr(module, "measure", measured)
+    lookups = [[lookup(random_weights(), one_id_each(range(20)))]]
+    recorded = [(table(name), lookups) for name in ("few ids", "a", "b", "c")]
+    found = analysed(tmp_path / "four", recorded)
+    assert [each.ranked[0] for each in found.tables] == [Stages.UNIQUE, *[Stages.AS_THEY_ARE] * 3]
+    assert set(found.chosen.values()) == {Stages.AS_THEY_ARE}
+    assert found.warnings == [
+        "rows of all tables travel as they are: encoding some tables would cost the others more "
+        "than it saves"
+    ]
+    found = analysed(tmp_path / "one", recorded[:1])
+    assert found.chosen == {"few ids": Stages.UNIQUE} and not found.warnings
+
+
 def test_tables_that_cannot_be_compressed_are_left_alone(tmp_path: Path) -> None:
     weights = random_weights()
     some, none = [lookup(weights, [[1]])], [lookup(weights, [[], []])]

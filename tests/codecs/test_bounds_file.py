@@ -92,12 +92,12 @@ def test_the_fastest_stages_are_chosen_for_the_link(tmp_path: Path) -> None:
     path = written(tmp_path / "bounds.json", tables=tables, ranks_per_core=8, decay=None)
     assert not any(CodecConfig.from_file(path, FAST).unique_of(name) for name in ("auto", "named"))
     assert CodecConfig.from_file(path, FAST, ranks_per_core=1).unique_of("auto")
-    with pytest.raises(ValueError, match=r"'auto': ranks_per_core is 0.5, but must be"):
+    with pytest.raises(ValueError, match=r"bounds.json: ranks_per_core is 0.5, but must be"):
         CodecConfig.from_file(path, FAST, 0.5)
     with pytest.raises(ValueError, match='has stages "auto", but no link is known: give from_file'):
         chosen(None)
     for of_call, of_file, said in ((-1, "no", "-1"), (None, "fast", "'fast'")):
-        wrong = rf"bounds.json: table 'auto': the link has {said} bytes per second"
+        wrong = rf"bounds.json: the link has {said} bytes per second"
         with pytest.raises(ValueError, match=wrong):
             chosen(of_call, of_file)
 
@@ -167,3 +167,17 @@ def test_what_is_no_such_file_is_refused(text: str, tmp_path: Path) -> None:
         CodecConfig.from_file(path)
     with pytest.raises(FileNotFoundError):
         CodecConfig.from_file(tmp_path / "nothing.json")
+
+
+def test_no_table_is_encoded_where_that_costs_the_others_more(tmp_path: Path) -> None:
+    large = {"as they are": {"ratio": 1.0, "encode": 4e9, "decode": 4e9}}
+    small = {**large, "unique": {"ratio": 100.0, "encode": 5e10, "decode": 5e10}}
+    tables = {
+        name: {"bound": 0.03, "measured": small if name == "small" else large}
+        for name in ("small", "large", "second", "third")
+    }
+    path = written(tmp_path / "bounds.json", tables=tables, decay=None)
+    assert not CodecConfig.from_file(path, 1e9).unique_of("small")
+    del tables["second"], tables["third"]
+    written(path, tables=tables, decay=None)
+    assert CodecConfig.from_file(path, 1e9).unique_of("small")

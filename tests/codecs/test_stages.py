@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrec_bls.codecs.stages import Measured, Stages, ranked, speed_up
+from torchrec_bls.codecs.stages import Measured, Stages, chosen, ranked, speed_up
 
 POSITIVE = st.floats(1e-3, 1e12)
 MEASURED = st.builds(Measured, POSITIVE, POSITIVE, POSITIVE)
@@ -93,3 +93,21 @@ def test_ranks_that_share_a_core_encode_more_slowly() -> None:
 
 def test_rows_as_they_are_pass_no_codec() -> None:
     assert speed_up(Stages.AS_THEY_ARE, Measured(0.99, 1e9, 1e9), 1e9, 8) == 1.0
+
+
+def test_one_table_is_encoded_only_where_that_pays_for_all_of_its_message() -> None:
+    link = 1e9
+    large = {Stages.AS_THEY_ARE: Measured(1, 4e9, 4e9), Stages.UNIQUE: Measured(1.01, 3e9, 3e9)}
+    small = {**large, Stages.UNIQUE: Measured(100, 5e10, 5e10)}
+    assert [ranked(each, link)[0] for each in (small, large)] == [
+        Stages.UNIQUE,
+        Stages.AS_THEY_ARE,
+    ]
+    # Of the link's time for a byte, 0.05 and 1.5 in a frame, and 2 as they are.
+    two = {"small": small, "large": large}
+    assert chosen(two, link) == {"small": Stages.UNIQUE, "large": Stages.AS_THEY_ARE}
+    four = {**two, "second": large, "third": large}
+    assert set(chosen(four, link).values()) == {Stages.AS_THEY_ARE}
+    # Two ranks on a core take 0.09 and 2.
+    assert set(chosen(two, link, 2).values()) == {Stages.AS_THEY_ARE}
+    assert chosen({}, link) == {}

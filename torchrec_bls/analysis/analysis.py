@@ -19,7 +19,7 @@ from torchrec_bls.analysis.patterns import (
 from torchrec_bls.analysis.samples import Floats, Lookup, SampledTable, Samples
 from torchrec_bls.analysis.stage_speeds import measure
 from torchrec_bls.analysis.table_classes import ClassBounds, TableClass, class_of
-from torchrec_bls.codecs.stages import Measured, Stages, ranked, speed_up
+from torchrec_bls.codecs.stages import Measured, Stages, chosen, ranked, speed_up
 
 _FLOAT32 = "FP32"
 _MANY_ZEROS = 0.5
@@ -126,10 +126,23 @@ class Analysis:
     left_alone: list[LeftAlone]
 
     @property
+    def chosen(self) -> dict[str, Stages]:
+        """Returns the stages of each table, which is none's fastest where all are faster without
+        encoding."""
+        measured = {each.table.name: each.measured for each in self.tables}
+        return chosen(measured, self.link, self.ranks_per_core)
+
+    @property
     def warnings(self) -> list[str]:
         """Returns what people need to know before they use the bounds."""
-        of_tables = [each.warning for each in self.tables]
-        return [text for text in of_tables if text is not None] + [
+        found = [each.warning for each in self.tables if each.warning is not None]
+        stages = self.chosen
+        if any(stages[each.table.name] is not each.ranked[0] for each in self.tables):
+            found.append(
+                "rows of all tables travel as they are: encoding some tables would cost the others "
+                "more than it saves"
+            )
+        return found + [
             f"table '{each.table.name}' stays float32: {each.reason}" for each in self.left_alone
         ]
 

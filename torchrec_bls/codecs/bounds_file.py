@@ -5,7 +5,8 @@ It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backwar
 "t2": {"bound": 0.03, "stages": "auto", "measured": {"unique": {"ratio": 2.5, "encode": 4e9,
 "decode": 6e9}}}}}. Without "decay" bounds stay. "stages" is the name of one of `Stages`, or "auto".
 "auto" takes the best of those "measured" for the link (bytes per second) and the number of ranks on
-a core (default 1). Other fields of a table are for people.
+a core (default 1), or none where that is faster for all such tables together. Other fields of a
+table are for people.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrec_bls.codecs.error_bound import Decay, ErrorBound
-from torchrec_bls.codecs.stages import Measured, Stages, ranked
+from torchrec_bls.codecs.stages import Measured, Stages, chosen
 
 VERSION = 1
 AUTO = "auto"
@@ -45,9 +46,21 @@ def read_bounds(
     forward: dict[str, str | ErrorBound] = {}
     unique: dict[str, bool] = {}
     sharing = content.get("ranks_per_core", 1.0) if ranks_per_core is None else ranks_per_core
-    for name, table in content["tables"].items():
-        reader = _Table(f"{path}: table '{name}'", table)
-        stages = reader.stages(link, content.get("link"), sharing)
+    readers = {
+        name: _Table(f"{path}: table '{name}'", table) for name, table in content["tables"].items()
+    }
+    of_file: Any = content.get("link")
+    undecided = {
+        name: measured
+        for name, reader in readers.items()
+        if (measured := reader.choice(link, of_file))
+    }
+    try:
+        of_link = chosen(undecided, of_file if link is None else link, sharing) if undecided else {}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    for name, reader in readers.items():
+        stages = of_link[name] if name in of_link else reader.stages()
         forward[name] = reader.codec(decay, stages)
         unique[name] = stages is not None and stages.unique
     return {"forward": forward, "backward": content.get("backward", "fp32"), "unique": unique}
@@ -78,25 +91,24 @@ class _Table:
         self._where = where
         self._content: dict[str, Any] = content if isinstance(content, dict) else {}
 
-    def stages(
-        self, link: float | None, of_file: float | None, ranks_per_core: float
-    ) -> Stages | None:
-        """Returns the stages that the entry asks for, or None."""
-        given = self._content.get("stages")
+    def choice(self, link: float | None, of_file: float | None) -> dict[Stages, Measured]:
+        """Returns the measurements by which stages are to be chosen for the link that is given, or
+        for that of the file; empty where there is no choice."""
         measured = self._measured()
-        if given == AUTO or (link is not None and measured):
-            if not measured:
-                raise ValueError(f'{self._where} has stages "auto", but no "measured": {_CURE}')
-            link = of_file if link is None else link
-            if link is None:
-                raise ValueError(
-                    f'{self._where} has stages "auto", but no link is known: give from_file one, '
-                    'in bytes per second, or the file a "link"'
-                )
-            try:
-                return ranked(measured, link, ranks_per_core)[0]
-            except ValueError as error:
-                raise ValueError(f"{self._where}: {error}") from error
+        if self._content.get("stages") != AUTO:
+            return {} if link is None else measured
+        if not measured:
+            raise ValueError(f'{self._where} has stages "auto", but no "measured": {_CURE}')
+        if link is None and of_file is None:
+            raise ValueError(
+                f'{self._where} has stages "auto", but no link is known: give from_file one, in '
+                'bytes per second, or the file a "link"'
+            )
+        return measured
+
+    def stages(self) -> Stages | None:
+        """Returns the stages that the entry names, or None."""
+        given = self._content.get("stages")
         return None if given is None else self._stages_named(given)
 
     def codec(self, decay: Decay | None, stages: Stages | None) -> str | ErrorBound:

@@ -115,3 +115,30 @@ def ranked(
     simplest = [stages for stages in times if times[stages] >= enough][:1]
     others = [stages for stages in times if stages not in simplest]
     return simplest + sorted(others, key=lambda stages: -times[stages])
+
+
+def chosen(
+    tables: Mapping[str, Mapping[Stages, Measured]], link: float, ranks_per_core: float = 1.0
+) -> dict[str, Stages]:
+    """Returns the stages of tables whose rows share messages.
+
+    Rows go straight from the tables into messages only where no table of a message is encoded. So
+    the fastest stages of each table are taken only if all tables together are clearly faster by
+    them than as they are. A byte of each table counts as much as one of another.
+
+    Args:
+        tables: measurements on the rows of each table, by name.
+        link: bytes per second from one rank to the others.
+        ranks_per_core: number of ranks that share a core, at least 1.
+
+    Raises:
+        ValueError: as `ranked` does.
+    """
+    fastest = {name: ranked(measured, link, ranks_per_core)[0] for name, measured in tables.items()}
+    encoded = sum(
+        tables[name][stages].seconds_per_byte(link, ranks_per_core)
+        for name, stages in fastest.items()
+    )
+    if encoded * _NEARLY > len(tables) / link:
+        return dict.fromkeys(tables, Stages.AS_THEY_ARE)
+    return fastest

@@ -16,10 +16,11 @@ def as_bounds(analysis: Analysis) -> dict[str, Any]:
     It has the bound and stages of each table. It also has the measurements, so that stages can be
     chosen again for another link.
     """
+    stages = analysis.chosen
     tables: dict[str, Any] = {
         each.table.name: {
             "bound": each.bound,
-            "stages": each.ranked[0].value,
+            "stages": stages[each.table.name].value,
             **_found(each),
         }
         for each in analysis.tables

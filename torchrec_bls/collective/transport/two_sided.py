@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from torchrec_bls import _native
+from torchrec_bls.collective.transport.gloo_threads import loop_threads, stop_preempting
 from torchrec_bls.collective.transport.rendezvous import TooLateError, within
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.sockets import close_sockets, tcp_sockets
@@ -127,10 +128,11 @@ class TwoSidedMessenger:
         Raises:
             RendezvousError: gloo could not connect them.
         """
-        before = tcp_sockets()
+        before, threads = tcp_sockets(), loop_threads()
         self._own = _own_group(store, self._shape)
         # A socket that another thread opened meanwhile may be among them.
         self._sockets = dict(tcp_sockets().items() - before.items())
+        stop_preempting(loop_threads() - threads)
         self._carrier = _carrier(group) or self._own
         self._rounds_thread = self._start(self._complete_rounds, "rounds")
         self._notes_thread = self._start(self._keep_notes, "notes")

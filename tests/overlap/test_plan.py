@@ -1,6 +1,7 @@
 """What a plan says, without processes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_the_prediction_by_hand() -> None:
     assert prediction.ddp_default.middle == pytest.approx(everything)  # of less than 1 MiB
     gain = 1 - prediction.planned.middle / everything
     assert prediction.gain_over_torchrec.middle == pytest.approx(gain)
+
+
+def test_disturbances_of_single_layers_count_for_the_whole_backward() -> None:
+    plan = plan_of((Group(1),) * 4)
+    # Each of four backwards has another layer that takes 3 ms in place of 1.
+    layers = tuple(
+        replace(layer, compute_us=tuple(3000.0 if at == number else 1000.0 for at in range(4)))
+        for number, layer in enumerate(plan.layers)
+    )
+    assert replace(plan, layers=layers).prediction.alone.middle == pytest.approx(6.0)
 
 
 def test_buckets_are_exact_sizes_for_ddp() -> None:

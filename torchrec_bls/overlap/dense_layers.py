@@ -32,8 +32,8 @@ class DenseLayer:
     Attributes:
         parameters: names of the parameters, in the order in which their gradients are ready.
         sizes: bytes of each parameter's gradient.
-        compute_us: time of the backward between the layer before and this one, microseconds. Each
-            measured backward gives one number, the mean of all ranks.
+        compute_us: time of the backward between the layer before and this one, microseconds, each
+            from when all ranks have its gradients. Each measured backward gives one number.
     """
 
     parameters: tuple[str, ...]
@@ -76,19 +76,18 @@ def measure_layers(
     samples = max(LEAST_SAMPLES, len(batches))
     with _as_it_was(model, parameters):
         order, times = _run(model, parameters, islice(cycle(batches), samples + 1), group)
-    mine = [
-        [after - before for before, after in zip((0.0, *row), row, strict=False)] for row in times
-    ]
     of_ranks: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, (order, mine), group)
+    dist.all_gather_object(of_ranks, (order, times), group)
     for rank, (other, _) in enumerate(of_ranks):
         if other != of_ranks[0][0]:
             raise ValueError(
                 f"gradients are ready in another order on rank {rank} than on rank 0: "
                 f"{_first_difference(other, of_ranks[0][0])}. All ranks must run the same model"
             )
-    means = torch.tensor([own for _, own in of_ranks], dtype=torch.float64).mean(dim=0)
-    return _merged(order, parameters, means.T.tolist())
+    # An all-reduce begins when the last rank has the gradients.
+    ready = torch.tensor([own for _, own in of_ranks], dtype=torch.float64).amax(dim=0)
+    parts = ready.diff(dim=1, prepend=torch.zeros(len(ready), 1, dtype=torch.float64))
+    return _merged(order, parameters, parts.T.tolist())
 
 
 def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -281,18 +280,23 @@ def _as_it_was(model: nn.Module, parameters: dict[str, nn.Parameter]) -> Iterato
 def _merged(
     order: Sequence[str], parameters: dict[str, nn.Parameter], times: Sequence[Sequence[float]]
 ) -> list[DenseLayer]:
-    """Returns layers of a two-hundredth of the backward at least; `times` are by parameter."""
+    """Returns layers. `times` are by parameter.
+
+    From the first gradient of a layer to that of the next one passes a two-hundredth of the
+    backward at least. So a weight, which is ready right after its bias, stays with it.
+    """
     samples = len(times[0])
     least = sum(map(sum, times)) / _MOST_LAYERS
     layers: list[DenseLayer] = []
     names: list[str] = []
-    since = [0.0] * samples
+    since, after_first = [0.0] * samples, 0.0
     for number, name in enumerate(order):
-        # A weight is ready right after its bias, and stays with it.
-        own = sum(times[number])
-        if names and (own >= least or own + sum(since) >= 2 * least):
+        after_first += sum(times[number])
+        if names and after_first >= least:
             layers.append(_layer(names, parameters, since))
             names, since = [], [0.0] * samples
+        if not names:
+            after_first = 0.0
         names.append(name)
         since = [sum(each) for each in zip(since, times[number], strict=True)]
     return [*layers, _layer(names, parameters, since)]

@@ -79,7 +79,7 @@ def predict(
     rows = []
     for draw in range(_DRAWS):
         chosen = random.integers(samples.shape[1], size=samples.shape[1])
-        compute = np.median(samples[:, chosen], axis=1)
+        compute = _typical_us(samples[:, chosen])
         times = [_drawn(mode, draw, random) for mode in modes]
         plain = [Layer(us, each.bytes) for us, each in zip(compute, layers, strict=True)]
         fine = _of_parameters(layers, compute)
@@ -121,8 +121,9 @@ def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:
 
 
 def typical_layers(layers: Sequence[DenseLayer]) -> list[Layer]:
-    """Returns layers with the medians of their samples."""
-    return [Layer(float(np.median(each.compute_us)), each.bytes) for each in layers]
+    """Returns layers with their typical times."""
+    compute = _typical_us(np.array([layer.compute_us for layer in layers]))
+    return [Layer(float(us), each.bytes) for us, each in zip(compute, layers, strict=True)]
 
 
 def default_timelines(
@@ -130,12 +131,23 @@ def default_timelines(
 ) -> dict[str, tuple[list[Group], Timeline]]:
     """Returns groups and timelines of the defaults of DistributedDataParallel and TorchRec."""
     times = [mode.times for mode in modes]
-    fine = _of_parameters(layers, np.array([np.median(each.compute_us) for each in layers]))
+    fine = _of_parameters(layers, _typical_us(np.array([each.compute_us for each in layers])))
     defaults = {
         "DistributedDataParallel's default": data_parallel(fine),
         "TorchRec's default": torchrec_data_parallel(fine),
     }
     return {name: (groups, timeline(fine, groups, times)) for name, groups in defaults.items()}
+
+
+def _typical_us(samples: Floats) -> Floats:
+    """Returns microseconds of each layer, of (layers, backwards).
+
+    Medians of the layers together would be less than the median of whole backwards: a disturbance
+    makes one layer longer, and another one each time.
+    """
+    medians = np.median(samples, axis=1)
+    typical: Floats = medians * (np.median(samples.sum(axis=0)) / medians.sum())
+    return typical
 
 
 def _of_parameters(layers: Sequence[DenseLayer], compute_us: Floats) -> list[Layer]:

@@ -212,7 +212,7 @@ def test_rows_that_are_not_finite_may_be_refused() -> None:
 # What stands where in a frame, and what is said when it is damaged.
 FIELDS = {
     "magic": (0, r"magic number \d+, expected \d+: install one version"),
-    "version": (2, r"version 17, expected 1: install one version"),
+    "version": (2, r"version 19, expected 3: install one version"),
     "flags": (3, "flags 16, expected 0: install one version"),
     "checksum": (5, "checksum differs"),
     "rows": (8, "checksum differs"),

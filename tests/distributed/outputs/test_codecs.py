@@ -218,8 +218,8 @@ FIELDS = {
     "rows": (8, "checksum differs"),
     "tables": (16, "checksum differs"),
     "groups of equal rows": (20, "checksum differs"),
-    "codec": (24, "checksum differs"),
-    "bytes of a table": (28, "checksum differs"),
+    "checksum of bounds": (24, "checksum differs"),
+    "codec": (28, "checksum differs"),
     "rows themselves": (60, "checksum differs"),
 }
 

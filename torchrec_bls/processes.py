@@ -395,6 +395,10 @@ def _join(group: _Group, rank: int, world_size: int, timeout: timedelta) -> None
     dist.init_process_group(
         group.backend, store=store, rank=rank, world_size=world_size, timeout=timeout
     )
+    # A rank that ends at once would close its connections while others still make theirs.
+    joined = [f"torchrec_bls joined {each}" for each in range(world_size)]
+    store.set(joined[rank], "")
+    store.wait(joined, timeout)
 
 
 def _close_channels() -> None:

@@ -33,7 +33,7 @@ def policies_with_a_channel(rank: int) -> tuple[list[int], list[int], int]:
 @pytest.mark.usefixtures("transport")
 def test_threads_of_a_channel_and_of_the_callers_group() -> None:
     for old, new, arrived in run(2, policies_with_a_channel):
-        assert old and set(old) == {os.SCHED_OTHER}
+        assert old and set(old) == {os.sched_getscheduler(0)}
         assert new and set(new) == {os.SCHED_BATCH}
         assert arrived == 7
 

@@ -53,6 +53,8 @@ def test_disturbances_of_single_layers_count_for_the_whole_backward() -> None:
         for number, layer in enumerate(plan.layers)
     )
     assert replace(plan, layers=layers).prediction.alone.middle == pytest.approx(6.0)
+    without = tuple(replace(layer, compute_us=(0.0,)) for layer in layers)
+    assert replace(plan, layers=without).prediction.alone.middle == 0
 
 
 def test_buckets_are_exact_sizes_for_ddp() -> None:

@@ -146,6 +146,8 @@ def _typical_us(samples: Floats) -> Floats:
     makes one layer longer, and another one each time.
     """
     medians = np.median(samples, axis=1)
+    if not medians.any():
+        return medians
     typical: Floats = medians * (np.median(samples.sum(axis=0)) / medians.sum())
     return typical
 

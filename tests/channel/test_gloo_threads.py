@@ -1,7 +1,11 @@
-"""gloo's threads of a channel do not preempt others; those of the caller's group are left alone."""
+"""gloo's threads of a channel do not preempt others, and a process ends after all of them."""
 
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ import torch.distributed as dist
 
 from tests.processes import run
 from torchrec_bls import BoundedLagChannel
+from torchrec_bls.collective.transport import gloo_threads
 from torchrec_bls.collective.transport.gloo_threads import loop_threads, stop_preempting
 
 
@@ -56,3 +61,65 @@ def test_threads_that_have_ended_or_chose_a_policy_are_left_alone() -> None:
     thread.join()
     assert found == [os.SCHED_IDLE]
     assert not loop_threads() & {threading.get_native_id()}
+
+
+ENDS_BEHIND_A_CALL = """
+import mmap, os, sys, tempfile, time
+import torch, torch.distributed as dist
+import torchrec_bls
+
+path = os.path.join(sys.argv[1], "store")
+gathered = mmap.mmap(-1, 1)  # to look at it does not let go of Python's lock
+rank = 1 - bool(os.fork())
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+group = dist.group.WORLD
+if rank == 1:
+    dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.zeros(1))
+    gathered[0] = 1
+    os.read(0, 1)  # until the other one has ended
+    os._exit(0)
+sys.setswitchinterval(1000)
+dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.zeros(1), async_op=True)
+while not gathered[0]:
+    pass
+end = time.monotonic() + 0.5
+while time.monotonic() < end:
+    pass
+"""
+
+
+def test_a_process_may_end_while_gloos_thread_waits_for_pythons_lock(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS_BEHIND_A_CALL)
+    with subprocess.Popen([sys.executable, script, tmp_path], stdin=subprocess.PIPE) as process:
+        assert process.wait(120) == 0
+
+
+def test_the_end_of_a_process_waits_for_a_thread_that_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = [0.0]
+    looks = iter(["R", "S", "S", "S"])
+    switches = iter([7, 7, 8, 8])
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "comm").write_text("pt_gloo_runloop\n")
+
+    def look() -> None:
+        (tmp_path / "1" / "status").write_text(
+            f"State:\t{next(looks)} (x)\nvoluntary_ctxt_switches:\t{next(switches)}\n"
+        )
+        clock[0] += 0.01
+
+    look()
+    monkeypatch.setattr(gloo_threads, "_THREADS", tmp_path)
+    monkeypatch.setattr(
+        gloo_threads,
+        "time",
+        SimpleNamespace(
+            monotonic=lambda: clock[0],
+            monotonic_ns=lambda: int(clock[0] * 1e9),
+            sleep=lambda _: look(),
+        ),
+    )
+    gloo_threads._let_calls_end()
+    assert not list(looks)

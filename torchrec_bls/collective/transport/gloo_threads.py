@@ -1,16 +1,23 @@
-"""gloo's threads that move the bytes of TCP connections: when they may run."""
+"""gloo's threads: when those that move bytes may run, and what a process waits for at its end."""
 
+import atexit
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _THREADS = Path("/proc/self/task")
-_NAME = "gloo_tcp_loop"  # of such a thread, as gloo sets it
+# Of threads, as gloo and torch.distributed set them.
+_MOVES_BYTES, _COMPLETES_CALLS = "gloo_tcp_loop", "pt_gloo_runloop"
+
+# Seconds. A thread that waits for Python's lock gets it while this process's main thread pauses.
+_PAUSE = 0.01
+_LONGEST_WAIT = 5.0
 
 
 def loop_threads() -> set[int]:
     """Returns the ids of this process's threads that wait for gloo's sockets."""
-    return {int(path.name) for path in _THREADS.iterdir() if _name_of(path) == _NAME}
+    return _named(_MOVES_BYTES)
 
 
 def stop_preempting(threads: set[int]) -> None:
@@ -25,6 +32,41 @@ def stop_preempting(threads: set[int]) -> None:
         with suppress(OSError):  # it has ended, or a container forbids it
             if os.sched_getscheduler(thread) == os.SCHED_OTHER:
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
+
+# This module is imported before those whose handlers still use gloo, and so its handler is the
+# last to run.
+@atexit.register
+def _let_calls_end() -> None:
+    """Waits until torch's threads that complete gloo's calls have nothing to do.
+
+    Such a thread frees a call's tensors after it has told the caller that the call is complete. It
+    needs Python's lock for that, and aborts the process if the interpreter is ending by then
+    (https://github.com/pytorch/pytorch/issues/190489). `destroy_process_group` waits for the
+    threads only if nobody else holds the group; a sharded model does.
+    """
+    end = time.monotonic() + _LONGEST_WAIT
+    before, now = None, _runs(_named(_COMPLETES_CALLS))
+    while now and now != before and time.monotonic() < end:
+        time.sleep(_PAUSE)
+        before, now = now, _runs(_named(_COMPLETES_CALLS))
+
+
+def _runs(threads: set[int]) -> dict[int, tuple[str, ...]]:
+    """Returns how often each thread has run. It is another answer each time for one that wants to
+    run and has not had its turn yet."""
+    found: dict[int, tuple[str, ...]] = {}
+    for thread in threads:
+        with suppress(OSError):  # ended meanwhile
+            status = (_THREADS / str(thread) / "status").read_text().splitlines()
+            counts = [line for line in status if "ctxt_switches" in line]
+            sleeps = any(line.startswith("State:\tS") for line in status)
+            found[thread] = (*counts, "" if sleeps else str(time.monotonic_ns()))
+    return found
+
+
+def _named(name: str) -> set[int]:
+    return {int(path.name) for path in _THREADS.iterdir() if _name_of(path) == name}
 
 
 def _name_of(thread: Path) -> str:

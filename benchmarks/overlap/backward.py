@@ -87,6 +87,7 @@ def _compare(
         "replaces": {"ddp": plan.replaces_ddp_default, "torchrec": plan.replaces_torchrec_default},
         "alone_ms": predictions["plan"].alone.middle,
         "ms": ms,
+        "retest": {name: _retest(each.values_in_order) for name, each in ms.items()},
         "predicted": {name: vars(each) for name, each in predicted.items()},
         "over": {
             name: ratio_of_medians(ms["plan"].values_in_order, ms[name].values_in_order)
@@ -153,11 +154,17 @@ def _noting_starts() -> Iterator[list[Any]]:
         yield starts
 
 
-def _starts(plan: OverlapPlan, starts: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """When all-reduces began, the median, and when they were predicted to."""
+def _retest(ms: Sequence[float]) -> float:
+    """How far the medians of the first and of the last turns are from each other, as a share."""
+    half = len(ms) // 2
+    return abs(float(np.median(ms[:half]) / np.median(ms[-half:])) - 1)
 
+
+def _starts(plan: OverlapPlan, starts: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """When the last rank began each all-reduce, the median, and when it was predicted to."""
     own = [each for each in starts if len(each) == 1 + len(plan.groups)]
-    measured = 1e3 * np.median([np.subtract(each[1:], each[0]) for each in own], axis=0)
+    of_ranks = gathered([np.subtract(each[1:], each[0]) for each in own])
+    measured = 1e3 * np.median(np.max(of_ranks, axis=0), axis=0)
     times = timeline(typical_layers(plan.layers), plan.groups, [m.times for m in plan.modes])
     return {"measured": measured.tolist(), "predicted": [each / 1e3 for each in times.begin]}
 

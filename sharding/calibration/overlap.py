@@ -30,6 +30,9 @@ CODECS = {"uint8": Codec.UINT8, "uint4": Codec.UINT4}
 
 # A sample is a sequence of all-reduces that takes about this long.
 _SAMPLE_S, _MOST_CALLS, _PROBE_CALLS = 0.025, 100, 3
+# An all-reduce behind the backward comes after so much computing at least. It takes longer than
+# behind another all-reduce: up to a fifth, for four ranks on two cores.
+_COMPUTED_S = 0.01
 _BACKWARDS_ALONE = 3  # a round
 _WORD_BYTES = 4
 
@@ -57,7 +60,8 @@ class OverlapTimer:
     The timer works as the hook of planned buckets does. One thread of each rank makes all-reduces
     in sequence. Meanwhile the main thread makes a backward of linear layers, on one thread. All
     ranks do the same at the same time. Where they share cores, their backwards take cores from each
-    other as well. "A backward alone" is one on all ranks without an all-reduce.
+    other as well. "A backward alone" is one on all ranks without an all-reduce. "An all-reduce
+    alone" comes behind some backward, one at a time.
 
     Times are those of the slowest rank, from where all of them begin together: the all-reduces of a
     sample keep ranks in step. The progress of the backward is the mean of all ranks, since chance
@@ -137,7 +141,7 @@ class OverlapTimer:
         self._alone_s(mode, size, 1)
         alone_s = self._alone_s(mode, size, _PROBE_CALLS) / _PROBE_CALLS
         overlapped_s = self._overlapped_s(mode, size, _PROBE_CALLS)[0] / _PROBE_CALLS
-        each_s = self._slowest([alone_s, overlapped_s]).tolist()
+        each_s = self._slowest([alone_s + _COMPUTED_S, overlapped_s]).tolist()
         calls = [max(1, min(_MOST_CALLS, round(_SAMPLE_S / seconds))) for seconds in each_s]
         planned_s = sum(count * seconds for count, seconds in zip(calls, each_s, strict=True))
         return _Cell(mode, size, *calls), planned_s
@@ -168,10 +172,16 @@ class OverlapTimer:
         )
 
     def _alone_s(self, mode: str, size: int, calls: int) -> float:
-        """Returns the seconds of all-reduces in sequence."""
-        dist.barrier(self._group)
-        begin, end = self._thread.submit(self._reduce, mode, size, calls).result()
-        return end - begin
+        """Returns the seconds of all-reduces, each behind a part of a backward."""
+        seconds = 0.0
+        for _ in range(calls):
+            end = time.perf_counter() + _COMPUTED_S
+            while time.perf_counter() < end:
+                next(self._backward)()
+            dist.barrier(self._group)
+            begin, end = self._thread.submit(self._reduce, mode, size, 1).result()
+            seconds += end - begin
+        return seconds
 
     def _overlapped_s(self, mode: str, size: int, calls: int) -> tuple[float, float]:
         """Returns the same beside a backward, and how many pieces of the backward were done."""

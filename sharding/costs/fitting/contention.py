@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..contention import ModeTimes
-from .accuracy import mape_percent
 from .least_squares import nonnegative_relative
 
 Floats = npt.NDArray[np.float64]
@@ -56,7 +55,9 @@ class ModeSamples:
 
 
 def fit_mode(samples: ModeSamples) -> ModeTimes:
-    """Fits the parameters by relative error to the median of each size over the rounds.
+    """Fits the parameters to the median of each size over the rounds.
+
+    A large all-reduce takes most of a backward's time, and its relative error counts more.
 
     Raises:
         ValueError: there are fewer than three sizes.
@@ -68,11 +69,11 @@ def fit_mode(samples: ModeSamples) -> ModeTimes:
     alone = np.stack([ones, sizes, none, none], axis=1)
     overlapped = np.stack([ones, none, sizes, ones], axis=1)
     measured = np.concatenate([_median(samples.alone_us), _median(samples.overlapped_us)])
-    parameters = nonnegative_relative(np.concatenate([alone, overlapped]), measured)
+    parameters = _fitted(np.concatenate([alone, overlapped]), measured)
     startup, alone_us, overlapped_us, added = map(float, parameters)
     took = _median(samples.overlapped_us)
     computed = took * _median(samples.compute_rate)
-    more, rate = map(float, nonnegative_relative(np.stack([ones, took], axis=1), computed))
+    more, rate = map(float, _fitted(np.stack([ones, took], axis=1), computed))
     return ModeTimes(startup, alone_us, overlapped_us, max(rate, _LEAST_RATE), added, more)
 
 
@@ -99,7 +100,7 @@ def held_out_percent(samples: ModeSamples) -> float:
     """Returns how far all-reduces of a size, alone and not, are from a fit to all other sizes.
 
     Returns:
-        The mean of the absolute relative errors, per cent.
+        The mean of the absolute relative errors, per cent, weighted as the fit weights them.
 
     Raises:
         ValueError: there are fewer than four sizes.
@@ -114,7 +115,13 @@ def held_out_percent(samples: ModeSamples) -> float:
         ):
             predicted.append(us(samples.bytes[size]))
             measured.append(float(np.median(rounds[:, size])))
-    return mape_percent(np.asarray(predicted), np.asarray(measured))
+    took = np.asarray(measured)
+    errors = np.abs(np.asarray(predicted) / took - 1)
+    return 100 * float(np.average(errors, weights=np.sqrt(took)))
+
+
+def _fitted(matrix: Floats, measured: Floats) -> Floats:
+    return nonnegative_relative(matrix, measured, long_ones_more=True)
 
 
 def _median(rounds: Floats) -> Floats:

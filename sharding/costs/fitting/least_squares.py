@@ -20,7 +20,9 @@ def nonnegative(matrix: Floats, target: Floats) -> Floats:
     return x
 
 
-def nonnegative_relative(matrix: Floats, measured: Floats, rounds: int = 5) -> Floats:
+def nonnegative_relative(
+    matrix: Floats, measured: Floats, rounds: int = 5, *, long_ones_more: bool = False
+) -> Floats:
     """Fits matrix x = measured for x >= 0 by relative error, with less weight on outliers.
 
     Errors beyond 1.5 times their typical size (median absolute deviation) count linearly (Huber).
@@ -29,15 +31,18 @@ def nonnegative_relative(matrix: Floats, measured: Floats, rounds: int = 5) -> F
         matrix: (n, k) float64.
         measured: (n,) float64, positive.
         rounds: number of times that the weights are computed anew.
+        long_ones_more: whether relative errors count in proportion to the root of what was
+            measured. Otherwise all count alike.
 
     Returns:
         x, (k,) float64.
     """
     relative, ones = matrix / measured[:, None], np.ones(len(measured))
-    x = nonnegative(relative, ones)
+    root = np.sqrt(measured) if long_ones_more else ones
+    x = nonnegative(relative * root[:, None], root)
     for _ in range(rounds):
         error = np.abs(relative @ x - 1.0)
         limit = max(1.5 * 1.4826 * float(np.median(error)), 1e-9)
-        weight = np.sqrt(np.minimum(1.0, limit / np.maximum(error, limit)))
-        x = nonnegative(relative * weight[:, None], ones * weight)
+        weight = root * np.sqrt(np.minimum(1.0, limit / np.maximum(error, limit)))
+        x = nonnegative(relative * weight[:, None], weight)
     return x

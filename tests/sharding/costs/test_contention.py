@@ -84,6 +84,14 @@ def test_a_size_off_the_line_hardly_matters() -> None:
     assert held_out_percent(samples) > 2.5  # of 20 times one is predicted too low by two thirds
 
 
+def test_large_all_reduces_are_fitted_where_there_is_no_straight_line() -> None:
+    samples = made(3, noise=0.0)
+    at_once = np.minimum(SIZES, 2**18)  # these bytes cost nothing
+    samples.alone_us[:] = 1000.0 + 0.008 * (SIZES - at_once)
+    for size, us in zip(SIZES[-3:], samples.alone_us[0, -3:], strict=True):
+        assert fit_mode(samples).alone_us(size) == pytest.approx(us, rel=0.06)
+
+
 def test_the_draws_hold_the_truth() -> None:
     inside = []
     for seed in range(25):

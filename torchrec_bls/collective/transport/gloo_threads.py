@@ -20,6 +20,11 @@ def loop_threads() -> set[int]:
     return _named(_MOVES_BYTES)
 
 
+def calling_threads() -> set[int]:
+    """Returns the ids of this process's threads that complete calls of gloo's groups."""
+    return _named(_COMPLETES_CALLS)
+
+
 def stop_preempting(threads: set[int]) -> None:
     """Has threads wait for a processor that is free, or for the scheduler's next turn, when they
     wake up.
@@ -46,10 +51,10 @@ def _let_calls_end() -> None:
     threads only if nobody else holds the group; a sharded model does.
     """
     end = time.monotonic() + _LONGEST_WAIT
-    before, now = None, _runs(_named(_COMPLETES_CALLS))
+    before, now = None, _runs(calling_threads())
     while now and now != before and time.monotonic() < end:
         time.sleep(_PAUSE)
-        before, now = now, _runs(_named(_COMPLETES_CALLS))
+        before, now = now, _runs(calling_threads())
 
 
 def _runs(threads: set[int]) -> dict[int, tuple[str, ...]]:
@@ -66,7 +71,9 @@ def _runs(threads: set[int]) -> dict[int, tuple[str, ...]]:
 
 
 def _named(name: str) -> set[int]:
-    return {int(path.name) for path in _THREADS.iterdir() if _name_of(path) == name}
+    with suppress(OSError):  # no /proc here
+        return {int(path.name) for path in _THREADS.iterdir() if _name_of(path) == name}
+    return set()
 
 
 def _name_of(thread: Path) -> str:

@@ -16,7 +16,7 @@ from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
 from benchmarks.libra import page as libra
 from benchmarks.modules import page as modules
-from benchmarks.overlap import backward
+from benchmarks.overlap import backward, late_wait
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
@@ -39,6 +39,7 @@ PROGRAMS = {
     "direct_reads": "direct.reads",
     "direct_switches": "direct.switches",
     "embedding": "modules.embedding",
+    "late_wait": "overlap.late_wait",
     "libra": "libra.study",
     "overlap": "overlap.backward",
     "paper_bls": "paper_bls.evaluation",
@@ -103,6 +104,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
     ("docs/results/overlap.md", "results"): (backward.section, "overlap"),
+    ("docs/results/overlap.md", "late wait"): (late_wait.section, "late_wait"),
     ("docs/results/codecs.md", "results"): (_codecs, "codecs", "codec_exchange"),
     ("docs/results/codecs.md", "bounded"): (codecs.bounded_section, "bounded_codec"),
     ("docs/results/planner.md", "results"): (planner.section, "simulator", "sharding_search"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.architecture.imports import ROOT
 
 MOST_FILES, MOST_LINES = 14, 400
-MOST_OF_BENCHMARKS = 10_800
+MOST_OF_BENCHMARKS = 11_000
 SOURCES = (".py", ".cpp", ".h", ".inc")
 
 

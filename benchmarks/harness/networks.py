@@ -5,7 +5,8 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -48,6 +49,19 @@ def check_rights(parser: argparse.ArgumentParser) -> None:
         parser.error("a limited network needs root: run as root")
     if shutil.which("tc") is None:
         parser.error("a limited network needs tc: apt install iproute2")
+
+
+def links_of_ranks(
+    parser: argparse.ArgumentParser, settings: Mapping[str, Any]
+) -> list[tuple[int, float | None, Network | None]]:
+    """All `ranks` and `gbit` of settings, with what limits each rank's link; without gbit ranks are
+    on one host. Ends the program where networks can't be limited."""
+    if any(settings["gbit"]):
+        check_rights(parser)
+    return [
+        (ranks, gbit, gbit and Network(gbit, of_rank=True))
+        for ranks, gbit in product(settings["ranks"], settings["gbit"])
+    ]
 
 
 def over_network(

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered
-from benchmarks.harness.networks import Network, check_rights, over_network
+from benchmarks.harness.networks import links_of_ranks, over_network
 from benchmarks.harness.statistics import geometric_mean, in_turns, ratio_of_medians
 from benchmarks.overlap.models import MODELS, model_and_batch
 from torchrec_bls import overlap
@@ -279,18 +279,16 @@ def main() -> None:
     parser = record.parser(__doc__, quick="one model on loopback, two turns")
     arguments = parser.parse_args()
     settings = QUICK if arguments.quick else FULL
-    if any(settings["gbit"]):
-        check_rights(parser)
+    links = links_of_ranks(parser, settings)
     before = record.environment()
     results = []
-    for ranks in settings["ranks"]:
-        for gbit in settings["gbit"]:
-            network = None if gbit is None else Network(gbit, of_rank=True)
-            for backend in settings["backends"] if gbit is None else ["gloo"]:
-                where = {"ranks": ranks, "gbit": gbit}
-                here = settings | {"where": where}
-                found = over_network(network, ranks, measure_on_rank, backend, here)
-                results += [where | {"backend": backend} | each for each in found]
+    for ranks, gbit, network in links:
+        where = {"ranks": ranks, "gbit": gbit}
+        for backend in settings["backends"] if gbit is None else ["gloo"]:
+            found = over_network(
+                network, ranks, measure_on_rank, backend, settings | {"where": where}
+            )
+            results += [where | {"backend": backend} | each for each in found]
     record.publish(arguments.json, "overlap", before, settings, results, section)
 
 

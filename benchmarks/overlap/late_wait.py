@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered
-from benchmarks.harness.networks import Network, check_rights, over_network
+from benchmarks.harness.networks import links_of_ranks, over_network
 from benchmarks.harness.statistics import in_turns, ratio_of_medians
 from benchmarks.modules.models import KINDS, Case, ids_of, sharded
 from benchmarks.overlap.models import DENSE, MODELS, TABLES
@@ -108,15 +108,12 @@ def main() -> None:
     parser = record.parser(__doc__, quick="two ranks on loopback, two turns")
     arguments = parser.parse_args()
     settings = QUICK if arguments.quick else FULL
-    if any(settings["gbit"]):
-        check_rights(parser)
+    links = links_of_ranks(parser, settings)
     before = record.environment()
     results = []
-    for ranks in settings["ranks"]:
-        for gbit in settings["gbit"]:
-            network = None if gbit is None else Network(gbit, of_rank=True)
-            found = over_network(network, ranks, measure_on_rank, settings)
-            results += [{"gbit": gbit} | each for each in found]
+    for ranks, gbit, network in links:
+        found = over_network(network, ranks, measure_on_rank, settings)
+        results += [{"gbit": gbit} | each for each in found]
     record.publish(arguments.json, "late_wait", before, settings, results, section)
 
 

@@ -64,7 +64,7 @@ def test_threads_that_have_ended_or_chose_a_policy_are_left_alone() -> None:
 
 
 ENDS_BEHIND_A_CALL = """
-import mmap, os, sys, tempfile, time
+import mmap, os, sys, time
 import torch, torch.distributed as dist
 import torchrec_bls
 
@@ -80,9 +80,11 @@ if rank == 1:
     os._exit(0)
 sys.setswitchinterval(1000)
 dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.zeros(1), async_op=True)
-while not gathered[0]:
+end = time.monotonic() + 60
+while not gathered[0] and time.monotonic() < end:
     pass
-end = time.monotonic() + 0.5
+assert gathered[0], "the other rank did not gather within 60 s"
+end = time.monotonic() + 0.5  # until gloo's thread waits for Python's lock
 while time.monotonic() < end:
     pass
 """
@@ -92,7 +94,10 @@ def test_a_process_may_end_while_gloos_thread_waits_for_pythons_lock(tmp_path: P
     script = tmp_path / "ends.py"
     script.write_text(ENDS_BEHIND_A_CALL)
     with subprocess.Popen([sys.executable, script, tmp_path], stdin=subprocess.PIPE) as process:
-        assert process.wait(120) == 0
+        try:
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
 
 
 def test_the_end_of_a_process_waits_for_a_thread_that_runs(

@@ -43,16 +43,16 @@ def main() -> None:
     check_rights(parser)
     options = parser.parse_args()
     settings: dict[str, Any] = {"gbit": (0.3, 1, 3, 10), "batch": (256, 1024), "dim": (16, 64)}
-    settings["turns"] = 40
+    settings |= {"turns": 15, "repetitions": 10}
     if options.quick:
-        settings = {"gbit": (1,), "batch": (256,), "dim": (64,), "turns": 2}
+        settings = {"gbit": (1,), "batch": (256,), "dim": (64,), "turns": 2, "repetitions": 2}
     before = record.environment()
     costs = ProfiledCosts(load_profile(options.profile))
     results = []
     for gbit in settings["gbit"]:
         network = Network(gbit, of_rank=True)
         for (batch, dim), ms in over_network(network, RANKS, _measure, settings).items():
-            simulated, chosen = predict(costs, gbit, batch, dim)
+            simulated, chosen = predict(costs, network, batch, dim)
             cell = {"gbit": gbit, "batch": batch, "dim": dim, "chosen": chosen}
             results.append({**cell, "ms": ms, "simulated_ms": simulated})
     settings["profile"] = options.profile
@@ -73,13 +73,14 @@ def _measure(rank: int, settings: dict[str, Any]) -> dict[tuple[int, int], dict[
                 module = sharded(case, sharder, dist.group.WORLD, codec)
                 call = partial(lambda module, ids: module(ids).wait(), module, ids)
                 call()
-                calls[codec] = partial(slowest_ms, call)
+                # One after the other, as simulated: a link's burst passes at once after a pause.
+                calls[codec] = partial(slowest_ms, call, settings["repetitions"])
             found[batch, dim] = in_turns(calls, settings["turns"], f"{batch} x {dim}")
     return found
 
 
 def predict(
-    costs: ProfiledCosts, gbit: float, batch: int, dim: int
+    costs: ProfiledCosts, network: Network, batch: int, dim: int
 ) -> tuple[dict[str, float], str]:
     """Milliseconds by codec, simulated, and the codec that is chosen."""
     every = [tables.Table(f"t{number}", HOT_ROWS, dim, "m") for number in range(TABLES)]
@@ -95,7 +96,8 @@ def predict(
     host = costs.host("bls", training=False, world_size=RANKS, ranks_per_core=1.0)
     if host is None:
         raise SystemExit("the profile has no host costs: calibrate again")
-    link = Link.of_hosts(gbit * _GBIT_IN_BYTES_PER_US, RANKS, per_host=1)
+    rate, burst = network.gbit * _GBIT_IN_BYTES_PER_US, 1024 * network.burst_kib
+    link = Link.of_hosts(rate, RANKS, per_host=1, burst_bytes=burst)
     simulation = Simulation(
         Ranks(RANKS, (1,) * RANKS, tuple(range(RANKS)), link=link),
         read_delays("none"),

@@ -40,6 +40,7 @@ class _Exchange(NamedTuple):
         to_rank: whether `sizes` are of messages to a rank.
         encode: microseconds of the senders, before.
         decode: microseconds of the receivers, after.
+        written: (ranks,), bytes that a rank writes for each rank; None: those of its messages.
     """
 
     name: str
@@ -48,6 +49,7 @@ class _Exchange(NamedTuple):
     to_rank: bool
     encode: Floats | float = 0.0
     decode: float = 0.0
+    written: Floats | None = None
 
 
 def codec_on_the_wire(group: PlanGroup, codec: CodecCosts) -> CodecCosts:
@@ -172,7 +174,9 @@ class _Step:
         codec = codec_on_the_wire(group, self._codec)
         work = codec.encode_us(group), codec.decode_us(group)
         name = f"embeddings {number}"
-        return _Exchange(name, group.way.forward, codec.row_bytes(group), False, *work)
+        # Without gradients rows go from the tables into slots, or else to where they are encoded.
+        written = None if self._job.training else group.rows
+        return _Exchange(name, group.way.forward, codec.row_bytes(group), False, *work, written)
 
     def _inputs(self, group: PlanGroup) -> Floats:
         host = self._host
@@ -210,6 +214,8 @@ class _Step:
         name, (work, pause) = exchange.name, self._times(exchange.sizes, exchange.collectives)
         transfer = self._transfer(exchange)
         if self._job.backend == "bls":
+            if exchange.written is not None:
+                work = self._times(exchange.written, exchange.collectives)[0]
             yield Post(name, exchange.encode + work * _PUTS, lag=lag, transfer=transfer)
             return
         if name.startswith("ids"):

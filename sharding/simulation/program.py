@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +11,10 @@ import numpy.typing as npt
 
 from .engine.task_graph import After, GraphBuilder, Machine, TaskGraph, Tasks
 from .wire.link import Link
+
+# A burst is at most a part of it late.
+_BURST_PARTS = 4
+_ROUNDING = 1e-6
 
 PerRank = npt.ArrayLike
 """Microseconds of all ranks: one number, (ranks,), or (ranks, steps)."""
@@ -140,13 +144,14 @@ class Ranks:
         spin_us: float = 0.0,
         wake_us: float = 0.0,
         link_bytes_per_us: float | None = None,
+        link_burst_bytes: float = 0.0,
     ) -> Ranks:
         """Returns ranks that fill hosts of so many `cores`, one host after the other."""
         hosts = -(-count // per_host)
         pool = tuple(rank // per_host for rank in range(count))
         link = None
         if link_bytes_per_us is not None:
-            link = Link.of_hosts(link_bytes_per_us, count, per_host)
+            link = Link.of_hosts(link_bytes_per_us, count, per_host, link_burst_bytes)
         return cls(count, (cores,) * hosts, pool, spin_us, wake_us, link)
 
     def machine(self, communication_threads: bool, transfers: bool = False) -> Machine:
@@ -195,7 +200,7 @@ class _Graph:
     def __init__(
         self, program: Sequence[Stage], ranks: Ranks, batches: int, delays: npt.ArrayLike
     ) -> None:
-        self._program, self._batches = program, batches
+        self._program, self._ranks, self._batches = program, ranks, batches
         self._main = np.arange(ranks.count)
         talks = any(isinstance(stage, Begin) for stage in program)
         transfers = any(np.any(getattr(stage, "transfer", 0.0)) for stage in program)
@@ -204,6 +209,11 @@ class _Graph:
         self._worker = ranks.count + self._main
         self._link = self._worker + ranks.count * talks
         self._builder = GraphBuilder(ranks.machine(talks, transfers))
+        # Of links with a burst, for each part of the bytes: time of all so far, and its tasks.
+        self._on_link: deque[tuple[npt.NDArray[np.float64], Tasks]] = deque()
+        if transfers and ranks.link and ranks.link.burst_bytes:
+            begins = self._builder.add("link begins", self._link)
+            self._on_link.append((np.zeros(ranks.count), begins))
         self._delays = np.broadcast_to(np.asarray(delays, float), (ranks.count, batches))
         # By exchange and batch: when all messages have come, and when they were released.
         self._arrived: dict[str, dict[int, Tasks]] = defaultdict(dict)
@@ -250,10 +260,11 @@ class _Graph:
             after = [After(self._builder.join("slots", [After(released)], step=self._step))]
         posted = self._on_main(f"post {stage.exchange}", stage.work, batch, after)
         sent = self._over_link(stage.exchange, posted, stage.transfer, batch)
-        arrived = self._builder.join(
-            f"{stage.exchange} arrived", [After(sent, stage.latency)], step=self._step
+        self._arrived[stage.exchange][batch] = self._builder.join(
+            f"{stage.exchange} arrived",
+            [After(each, stage.latency) for each in sent],
+            step=self._step,
         )
-        self._arrived[stage.exchange][batch] = arrived
 
     def _begin(self, stage: Begin, batch: int) -> None:
         issued = self._on_main(f"begin {stage.collective}", stage.work, batch)
@@ -268,19 +279,41 @@ class _Graph:
         )
         sent = self._over_link(stage.collective, done, stage.transfer, batch)
         self._arrived[stage.collective][batch] = self._builder.join(
-            f"{stage.collective} done", [After(sent, stage.latency)], step=self._step
+            f"{stage.collective} done",
+            [After(each, stage.latency) for each in sent],
+            step=self._step,
         )
 
-    def _over_link(self, name: str, written: Tasks, transfer: PerRank, batch: int) -> Tasks:
-        """Returns the tasks that send the messages that `written` has written."""
+    def _over_link(self, name: str, written: Tasks, transfer: PerRank, batch: int) -> list[Tasks]:
+        """Adds the tasks that send the messages that `written` has written. Returns those after
+        which they have passed the link.
+
+        A burst passes at once if all bytes but a burst have had their time on the link.
+        """
         if not np.any(transfer):
-            return written
+            return [written]
+        link = self._ranks.link
+        assert link is not None
+        whole = np.broadcast_to(self._of(transfer, batch), len(self._main))
+        if not link.burst_bytes:
+            return [self._pass(name, whole, [After(written)])]
+        burst = link.burst_us(whole)
+        at_once = np.minimum(whole, burst)
+        after = [After(written)]
+        for part in (whole - at_once, *[at_once / _BURST_PARTS] * _BURST_PARTS):
+            passed = self._pass(name, part, after)
+            after = []
+            self._on_link.append((self._on_link[-1][0] + part, passed))
+        due = self._on_link[-1][0] - burst
+        while len(self._on_link) > 1 and (self._on_link[1][0] <= due).all():
+            self._on_link.popleft()
+        reached = np.array([total >= due - _ROUNDING for total, _ in self._on_link])
+        tasks = np.array([tasks for _, tasks in self._on_link])
+        return [written, tasks[reached.argmax(axis=0), self._main]]
+
+    def _pass(self, name: str, transfer: npt.NDArray[np.float64], after: list[After]) -> Tasks:
         return self._builder.add(
-            f"{name} on the link",
-            self._link,
-            self._of(transfer, batch),
-            after=[After(written)],
-            step=self._step,
+            f"{name} on the link", self._link, transfer, after=after, step=self._step
         )
 
     def _arrived_of(self, name: str, batch: int) -> Tasks:

@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
     add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")
     add("--delays", default="none", help="delays of ranks, e.g. uniform:0-10ms; see the guide")
     add("--codec", default="fp32", help="codecs of embeddings, e.g. fp32,uint8,uint4")
-    add("--link", metavar="RATE", help="rate of each host's link, e.g. 1gbit; its ranks share it")
+    add("--link", metavar="RATE", help="each host's link, e.g. 1gbit, or '1gbit burst 256kb'")
     add("--dense-ms", type=float, default=0.0, help="time of the model's other layers (default: 0)")
     add("--batches", type=int, default=200, help="batches of each rank (default: %(default)s)")
     add("--seed", type=int, default=0, help="seed of the delays (default: %(default)s)")
@@ -77,12 +77,14 @@ def _simulate(options: argparse.Namespace) -> int:
         job = _job(options)
         per_host = job.host_ranks
         host = costs.host(job.backend, job.training, job.ranks, job.ranks_per_core)
+        bytes_per_us, burst_bytes = (None, 0.0) if options.link is None else read_link(options.link)
         simulation = Simulation(
             Ranks.on_hosts(
                 job.ranks,
                 per_host,
                 options.cores_per_host or per_host,
-                link_bytes_per_us=None if options.link is None else read_link(options.link),
+                link_bytes_per_us=bytes_per_us,
+                link_burst_bytes=burst_bytes,
             ),
             read_delays(options.delays),
             options.batches,

@@ -44,8 +44,13 @@ class Cause:
 
 
 def critical_path(timeline: Timeline) -> Tasks:
-    """Returns tasks in order, the last of which ended last. Each made the next one begin."""
-    path = [int(timeline.end.argmax())]
+    """Returns tasks in order, the last of which ended last. Each made the next one begin.
+
+    Bytes on a link are not the last: they count where somebody waits for them.
+    """
+    graph = timeline.graph
+    counts = (graph.thread == NO_THREAD) | graph.machine.sleeps[graph.thread]
+    path = [int(np.where(counts, timeline.end, -np.inf).argmax())]
     while (before := what_let_it_begin(timeline, path[-1])) != NO_TASK:
         path.append(before)
     return np.array(path[::-1], np.intp)

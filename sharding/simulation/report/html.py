@@ -52,10 +52,11 @@ def as_html(
 def _critical_path(outcome: BoundOutcome, simulation: Simulation) -> str:
     timeline = outcome.timeline
     threads = simulation.ranks.threads_of(timeline.graph)
-    end = float(timeline.end.max())
+    parts = causes(timeline)
+    end = sum(cause.total for cause in parts.values())
     of_task: dict[str, Cause] = {}
     most_on: dict[str, int] = {}
-    for (thread, name), cause in causes(timeline).items():  # the largest first
+    for (thread, name), cause in parts.items():  # the largest first
         of_task[name] = of_task.get(name, Cause()) + cause
         most_on.setdefault(name, threads[thread][0])
     rows = []

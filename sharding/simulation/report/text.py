@@ -9,6 +9,7 @@ from typing import Any
 from ...problem.job import Job
 from ..bounds import BoundOutcome, Simulation
 from ..wire.codecs import FP32
+from ..wire.link import Link
 
 FORMAT = 1
 #: What a simulated step holds.
@@ -41,11 +42,16 @@ def setting(job: Job, simulation: Simulation) -> str:
     """Returns in a line what was simulated."""
     kind = "training" if job.training else "inference"
     ranks = simulation.ranks
-    link = "" if ranks.link is None else f"a link of {_gbit(simulation):g} Gbit/s for each host, "
+    link = "" if ranks.link is None else f"{_link_text(ranks.link)} for each host, "
     return (
         f"{job.ranks} ranks on {len(ranks.cores)} pools of {ranks.cores[0]} cores, {link}"
         f"{kind} over {job.backend}, delays {simulation.delays.text}, {simulation.batches} batches"
     )
+
+
+def _link_text(link: Link) -> str:
+    burst = f" with bursts of {link.burst_bytes / 1024:g} KiB" if link.burst_bytes else ""
+    return f"a link of {link.bytes_per_us * _GBIT_PER_BYTE_A_US:g} Gbit/s{burst}"
 
 
 def _gbit(simulation: Simulation) -> float | None:
@@ -99,6 +105,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Returns the same for machines, in microseconds and bytes; arguments are those of
     `as_text`."""
+    link = simulation.ranks.link
     return {
         "format": FORMAT,
         "ranks": job.ranks,
@@ -108,6 +115,7 @@ def as_json(
         "batches": simulation.batches,
         "seed": simulation.seed,
         "link_gbit": _gbit(simulation),
+        "link_burst_bytes": None if link is None else link.burst_bytes,
         "codecs": [asdict(codec) for codec in simulation.codecs],
         "chosen_bound": None if chosen is None else chosen.bound,
         "chosen_codec": None if chosen is None else chosen.codec,

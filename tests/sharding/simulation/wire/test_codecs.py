@@ -68,8 +68,15 @@ def test_encoding_and_decoding_are_work_at_both_ends() -> None:
     assert isinstance(post, Post) and isinstance(collect, Collect)
     # Rank 0 encodes 2 x 64 x 64 values, rank 1 half of that; both decode 64 x 64 and 64 x 32.
     encode, decode = np.array([8.192, 4.096]), 6144 * 0.002
-    np.testing.assert_allclose(post.work, encode + all_to_all_us(CODES) / 2)
+    # Rows are written once, into the slots or to where they are encoded from.
+    np.testing.assert_allclose(post.work, encode + all_to_all_us(FLOAT32) / 2)
     np.testing.assert_allclose(collect.work, decode + all_to_all_us(CODES) / 2)
+
+
+def test_in_training_only_codes_are_copied_into_slots() -> None:
+    post, _ = exchange("embeddings 0", program(roomy(2), UINT8))
+    assert isinstance(post, Post)
+    np.testing.assert_allclose(post.work, [8.192, 4.096] + all_to_all_us(CODES) / 2)
 
 
 def test_over_gloo_the_communication_thread_encodes_nothing() -> None:

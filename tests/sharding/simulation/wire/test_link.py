@@ -53,11 +53,21 @@ def test_a_host_takes_the_longer_of_its_directions(
     [("1gbit", 125.0), ("2.5Gbit", 312.5), ("100mbit", 12.5), (" 800kbit ", 0.1)],
 )
 def test_rates(text: str, bytes_per_us: float) -> None:
-    assert read_link(text) == pytest.approx(bytes_per_us)
+    assert read_link(text) == (pytest.approx(bytes_per_us), 0.0)
+
+
+def test_bursts_in_the_notation_of_tc() -> None:
+    assert read_link("1gbit burst 256kb") == (125.0, 256 * 1024)
+    assert read_link(" 1Gbit  burst 1.5MB") == (125.0, 1.5 * 2**20)
+    assert read_link("8mbit burst 1600b") == (1.0, 1600.0)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gbit", "1", "1gb", "fast", "0gbit", "-1gbit", "nangbit", "infgbit", "1 000gbit"]
+    "text",
+    [
+        *("", "gbit", "1", "1gb", "fast", "0gbit", "-1gbit", "nangbit", "infgbit", "1 000gbit"),
+        *("1gbit 256kb", "1gbit burst", "1gbit burst 256", "1gbit burst 0kb", "1gbit burst -1kb"),
+    ],
 )
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(ValueError, match=f"link '{text}' is no positive rate: give one with its"):
@@ -68,3 +78,9 @@ def test_what_is_no_rate(text: str) -> None:
 def test_links_that_nothing_passes(rate: float) -> None:
     with pytest.raises(ValueError, match="must be a positive number"):
         Link(rate, (0, 0))
+
+
+@pytest.mark.parametrize("burst", [-1.0, float("nan"), float("inf")])
+def test_bursts_that_no_link_has(burst: float) -> None:
+    with pytest.raises(ValueError, match=f"burst of {burst} bytes: must not be negative"):
+        Link(1.0, (0, 0), burst_bytes=burst)

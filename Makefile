@@ -150,7 +150,8 @@ study-simulator: build  ## Calibrate this machine, compare simulated steps with 
 	$(calibrate-for-study)
 	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.lag \
 	  --profile out/study/profile.json --json out/study/simulator_lag.json
-	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.traced --json out/study/simulator_traced.json
+	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.traced \
+	  --profile out/study/profile.json --json out/study/simulator_traced.json
 	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.transformer \
 	  --profile out/study/profile.json --json out/study/simulator_transformer.json
 	test "$$(id -u)" != 0 || $(WITH_VENV) $(BIN)/python -m benchmarks.simulator.links \

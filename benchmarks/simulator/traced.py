@@ -3,7 +3,8 @@
 Inference of a model with sharded tables on 4 ranks, over gloo and over bounded-lag channels at
 bound 0, recorded by `record_step`. First one rank sleeps in each step, while it loads or in its
 dense part: the traces have to name it. Then all ranks sleep for random times: the recorded job is
-replayed with bounds, and measured with them.
+replayed with bounds, and measured with them. What was recorded over gloo is replayed over channels,
+by a profile.
 """
 
 import time
@@ -22,6 +23,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec_bls.sharding.costs.profile import load_profile
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+from torchrec_bls.sharding.simulation.recorded.over_channels import over_channels
 from torchrec_bls.sharding.simulation.recorded.replay import replay
 from tqdm import tqdm
 
@@ -71,17 +75,19 @@ class Sleep(nn.Module):
 def main() -> None:
     parser = record.parser(__doc__, quick="one trial, few steps")
     parser.set_defaults(json=Path("out/simulator_traced.json"))
+    parser.add_argument("--profile", default="epyc-milan-2-cores", help="file or name")
     options = parser.parse_args()
-    settings = {"trials": 8, "steps": 100, "rounds": 3}
+    settings: dict[str, Any] = {"trials": 8, "steps": 100, "rounds": 3}
     if options.quick:
         settings = {"trials": 1, "steps": 10, "rounds": 1}
+    settings["profile"] = options.profile
     before = record.environment()
     with TemporaryDirectory() as folder:
         results = on_ranks(RANKS, _measure, Path(folder), settings)
     record.publish(options.json, "simulator_traced", before, settings, results, section)
 
 
-def _measure(rank: int, folder: Path, settings: dict[str, int]) -> dict[str, Any]:
+def _measure(rank: int, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     models = {"gloo": _sharded(None), "bls": _sharded(0)}
     batches = [_batch(rank, number) for number in range(4)]
     # By what the recordings are of, how many name the late rank, and how many there are.
@@ -99,10 +105,10 @@ def _measure(rank: int, folder: Path, settings: dict[str, int]) -> dict[str, Any
 
 
 def _bounds(
-    rank: int, folder: Path, models: Any, batches: list[Batch], settings: dict[str, int]
+    rank: int, folder: Path, models: Any, batches: list[Batch], settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Steps by the bound, measured over channels, and replayed from a recording over each."""
-    steps = settings["steps"]
+    steps, costs = settings["steps"], ProfiledCosts(load_profile(settings["profile"]))
     delays = draw_delays(_SEED, RANKS, steps, _LONGEST_S)[rank].tolist()
     pipelined = _sharded(max(BOUNDS))
     replayed = {}
@@ -110,6 +116,8 @@ def _bounds(
         _record(model, batches, folder, "loading", delays)
         if rank == 0:
             recording = read_job(traces_in(folder)).recording
+            if backend == "gloo":
+                recording = over_channels(recording, costs)
             nothing = np.zeros((RANKS, steps))
             replayed[backend] = {k: replay(recording, k, nothing).step_us / 1e3 for k in BOUNDS}
     pipelines = {

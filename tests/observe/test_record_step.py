@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ExecutionTraceObserver
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec_bls.sharding.simulation.recorded.recording import Begin
 from torchrec_bls.sharding.simulation.recorded.replay import replay
 
 from tests.distributed.dlrm import make_batch, make_dlrm
@@ -135,6 +136,10 @@ def test_gloo_leaves_groups_and_sequence_numbers_to_the_flight_recorder(training
         sequences = [each["sequence"] for each in collectives[i::2]]
         assert sequences == list(range(sequences[0], sequences[0] + STEPS))
     assert collectives[0]["input_sizes"] == [[32, 64]]
+    begins = [
+        op for op in read_job(traces_in(training)).recording.ranks[0][0] if isinstance(op, Begin)
+    ]
+    assert [begin.sent_bytes for begin in begins] == [4 * 32 * 64, 4 * (64 * 64 + 64 + 64 + 1)]
     # What Kineto and the execution trace have of them by themselves.
     works = [event for event in content["traceEvents"] if event["name"].startswith("gloo:")]
     assert works and not any("Collective name" in event["args"] for event in works)

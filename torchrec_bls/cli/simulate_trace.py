@@ -10,7 +10,7 @@ from typing import Any
 _US_PER_MS = 1000.0
 # Options that a recording already decides, with their defaults.
 _OF_PLANNED_JOBS = {
-    **dict.fromkeys(("model", "profile", "ranks", "ranks_per_host", "cores_per_host")),
+    **dict.fromkeys(("model", "ranks", "ranks_per_host", "cores_per_host")),
     **dict.fromkeys(("plan", "max_memory_gib", "link", "html")),
     "training": False,
     "codec": "fp32",
@@ -22,13 +22,13 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     """Replays what `record_step` wrote into a folder, and prints a line for each bound.
 
     Args:
-        options: `trace`, `delays`, `batches`, `seed`, `choose`, `max_latency_ms`, `json` and
-            `perfetto` of the sub-command.
+        options: `trace`, `profile`, `delays`, `batches`, `seed`, `choose`, `max_latency_ms`,
+            `json` and `perfetto` of the sub-command.
         bounds: bounds to replay.
 
     Raises:
         ValueError: an option is only for planned jobs, the traces are not those of all ranks of a
-            job, the job can't have a bound, or no bound is within the limit.
+            job, the job can't have a bound or needs no profile, or no bound is within the limit.
         OSError: a file can't be read or written.
     """
     from torchrec_bls.observe.traces.merged_trace import merged_trace
@@ -40,8 +40,9 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
 
     _refuse_others(options)
     job = read_job(traces_in(options.trace))
+    recording = recording_over(options.profile, job.recording)
     delays = read_delays(options.delays).sample(len(job.traces), options.batches, options.seed)
-    replays = [replay(job.recording, bound, delays) for bound in bounds]
+    replays = [replay(recording, bound, delays) for bound in bounds]
     chosen = _chosen(options, replays)
     report = {
         "format": 1,
@@ -49,6 +50,7 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
         "recorded_steps": job.recording.steps,
         "recorded_step_us": job.step_us,
         "training": job.recording.trains,
+        "channels_of": options.profile,
         "delays": options.delays,
         "batches": options.batches,
         "seed": options.seed,
@@ -72,6 +74,22 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
         shown = chosen or replays[-1]
         trace = side_by_side(trace_events(shown.timeline, shown.threads), merged_trace(job))
         options.perfetto.write_text(json.dumps(trace))
+
+
+def recording_over(profile: str | None, recording: Any) -> Any:
+    """Returns a recording, with exchanges over the channels of a profile if there is one.
+
+    Raises:
+        ValueError: there is no such profile, or the recording needs none or does not fit one.
+        OSError: the file can't be read.
+    """
+    if profile is None:
+        return recording
+    from torchrec_bls.sharding.costs.profile import load_profile
+    from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+    from torchrec_bls.sharding.simulation.recorded.over_channels import over_channels
+
+    return over_channels(recording, ProfiledCosts(load_profile(profile)))
 
 
 def _refuse_others(options: argparse.Namespace) -> None:
@@ -126,8 +144,11 @@ def _as_text(report: dict[str, Any]) -> str:
             f"{p99:>6.2f} {first / each['step_us']:>14.2f} {each['latency_us'] / _US_PER_MS:>12.2f}"
             + ("   <- take this" if each["bound"] == report["chosen"] else "")
         )
+    over = report["channels_of"]
+    exchanges = "" if over is None else f" Exchanges are over channels, by profile {over}."
     lines += [
         "",
-        "Simulated: what was recorded, with a core for each thread, and the delays beside.",
+        "Simulated: what was recorded, with a core for each thread, and the delays beside."
+        + exchanges,
     ]
     return "\n".join(lines)

@@ -122,6 +122,7 @@ def _metadata(steps: int, before: list[dict[str, Any]] | None) -> dict[str, Any]
                     "sequence": each["collective_seq_id"],
                     "input_sizes": each["input_sizes"],
                     "output_sizes": each["output_sizes"],
+                    "input_dtypes": each.get("input_dtypes"),
                 }
                 for each in new
             ]

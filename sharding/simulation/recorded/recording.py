@@ -43,12 +43,14 @@ class Begin:
         worker: thread that takes part in the exchange and does nothing else meanwhile; None where
             the main thread reads messages itself.
         latency_us: time until the worker begins.
+        sent_bytes: this rank's bytes for all ranks, itself included; None: they were not recorded.
     """
 
     exchange: Exchange
     took_us: float
     worker: int | None = None
     latency_us: float = 0.0
+    sent_bytes: float | None = None
 
 
 @dataclass(frozen=True)

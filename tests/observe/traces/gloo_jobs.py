@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 CALL_US, TOOK_US, LATENCY_US = 8.0, 40.0, 15.0
+SENT_FLOATS = 1 << 16
 IDS, EMBEDDINGS = 0, 1
 MAIN, WORKERS = 1, (11, 12)
 
@@ -98,7 +99,13 @@ class GlooJob:
                 event("aten::addmm", MAIN, done, done + work[rank, batch], "cpu_op")
             begin = end
         collectives = [
-            {"name": "gloo:all_to_all", "group": "0", "sequence": 100 + number}
+            {
+                "name": "gloo:all_to_all",
+                "group": "0",
+                "sequence": 100 + number,
+                "input_sizes": [[SENT_FLOATS // 64, 64]],
+                "input_dtypes": ["Float"],
+            }
             for number in range(2 * batches)
         ]
         group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": []}

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torchrec_bls.sharding.costs.profile import load_profile
+from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.simulation.recorded.recording import Wait
 from torchrec_bls.sharding.simulation.recorded.replay import replay
 
-from tests.observe.traces.gloo_jobs import CALL_US, TOOK_US, GlooJob, written
+from tests.observe.traces.gloo_jobs import CALL_US, SENT_FLOATS, TOOK_US, GlooJob, written
 from torchrec_bls.cli.main import run
 from torchrec_bls.observe.traces.clock_offsets import UnrelatedClocksError
 from torchrec_bls.observe.traces.kineto import TraceError
@@ -353,6 +355,40 @@ def test_simulate_replays_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert held_up["bounds"][0]["step_us"] == pytest.approx(job.step_us + 3000, rel=0.02)
 
 
+def test_exchanges_of_another_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = GlooJob(*durations(14, batches=8))
+    paths = written(tmp_path, job.traces(np.zeros(RANKS)))
+    profile = "epyc-milan-2-cores"
+    bytes_sent = [4.0 * SENT_FLOATS] * RANKS
+    costs = ProfiledCosts(load_profile(profile))
+    us = costs.all_to_all(bytes_sent, bytes_sent, "bls").microseconds
+    # Loads and lookups until the last rank posts, reading beside, and no worker that is called.
+    load, lookup, dense = job.load_us, job.lookup_us, job.dense_us
+    ended, expected = np.zeros(RANKS), []
+    for batch in range(8):
+        ids = (ended + load[:, batch] + CALL_US).max() + us
+        rows = (ids + lookup[:, batch] + CALL_US).max() + us
+        ended = rows + dense[:, batch]
+        expected.append(ended.max())
+    report = simulate(tmp_path, "--bound=0", "--batches=8", f"--profile={profile}")
+    assert report["bounds"][0]["step_us"] == pytest.approx(expected[-1] / 8, rel=0.01)
+    assert report["channels_of"] == profile
+    assert f"Exchanges are over channels, by profile {profile}." in capsys.readouterr().out
+    assert run(["trace", *map(str, paths), f"--profile={profile}"]) == 0
+    said = f"by profile {profile}: bound 0 takes {expected[-1] / 8 / 1000:.1f}"
+    assert said in capsys.readouterr().out
+
+
+def test_bytes_that_were_not_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traces = GlooJob(*durations(15, batches=4)).traces(np.zeros(RANKS))
+    for trace in traces:
+        for entry in trace["torchrec_bls"]["collectives"]:
+            entry["input_dtypes"] = ["Undefined"]
+    written(tmp_path, traces)
+    assert run(["simulate", f"--trace={tmp_path}", "--profile=epyc-milan-2-cores"]) == 1
+    assert "how many bytes all_to_all 0 of process group '0' sent" in capsys.readouterr().err
+
+
 def test_a_bound_is_chosen_within_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -384,6 +420,7 @@ def test_a_bound_is_chosen_within_a_limit(
         (["--delays=ranks:1ms"], "delays of 1 ranks were given for 4"),
         (["--batches=0"], "of 4 ranks and 1 or more batches"),
         (["--bound=-1"], "bound is -1"),
+        (["--profile=none"], "no profile 'none': give a .json file"),
     ],
 )
 def test_bad_options(

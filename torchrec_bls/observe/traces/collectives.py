@@ -9,12 +9,13 @@ when a rank waits.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchrec_bls.observe.traces.execution_trace import Node, read_execution_trace
 from torchrec_bls.observe.traces.kineto import KinetoTrace, TraceError
@@ -37,6 +38,13 @@ _WORK_OF = {
     "gather_": "gather",
     "scatter_": "scatter",
     "barrier": "barrier",
+}
+# By the flight recorder's names of dtypes.
+_BYTES_OF = {
+    **dict.fromkeys(("Bool", "Byte", "Char"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long"), 8),
 }
 _RECORD = "record them with torchrec_bls.observe.record_step"
 _TRAINS = ("autograd::engine::", "Optimizer.step#")
@@ -63,6 +71,7 @@ class Collective:
         worker: thread of the worker.
         wait: begin and end of the time that the rank visibly waits for it, or else None.
         used: time at which its result was first read; None if that is not known.
+        sent_bytes: the rank's bytes for all ranks, itself included; None if they are not known.
     """
 
     name: str
@@ -74,6 +83,15 @@ class Collective:
     worker: int
     wait: tuple[float, float] | None = None
     used: float | None = None
+    sent_bytes: float | None = None
+
+
+class _Label(NamedTuple):
+    """What only the flight recorder knows of a collective."""
+
+    group: str
+    sequence: int | None = None
+    sent_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,17 +138,18 @@ def read_steps(trace: KinetoTrace, execution: Path | None) -> RankSteps:
     calls = _calls_of(trace, calls, works)
     groups, labels = _groups(trace, works)
     found = []
-    for call, work, (group, sequence) in zip(calls, works, labels, strict=False):
+    for call, work, label in zip(calls, works, labels, strict=False):
         (_, begun), (start, end) = trace.span(call), trace.span(work)
         found.append(
             Collective(
                 name=_name(work),
-                group=group,
-                sequence=sequence,
+                group=label.group,
+                sequence=label.sequence,
                 begun=begun,
                 start=start,
                 end=end,
                 worker=int(work.get("tid", 0)),
+                sent_bytes=label.sent_bytes,
             )
         )
     ops = [event for event in ranges if event.get("cat") == "cpu_op"]
@@ -218,8 +237,8 @@ def _calls_of(
 
 def _groups(
     trace: KinetoTrace, works: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, tuple[int, ...] | None], list[tuple[str, int | None]]]:
-    """Returns the process groups, and group and sequence number of each work."""
+) -> tuple[dict[str, tuple[int, ...] | None], list[_Label]]:
+    """Returns the process groups, and the label of each work."""
     configured = trace.job.get("pg_config")
     configured = configured if isinstance(configured, list) else []
     groups = {str(each["pg_name"]): tuple(each.get("ranks", ())) or None for each in configured}
@@ -236,14 +255,26 @@ def _groups(
                 f"{trace.source}: the flight recorder has {len(entries)} of {len(works)} "
                 f"collectives: {_RECORD} again"
             )
-        return groups, [(str(entry["group"]), int(entry["sequence"])) for entry in entries]
+        return groups, [
+            _Label(str(entry["group"]), int(entry["sequence"]), _sent_bytes(entry))
+            for entry in entries
+        ]
     used = list(groups) or [""]
     if len(used) > 1:
         raise TraceError(
             f"{trace.source} has {len(used)} process groups and does not say which collective is "
             f"of which: {_RECORD}"
         )
-    return {used[0]: groups.get(used[0])}, [(used[0], None)] * len(works)
+    return {used[0]: groups.get(used[0])}, [_Label(used[0])] * len(works)
+
+
+def _sent_bytes(entry: Mapping[str, Any]) -> float | None:
+    sizes, dtypes = entry.get("input_sizes"), entry.get("input_dtypes")
+    if sizes is None or dtypes is None or not set(dtypes) <= _BYTES_OF.keys():
+        return None
+    return float(
+        sum(math.prod(size) * _BYTES_OF[dtype] for size, dtype in zip(sizes, dtypes, strict=True))
+    )
 
 
 def _busy(

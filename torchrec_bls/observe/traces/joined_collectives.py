@@ -168,6 +168,7 @@ def _lane(
             took_us=float(np.clip(took, 0.0, part.end - part.start)),
             worker=part.worker,
             latency_us=max(0.0, latency),
+            sent_bytes=part.sent_bytes,
         )
         points[step].append((part.begun, part.begun, begin))
         if part.wait is not None and (later := bisect_left(ends, part.wait[1])) < len(ends):

@@ -123,6 +123,7 @@ def _backward_ms(
     def sample(model: nn.Module, steps: int) -> float:
         times = []
         for _ in range(steps):
+            model.zero_grad()
             loss = model(*batch).sum()
             dist.barrier()
             begin = time.perf_counter()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,10 @@ CODECS = {"uint8": Codec.UINT8, "uint4": Codec.UINT4}
 
 # A sample is a sequence of all-reduces that takes about this long.
 _SAMPLE_S, _MOST_CALLS, _PROBE_CALLS = 0.025, 100, 3
-# An all-reduce behind the backward comes after so much computing at least. It takes longer than
-# behind another all-reduce: up to a fifth, for four ranks on two cores.
+# Beside a backward the first one takes longer than those behind it.
+_LEAST_BESIDE = 3
+# An all-reduce behind the backward comes after so much computing at least, and another one behind
+# it. The first takes longer: up to a fifth, for four ranks on two cores.
 _COMPUTED_S = 0.01
 _BACKWARDS_ALONE = 3  # a round
 _WORD_BYTES = 4
@@ -46,12 +49,28 @@ AllReduce = Callable[[Tensor], object]
 
 @dataclass(frozen=True)
 class _Cell:
-    """All-reduces of one mode and size, and how many of them make a sample."""
+    """All-reduces of one mode and size, and how many of them, or pairs of them, make a sample."""
 
     mode: str
     bytes: int
     calls_alone: int
     calls_overlapped: int
+
+
+class _Beside(NamedTuple):
+    """All-reduces beside a backward, on one rank.
+
+    Attributes:
+        wake_s: seconds until the first one begins.
+        first_s: seconds of the first one.
+        others_s: seconds of all others together.
+        pieces: pieces of the backward done beside the others.
+    """
+
+    wake_s: float
+    first_s: float
+    others_s: float
+    pieces: float
 
 
 class OverlapTimer:
@@ -60,12 +79,14 @@ class OverlapTimer:
     The timer works as the hook of planned buckets does. One thread of each rank makes all-reduces
     in sequence. Meanwhile the main thread makes a backward of linear layers, on one thread. All
     ranks do the same at the same time. Where they share cores, their backwards take cores from each
-    other as well. "A backward alone" is one on all ranks without an all-reduce. "An all-reduce
-    alone" comes behind some backward, one at a time.
+    other as well. "A backward alone" is one on all ranks without an all-reduce. All-reduces without
+    a backward come in pairs behind one: the first is "behind", the second "alone".
 
-    Times are those of the slowest rank, from where all of them begin together: the all-reduces of a
-    sample keep ranks in step. The progress of the backward is the mean of all ranks, since chance
-    decides which of them gets more of a core within a sample.
+    An all-reduce behind computing is timed from when the last rank begins it, by that rank: the one
+    which takes least. A barrier right before would wake up all threads, and make it shorter than in
+    training. Of others the mean of all ranks counts, since they keep ranks in step. The progress of
+    the backward is the mean of all ranks too: chance decides which of them gets more of a core
+    within a sample.
 
     Args:
         group: group of ranks, with a backend that reduces float32.
@@ -86,11 +107,11 @@ class OverlapTimer:
         self._group = group
         self._thread = ThreadPoolExecutor(1, "torchrec_bls overlap")
         self._backward = _pieces()
-        buffer = torch.randn(sizes[-1] // _WORD_BYTES)
-        self._buffers = {size: buffer[: size // _WORD_BYTES] for size in sizes}
+        # Gradients are not in a core's own cache: one call after the other takes the next bytes.
+        self._gradients, self._next = torch.randn(2 * sizes[-1] // _WORD_BYTES), 0
         self._modes: dict[str, AllReduce] = {FLOAT32: partial(_average, group=group)}
         if codecs:
-            errors = torch.zeros_like(buffer)
+            errors = torch.zeros(sizes[-1] // _WORD_BYTES)
             for name, codec in CODECS.items():
                 self._modes[name] = partial(_quantized, group=group, codec=codec, errors=errors)
         self._cells: list[_Cell] = []
@@ -124,6 +145,10 @@ class OverlapTimer:
             samples[mode] = ModeSamples(
                 np.asarray(self._sizes(), dtype=np.float64),
                 np.stack([each.alone_us[cells] for each in self._rounds]),
+                np.stack([each.behind_us[cells] for each in self._rounds]),
+                np.stack([each.wake_us[cells] for each in self._rounds]),
+                np.stack([each.cold_us[cells] for each in self._rounds]),
+                np.stack([each.hook_us[cells] for each in self._rounds]),
                 np.stack([each.overlapped_us[cells] for each in self._rounds]),
                 np.stack([each.compute_rate[cells] for each in self._rounds]),
             )
@@ -138,18 +163,21 @@ class OverlapTimer:
 
     def _probe(self, mode: str, size: int) -> tuple[_Cell, float]:
         """Returns a cell, and the seconds that it takes in a round."""
-        self._alone_s(mode, size, 1)
-        alone_s = self._alone_s(mode, size, _PROBE_CALLS) / _PROBE_CALLS
-        overlapped_s = self._overlapped_s(mode, size, _PROBE_CALLS)[0] / _PROBE_CALLS
+        self._pairs_s(mode, size, 1)
+        alone_s = float(self._pairs_s(mode, size, _PROBE_CALLS).sum()) / _PROBE_CALLS
+        beside = self._beside(mode, size, _PROBE_CALLS)
+        overlapped_s = (beside.first_s + beside.others_s) / _PROBE_CALLS
         each_s = self._slowest([alone_s + _COMPUTED_S, overlapped_s]).tolist()
         calls = [max(1, min(_MOST_CALLS, round(_SAMPLE_S / seconds))) for seconds in each_s]
+        calls[1] = max(calls[1], _LEAST_BESIDE)
         planned_s = sum(count * seconds for count, seconds in zip(calls, each_s, strict=True))
-        return _Cell(mode, size, *calls), planned_s
+        return _Cell(mode, size, *calls), planned_s + _COMPUTED_S
 
     def _round(self) -> _Round:
         """Makes a sample of each cell in an order of its own, the same on all ranks."""
         cells = self._cells
-        alone_s, overlapped_s, pieces_a_s = (np.zeros(len(cells)) for _ in range(3))
+        pairs_s = np.zeros((len(cells), 3))
+        wake_s, first_s, others_s, pieces = np.zeros((4, len(cells)))
         backward = 0.0
         todo = [("backward", 0)] * _BACKWARDS_ALONE
         todo += product(("alone", "overlapped"), range(len(cells)))
@@ -160,41 +188,52 @@ class OverlapTimer:
                 backward += self._backward_alone() / _BACKWARDS_ALONE
             elif what == "alone":
                 calls = cell.calls_alone
-                alone_s[index] = self._alone_s(cell.mode, cell.bytes, calls) / calls
+                pairs_s[index] = self._pairs_s(cell.mode, cell.bytes, calls) / calls
             else:
-                calls = cell.calls_overlapped
-                total_s, pieces = self._overlapped_s(cell.mode, cell.bytes, calls)
-                overlapped_s[index], pieces_a_s[index] = total_s / calls, pieces / total_s
-        slowest = self._slowest([*alone_s, *overlapped_s])
-        progress = self._mean([*pieces_a_s, backward])
-        return _Round(
-            1e6 * slowest[: len(cells)], 1e6 * slowest[len(cells) :], progress[:-1] / progress[-1]
-        )
+                beside = self._beside(cell.mode, cell.bytes, cell.calls_overlapped)
+                wake_s[index], first_s[index], others_s[index], _ = beside
+                pieces[index] = beside.pieces / beside.others_s
+        wake_s = self._slowest([*wake_s])
+        first_s = self._over_ranks([*first_s], dist.ReduceOp.MIN)
+        pairs_s = self._mean([*pairs_s.flat]).reshape(-1, 3)
+        others_s = self._mean([*others_s])
+        overlapped_s = others_s / [cell.calls_overlapped - 1 for cell in cells]
+        progress = self._mean([*pieces, backward])
+        behind_s, alone_s, hook_s = pairs_s.T
+        times_s = (alone_s, behind_s, wake_s, first_s - overlapped_s, hook_s, overlapped_s)
+        return _Round(*[1e6 * each for each in times_s] + [progress[:-1] / progress[-1]])
 
-    def _alone_s(self, mode: str, size: int, calls: int) -> float:
-        """Returns the seconds of all-reduces, each behind a part of a backward."""
-        seconds = 0.0
+    def _pairs_s(self, mode: str, size: int, calls: int) -> npt.NDArray[np.float64]:
+        """Returns (3,), the seconds of all-reduces behind a part of a backward, of as many right
+        behind one of these, and what it takes more to have another thread make both."""
+        seconds = np.zeros(3)
         for _ in range(calls):
-            end = time.perf_counter() + _COMPUTED_S
-            while time.perf_counter() < end:
-                next(self._backward)()
-            dist.barrier(self._group)
-            begin, end = self._thread.submit(self._reduce, mode, size, 1).result()
-            seconds += end - begin
+            self._compute()
+            submitted = time.perf_counter()
+            begin, middle, end = self._thread.submit(self._reduce, mode, size, 2).result()
+            hook = time.perf_counter() - end + begin - submitted
+            behind = self._over_ranks([middle - begin], dist.ReduceOp.MIN)[0]
+            seconds += behind, end - middle, hook
         return seconds
 
-    def _overlapped_s(self, mode: str, size: int, calls: int) -> tuple[float, float]:
-        """Returns the same beside a backward, and how many pieces of the backward were done."""
-        dist.barrier(self._group)
-        next(self._backward)()
+    def _beside(self, mode: str, size: int, calls: int) -> _Beside:
+        """Makes all-reduces beside a backward."""
+        self._compute()
         reached = [time.perf_counter()]
         reducing = self._thread.submit(self._reduce, mode, size, calls)
         while not reducing.done():
             next(self._backward)()
             reached.append(time.perf_counter())
-        begin, end = reducing.result()
-        first, last = np.interp([begin, end], reached, np.arange(len(reached)))
-        return end - begin, float(last - first)
+        begin, middle, *_, end = reducing.result()
+        first, last = np.interp([middle, end], reached, np.arange(len(reached)))
+        return _Beside(begin - reached[0], middle - begin, end - middle, float(last - first))
+
+    def _compute(self) -> None:
+        """Runs a part of a backward. Ranks begin it together; they end it as backwards end."""
+        dist.barrier(self._group)
+        end = time.perf_counter() + _COMPUTED_S
+        while time.perf_counter() < end:
+            next(self._backward)()
 
     def _backward_alone(self) -> float:
         """Returns pieces a second."""
@@ -207,11 +246,19 @@ class OverlapTimer:
             seconds = time.perf_counter() - begin
         return pieces / seconds
 
-    def _reduce(self, mode: str, size: int, calls: int) -> tuple[float, float]:
-        begin = time.perf_counter()
+    def _reduce(self, mode: str, size: int, calls: int) -> list[float]:
+        """Returns when the first all-reduce began, and when each ended."""
+        times = [time.perf_counter()]
         for _ in range(calls):
-            self._modes[mode](self._buffers[size])
-        return begin, time.perf_counter()
+            self._modes[mode](self._bucket(size))
+            times.append(time.perf_counter())
+        return times
+
+    def _bucket(self, size: int) -> Tensor:
+        count = size // _WORD_BYTES
+        begin = self._next if self._next + count <= len(self._gradients) else 0
+        self._next = begin + count
+        return self._gradients[begin : self._next]
 
     def _slowest(self, numbers: list[float]) -> npt.NDArray[np.float64]:
         return self._over_ranks(numbers, dist.ReduceOp.MAX)
@@ -231,6 +278,10 @@ class _Round:
     """A sample of each cell: fields of `ModeSamples`, (cells,)."""
 
     alone_us: npt.NDArray[np.float64]
+    behind_us: npt.NDArray[np.float64]
+    wake_us: npt.NDArray[np.float64]
+    cold_us: npt.NDArray[np.float64]
+    hook_us: npt.NDArray[np.float64]
     overlapped_us: npt.NDArray[np.float64]
     compute_rate: npt.NDArray[np.float64]
 

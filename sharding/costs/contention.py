@@ -24,6 +24,18 @@ class ModeTimes:
         added_compute_us: microseconds of the backward done in each startup, beyond those at
             `compute_rate`. An all-reduce that waits for threads takes less of the cores than one
             that sends. The paper has none.
+        behind_us: microseconds more of the first all-reduce after a backward than of one right
+            behind another one, once in all plans; the paper has none.
+        wake_us: microseconds from when gradients are ready beside a backward until their all-reduce
+            begins, if none runs: its thread waits for a core. The paper has none.
+        cold_us: microseconds more of such an all-reduce than of one right behind another one. The
+            backward goes on meanwhile. The paper has none.
+
+        hook_us: microseconds more of a backward whose all-reduces another thread makes, as the hook
+            of planned buckets does: that thread wakes up, and in the end the main thread.
+
+    The last four are those of the ranks, whatever travels. So of several modes those of the first
+    count.
     """
 
     startup_us: float
@@ -32,6 +44,10 @@ class ModeTimes:
     compute_rate: float
     added_startup_us: float = 0.0
     added_compute_us: float = 0.0
+    behind_us: float = 0.0
+    wake_us: float = 0.0
+    cold_us: float = 0.0
+    hook_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for times that are impossible."""
@@ -42,12 +58,20 @@ class ModeTimes:
         if self.compute_rate <= 0:
             raise ValueError(f"a backward goes on at a rate above 0: {self}")
 
+    @property
+    def late_us(self) -> float:
+        """Returns the microseconds by which an all-reduce beside a backward is late if none runs
+        before."""
+        return self.wake_us + self.cold_us
+
     def alone_us(self, size: float) -> float:
-        """Returns the time of an all-reduce of so many bytes, without a backward beside it."""
+        """Returns the time of an all-reduce of so many bytes right behind another one, without a
+        backward beside it."""
         return self.startup_us + size * self.alone_us_per_byte
 
     def overlapped_us(self, size: float) -> float:
-        """Returns the time of an all-reduce of so many bytes, all beside a backward."""
+        """Returns the time of an all-reduce of so many bytes right behind another one, all beside a
+        backward."""
         return self.startup_us + self.added_startup_us + size * self.overlapped_us_per_byte
 
     def rate(self, size: float) -> float:
@@ -103,11 +127,16 @@ class Mode:
             ValueError: a number is impossible.
             KeyError, TypeError: something is missing or of another type.
         """
-        columns = [record["draws"][name] for name in _PARAMETERS]
+        # Profiles of before do not have them.
+        late = ("behind_us", "wake_us", "cold_us", "hook_us")
+        times = {**dict.fromkeys(late, 0.0), **record["times"]}
+        draws = record["draws"]
+        draws = {**dict.fromkeys(late, [0.0] * len(draws[_PARAMETERS[0]])), **draws}
+        columns = [draws[name] for name in _PARAMETERS]
         error = record["held_out_percent"]
         return cls(
             str(record["name"]),
-            ModeTimes(*(float(record["times"][name]) for name in _PARAMETERS)),
+            ModeTimes(*(float(times[name]) for name in _PARAMETERS)),
             tuple(ModeTimes(*map(float, draw)) for draw in zip(*columns, strict=True)),
             bool(record["changes_values"]),
             None if record["channels"] is None else int(record["channels"]),

@@ -66,9 +66,11 @@ def mg_wfbp(layers: Sequence[Layer], modes: Sequence[ModeTimes], mode: int = 0) 
 
 def best_single_mode(layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> list[Group]:
     """Returns the best fusion of all those whose groups have one mode, for the best mode."""
+    late = {name: getattr(modes[0], name) for name in ("behind_us", "wake_us", "cold_us")}
     plans = []
     for number, mode in enumerate(modes):
-        plans.append([replace(group, mode=number) for group in allocate(layers, [mode])])
+        alone = [replace(mode, **late)]
+        plans.append([replace(group, mode=number) for group in allocate(layers, alone)])
     return min(plans, key=lambda groups: timeline(layers, groups, modes).finish)
 
 

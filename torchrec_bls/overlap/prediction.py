@@ -85,7 +85,7 @@ def predict(
         fine = _of_parameters(layers, compute)
         rows.append(
             [
-                timeline(plain, groups, times).finish,
+                timeline(plain, groups, times).finish + times[0].hook_us,
                 timeline(fine, data_parallel(fine), times).finish,
                 timeline(fine, torchrec_data_parallel(fine), times).finish,
                 float(compute.sum()),
@@ -117,6 +117,10 @@ def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:
         overlapped_us_per_byte=off * times.overlapped_us_per_byte,
         added_startup_us=off * times.added_startup_us,
         added_compute_us=off * times.added_compute_us,
+        behind_us=off * times.behind_us,
+        wake_us=off * times.wake_us,
+        cold_us=off * times.cold_us,
+        hook_us=off * times.hook_us,
     )
 
 

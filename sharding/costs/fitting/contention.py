@@ -27,31 +27,39 @@ class ModeSamples:
 
     Attributes:
         bytes: (n,) float64, sizes of gradients.
-        alone_us: (rounds, n) float64, times of an all-reduce without a backward beside it.
-        overlapped_us: (rounds, n) float64, times of an all-reduce beside a backward throughout.
+        alone_us: (rounds, n) float64, times of an all-reduce right behind another one, without a
+            backward beside it.
+        behind_us: (rounds, n) float64, times of an all-reduce right behind a backward.
+        wake_us: (rounds, n) float64, times until an all-reduce beside a backward begins, if none
+            runs before.
+        cold_us: (rounds, n) float64, how much longer this one takes than the ones behind it.
+        hook_us: (rounds, n) float64, times that it takes more if another thread makes all-reduces.
+        overlapped_us: (rounds, n) float64, times of an all-reduce right behind another one, beside
+            a backward throughout.
         compute_rate: (rounds, n) float64, progress of that backward, as a share of its progress
             alone in the same time.
     """
 
     bytes: Floats
     alone_us: Floats
+    behind_us: Floats
+    wake_us: Floats
+    cold_us: Floats
+    hook_us: Floats
     overlapped_us: Floats
     compute_rate: Floats
 
     def of_rounds(self, rounds: Integers) -> ModeSamples:
         """Returns the samples of some rounds; a round may come several times."""
-        return ModeSamples(
-            self.bytes, self.alone_us[rounds], self.overlapped_us[rounds], self.compute_rate[rounds]
-        )
+        return ModeSamples(self.bytes, *(each[rounds] for each in self._times()))
 
     def of_sizes(self, sizes: Integers) -> ModeSamples:
         """Returns the samples of some sizes; a size may come several times."""
-        return ModeSamples(
-            self.bytes[sizes],
-            self.alone_us[:, sizes],
-            self.overlapped_us[:, sizes],
-            self.compute_rate[:, sizes],
-        )
+        return ModeSamples(self.bytes[sizes], *(each[:, sizes] for each in self._times()))
+
+    def _times(self) -> tuple[Floats, ...]:
+        late = (self.behind_us, self.wake_us, self.cold_us, self.hook_us)
+        return self.alone_us, *late, self.overlapped_us, self.compute_rate
 
 
 def fit_mode(samples: ModeSamples) -> ModeTimes:
@@ -74,7 +82,11 @@ def fit_mode(samples: ModeSamples) -> ModeTimes:
     took = _median(samples.overlapped_us)
     computed = took * _median(samples.compute_rate)
     more, rate = map(float, _fitted(np.stack([ones, took], axis=1), computed))
-    return ModeTimes(startup, alone_us, overlapped_us, max(rate, _LEAST_RATE), added, more)
+    rate = max(rate, _LEAST_RATE)
+    behind_us = samples.behind_us - samples.alone_us
+    late = (behind_us, samples.wake_us, samples.cold_us, samples.hook_us)
+    late_us = (max(0.0, float(np.median(_median(each)))) for each in late)
+    return ModeTimes(startup, alone_us, overlapped_us, rate, added, more, *late_us)
 
 
 def draw_modes(samples: ModeSamples, draws: int = DRAWS, seed: int = 0) -> tuple[ModeTimes, ...]:

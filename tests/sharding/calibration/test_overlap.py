@@ -82,7 +82,10 @@ def made_samples(settings: OverlapSettings) -> Samples:
     sizes = np.asarray(SIZES, dtype=np.float64)
     alone, beside = 200.0 + 0.001 * sizes, 500.0 + 0.002 * sizes
     rounds = np.ones((5, 1))
-    mode = ModeSamples(sizes, rounds * alone, rounds * beside, rounds * np.full(len(sizes), 0.5))
+    alone, beside = rounds * alone, rounds * beside
+    late = [rounds * np.full(len(sizes), each) for each in (70.0, 40.0, 30.0)]
+    rate = rounds * np.full(len(sizes), 0.5)
+    mode = ModeSamples(sizes, alone, alone + 50.0, *late, beside, rate)
     return {("gloo", ranks): {"float32": mode, "uint8": mode} for ranks in settings.world_sizes}
 
 
@@ -114,7 +117,7 @@ def test_the_command_adds_to_the_profile(
     assert not float32.changes_values
     assert uint8.changes_values
     assert dataclasses.astuple(uint8.times) == pytest.approx(
-        (200.0, 0.001, 0.002, 0.5, 300.0, 0.0), abs=1e-6
+        (200.0, 0.001, 0.002, 0.5, 300.0, 0.0, 50.0, 70.0, 40.0, 30.0), abs=1e-6
     )
     assert dataclasses.replace(after, overlap={}).as_json() == (
         dataclasses.replace(before, overlap={}).as_json()

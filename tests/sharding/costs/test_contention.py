@@ -24,7 +24,7 @@ from torchrec_bls.sharding.costs.profile import (
 
 from tests.sharding.synthetic import changed, small_profile
 
-TRUE = ModeTimes(300.0, 0.0005, 0.0012, 0.4, added_startup_us=500.0, added_compute_us=160.0)
+TRUE = ModeTimes(300.0, 0.0005, 0.0012, 0.4, 500.0, 160.0, 900.0, 2000.0, 700.0, 60.0)
 SIZES = np.geomspace(2**14, 2**25, 10)
 NAMES = [field.name for field in dataclasses.fields(ModeTimes)]
 
@@ -39,7 +39,9 @@ def made(seed: int, noise: float, rounds: int = 15) -> ModeSamples:
     beside = 800.0 + 0.0012 * SIZES
     # In the startup of 800 microseconds the backward's rate is 0.6.
     rate = (0.6 * 800.0 + 0.4 * 0.0012 * SIZES) / beside
-    return ModeSamples(SIZES, measured(300.0 + 0.0005 * SIZES), measured(beside), measured(rate))
+    alone = measured(300.0 + 0.0005 * SIZES)
+    late = (alone + measured(900.0), measured(2000.0), measured(700.0), measured(60.0))
+    return ModeSamples(SIZES, alone, *late, measured(beside), measured(rate))
 
 
 def values(times: ModeTimes) -> list[float]:
@@ -134,6 +136,18 @@ def test_an_overlap_comes_back_and_may_lack(tmp_path: Path) -> None:
     small_profile().save(file)
     assert "overlap" not in json.loads(file.read_text())
     assert load_profile(file).overlap == {}
+
+
+def test_profiles_of_before_lack_what_is_late_behind_and_beside_a_backward() -> None:
+    record = with_overlap().as_json()
+    for of_group in record["overlap"]:
+        for mode in of_group["modes"]:
+            for late in ("behind_us", "wake_us", "cold_us", "hook_us"):
+                del mode["times"][late], mode["draws"][late]
+    (float32, _) = profile_from_json(record, "profile").overlap["gloo", 2]
+    late = dict.fromkeys(("behind_us", "wake_us", "cold_us", "hook_us"), 0.0)
+    assert float32.times == dataclasses.replace(TRUE, **late)
+    assert [draw.late_us + draw.behind_us + draw.hook_us for draw in float32.draws] == [0.0, 0.0]
 
 
 def test_the_modes_of_a_group() -> None:

@@ -12,7 +12,13 @@ from torchrec_bls.sharding.overlap.algorithm_1 import algorithm_1, allocate_mode
 from torchrec_bls.sharding.overlap.allocation import allocate
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
-from tests.sharding.overlap.every_plan import finish, fusions, random_layers, random_modes
+from tests.sharding.overlap.every_plan import (
+    finish,
+    fusions,
+    prompt,
+    random_layers,
+    random_modes,
+)
 
 
 def _on_grid(
@@ -61,7 +67,7 @@ def _searched(layers: list[Layer], modes: list[ModeTimes], most: int, chunks: in
 def test_plans_are_the_best_on_the_grid() -> None:
     for seed in range(150):
         draw = random.Random(seed)
-        layers, modes = random_layers(draw, 4), random_modes(draw, 2)
+        layers, modes = random_layers(draw, 4), prompt(random_modes(draw, 2))
         chunks, most = draw.randint(1, 7), draw.randint(1, 4)
         groups = algorithm_1(layers, modes, groups=most, chunks=chunks)
         assert len(groups) <= most
@@ -73,7 +79,7 @@ def test_plans_are_the_best_on_the_grid() -> None:
 def test_modes_of_given_groups_are_the_best_on_the_grid() -> None:
     for seed in range(150):
         draw = random.Random(f"modes {seed}")
-        layers, modes = random_layers(draw, 4), random_modes(draw, 3)
+        layers, modes = random_layers(draw, 4), prompt(random_modes(draw, 3))
         fusion = draw.choice(list(fusions(len(layers))))
         chunks = draw.randint(1, 7)
         groups = allocate_modes(layers, fusion, modes, chunks=chunks)

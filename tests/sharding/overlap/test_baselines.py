@@ -10,7 +10,7 @@ from torchrec_bls.sharding.overlap import baselines
 from torchrec_bls.sharding.overlap.allocation import allocate
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
-from tests.sharding.overlap.every_plan import least, random_layers, random_modes
+from tests.sharding.overlap.every_plan import least, prompt, random_layers, random_modes
 
 MIB = 2**20
 
@@ -126,7 +126,7 @@ def test_mg_wfbp_does_not_wait_for_layers_without_gradients() -> None:
 def test_the_best_single_mode_is_the_best_of_allocations() -> None:
     for seed in range(40):
         draw = random.Random(f"single {seed}")
-        layers, modes = random_layers(draw, 5), random_modes(draw, 3)
+        layers, modes = random_layers(draw, 5), prompt(random_modes(draw, 3))
         groups = baselines.best_single_mode(layers, modes)
         assert len({group.mode for group in groups}) == 1
         best = min(least(layers, [mode], holds=False) for mode in modes)

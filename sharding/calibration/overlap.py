@@ -33,8 +33,7 @@ CODECS = {"uint8": Codec.UINT8, "uint4": Codec.UINT4}
 _SAMPLE_S, _MOST_CALLS, _PROBE_CALLS = 0.025, 100, 3
 # Beside a backward the first one takes longer than those behind it.
 _LEAST_BESIDE = 3
-# An all-reduce behind the backward comes after so much computing at least, and another one behind
-# it. The first takes longer: up to a fifth, for four ranks on two cores.
+# All-reduces come behind so much computing, long enough for their threads to have gone to sleep.
 _COMPUTED_S = 0.01
 _BACKWARDS_ALONE = 3  # a round
 _WORD_BYTES = 4

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
+#: Parameters that are the ranks' own, whatever travels: of several modes those of the first count.
+LATE = ("behind_us", "wake_us", "cold_us", "hook_us")
+
 
 @dataclass(frozen=True)
 class ModeTimes:
@@ -34,8 +37,7 @@ class ModeTimes:
         hook_us: microseconds more of a backward whose all-reduces another thread makes, as the hook
             of planned buckets does: that thread wakes up, and in the end the main thread.
 
-    The last four are those of the ranks, whatever travels. So of several modes those of the first
-    count.
+    The last four are `LATE`.
     """
 
     startup_us: float
@@ -127,11 +129,10 @@ class Mode:
             ValueError: a number is impossible.
             KeyError, TypeError: something is missing or of another type.
         """
-        # Profiles of before do not have them.
-        late = ("behind_us", "wake_us", "cold_us", "hook_us")
-        times = {**dict.fromkeys(late, 0.0), **record["times"]}
+        # Profiles of before do not have what is late.
+        times = {**dict.fromkeys(LATE, 0.0), **record["times"]}
         draws = record["draws"]
-        draws = {**dict.fromkeys(late, [0.0] * len(draws[_PARAMETERS[0]])), **draws}
+        draws = {**dict.fromkeys(LATE, [0.0] * len(draws[_PARAMETERS[0]])), **draws}
         columns = [draws[name] for name in _PARAMETERS]
         error = record["held_out_percent"]
         return cls(

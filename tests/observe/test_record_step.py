@@ -162,6 +162,14 @@ def test_the_commands_read_what_was_recorded(
     assert f"2 ranks, inference, {STEPS} recorded steps" in capsys.readouterr().out
 
 
+def test_a_profile_says_nothing_of_a_training(
+    training: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = map(str, traces_in(training))
+    assert run_command(["trace", *traces, "--profile=epyc-milan-2-cores"]) == 1
+    assert "it trains, or steps wait for what earlier ones" in capsys.readouterr().err
+
+
 def test_nothing_is_left_of_a_block_that_raises(tmp_path: Path) -> None:
     with pytest.raises(KeyError), record_step(tmp_path) as end_of_step:
         end_of_step()

@@ -38,6 +38,13 @@ def _trace(options: argparse.Namespace) -> int:
 
     try:
         job = read_job(options.traces)
+        by_bound = _steps_by_bound(recording_over(options.profile, job.recording))
+        if options.profile is not None and not by_bound:
+            raise ValueError(
+                f"--profile {options.profile} says what a bound would save, but this job has none "
+                "that could be computed: it trains, or steps wait for what earlier ones began. "
+                "Leave --profile out"
+            )
         lateness = lateness_of(job)
         report = {
             "ranks": len(job.traces),
@@ -47,7 +54,7 @@ def _trace(options: argparse.Namespace) -> int:
             "clock_offsets_us": job.offsets.tolist(),
             "waited_us": lateness.waited_us.tolist(),
             "waited_for_most": lateness.last,
-            "step_us_by_bound": _steps_by_bound(recording_over(options.profile, job.recording)),
+            "step_us_by_bound": by_bound,
             "over_process_groups": job.recording.has_workers,
             "channels_of": options.profile,
         }

@@ -1,7 +1,7 @@
 """The predicted times of backwards by plan and by default, with intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -110,18 +110,8 @@ def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:
         return times
     # A normal distribution's mean absolute deviation is 0.8 of its standard deviation.
     off = float(np.exp(random.normal(0, mode.held_out_percent / 80)))
-    return replace(
-        times,
-        startup_us=off * times.startup_us,
-        alone_us_per_byte=off * times.alone_us_per_byte,
-        overlapped_us_per_byte=off * times.overlapped_us_per_byte,
-        added_startup_us=off * times.added_startup_us,
-        added_compute_us=off * times.added_compute_us,
-        behind_us=off * times.behind_us,
-        wake_us=off * times.wake_us,
-        cold_us=off * times.cold_us,
-        hook_us=off * times.hook_us,
-    )
+    longer = {name: off * value for name, value in asdict(times).items() if name != "compute_rate"}
+    return replace(times, **longer)
 
 
 def typical_layers(layers: Sequence[DenseLayer]) -> list[Layer]:

@@ -44,7 +44,8 @@ TEST_CASE_TEMPLATE("sums have the same bits with all instruction sets", Id, int3
   for (const std::string_view name : instruction_sets()) {
     CAPTURE(name);
     use_instruction_set(name);
-    for (const size_t columns : {1u, 3u, 8u, 15u, 16u, 31u, 64u, 100u, 128u, 200u, 259u, 517u}) {
+    for (const size_t columns : {1u, 3u, 4u, 7u, 8u, 12u, 15u, 16u, 24u, 31u, 40u, 48u, 64u, 100u,
+                                 128u, 200u, 259u, 517u}) {
       CAPTURE(columns);
       constexpr size_t kRows = 50, kBags = 13;
       // One float behind a boundary of 8 bytes, as a table within another tensor may begin.

@@ -41,7 +41,8 @@ TEST_CASE("sums in parts have the same bits with all instruction sets") {
   for (const std::string_view name : instruction_sets()) {
     CAPTURE(name);
     use_instruction_set(name);
-    for (const size_t columns : {1u, 3u, 8u, 15u, 16u, 31u, 32u, 64u, 100u, 128u, 259u}) {
+    for (const size_t columns :
+         {1u, 3u, 4u, 8u, 12u, 15u, 16u, 24u, 31u, 32u, 64u, 100u, 128u, 259u}) {
       for (const size_t parts : {1u, 2u, 4u, 7u, 300u}) {
         CAPTURE(columns);
         CAPTURE(parts);

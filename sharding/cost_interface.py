@@ -41,6 +41,8 @@ class LookupWork:
         pooling: mean ids per sample that reach this shard.
         unique_rows: distinct rows of this shard read in the step.
         pooled: EmbeddingBag (True) or Embedding (False).
+        by_exchange: whether the exchange reads the rows, in place of FBGEMM: bounded-lag channels
+            write float32 rows from the tables into slots where nothing is differentiated.
     """
 
     rows: int
@@ -50,6 +52,7 @@ class LookupWork:
     pooling: float
     unique_rows: float
     pooled: bool
+    by_exchange: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ..costs.fitting.intervals import interval_log
 from ..costs.fitting.lookups import LEAST_OPS, fit_lookup, samples_of
 from ..costs.fitting.repeats import LOOKUP_TIMES, undisturbed_us
 from ..costs.host_costs import HostModel
+from ..costs.lookup.model import DIRECTIONS as LOOKUP_DIRECTIONS
 from ..costs.lookup.model import LookupModel
 from ..costs.machine import Machine
 from ..costs.profile import MemoryCurve, Profile, ProfileError
@@ -146,10 +147,11 @@ def lookups_of(entries: Entries, kind: str = "lookup") -> dict[int, dict[str, An
     for entry in entries:
         if entry["kind"] == kind:
             index = entry["index"]
-            empty = {**workloads[index], "forward_us": [], "backward_us": []}
-            measured = together.setdefault(index, empty)
-            for direction in ("forward_us", "backward_us"):
-                measured[direction] = [*measured[direction], *entry[direction]]
+            measured = together.setdefault(index, dict(workloads[index]))
+            for direction in LOOKUP_DIRECTIONS:
+                times = f"{direction}_us"
+                if times in entry:
+                    measured[times] = [*measured.get(times, []), *entry[times]]
     return together
 
 
@@ -238,7 +240,7 @@ def lookup_retest_percent(
 
     Args:
         entries: entries of `Records`.
-        direction: "forward" or "backward".
+        direction: one of `LOOKUP_DIRECTIONS`.
         time: one of `LOOKUP_TIMES`.
         pooled: kind of lookups to compare; None for all.
     """
@@ -246,7 +248,7 @@ def lookup_retest_percent(
     pairs = [
         [LOOKUP_TIMES[time](each[f"{direction}_us"]) for each in (first[index], entry)]
         for index, entry in again.items()
-        if pooled in (None, entry["configuration"]["pooled"])
+        if pooled in (None, entry["configuration"]["pooled"]) and f"{direction}_us" in entry
     ]
     if not pairs:
         return None
@@ -257,7 +259,7 @@ def lookup_retest_percent(
 def retest_percent(entries: Entries) -> dict[str, float]:
     """Returns how much two measurements of one thing differ, GMAE in per cent, by its name."""
     floors = {}
-    for direction in ("forward", "backward"):
+    for direction in LOOKUP_DIRECTIONS:
         floor = lookup_retest_percent(entries, direction, lookup_time(entries))
         if floor is not None:
             floors[f"lookup_{direction}"] = round(floor, 2)
@@ -278,7 +280,7 @@ def _lookup_models(entries: Entries) -> dict[tuple[bool, str], LookupModel]:
     models = {}
     measured, time = list(lookups_of(entries).values()), lookup_time(entries)
     for pooled in (True, False):
-        for direction in ("forward", "backward"):
+        for direction in LOOKUP_DIRECTIONS:
             samples = samples_of(measured, direction, pooled, time)
             if len(samples.measured_us) >= LEAST_OPS:
                 models[pooled, direction] = fit_lookup(samples)

@@ -1,4 +1,4 @@
-"""Times fused lookups of FBGEMM on the CPU, forward and backward."""
+"""Times lookups on the CPU: FBGEMM's forward and backward, and the exchange's own reading."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from ..costs.lookup.model import BY_EXCHANGE
 from ..reuse.statistics import reuse_factors, row_counts
 from .configurations import Integers, LookupConfiguration, draw_ids
+from .own_reading import OwnReading
 
 #: Fills any cache of the machines that are calibrated twice over.
 EVICTION_BYTES = 64 * 2**20
@@ -64,8 +66,8 @@ class LookupTimer:
 
         Returns:
             For each lookup its configuration, and for each table its lookups, unique rows and reuse
-            factors by rows, without the empty bins at their end. And the times: `forward_us` and
-            `backward_us`, the microseconds of each round.
+            factors by rows, without the empty bins at their end. And the times: `forward_us`,
+            `backward_us`, and of float32 rows `by_exchange_us`, the microseconds of each round.
         """
         workloads, lookups = [], []
         for configuration in configurations:
@@ -85,14 +87,12 @@ class LookupTimer:
                     self._optimizer,
                 )
             )
-        times: list[dict[str, list[float]]] = [
-            {"forward_us": [], "backward_us": []} for _ in lookups
-        ]
+        times: list[dict[str, list[float]]] = [{} for _ in lookups]
         for _ in range(rounds):
             for lookup, its_times in zip(lookups, times, strict=True):
                 tiny = self._tiny_like(lookup)
-                its_times["forward_us"].append(self._timed(tiny, lookup.forward))
-                its_times["backward_us"].append(self._timed(tiny, lookup.backward))
+                for name, work in lookup.works.items():
+                    its_times.setdefault(f"{name}_us", []).append(self._timed(tiny, work))
         return list(zip(workloads, times, strict=True))
 
     def _tiny_like(self, lookup: _Lookup) -> _Lookup:
@@ -103,15 +103,20 @@ class LookupTimer:
 
     def _timed(self, tiny: _Lookup, work: Callable[[], None]) -> float:
         self._other.sum()
-        tiny.forward()
-        tiny.backward()
+        for work_of_one in tiny.works.values():
+            work_of_one()
         start = time.thread_time_ns()
         work()
         return round((time.thread_time_ns() - start) / 1e3, 1)
 
 
 class _Lookup:
-    """One fused op with its batch."""
+    """One fused op with its batch.
+
+    Attributes:
+        kind: bytes of a weight, and whether it is pooled.
+        works: what is timed, in this order, by its direction.
+    """
 
     def __init__(
         self,
@@ -136,12 +141,15 @@ class _Lookup:
         self._ids = torch.from_numpy(ids)
         self._offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         self._gradient = torch.full_like(self._op(self._ids, self._offsets), 1e-3)
+        self.works = {"forward": self._forward, "backward": self._backward}
+        if weight_bytes == torch.float32.itemsize:
+            tables = self._op.split_embedding_weights()
+            self.works[BY_EXCHANGE] = OwnReading(tables, ids, lengths, pooled).read
 
-    def forward(self) -> None:
-        """Looks the batch up."""
+    def _forward(self) -> None:
         self._output = self._op(self._ids, self._offsets)
 
-    def backward(self) -> None:
+    def _backward(self) -> None:
         """Updates the tables by the gradient of the last output."""
         self._output.backward(self._gradient)
 

@@ -27,8 +27,9 @@ class HostCosts:
             rows.
         result_byte: time of each byte of pooled embeddings of the own samples.
         result_byte_unpooled: time of each byte of unpooled embeddings of the own samples.
-        column_byte_unpooled: more time of each such byte that comes column-wise, to be put
+        column_module_unpooled: more time of each module with such columns, which TorchRec puts
             together.
+        column_byte_unpooled: more time of each byte of them.
     """
 
     lookup: float = 1.0
@@ -43,6 +44,7 @@ class HostCosts:
     split_id_byte: float = 0.0
     result_byte: float = 0.0
     result_byte_unpooled: float = 0.0
+    column_module_unpooled: float = 0.0
     column_byte_unpooled: float = 0.0
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from .collective_model import CollectiveModel
 from .contention import Mode, Overlap, overlap_as_json, overlap_from_json
 from .dense.model import DenseModel
 from .host_costs import HostModel
-from .lookup.model import LookupModel
+from .lookup.model import DIRECTIONS, LookupModel
 from .machine import Machine
 
 FORMAT = "torchrec-bls profile"
@@ -57,7 +57,9 @@ class Profile:
         optimizer: FBGEMM's name of the optimizer that the backward includes.
         lookup_time: rule that makes a time of repeats: "tenth percentile" where the host disturbed
             little, else "geometric mean".
-        lookups: model by (pooled, direction), with direction "forward" or "backward".
+        lookups: model by (pooled, direction), with the direction "forward", "backward", or
+            "by_exchange" for a forward that the exchange does (LookupWork.by_exchange), which
+            older profiles lack.
         collectives: model by (operation, backend, world size).
         memory: curve of one thread's memory.
         retest_percent: geometric mean of the absolute differences between two measurements of one
@@ -213,7 +215,7 @@ def _parse(record: dict[str, Any]) -> Profile:
     lookups = {}
     for pooled, name in ((True, "pooled"), (False, "unpooled")):
         for direction, model in record["lookups"][name].items():
-            if direction not in ("forward", "backward"):
+            if direction not in DIRECTIONS:
                 raise ValueError(f"a lookup in direction {direction!r}")
             lookups[pooled, direction] = LookupModel.from_json(model)
     collectives = {}

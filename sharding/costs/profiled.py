@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from ..cost_interface import Estimate, LookupWork, Ops
 from .collective_model import CollectiveModel, message_bytes
 from .host_costs import HostModel
 from .lookup.features import as_columns
+from .lookup.model import BY_EXCHANGE, LookupModel
 from .profile import Profile, ProfileError
 
 Floats = npt.NDArray[np.float64]
@@ -144,13 +146,13 @@ class ProfiledCosts:
         return known[self._closest(known, world_size, ranks_per_core)] if known else None
 
     def _lookup(self, works: Sequence[LookupWork], direction: str) -> Estimate:
-        ops: defaultdict[tuple[bool, int, int], list[LookupWork]] = defaultdict(list)
+        ops: defaultdict[tuple[bool, bool, int, int], list[LookupWork]] = defaultdict(list)
         for work in works:
-            ops[work.pooled, work.weight_bytes, 0 if work.pooled else work.dim].append(work)
+            width = 0 if work.pooled else work.dim
+            ops[work.pooled, work.by_exchange, work.weight_bytes, width].append(work)
         total, low, high = 0.0, 0.0, 0.0
-        for (pooled, _, _), members in ops.items():
-            self._check(pooled, direction)
-            estimate = self._profile.lookups[pooled, direction].estimate(as_columns(members))
+        for members in ops.values():
+            estimate = self._model(members[0], direction).estimate(as_columns(members))
             total += estimate.microseconds
             low += estimate.low
             high += estimate.high
@@ -158,22 +160,26 @@ class ProfiledCosts:
 
     def _marginal(self, works: Sequence[LookupWork], direction: str, ops: Ops) -> Floats:
         times = np.zeros(len(works))
-        pooled_works = np.asarray([work.pooled for work in works], dtype=bool)
-        for pooled in (True, False):
-            places = np.flatnonzero(pooled_works == pooled)
+        kinds = np.asarray([(work.pooled, work.by_exchange) for work in works], dtype=bool)
+        for kind in product((True, False), repeat=2):
+            places = np.flatnonzero((kinds.reshape(-1, 2) == kind).all(axis=1))
             if len(places):
-                self._check(pooled, direction)
-                columns = as_columns([works[int(i)] for i in places])
-                model = self._profile.lookups[pooled, direction]
-                times[places] = model.shards_us(columns, ops.take(places))
+                alike = [works[int(i)] for i in places]
+                model = self._model(alike[0], direction)
+                times[places] = model.shards_us(as_columns(alike), ops.take(places))
         return times
 
-    def _check(self, pooled: bool, direction: str) -> None:
-        if (pooled, direction) not in self._profile.lookups:
-            kind = "pooled" if pooled else "unpooled"
+    def _model(self, work: LookupWork, direction: str) -> LookupModel:
+        """Returns the model of such a lookup; FBGEMM's in profiles that lack the exchange's."""
+        lookups = self._profile.lookups
+        if direction == "forward" and work.by_exchange and (work.pooled, BY_EXCHANGE) in lookups:
+            return lookups[work.pooled, BY_EXCHANGE]
+        if (work.pooled, direction) not in lookups:
+            kind = "pooled" if work.pooled else "unpooled"
             raise ProfileError(
                 f"profile {self._profile.name} has no {kind} lookup {direction}: calibrate again"
             )
+        return lookups[work.pooled, direction]
 
     def _nearest(
         self, operation: str, backend: str, world_size: int, ranks_per_core: float | None = None

@@ -64,7 +64,10 @@ def exchanges_of(workload: Workload, job: Job, model: CostModel) -> Exchanges:
     provable.
     """
     whole = [
-        (table, shard_traffic(table, workload.reuse_of(table), job, table.rows, table.dim))
+        (
+            table,
+            shard_traffic(table, workload.reuse_of(table), job, TABLE_WISE, table.rows, table.dim),
+        )
         for table in workload.tables
     ]
     ids = sum(traffic.ids_per_rank for _, traffic in whole) / job.ranks

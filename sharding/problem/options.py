@@ -222,6 +222,7 @@ def make_problem(workload: Workload, job: Job, model: AdditiveCosts) -> Problem:
             workload.tables[option.table],
             workload.reuse_of(workload.tables[option.table]),
             job,
+            option.sharding_type,
             option.rows,
             option.columns,
         )

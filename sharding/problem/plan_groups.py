@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from .job import Job
 from .shard_traffic import (
     EMBEDDING_BYTES,
     ShardTraffic,
+    read_by_exchange,
     result_bytes,
     shard_traffic,
     slots_bytes,
@@ -83,6 +85,13 @@ def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list
 
     Each shard of a table that is split by rows counts like the largest of them.
     """
+    plan = list(plan)
+    # A module looks all of its tables up in one way.
+    by_fbgemm = {
+        placed.table.module
+        for placed in plan
+        if not read_by_exchange(placed.table, job, placed.sharding_type)
+    }
     groups: dict[tuple[str, str], PlanGroup] = {}
     for placed in plan:
         table = placed.table
@@ -93,12 +102,18 @@ def groups_of(plan: Iterable[PlacedTable], workload: Workload, job: Job) -> list
         reuse = workload.reuse_of(table)
         # Blocks of rows have one width, and there may be as many blocks as ranks.
         of_width = {
-            columns: shard_traffic(table, reuse, job, rows, columns)
+            columns: shard_traffic(table, reuse, job, placed.sharding_type, rows, columns)
             for columns in {shard.columns for shard in placed.shards}
         }
+        if table.module in by_fbgemm:
+            of_width = {columns: _by_fbgemm(traffic) for columns, traffic in of_width.items()}
         for shard in placed.shards:
             group.add(shard.rank, of_width[shard.columns])
     return list(groups.values())
+
+
+def _by_fbgemm(traffic: ShardTraffic) -> ShardTraffic:
+    return replace(traffic, lookup=replace(traffic.lookup, by_exchange=False))
 
 
 def memory_of(

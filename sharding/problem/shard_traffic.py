@@ -6,7 +6,7 @@ from torchrec_bls.slot_size import SMALLEST_SLOT_BYTES, wanted_slot_bytes
 
 from ..cost_interface import LookupWork, TableReuse
 from .job import Job
-from .tables import Table
+from .tables import COLUMN_WISE, Table
 
 ID_BYTES = 8
 LENGTH_BYTES = 4
@@ -37,7 +37,7 @@ class ShardTraffic:
 
 
 def shard_traffic(
-    table: Table, reuse: TableReuse, job: Job, rows: int, columns: int
+    table: Table, reuse: TableReuse, job: Job, sharding_type: str, rows: int, columns: int
 ) -> ShardTraffic:
     """Returns what a shard of `rows` x `columns` of `table` makes its rank do.
 
@@ -61,11 +61,20 @@ def shard_traffic(
             pooling=ids / table.features,
             unique_rows=min(reuse.unique_rows(job.samples), table.rows) * share,
             pooled=table.pooled,
+            by_exchange=read_by_exchange(table, job, sharding_type),
         ),
         ids_per_rank=ids_per_rank,
         rows_per_rank=rows_per_rank,
         held_bytes=table.weights_bytes(rows, columns) + job.ranks * (copies + gradients),
     )
+
+
+def read_by_exchange(table: Table, job: Job, sharding_type: str) -> bool:
+    """Returns whether the exchange reads a table's rows (LookupWork.by_exchange). TorchRec puts
+    unpooled rows together that come column-wise, and FBGEMM looks them up then."""
+    together = sharding_type == COLUMN_WISE and not table.pooled
+    floats = table.weight_bytes == EMBEDDING_BYTES
+    return job.backend == "bls" and not job.training and floats and not together
 
 
 def result_bytes(table: Table, reuse: TableReuse, job: Job) -> float:

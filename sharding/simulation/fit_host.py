@@ -32,6 +32,7 @@ _TYPICAL = HostCosts(
     split_id_byte=0.002,
     result_byte=0.001,
     result_byte_unpooled=0.001,
+    column_module_unpooled=100.0,
     column_byte_unpooled=0.0002,
 )
 _CHANGE = 0.01

@@ -192,15 +192,16 @@ class _Step:
     def _outputs(self) -> float:
         pooled, unpooled = self._result_bytes[True], self._result_bytes[False]
         host = self._host
-        columns = sum(
+        columns = [
             float(group.rows.sum())
             for group in self._groups
             if group.sharding_type == COLUMN_WISE and not self._pooled[group.module]
-        )
+        ]
         return (
             host.result_byte * pooled
             + host.result_byte_unpooled * unpooled
-            + host.column_byte_unpooled * columns
+            + host.column_module_unpooled * len(columns)
+            + host.column_byte_unpooled * sum(columns)
         )
 
     def _lookups(self, group: PlanGroup, direction: str) -> Floats:

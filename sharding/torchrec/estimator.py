@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingType
 from ..cost_interface import AdditiveCosts, LookupWork, TableReuse
 from ..costs.profile import check_kind
 from ..costs.profiled import ProfiledCosts
-from ..problem.collectives import Collective, Way, all_to_all_of, way_of
+from ..problem.collectives import Collective, all_to_all_of, way_of
 from ..problem.job import Job
 from ..problem.shard_traffic import EMBEDDING_BYTES, shard_traffic
 from ..problem.tables import Table, UniformReuse
@@ -105,15 +105,15 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
             if option.sharding_type == ShardingType.DATA_PARALLEL.value:
                 shard.perf = self._replica(table, reuse, job)
             else:
-                way = way_of(job, option.sharding_type, option.is_pooled)
-                shard.perf = self._shard(table, reuse, job, way, *shard.size)
+                shard.perf = self._shard(table, reuse, job, option.sharding_type, *shard.size)
 
     def _shard(
-        self, table: Table, reuse: TableReuse, job: Job, way: Way, rows: int, columns: int
+        self, table: Table, reuse: TableReuse, job: Job, kind: str, rows: int, columns: int
     ) -> Perf:
         if rows == 0:
             return Perf(0.0, 0.0, 0.0, 0.0)
-        traffic = shard_traffic(table, reuse, job, rows, columns)
+        way = way_of(job, kind, table.pooled)
+        traffic = shard_traffic(table, reuse, job, kind, rows, columns)
         forward, backward = self._lookup(traffic.lookup)
         ids = self._exchange(traffic.ids_per_rank, [all_to_all_of(job)], job)
         return Perf(

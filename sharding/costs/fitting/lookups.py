@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...cost_interface import LookupWork, Ops
 from ...reuse.statistics import REUSE_BINS
 from ..lookup.features import as_columns, tree_columns
-from ..lookup.model import LookupModel, op_terms, residual_columns
+from ..lookup.model import BY_EXCHANGE, LookupModel, op_terms, residual_columns
 from ..lookup.trees import Bins, Trees, empty, grow
 from .intervals import interval_log
 from .least_squares import nonnegative_relative
@@ -88,7 +88,8 @@ def samples_of(
 
     Args:
         records: workloads with their times, as `LookupTimer.measure` returns them.
-        direction: "forward" or "backward".
+        direction: "forward", "backward" or "by_exchange". Workloads without such times are left
+            out.
         pooled: kind of lookups to collect.
         time: one of `LOOKUP_TIMES`.
     """
@@ -98,7 +99,7 @@ def samples_of(
     factors: list[list[float]] = []
     for record in records:
         configuration = record["configuration"]
-        if configuration["pooled"] != pooled:
+        if configuration["pooled"] != pooled or f"{direction}_us" not in record:
             continue
         shards = zip(
             configuration["tables"],
@@ -117,6 +118,7 @@ def samples_of(
                     pooling=lookups / configuration["samples"],
                     unique_rows=unique_rows,
                     pooled=pooled,
+                    by_exchange=direction == BY_EXCHANGE,
                 )
             )
             op_of.append(len(measured))

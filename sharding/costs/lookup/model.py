@@ -24,6 +24,10 @@ from .trees import Trees
 
 Floats = npt.NDArray[np.float64]
 
+#: Direction of a forward that an exchange does by itself (LookupWork.by_exchange).
+BY_EXCHANGE = "by_exchange"
+DIRECTIONS = ("forward", "backward", BY_EXCHANGE)
+
 # For a shard unlike all measured ones the residual is no better than a factor of this.
 _LARGEST_RESIDUAL = float(np.log(3.0))
 

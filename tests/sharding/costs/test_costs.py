@@ -47,6 +47,21 @@ def test_a_profile_without_such_lookups() -> None:
         COSTS.lookup_backward([dataclasses.replace(WORK, pooled=False)])
 
 
+def test_an_exchange_that_reads_the_tables_has_times_of_its_own() -> None:
+    own = dataclasses.replace(WORK, by_exchange=True)
+    assert COSTS.lookup_forward([own]) == COSTS.lookup_forward([WORK])  # older profiles
+    profile = small_profile()
+    model = dataclasses.replace(profile.lookups[True, "forward"], op_us=7.0)
+    lookups = {**profile.lookups, (True, "by_exchange"): model}
+    costs = ProfiledCosts(dataclasses.replace(profile, lookups=lookups))
+    assert costs.lookup_forward([own, own]).microseconds == pytest.approx(7 + 2 * 5.0)
+    assert costs.lookup_forward([own, WORK]).microseconds == pytest.approx(7 + 100 + 2 * 5.0)
+    assert costs.lookup_backward([own]) == COSTS.lookup_backward([WORK])
+    twice = dataclasses.replace(model, coefficients_us=2 * model.coefficients_us)
+    lookups[True, "by_exchange"] = twice
+    assert costs.marginal_forward([own, WORK]) == pytest.approx([10.0, 5.0])
+
+
 def test_collectives_by_hand() -> None:
     estimate = COSTS.all_to_all([1000.0] * 4, [1000.0] * 4, "gloo")
     assert estimate.microseconds == pytest.approx(401.0)

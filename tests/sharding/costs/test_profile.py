@@ -18,6 +18,9 @@ from tests.sharding.synthetic import changed, small_profile
 
 def test_a_saved_profile_comes_back(tmp_path: Path) -> None:
     profile = small_profile()
+    own = dataclasses.replace(profile.lookups[True, "forward"], op_us=7.0)
+    lookups = {**profile.lookups, (True, "by_exchange"): own}
+    profile = dataclasses.replace(profile, lookups=lookups)
     profile.save(tmp_path / "profile.json")
     assert load_profile(tmp_path / "profile.json").as_json() == profile.as_json()
 

@@ -41,7 +41,7 @@ _BACKENDS = ("gloo", "bls")
 
 #: Models of each backend, with a backward and without, whose steps are measured, for each minute of
 #: the calibration: each takes a second or two.
-_STEP_MODELS_PER_MINUTE = 0.9
+_STEP_MODELS_PER_MINUTE = 1.4
 _LEAST_STEP_MODELS, _MOST_STEP_MODELS = 3, 16
 _STEP_TURNS = 15
 

@@ -67,6 +67,12 @@ class PlanGroup:
         self.results[rank] += traffic.rows_per_rank / (work.dim * EMBEDDING_BYTES)
         self.held[rank] += traffic.held_bytes
 
+    @property
+    def read_by_exchange(self) -> bool:
+        """Returns whether the exchange reads the tables (LookupWork.by_exchange)."""
+        works = [work for ops in self.works for of_op in ops.values() for work in of_op]
+        return bool(works) and all(work.by_exchange for work in works)
+
     def slots(self, encoded: Floats | None = None) -> int:
         """Returns the bytes of the slots of the group's channels on each rank.
 

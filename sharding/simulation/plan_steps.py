@@ -174,8 +174,9 @@ class _Step:
         codec = codec_on_the_wire(group, self._codec)
         work = codec.encode_us(group), codec.decode_us(group)
         name = f"embeddings {number}"
-        # Without gradients rows go from the tables into slots, or else to where they are encoded.
-        written = None if self._job.training else group.rows
+        # An exchange that reads the tables writes rows into slots, or to where they are encoded, as
+        # part of its lookup. After FBGEMM's lookup rows are copied, or encoded, into slots.
+        written = np.zeros_like(group.rows) if group.read_by_exchange else None
         return _Exchange(name, group.way.forward, codec.row_bytes(group), False, *work, written)
 
     def _inputs(self, group: PlanGroup) -> Floats:

@@ -18,7 +18,11 @@ from torchrec_bls.sharding.simulation.one_step import step_us
 from tests.sharding.additive_costs import AdditiveTestCosts
 
 COSTS = AdditiveTestCosts()
-TRUE = HostCosts(1.0, 1.0, 400.0, 50.0, 80.0, 30.0, 45.0, 12.0, 0.004, 0.006, 0.002, 0.003, 0.001)
+TRUE = HostCosts(
+    *(1.0, 1.0, 400.0, 50.0, 80.0, 30.0, 45.0, 12.0, 0.004, 0.006, 0.002, 0.003),
+    column_module_unpooled=150.0,
+    column_byte_unpooled=0.001,
+)
 RANGES = ModelRanges(tables=(1, 4), rows=(100, 2000), pooling=(1, 4), batch=(16, 64))
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from torchrec_bls.sharding.calibration.own_reading import OwnReading
+from torchrec_bls.sharding.calibration.lookups import OwnReading
 
 ROWS, SAMPLES = 9, 5
 

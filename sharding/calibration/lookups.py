@@ -95,7 +95,7 @@ class LookupTimer:
         for _ in range(rounds):
             for lookup, its_times in zip(lookups, times, strict=True):
                 tiny = self._tiny_like(lookup)
-                for name, work in lookup.works.items():
+                for name, work in lookup.works().items():
                     its_times.setdefault(f"{name}_us", []).append(self._timed(tiny, work))
         return list(zip(workloads, times, strict=True))
 
@@ -107,7 +107,7 @@ class LookupTimer:
 
     def _timed(self, tiny: _Lookup, work: Callable[[], None]) -> float:
         self._other.sum()
-        for work_of_one in tiny.works.values():
+        for work_of_one in tiny.works().values():
             work_of_one()
         start = time.thread_time_ns()
         work()
@@ -119,7 +119,6 @@ class _Lookup:
 
     Attributes:
         kind: bytes of a weight, and whether it is pooled.
-        works: what is timed, in this order, by its direction.
     """
 
     def __init__(
@@ -145,10 +144,14 @@ class _Lookup:
         self._ids = torch.from_numpy(ids)
         self._offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         self._gradient = torch.full_like(self._op(self._ids, self._offsets), 1e-3)
-        self.works = {"forward": self._forward, "backward": self._backward}
+        self._own: OwnReading | None = None
         if weight_bytes == torch.float32.itemsize:
-            tables = self._op.split_embedding_weights()
-            self.works[BY_EXCHANGE] = OwnReading(tables, ids, lengths, pooled).read
+            self._own = OwnReading(self._op.split_embedding_weights(), ids, lengths, pooled)
+
+    def works(self) -> dict[str, Callable[[], None]]:
+        """Returns what is timed, in this order, by its direction."""
+        works = {"forward": self._forward, "backward": self._backward}
+        return works if self._own is None else {**works, BY_EXCHANGE: self._own.read}
 
     def _forward(self) -> None:
         self._output = self._op(self._ids, self._offsets)

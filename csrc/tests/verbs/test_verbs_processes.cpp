@@ -172,9 +172,11 @@ TEST_CASE("a process that is killed is an error on all others, by the deadline" 
             channel.wait();
             channel.release();
             if (rank == 1) kill(getpid(), SIGKILL);
-            channel.post(outgoing.messages());
             const Clock::time_point start = Clock::now();
-            const auto failure = failure_of([&] { channel.wait(); });
+            const auto failure = failure_of([&] {
+              channel.post(outgoing.messages());  // fails already where another rank was first
+              channel.wait();
+            });
             expect(failure.has_value(), "nobody noticed");
             expect(failure->kind == ErrorKind::kPeerDied || failure->kind == ErrorKind::kPoisoned,
                    failure->message);
@@ -192,8 +194,10 @@ TEST_CASE("a process that closes early is named" * doctest::skip(device_under_te
           channel.wait();
           channel.release();
           if (rank == 1) return channel.close();
-          channel.post(outgoing.messages());
-          const auto failure = failure_of([&] { channel.wait(); });
+          const auto failure = failure_of([&] {
+            channel.post(outgoing.messages());  // fails already where another rank was first
+            channel.wait();
+          });
           expect(failure.has_value(), "nobody noticed");
           expect(failure->kind == ErrorKind::kPeerClosed || failure->kind == ErrorKind::kPoisoned,
                  failure->message);

@@ -98,7 +98,7 @@ void bind_two_sided(py::module_& module) {
                }),
            py::arg("rank"), py::arg("world_size"), py::arg("slots"), py::arg("slot_bytes"),
            py::arg("memory"))
-      .def("round_arrived", &TwoSidedInbox::round_arrived)
+      .def("arrived", &TwoSidedInbox::arrived)
       .def("posted", &TwoSidedInbox::posted)
       .def("read", &TwoSidedInbox::read)
       .def("closed", &TwoSidedInbox::closed)
@@ -117,12 +117,12 @@ void bind_two_sided(py::module_& module) {
   using TwoSidedHandle = Handle<TwoSidedTransport>;
   py::class_<TwoSidedHandle, TransportHandle>(module, "TwoSidedTransport")
       .def(py::init([](py::object messenger, const std::shared_ptr<TwoSidedInbox>& inbox,
-                       uintptr_t outboxes, bool packs) {
+                       uintptr_t outboxes) {
              return TwoSidedHandle(std::make_unique<TwoSidedTransport>(
                  std::make_unique<PythonMessenger>(std::move(messenger)), inbox,
-                 Slots{inbox->slots().shape, pointer(outboxes)}, packs));
+                 Slots{inbox->slots().shape, pointer(outboxes)}));
            }),
-           py::arg("messenger"), py::arg("inbox"), py::arg("outboxes"), py::arg("packs"));
+           py::arg("messenger"), py::arg("inbox"), py::arg("outboxes"));
 }
 
 }  // namespace bls

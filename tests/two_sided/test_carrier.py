@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests.processes import run
 from torchrec_bls import BoundedLagChannel
-from torchrec_bls.collective.transport import two_sided
+from torchrec_bls.collective.transport.rounds import other_carrier
 
 ITERATIONS, BOUND = 6, 1
 
@@ -75,7 +75,7 @@ def finds_another_carrier(rank: int) -> bool:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group(backend="gloo")
     assert not isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
-    return two_sided._carrier(group) is not None
+    return other_carrier(group) is not None
 
 
 @pytest.mark.smoke

@@ -161,11 +161,9 @@ void MeshMessenger::complete(Lock& lock) {
     arrival_word(slot).store(0);  // as in the sender's slot; ranks look at it meanwhile
     std::memcpy(slot + sizeof(uint64_t), came.data() + sizeof(uint64_t),
                 came.size() - sizeof(uint64_t));
+    own().inbox->arrived(peer, round.sequence);
     lock.lock();
   }
-  lock.unlock();
-  own().inbox->round_arrived(round.sequence);
-  lock.lock();
 }
 
 void MeshMessenger::hear() {

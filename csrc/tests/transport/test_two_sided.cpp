@@ -88,17 +88,15 @@ struct Noted {
 
 }  // namespace
 
-TEST_CASE("a round arrives from all peers at once") {
+TEST_CASE("a message arrives in the slot of its source and number") {
   Memory memory;
   TwoSidedInbox inbox({kShape, memory.bytes});
-  inbox.round_arrived(0);
-  inbox.round_arrived(1);
-  inbox.round_arrived(2);
-  for (const int peer : {1, 2}) {
-    CHECK(arrival_word(inbox.slots().slot(peer, 0)).load() == 3);
-    CHECK(arrival_word(inbox.slots().slot(peer, 1)).load() == 2);
-  }
-  CHECK(arrival_word(inbox.slots().slot(0, 0)).load() == 0);
+  for (const uint64_t sequence : {0, 1, 2}) inbox.arrived(1, sequence);
+  inbox.arrived(2, 0);
+  CHECK(arrival_word(inbox.slots().slot(1, 0)).load() == 3);
+  CHECK(arrival_word(inbox.slots().slot(1, 1)).load() == 2);
+  CHECK(arrival_word(inbox.slots().slot(2, 0)).load() == 1);
+  CHECK(arrival_word(inbox.slots().slot(2, 1)).load() == 0);
 }
 
 TEST_CASE("a peer has closed only when everything that it posted is here") {
@@ -107,9 +105,10 @@ TEST_CASE("a peer has closed only when everything that it posted is here") {
   inbox.closed(1, 2);
   inbox.lost(1, PeerState::kDead, "closed by peer");  // as connections end after a close
   CHECK(inbox.state_of(1) == PeerState::kDead);
-  inbox.round_arrived(0);
+  for (const uint64_t sequence : {0, 1}) inbox.arrived(2, sequence);
+  inbox.arrived(1, 0);
   CHECK(inbox.state_of(1) == PeerState::kDead);
-  inbox.round_arrived(1);
+  inbox.arrived(1, 1);
   CHECK(inbox.state_of(1) == PeerState::kClosed);
   CHECK(inbox.state_of(2) == PeerState::kOpen);
 }
@@ -171,7 +170,7 @@ TEST_CASE("news between the question and the sleep end the sleep") {
 TEST_CASE("whatever a peer tells wakes the rank") {
   using Tell = std::function<void(TwoSidedInbox&)>;
   const Tell ways[] = {
-      [](TwoSidedInbox& inbox) { inbox.round_arrived(0); },
+      [](TwoSidedInbox& inbox) { inbox.arrived(1, 0); },
       [](TwoSidedInbox& inbox) { inbox.read(1, 1); },
       [](TwoSidedInbox& inbox) { inbox.closed(1, 1); },
       [](TwoSidedInbox& inbox) { inbox.lost(1, PeerState::kFailed, "unplugged"); },
@@ -216,30 +215,6 @@ TEST_CASE("a round leaves with its last message, and the close says how many did
   noted.transport.deliver(2, noted.transport.outbox(2, 1), 40, 5);
   noted.transport.announce_close();
   CHECK(noted.notes == Noted::Notes{"exchange 1 5 0 64 40", "close 6"});
-}
-
-TEST_CASE("messages of a round stand one behind the other where they are packed") {
-  for (const int rank : {0, 1, 2}) {
-    RingShape shape = kShape;
-    shape.rank = rank;
-    Memory inbox_memory, outbox_memory;
-    std::vector<std::string> notes;
-    const auto inbox = std::make_shared<TwoSidedInbox>(Slots{shape, inbox_memory.bytes});
-    TwoSidedTransport transport(std::make_unique<NotingMessenger>(notes), inbox,
-                                Slots{shape, outbox_memory.bytes}, true);
-    std::string expected;
-    for (const int peer : {2, 1, 0}) {
-      if (peer == rank) continue;
-      const auto bytes = static_cast<size_t>(20 + peer);
-      std::byte* const slot = transport.outbox(peer, 1);
-      std::fill_n(slot, 64, static_cast<std::byte>('a' + peer));
-      transport.deliver(peer, slot, bytes, 5);
-      expected.insert(0,
-                      std::string(8, '\0') + std::string(bytes - 8, static_cast<char>('a' + peer)));
-    }
-    const auto* const packed = reinterpret_cast<const char*>(outbox_memory.bytes + 3 * 64);
-    CHECK(std::string(packed, expected.size()) == expected);
-  }
 }
 
 TEST_CASE("peers are asked once for each message that is missing") {

@@ -23,14 +23,11 @@ void TwoSidedInbox::note(Change change) {
   changed_.notify_all();
 }
 
-void TwoSidedInbox::round_arrived(uint64_t sequence) {
-  const RingShape& shape = slots_.shape;
-  const auto round = static_cast<uint32_t>(sequence % shape.slots);
-  for (int source = 0; source < shape.world_size; ++source) {
-    if (source == shape.rank) continue;
-    arrival_word(slots_.slot(source, round)).store(sequence + 1, std::memory_order_release);
-  }
-  note([&] { arrived_ = sequence + 1; });
+void TwoSidedInbox::arrived(int peer, uint64_t sequence) {
+  Peer& source = peers_.at(static_cast<size_t>(peer));
+  const auto round = static_cast<uint32_t>(sequence % slots_.shape.slots);
+  arrival_word(slots_.slot(peer, round)).store(sequence + 1, std::memory_order_release);
+  note([&] { source.arrived = sequence + 1; });
 }
 
 void TwoSidedInbox::posted(int peer, uint64_t count) {
@@ -89,7 +86,7 @@ PeerState TwoSidedInbox::state_of(int peer) const {
   const std::lock_guard lock(mutex_);
   const Peer& of = peers_[static_cast<size_t>(peer)];
   // What it sent before it closed may still be on its way.
-  if (of.closed && of.posted <= arrived_) return PeerState::kClosed;
+  if (of.closed && of.posted <= of.arrived) return PeerState::kClosed;
   if (of.lost != PeerState::kOpen) return of.lost;
   const bool failed = !failure_.empty() && Clock::now() >= failed_at_ + kTimeToBlame;
   return failed ? PeerState::kFailed : PeerState::kOpen;

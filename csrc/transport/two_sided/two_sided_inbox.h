@@ -41,8 +41,8 @@ class TwoSidedInbox {
 
   // Told by the receiving threads.
 
-  /// The messages with this number of all ranks stand in their slots, whole. Comes in order.
-  void round_arrived(uint64_t sequence);
+  /// Message `sequence` of `peer` stands in its slot, whole. Comes in order for each peer.
+  void arrived(int peer, uint64_t sequence);
   /// `peer` has posted so many messages.
   void posted(int peer, uint64_t count);
   /// `peer` has read so many of this rank's messages.
@@ -72,6 +72,7 @@ class TwoSidedInbox {
 
  private:
   struct Peer {
+    uint64_t arrived = 0;  // messages
     uint64_t posted = 0;
     uint64_t read = 0;
     bool closed = false;
@@ -86,7 +87,6 @@ class TwoSidedInbox {
   mutable std::mutex mutex_;  // of everything below
   mutable std::condition_variable changed_;
   uint64_t changes_ = 0;
-  uint64_t arrived_ = 0;  // rounds
   std::vector<Peer> peers_;
   Poison poison_;
   std::string failure_;

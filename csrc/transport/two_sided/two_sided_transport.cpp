@@ -1,7 +1,5 @@
 #include "transport/two_sided/two_sided_transport.h"
 
-#include <cstring>
-
 #include "errors.h"
 
 namespace bls {
@@ -15,30 +13,14 @@ constexpr std::chrono::milliseconds kTimeToAnswer{300};
 void TwoSidedTransport::deliver(int destination, std::byte* message, size_t bytes,
                                 uint64_t sequence) {
   const RingShape& shape = outboxes_.shape;
-  // Nothing has arrived yet; messages that were packed may have stood here.
+  // Travels with the message, which has arrived when its receiver says so.
   arrival_word(message).store(0, std::memory_order_relaxed);
   bytes_[static_cast<size_t>(destination)] = bytes;
   if (++delivered_ < shape.world_size - 1) return;
   delivered_ = 0;
   posted_ = sequence + 1;
   const auto slot = static_cast<uint32_t>(sequence % shape.slots);
-  if (packs_) pack(slot);
   messenger_->exchange(slot, sequence, bytes_);
-}
-
-void TwoSidedTransport::pack(uint32_t slot) const {
-  std::byte* end = nullptr;
-  for (int peer = 0; peer < outboxes_.shape.world_size; ++peer) {
-    if (peer == outboxes_.shape.rank) continue;
-    std::byte* const message = outboxes_.slot(peer, slot);
-    const size_t bytes = bytes_[static_cast<size_t>(peer)];
-    if (end == nullptr) {
-      end = message;
-    } else {
-      std::memmove(end, message, bytes);
-    }
-    end += bytes;
-  }
 }
 
 void TwoSidedTransport::return_credit(int source, uint64_t consumed) {

@@ -37,18 +37,14 @@ class Messenger {
 };
 
 /// A transport over collectives and messages that both sides take part in: what a messenger moves
-/// arrives in a TwoSidedInbox. All messages with one number make one exchange, so that those of all
-/// sources arrive at once.
+/// arrives in a TwoSidedInbox. All messages with one number make one exchange.
 class TwoSidedTransport final : public Transport {
  public:
-  /// With `packs` the messages of a round stand one behind the other, from the start of the first
-  /// peer's slot on, when the messenger is asked to exchange them.
   TwoSidedTransport(std::unique_ptr<Messenger> messenger, std::shared_ptr<TwoSidedInbox> inbox,
-                    const Slots& outboxes, bool packs = false)
+                    const Slots& outboxes)
       : messenger_(std::move(messenger)),
         inbox_(std::move(inbox)),
         outboxes_(outboxes),
-        packs_(packs),
         bytes_(static_cast<size_t>(outboxes.shape.world_size)) {}
 
   size_t slot_bytes() const override { return outboxes_.shape.slot_bytes; }
@@ -85,10 +81,7 @@ class TwoSidedTransport final : public Transport {
  private:
   std::unique_ptr<Messenger> messenger_;
   std::shared_ptr<TwoSidedInbox> inbox_;
-  void pack(uint32_t slot) const;
-
   Slots outboxes_;
-  const bool packs_;
   int delivered_ = 0;          // messages of the round to be exchanged next
   std::vector<size_t> bytes_;  // of these, by destination
   uint64_t posted_ = 0;

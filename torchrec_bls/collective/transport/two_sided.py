@@ -1,4 +1,4 @@
-"""A channel's messages by asynchronous all-to-alls of torch.distributed: transport "c10d".
+"""A channel over torch.distributed, where sender and receiver take part: transport "c10d".
 
 See docs/design/two-sided.md.
 """
@@ -23,21 +23,25 @@ from torch.distributed.distributed_c10d import Store
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.gloo_threads import loop_threads, stop_preempting
 from torchrec_bls.collective.transport.rendezvous import TooLateError, within
+from torchrec_bls.collective.transport.rounds import (
+    FOREVER,
+    PAUSE,
+    CollectiveRounds,
+    PairwiseRounds,
+    Rounds,
+    other_carrier,
+)
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.sockets import close_sockets, tcp_sockets
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError
 
-# Only the channel's deadlines count. A deadline of gloo would end all connections of a group.
-_FOREVER = timedelta(days=10_000)
 # Seconds that telling others of a failure may take, and how many of them in the failing call. Also
 # seconds that a failed exchange may take to end after a peer is gone.
 _TELLING = 0.5
 _TELLING_IN_CALL = 0.1
 _SETTLING = 1.0
 _LINE = 64  # bytes of a cache line; slots are multiples of it
-# Seconds between two looks at something that no event announces, in rare moments.
-_PAUSE = 0.002
-# The same for a failure of another rank, while a large message comes.
+# Seconds between two looks for a failure of another rank, while a large message comes.
 _WATCH = 0.02
 
 # The subject of a note. The note's number is a count of messages, or the rank that failed first.
@@ -47,7 +51,7 @@ _TEXT_BYTES = 1000
 _NOTE = struct.Struct(f"<qqq{_TEXT_BYTES}s")  # about, number, bytes of the text, text
 
 # Tags of point-to-point messages. Messages larger than a slot have one tag for each slot.
-_NOTES, _NEVER_SENT, _FIRST_SLOT = 0, 1, 2
+_NOTES, _NEVER_SENT, _ROUNDS, _FIRST_SLOT = 0, 1, 2, 3
 
 _messengers: "weakref.WeakSet[TwoSidedMessenger]" = weakref.WeakSet()
 _threads: list[threading.Thread] = []
@@ -90,25 +94,18 @@ class TwoSidedMessenger:
         slot_bytes = -(-shape.slot_bytes // _LINE) * _LINE
         size = (shape.slots, shape.world_size, slot_bytes)
         try:
-            outboxes = torch.zeros(size, dtype=torch.uint8)
-            inboxes = torch.zeros(size, dtype=torch.uint8)
+            self._outboxes = torch.zeros(size, dtype=torch.uint8)
+            self._inboxes = torch.zeros(size, dtype=torch.uint8)
         except RuntimeError as error:
             raise RendezvousError(
                 f"no memory for slots: {error}. Use a smaller slot_bytes"
             ) from error
-        # One entry for each round, without the slot of this rank itself, which is the last one.
-        self._outboxes = outboxes[:, :-1].flatten(1)
-        self._inboxes = inboxes[:, :-1].flatten(1)
-        self._slot_sizes = [0 if rank == shape.rank else slot_bytes for rank in range(size[1])]
         self._inbox = _native.TwoSidedInbox(
-            shape.rank, shape.world_size, shape.slots, slot_bytes, inboxes.data_ptr()
+            shape.rank, shape.world_size, shape.slots, slot_bytes, self._inboxes.data_ptr()
         )
-        self._options = dist.AllToAllOptions()
-        self._options.timeout = _FOREVER
-        self._rounds: SimpleQueue[tuple[int, dist.Work] | None] = SimpleQueue()
-        self._left = False
         self._started = 0
-        self._finished = 0
+        self._left = False
+        self._silent: set[int] = set()  # peers from which nothing more comes
         self._knowing_poison: set[int] = set()
         self._teller: threading.Thread | None = None
         self._notes: SimpleQueue[tuple[dist.Work, torch.Tensor] | None] = SimpleQueue()
@@ -133,8 +130,7 @@ class TwoSidedMessenger:
         # A socket that another thread opened meanwhile may be among them.
         self._sockets = dict(tcp_sockets().items() - before.items())
         stop_preempting(loop_threads() - threads)
-        self._carrier = _carrier(group) or self._own
-        self._rounds_thread = self._start(self._complete_rounds, "rounds")
+        self._rounds = self._rounds_over(other_carrier(group))
         self._notes_thread = self._start(self._keep_notes, "notes")
         self._listeners = {
             peer: self._start(partial(self._listen, peer), f"rank {peer}") for peer in self._peers
@@ -143,29 +139,22 @@ class TwoSidedMessenger:
 
     def transport(self) -> _native.TwoSidedTransport:
         """Returns the transport, for one channel."""
-        packs = self._carrier is self._own
-        return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr(), packs)
+        return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr())
+
+    def _rounds_over(self, carrier: dist.ProcessGroup | None) -> Rounds:
+        slots = (self._shape, self._outboxes, self._inboxes, self._inbox, self._start)
+        if carrier is not None:
+            return CollectiveRounds(carrier, *slots)
+        return PairwiseRounds(self._own, _ROUNDS, *slots)
 
     def exchange(self, slot: int, sequence: int, sizes: list[int]) -> None:
-        """Starts the all-to-all of a round of slots. `sizes` are the bytes in use, by rank."""
+        """Starts the exchange of a round of slots. `sizes` are the bytes in use, by rank."""
         self._started = sequence + 1
-        if self._carrier is not self._own:
-            sizes = self._slot_sizes  # all that the receivers expect
-        try:
-            work = self._carrier.alltoall_base(
-                self._inboxes[slot],
-                self._outboxes[slot][: sum(sizes)],
-                self._slot_sizes,
-                sizes,
-                self._options,
-            )
-            for peer, message in self._to_send:
+        self._rounds.exchange(slot, sequence, sizes)
+        for peer, message in self._to_send:
+            with suppress(RuntimeError):  # the peer's listener reports that it is gone
                 self._sending[peer, slot] = self._own.send([message], peer, _FIRST_SLOT + slot)
-        except RuntimeError as error:
-            self._inbox.failed(str(error))
-            return
         self._to_send.clear()
-        self._rounds.put((sequence, work))
 
     def expose(self, destination: int, slot: int, size: int) -> int:
         """Returns the address of memory that is sent beside the next exchange of the slot."""
@@ -192,7 +181,7 @@ class TwoSidedMessenger:
 
         def receive() -> None:
             try:
-                self._own.recv([message], source, _FIRST_SLOT + slot).wait(_FOREVER)
+                self._own.recv([message], source, _FIRST_SLOT + slot).wait(FOREVER)
             except RuntimeError as error:
                 faults.append(str(error))
 
@@ -237,7 +226,7 @@ class TwoSidedMessenger:
             self._tell(peer, _POISON, origin, message)
         end = time.monotonic() + _TELLING
         while any(map(self._is_heard, self._unknowing())) and time.monotonic() < end:
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
 
     def _unknowing(self) -> set[int]:
         return {*self._peers} - self._knowing_poison
@@ -251,24 +240,21 @@ class TwoSidedMessenger:
         peer can take them."""
         for peer in self._peers:
             self._tell(peer, _CLOSED, posted)
-        end = time.monotonic() + self._shape.deadline
-        while self._finished < self._started and time.monotonic() < end:
-            if self._inbox.poisoned or not all(map(self._inbox.is_open, self._peers)):
-                break
-            time.sleep(_PAUSE)
+        self._rounds.flush(time.monotonic() + self._shape.deadline)
 
     def leave(self) -> None:
-        """Tells all peers that no note follows. Ends this rank's threads except its listeners,
-        which listen until the peers have left."""
+        """Tells all peers that no note follows. Threads that wait for peers end when these have
+        left as well."""
         if self._teller is not None:
             self._teller.join()
-        self._left = True
         for peer in self._peers:
             self._tell(peer, _LEFT)
-        self._rounds.put(None)
+        self._rounds.stop()
         self._notes.put(None)
         if not self._inbox.poisoned:
             self._notes_thread.join(_TELLING)
+        self._left = True
+        self._disconnect_if_done()
 
     def abandon(self) -> None:
         """Closes the connections in a forked child: its copies would hide the end of its parent."""
@@ -276,16 +262,25 @@ class TwoSidedMessenger:
 
     def end(self) -> None:
         """Ends all threads at the end of the process: what they wait for does not come any more."""
-        threads = [self._rounds_thread, self._notes_thread, *self._listeners.values()]
+        threads = [*self._rounds.threads(), self._notes_thread, *self._listeners.values()]
         if os.getpid() != self._process or not any(thread.is_alive() for thread in threads):
             return
+        self._disconnect()
+        end = time.monotonic() + _SETTLING
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _disconnect_if_done(self) -> None:
+        """Ends the receives for which no message comes, once no rank needs the connections."""
+        if self._left and len(self._silent) == len(self._peers):
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        # gloo breaks all connections of a group where one wait ends too late.
         for peer in self._peers:
             with suppress(RuntimeError):
                 nothing = self._own.recv([torch.empty(1)], peer, _NEVER_SENT)
                 nothing.wait(timedelta(milliseconds=1))
-        end = time.monotonic() + _SETTLING
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
 
     def _start(self, target: Callable[[], None], of: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=f"torchrec_bls c10d {of}", daemon=True)
@@ -293,22 +288,16 @@ class TwoSidedMessenger:
         _threads[:] = [*filter(threading.Thread.is_alive, _threads), thread]
         return thread
 
-    def _complete_rounds(self) -> None:
-        while (round_ := self._rounds.get()) is not None:
-            sequence, work = round_
-            try:
-                work.wait()
-            except RuntimeError as error:
-                self._inbox.failed(str(error))
-            else:
-                self._inbox.round_arrived(sequence)
-            self._finished = sequence + 1
-
     def _listen(self, peer: int) -> None:
+        self._take_notes(peer)
+        self._silent.add(peer)
+        self._disconnect_if_done()
+
+    def _take_notes(self, peer: int) -> None:
         note = torch.empty(_NOTE.size, dtype=torch.uint8)
         while True:
             try:
-                self._own.recv([note], peer, _NOTES).wait(_FOREVER)
+                self._own.recv([note], peer, _NOTES).wait(FOREVER)
                 about, number, text = parse_note(
                     note.numpy().tobytes(), self._shape.world_size, self._started
                 )
@@ -332,11 +321,7 @@ class TwoSidedMessenger:
                 return
 
     def _lose(self, peer: int, fault: str) -> None:
-        # What the peer sent before has arrived. It is in the round that is failing, or that is done
-        # soon.
-        end = time.monotonic() + _SETTLING
-        while self._finished < self._started and time.monotonic() < end:
-            time.sleep(_PAUSE)
+        self._rounds.settle(peer, _SETTLING)
         if "closed by peer" in fault or "reset by peer" in fault:
             self._inbox.died(peer)
         else:
@@ -354,7 +339,7 @@ class TwoSidedMessenger:
         waits."""
         while (note := self._notes.get()) is not None:
             with suppress(RuntimeError):
-                note[0].wait(_FOREVER)
+                note[0].wait(FOREVER)
 
 
 def parse_note(note: bytes, world_size: int, posted: int) -> tuple[int, int, bytes]:
@@ -380,7 +365,7 @@ def parse_note(note: bytes, world_size: int, posted: int) -> tuple[int, int, byt
 
 def _own_group(store: Store, shape: Shape) -> Any:
     """Returns a gloo group. torch's annotations lack most of its methods."""
-    timeout = min(timedelta(seconds=shape.deadline), _FOREVER)
+    timeout = min(timedelta(seconds=shape.deadline), FOREVER)
     try:
         return within(
             shape.deadline + _SETTLING,
@@ -391,21 +376,6 @@ def _own_group(store: Store, shape: Shape) -> Any:
             f"gloo could not connect the ranks: {error}. GLOO_SOCKET_IFNAME names the network "
             "interface that it should use"
         ) from error
-
-
-def _carrier(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
-    """Returns the group if its backend for CPU tensors is not gloo, but MPI for instance; else
-    None.
-
-    A new gloo group is better than the caller's: nothing else waits in its queue.
-    """
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        return None  # only nccl
-    # The name tells, not the type: TORCH_DISTRIBUTED_DEBUG=DETAIL wraps gloo in a class that waits
-    # for all ranks.
-    return None if backend.name() == "gloo" else group
 
 
 def _memory(

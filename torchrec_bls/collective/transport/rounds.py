@@ -5,7 +5,7 @@ See docs/design/two-sided.md.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -17,15 +17,13 @@ import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
+from torchrec_bls.collective.transport.sender import Sender, Start
 from torchrec_bls.collective.transport.shape import Shape
 
 # Only the channel's deadlines count. A deadline of gloo would end all connections of a group.
 FOREVER = timedelta(days=10_000)
 # Seconds between two looks at something that no event announces, in rare moments.
 PAUSE = 0.002
-
-#: Starts a thread that does something, under a name.
-Start = Callable[[Callable[[], None], str], threading.Thread]
 
 
 class Rounds(Protocol):
@@ -57,6 +55,7 @@ class PairwiseRounds:
     Args:
         group: gloo group.
         tag: tag of the messages.
+        sender: sends them.
         shape: shape of the channel.
         outboxes: bytes of shape [slots, world_size, slot_bytes]: of each round what the peers get,
             in their order, and one slot that nobody gets.
@@ -69,6 +68,7 @@ class PairwiseRounds:
         self,
         group: Any,
         tag: int,
+        sender: Sender,
         shape: Shape,
         outboxes: torch.Tensor,
         inboxes: torch.Tensor,
@@ -77,6 +77,7 @@ class PairwiseRounds:
     ) -> None:
         self._group = group
         self._tag = tag
+        self._sender = sender
         self._outboxes = _slots_by_peer(outboxes, shape)
         self._inboxes = _slots_by_peer(inboxes, shape)
         self._inbox = inbox
@@ -102,6 +103,9 @@ class PairwiseRounds:
 
     def exchange(self, slot: int, sequence: int, sizes: Sequence[int]) -> None:
         """See Rounds."""
+        self._sender.put(partial(self._send, slot, sequence, sizes))
+
+    def _send(self, slot: int, sequence: int, sizes: Sequence[int]) -> None:
         self._expect(sequence + self._ahead)
         for peer in self._peers:
             message = self._outboxes[slot][peer][: sizes[peer]]

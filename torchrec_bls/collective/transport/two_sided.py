@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -31,6 +31,7 @@ from torchrec_bls.collective.transport.rounds import (
     Rounds,
     other_carrier,
 )
+from torchrec_bls.collective.transport.sender import Sender
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.sockets import close_sockets, tcp_sockets
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError
@@ -130,6 +131,7 @@ class TwoSidedMessenger:
         # A socket that another thread opened meanwhile may be among them.
         self._sockets = dict(tcp_sockets().items() - before.items())
         stop_preempting(loop_threads() - threads)
+        self._sender = Sender(self._start, self._inbox.failed)
         self._rounds = self._rounds_over(other_carrier(group))
         self._notes_thread = self._start(self._keep_notes, "notes")
         self._listeners = {
@@ -145,16 +147,20 @@ class TwoSidedMessenger:
         slots = (self._shape, self._outboxes, self._inboxes, self._inbox, self._start)
         if carrier is not None:
             return CollectiveRounds(carrier, *slots)
-        return PairwiseRounds(self._own, _ROUNDS, *slots)
+        return PairwiseRounds(self._own, _ROUNDS, self._sender, *slots)
 
     def exchange(self, slot: int, sequence: int, sizes: list[int]) -> None:
         """Starts the exchange of a round of slots. `sizes` are the bytes in use, by rank."""
         self._started = sequence + 1
         self._rounds.exchange(slot, sequence, sizes)
-        for peer, message in self._to_send:
+        if self._to_send:
+            self._sender.put(partial(self._send_large, slot, self._to_send))
+            self._to_send = []
+
+    def _send_large(self, slot: int, messages: Sequence[tuple[int, torch.Tensor]]) -> None:
+        for peer, message in messages:
             with suppress(RuntimeError):  # the peer's listener reports that it is gone
                 self._sending[peer, slot] = self._own.send([message], peer, _FIRST_SLOT + slot)
-        self._to_send.clear()
 
     def expose(self, destination: int, slot: int, size: int) -> int:
         """Returns the address of memory that is sent beside the next exchange of the slot."""
@@ -206,7 +212,7 @@ class TwoSidedMessenger:
 
     def return_credit(self, source: int, consumed: int) -> None:
         """Tells `source` how many of its messages this rank has read."""
-        self._tell(source, _READ, consumed)
+        self._sender.put(partial(self._tell, source, _READ, consumed))
 
     def ask(self, peer: int) -> None:
         """Makes `peer` say how many messages it has posted."""
@@ -238,6 +244,7 @@ class TwoSidedMessenger:
     def close(self, posted: int) -> None:
         """Tells all peers that no further message comes. Lets messages under way leave while any
         peer can take them."""
+        self._sender.drain(_TELLING)
         for peer in self._peers:
             self._tell(peer, _CLOSED, posted)
         self._rounds.flush(time.monotonic() + self._shape.deadline)
@@ -247,6 +254,7 @@ class TwoSidedMessenger:
         left as well."""
         if self._teller is not None:
             self._teller.join()
+        self._sender.stop(_TELLING)
         for peer in self._peers:
             self._tell(peer, _LEFT)
         self._rounds.stop()
@@ -282,7 +290,8 @@ class TwoSidedMessenger:
                 nothing = self._own.recv([torch.empty(1)], peer, _NEVER_SENT)
                 nothing.wait(timedelta(milliseconds=1))
 
-    def _start(self, target: Callable[[], None], of: str) -> threading.Thread:
+    @staticmethod
+    def _start(target: Callable[[], None], of: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=f"torchrec_bls c10d {of}", daemon=True)
         thread.start()
         _threads[:] = [*filter(threading.Thread.is_alive, _threads), thread]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from torchrec_bls.collective.backend.options import BLSOptions
 from torchrec_bls.processes import stream
 
 from .messages import WORD_BYTES, Message
@@ -24,6 +27,7 @@ SAMPLE_SECONDS = 0.004
 MOST_CALLS = 20
 LEAST_ROUNDS = 5
 _START_SECONDS = 120.0
+_HEADER_BYTES = 256  # more than a message's header takes
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class CollectiveTask:
     """The messages of one backend among the first `world_size` ranks.
 
     Attributes:
-        backend: "gloo" or "bls".
+        backend: "gloo", "bls", or "c10d" for channels of bls over TCP.
         world_size: ranks.
         messages: messages for that many ranks.
         seconds: time after which rounds over all messages end; at least `LEAST_ROUNDS` are made.
@@ -82,13 +86,43 @@ def _rank(
     )
     for task in tasks:
         members = list(range(task.world_size))
-        group = dist.new_group(members, backend=task.backend, timeout=timeout)
-        if rank in members:
-            assert group is not None
-            yield _measure(task, rank, group)
+        with _core_of(rank, task):
+            group = _group(task, members, timeout)
+            if rank in members:
+                assert group is not None
+                yield _measure(task, rank, group)
         # The others sleep here meanwhile.
         dist.barrier()
     dist.destroy_process_group()
+
+
+@contextmanager
+def _core_of(rank: int, task: CollectiveTask) -> Iterator[None]:
+    """Gives channels over TCP a core for each rank and its threads, as ranks have in measured
+    steps, where there are as many."""
+    cores = os.sched_getaffinity(0)
+    if task.backend == "c10d" and rank < task.world_size <= len(cores):
+        os.sched_setaffinity(0, {sorted(cores)[rank]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _group(
+    task: CollectiveTask, members: list[int], timeout: timedelta
+) -> dist.ProcessGroup | None:
+    backend, options = task.backend, None
+    if backend == "c10d":
+        backend = "bls"
+        largest = max(max(map(max, message.bytes)) for message in task.messages)
+        options = BLSOptions(
+            transport="c10d", slot_bytes=largest + _HEADER_BYTES, deadline=timeout.total_seconds()
+        )
+    group: dist.ProcessGroup | None = dist.new_group(
+        members, backend=backend, timeout=timeout, pg_options=options
+    )
+    return group
 
 
 def _measure(task: CollectiveTask, rank: int, group: dist.ProcessGroup) -> list[dict[str, Any]]:

@@ -163,7 +163,8 @@ def collectives_of(entries: Entries) -> dict[tuple[str, str, int], CollectiveSam
             continue
         for operation in ("all_to_all", "all_reduce"):
             of_it = [each for each in entry["messages"] if each["operation"] == operation]
-            visits[operation, entry["backend"], entry["world_size"]].append(of_it)
+            if of_it:
+                visits[operation, entry["backend"], entry["world_size"]].append(of_it)
     return {key: _collective_samples(each) for key, each in visits.items()}
 
 

@@ -17,7 +17,7 @@ from .collectives import CollectiveTask, measure_collectives
 from .configurations import LookupConfiguration, draw_lookups
 from .fit import fit_profile
 from .memory import measure_memory
-from .messages import messages
+from .messages import Message, messages
 from .records import Records
 from .step_models import ModelRanges, StepTask, draw_step_model, plans_by_hand
 
@@ -38,6 +38,8 @@ _LEAST_DENSE, _MOST_DENSE, _DENSE_TOGETHER = 72, 100, 24
 LOOKUP_VISITS = 3
 _COLLECTIVE_VISITS = (0, 2)
 _BACKENDS = ("gloo", "bls")
+#: How messages travel: channels of bls also over TCP, as between hosts.
+_CARRIERS = (*_BACKENDS, "c10d")
 
 #: Models of each backend, with a backward and without, whose steps are measured, for each minute of
 #: the calibration: each takes a second or two.
@@ -239,21 +241,13 @@ def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> 
         for entry in records.of("collectives")
         if entry["visit"] == visit
     }
-    combinations = list(product(_BACKENDS, settings.world_sizes))
+    combinations = list(product(_CARRIERS, settings.world_sizes))
     seconds = _COLLECTIVES * 60 * settings.minutes / len(combinations) / len(_COLLECTIVE_VISITS)
     tasks = [
         CollectiveTask(
             backend,
             world_size,
-            tuple(
-                messages(
-                    world_size,
-                    seed=settings.seed,
-                    memory_bytes=settings.memory_bytes,
-                    between=settings.between,
-                    uneven=settings.uneven,
-                )
-            ),
+            _messages(backend, world_size, settings),
             seconds,
         )
         for backend, world_size in combinations
@@ -270,6 +264,17 @@ def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> 
             }
             _add(records, "collectives", time.monotonic() - start, entry, bar)
             start = time.monotonic()
+
+
+def _messages(backend: str, world_size: int, settings: Settings) -> tuple[Message, ...]:
+    every = messages(
+        world_size,
+        seed=settings.seed,
+        memory_bytes=settings.memory_bytes,
+        between=settings.between,
+        uneven=settings.uneven,
+    )
+    return tuple(each for each in every if backend in _BACKENDS or each.operation == "all_to_all")
 
 
 def _steps(records: Records, settings: Settings, cores: int, bar: Any) -> None:

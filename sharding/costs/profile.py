@@ -60,7 +60,8 @@ class Profile:
         lookups: model by (pooled, direction), with the direction "forward", "backward", or
             "by_exchange" for a forward that the exchange does (LookupWork.by_exchange), which
             older profiles lack.
-        collectives: model by (operation, backend, world size).
+        collectives: model by (operation, backend, world size), with the backend "gloo", "bls", or
+            "c10d" for channels of bls over TCP, which older profiles lack.
         memory: curve of one thread's memory.
         retest_percent: geometric mean of the absolute differences between two measurements of one
             thing, by name, such as "lookup_forward". No model can be more exact.

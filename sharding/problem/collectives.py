@@ -33,7 +33,12 @@ class Collective:
     reduces: bool = False
 
     def estimate(
-        self, for_each: Sequence[float], job: Job, model: CostModel, ranks_per_core: float
+        self,
+        for_each: Sequence[float],
+        job: Job,
+        model: CostModel,
+        ranks_per_core: float,
+        carrier: str | None = None,
     ) -> Estimate:
         """Returns the time of the collective.
 
@@ -42,13 +47,15 @@ class Collective:
             job: the collective's job.
             model: costs on the machine.
             ranks_per_core: number of ranks that share a core.
+            carrier: backend that the messages travel by; None: the job's.
         """
+        backend = carrier or job.backend
         held = [size * self.destinations for size in for_each]
         mean = sum(held) / len(held)
         if self.reduces:
-            return model.all_reduce(mean, self.ranks, job.backend, ranks_per_core)
+            return model.all_reduce(mean, self.ranks, backend, ranks_per_core)
         sent = [mean] * len(held)
-        return model.all_to_all(sent, held, job.backend, ranks_per_core, self.host_ranks)
+        return model.all_to_all(sent, held, backend, ranks_per_core, self.host_ranks)
 
 
 @dataclass(frozen=True)

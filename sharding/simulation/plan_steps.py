@@ -19,7 +19,7 @@ from ..problem.tables import COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, PlacedTable,
 from .data_parallel import DenseSteps
 from .program import Begin, Collect, Compute, Finish, Post, Stage
 from .wire.codecs import FP32, CodecCosts
-from .wire.link import Link
+from .wire.link import TCP_BYTES, Link
 
 Floats = npt.NDArray[np.float64]
 Collectives = Sequence[Collective]
@@ -88,7 +88,7 @@ def program_of(
         dense: other layers of the model, under DistributedDataParallel; none by default. Their
             backward comes first, and their gradients are waited for last.
         codec: codec of embeddings; their gradients travel as float32.
-        link: link of the hosts, which messages have to pass; none by default.
+        link: link of the hosts, which messages have to pass over TCP; none by default.
 
     Raises:
         ValueError: the bound is above 0 over gloo, whose ranks wait for each other.
@@ -116,6 +116,8 @@ class _Step:
     ) -> None:
         self._job, self._model, self._host, self._dense = job, model, host, dense
         self._codec, self._link = codec, link
+        channels_over_tcp = link is not None and job.backend == "bls"
+        self._carrier = "c10d" if channels_over_tcp else job.backend
         self._groups = groups_of(plan, workload, job)
         self._pooled = {table.module: table.pooled for table in workload.tables}
         # One batch's traffic of each kind.
@@ -243,7 +245,7 @@ class _Step:
             return 0.0
         ranks = self._job.ranks
         sizes = exchange.sizes if exchange.to_rank else exchange.sizes[:, None]
-        return self._link.transfer_us(np.broadcast_to(sizes, (ranks, ranks)))
+        return self._link.transfer_us(np.broadcast_to(sizes * TCP_BYTES, (ranks, ranks)))
 
     def _times(self, for_each: Floats, collectives: Collectives) -> tuple[Floats, Floats]:
         """Returns the time of collectives for each rank on a core and on none, as if all ranks had
@@ -253,7 +255,7 @@ class _Step:
         times = np.zeros((len(each), 2))
         for row, size in zip(times, each.tolist(), strict=True):
             for one in collectives:
-                time = one.estimate([size] * one.ranks, self._job, self._model, 1.0)
+                time = one.estimate([size] * one.ranks, self._job, self._model, 1.0, self._carrier)
                 on_core = 1.0 if self._job.backend == "bls" else time.on_core
                 row += time.microseconds * np.array([on_core, 1 - on_core])
         work, pause = (times[back] * self._host.exchange).T

@@ -11,13 +11,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+#: Bytes on an Ethernet link for each byte of a message over TCP: 1448 of them have 66 of headers.
+TCP_BYTES = 1514 / 1448
+
 _BYTES_PER_US = {"kbit": 1e3 / 8e6, "mbit": 1e6 / 8e6, "gbit": 1e9 / 8e6}
 _BYTES = {"b": 1, "kb": 2**10, "mb": 2**20}
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link from each host to all others, equally fast in both directions.
+    """A link from each host to all others, equally fast in both directions. Messages go over TCP.
 
     Attributes:
         bytes_per_us: bytes that a host can send in a microsecond; it can receive as many meanwhile.

@@ -67,6 +67,8 @@ def test_collectives_by_hand() -> None:
     assert estimate.microseconds == pytest.approx(401.0)
     assert estimate.high == pytest.approx(401.0 * np.exp(0.1))
     uneven = COSTS.all_to_all([1000.0, 9000.0], [6000.0, 4000.0], "bls")
+    # A profile from before channels were measured over TCP.
+    assert COSTS.all_to_all([1000.0, 9000.0], [6000.0, 4000.0], "c10d") == uneven
     assert uneven.microseconds == pytest.approx(209.0)
     assert uneven.low == pytest.approx(209.0 * np.exp(-0.2))
     assert COSTS.all_reduce(5000.0, 2, "gloo").microseconds == pytest.approx(205.0)

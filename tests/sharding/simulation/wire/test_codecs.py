@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrec_bls.sharding.cost_interface import Estimate
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import make_problem
 from torchrec_bls.sharding.problem.plan_groups import memory_of
@@ -122,12 +125,38 @@ def test_bytes_pass_the_link_by_codec_and_direction() -> None:
         post, _ = exchange(name, stages)
         assert isinstance(post, Post)
         transfers[name] = np.asarray(post.transfer).tolist()
-    # What a rank sends and receives passes at once: the longer of both directions.
-    longest = float(CODES.max()) / 2
-    assert transfers["embeddings 0"] == [longest, longest]
-    assert transfers["gradients 0"] == [8192.0, 8192.0]
+    # What a rank sends and receives passes at once: the longer of both directions. Each 1,448 bytes
+    # have 66 of headers.
+    passing = (1 + 66 / 1448) / 2
+    assert transfers["embeddings 0"] == pytest.approx([CODES.max() * passing] * 2)
+    assert transfers["gradients 0"] == pytest.approx([16384 * passing] * 2)
     # 64 ids of 8 bytes and as many lengths of 4.
-    assert transfers["ids 0"] == [384.0, 384.0]
+    assert transfers["ids 0"] == pytest.approx([768 * passing] * 2)
+
+
+class CostsOverTcp(AdditiveTestCosts):
+    """Channels over TCP take as long as nothing else."""
+
+    def all_to_all(
+        self, sent: Sequence[float], received: Sequence[float], backend: str, *others: Any
+    ) -> Estimate:
+        if backend == "c10d":
+            return Estimate(1000.0, 1000.0, 1000.0)
+        return super().all_to_all(sent, received, backend, *others)
+
+
+def test_channels_go_over_tcp_where_there_is_a_link() -> None:
+    over_tcp = CostsOverTcp()
+    link = Link.of_hosts(2.0, ranks=2, per_host=1)
+    post, collect = exchange(
+        "gradients 0", program_of(PLAN, WORKLOAD, roomy(2), over_tcp, link=link)
+    )
+    assert isinstance(post, Post) and isinstance(collect, Collect)
+    assert np.asarray(post.work).tolist() == np.asarray(collect.work).tolist() == [500.0, 500.0]
+    for job, passed in ((roomy(2), None), (roomy(2, backend="gloo"), link)):
+        first, _ = exchange("gradients 0", program_of(PLAN, WORKLOAD, job, over_tcp, link=passed))
+        work = first.worker if isinstance(first, Begin) else first.work
+        assert (np.asarray(work) < 100).all()
 
 
 def test_bytes_and_memory_of_a_simulation() -> None:
@@ -189,7 +218,8 @@ def test_on_a_slow_link_a_step_is_its_bytes(per_host: int, bytes_per_value: floa
                 for direction, (of_ids, of_rows) in enumerate([(there, here), (here, there)]):
                     ids[direction, of_ids] += 64 * (pooling * 8 + 4)
                     rows[direction, of_rows] += 64 * placed.table.dim * bytes_per_value
-    slowest = (ids.max(axis=0) + rows.max(axis=0)).max() / rate
+    headers = 1 + 66 / 1448
+    slowest = (ids.max(axis=0) + rows.max(axis=0)).max() * headers / rate
     assert found.step_us == pytest.approx(slowest, rel=0.01)
 
 

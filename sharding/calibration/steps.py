@@ -89,7 +89,10 @@ def _rank(rank: int, tasks: tuple[StepTask, ...], pinned: bool) -> Iterator[dict
 
 def _measure(task: StepTask, rank: int) -> dict[str, list[float]]:
     batches = [batch_of(task.model, rank, number) for number in range(BATCHES)]
-    steps = {name: _step(task, plan, batches) for name, plan in task.plans.items()}
+    steps = {
+        name: step_of(task.model, plan, sharders(task.backend), batches, training=task.training)
+        for name, plan in task.plans.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for turn in range(_WARM_UPS + task.turns):
@@ -101,17 +104,33 @@ def _measure(task: StepTask, rank: int) -> dict[str, list[float]]:
     return times
 
 
-def _step(task: StepTask, plan: Sequence[PlacedTable], batches: list[KeyedJaggedTensor]) -> Step:
+def step_of(
+    model: StepModel,
+    plan: Sequence[PlacedTable],
+    using: list[Any],
+    batches: list[KeyedJaggedTensor],
+    *,
+    training: bool,
+) -> Step:
+    """Returns a step of a model, which is sharded for it, on this rank.
+
+    Args:
+        model: model.
+        plan: places of its tables.
+        using: sharders of its collections.
+        batches: ids of this rank that the steps look up in turn.
+        training: True for forward, backward and the optimizer, False for a forward.
+    """
     world_size = dist.get_world_size()
     topology = Topology(world_size=world_size, local_world_size=world_size, compute_device="cpu")
     sharded = DistributedModelParallel(
-        Embeddings(task.model),
+        Embeddings(model),
         device=torch.device("cpu"),
         plan=to_sharding_plan(plan, topology),
-        sharders=sharders(task.backend),
+        sharders=using,
     )
-    step = partial(_train if task.training else _infer, sharded, cycle(batches))
-    if not task.training:
+    step = partial(_train if training else _infer, sharded, cycle(batches))
+    if not training:
         sharded.eval()
     return step
 

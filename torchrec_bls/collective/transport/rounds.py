@@ -94,6 +94,8 @@ class PairwiseRounds:
         #: gloo sends nothing of which the work is gone. A slot is used again after the receiver
         #: has read it, and so after the work is done.
         self._sent: dict[tuple[int, int], dist.Work] = {}
+        # A peer is in them until the first call that fails, since messages count by their order.
+        self._sending_to, self._expecting_from = {*self._peers}, {*self._peers}
         for sequence in range(self._ahead):
             self._expect(sequence)
         self._receivers = {
@@ -107,16 +109,22 @@ class PairwiseRounds:
 
     def _send(self, slot: int, sequence: int, sizes: Sequence[int]) -> None:
         self._expect(sequence + self._ahead)
-        for peer in self._peers:
+        for peer in [peer for peer in self._peers if peer in self._sending_to]:
             message = self._outboxes[slot][peer][: sizes[peer]]
-            with suppress(RuntimeError):  # the peer's listener reports that it is gone
+            try:
                 self._sent[peer, slot] = self._group.send([message], peer, self._tag)
+            except RuntimeError:  # the peer's listener reports that it is gone
+                self._sending_to.remove(peer)
 
     def _expect(self, sequence: int) -> None:
         slots = self._inboxes[sequence % len(self._inboxes)]
-        for peer, slot in slots.items():
-            with suppress(RuntimeError):
-                self._expected[peer].put(self._group.recv([slot], peer, self._tag))
+        for peer in [peer for peer in self._peers if peer in self._expecting_from]:
+            try:
+                work = self._group.recv([slots[peer]], peer, self._tag)
+            except RuntimeError:
+                self._expecting_from.remove(peer)
+                work = None
+            self._expected[peer].put(work)
 
     def _receive(self, peer: int) -> None:
         for sequence in count():
@@ -151,7 +159,7 @@ class PairwiseRounds:
             waiting[0].join(PAUSE)
 
     def _await_sent(self, peer: int) -> None:
-        for (destination, _), work in self._sent.items():
+        for (destination, _), work in [*self._sent.items()]:
             if destination == peer:
                 with suppress(RuntimeError):
                     work.wait(FOREVER)

@@ -1,8 +1,12 @@
 """A thread that sends, for threads that have better not."""
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
+
+# Seconds between two looks at whether the thread still makes calls.
+_PAUSE = 0.002
 
 #: Starts a thread that does something, under a name.
 Start = Callable[[Callable[[], None], str], threading.Thread]
@@ -15,6 +19,8 @@ class Sender:
     holds a connection's lock. gloo's own thread then spins for that lock until its time slice
     ends: that was 2 to 5 ms of an exchange after 1.5 ms of computing, with a core for each rank. A
     thread that has just woken up keeps the processor.
+
+    After a call that fails it makes no more: receivers count messages by their order.
 
     Args:
         start: starts threads.
@@ -31,10 +37,11 @@ class Sender:
         self._calls.put(call)
 
     def drain(self, seconds: float) -> None:
-        """Waits until all calls so far are made."""
-        made = threading.Event()
+        """Waits until all calls so far are made, or one has failed."""
+        made, end = threading.Event(), time.monotonic() + seconds
         self._calls.put(made.set)
-        made.wait(seconds)
+        while not made.wait(_PAUSE) and self._thread.is_alive() and time.monotonic() < end:
+            pass
 
     def stop(self, seconds: float) -> None:
         """Makes the remaining calls and ends the thread."""
@@ -47,3 +54,4 @@ class Sender:
                 call()
             except Exception as error:  # whatever it is, peers wait for what was not sent
                 self._failed(f"cannot send: {error}")
+                return

@@ -244,7 +244,7 @@ class TwoSidedMessenger:
     def close(self, posted: int) -> None:
         """Tells all peers that no further message comes. Lets messages under way leave while any
         peer can take them."""
-        self._sender.drain(_TELLING)
+        self._sender.drain(self._shape.deadline)
         for peer in self._peers:
             self._tell(peer, _CLOSED, posted)
         self._rounds.flush(time.monotonic() + self._shape.deadline)

@@ -1,9 +1,10 @@
 """Codecs on slow links: forwards measured, and the codec that a simulation takes.
 
-Suite D of the study. Two ranks with a core each and a link each, limited to rates that TCP and the
-cores can keep up with; 26 tables, over the transport `c10d`. As in suites A and B all ranks begin a
-step together, and codecs take turns step by step. The ranks are started several times: where their
-memory lies changes a forward of a millisecond by up to a third.
+Suite D of the study: 26 tables on two ranks with a core each, over the transport `c10d`. Each rank
+has a link, limited to rates that TCP and the cores can keep up with; as little passes at once as
+the rate needs. As in suites A and B all ranks begin a step together, and codecs take turns step by
+step. The ranks are started several times: where their memory lies changes a forward of a
+millisecond by up to a third.
 """
 
 import logging
@@ -57,7 +58,7 @@ def main() -> None:
     costs = ProfiledCosts(load_profile(options.profile))
     results = []
     for gbit in settings["gbit"]:
-        network = Network(gbit, of_rank=True)
+        network = Network(gbit, of_rank=True, burst=128 if gbit <= 3 else 256)
         for (batch, dim), ms in _measured(network, settings).items():
             simulated, chosen = predict(costs, network, batch, dim)
             cell = {"gbit": gbit, "batch": batch, "dim": dim, "chosen": chosen}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +19,7 @@ from torchrec_bls.sharding import load_profile
 from torchrec_bls.sharding.calibration.overlap import OverlapTimer
 from torchrec_bls.sharding.calibration.overlap_run import fit_modes
 from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
+from torchrec_bls.sharding.overlap.timeline import Group, Layer
 from tqdm import tqdm
 
 from benchmarks.harness import page, record
@@ -29,7 +29,7 @@ from benchmarks.harness.statistics import geometric_mean, in_turns, ratio_of_med
 from benchmarks.overlap.models import MODELS, model_and_batch
 from torchrec_bls import overlap
 from torchrec_bls.overlap.plan import OverlapPlan
-from torchrec_bls.overlap.prediction import predict, typical_layers
+from torchrec_bls.overlap.prediction import default_timelines, typical_layers
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}
 FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 2, "minutes": 0.7}
@@ -75,10 +75,12 @@ def _compare(
     policies = {name: _wrapped(model, group, **how) for name, how in defaults.items()}
     policies |= {name: _following(own, model, group) for name, own in plans.items()}
     ms = _backward_ms(policies, batch, settings)
-    predictions = {name: predict(own.layers, own.groups, own.modes) for name, own in plans.items()}
-    predicted = {name: each.planned for name, each in predictions.items()}
-    predicted |= {"ddp": predictions["plan"].ddp_default}
-    predicted |= {"torchrec": predictions["plan"].torchrec_default}
+    predicted = {name: own.prediction.planned for name, own in plans.items()}
+    predicted |= {"ddp": plan.prediction.ddp_default}
+    predicted |= {"torchrec": plan.prediction.torchrec_default}
+    buckets = {name: len(own.groups) for name, own in plans.items()}
+    by_default = default_timelines(plan.layers, plan.modes).values()
+    buckets |= {name: len(own) for name, (own, _) in zip(DEFAULTS, by_default, strict=True)}
     with _noting_starts() as starts:
         _backward_ms({"plan": policies["plan"]}, batch, settings | {"turns": 3}, starts)
     result = {
@@ -86,7 +88,8 @@ def _compare(
         "mib": sum(layer.bytes for layer in plan.layers) / 2**20,
         "groups": [[group.layers, group.mode] for group in plan.groups],
         "replaces": {"ddp": plan.replaces_ddp_default, "torchrec": plan.replaces_torchrec_default},
-        "alone_ms": predictions["plan"].alone.middle,
+        "buckets": buckets,
+        "alone_ms": plan.prediction.alone.middle,
         "ms": ms,
         "retest": {name: _retest(each.values_in_order) for name, each in ms.items()},
         "predicted": {name: vars(each) for name, each in predicted.items()},
@@ -167,8 +170,8 @@ def _starts(plan: OverlapPlan, starts: Sequence[Sequence[float]]) -> dict[str, l
     own = [each for each in starts if len(each) == 1 + len(plan.groups)]
     of_ranks = gathered([np.subtract(each[1:], each[0]) for each in own])
     measured = 1e3 * np.median(np.max(of_ranks, axis=0), axis=0)
-    times = timeline(typical_layers(plan.layers), plan.groups, [m.times for m in plan.modes])
-    return {"measured": measured.tolist(), "predicted": [each / 1e3 for each in times.begin]}
+    predicted = [each / 1e3 for each in plan.timeline.begin]
+    return {"measured": measured.tolist(), "predicted": predicted}
 
 
 def _oracle(
@@ -210,10 +213,22 @@ def _off(errors: Sequence[float]) -> str:
     return f"{100 * np.mean(np.abs(errors)):.1f} % off (bias {100 * np.mean(errors):+.1f} %)"
 
 
+def _score(scores: Sequence[tuple[float, bool, float]]) -> str:
+    """Errors of predictions, how many measured times are inside of intervals, and retests."""
+    if not scores:
+        return "none"
+    errors, inside, retests = zip(*scores, strict=True)
+    return (
+        f"{_off(errors)}, {100 * np.mean(inside):.0f} % inside their intervals; medians of the "
+        f"first and of the last turns are {100 * np.mean(retests):.1f} % from each other on average"
+    )
+
+
 def section(made: record.Record) -> str:
     """All cells, and the bars: gains, predictions, starts, oracle."""
-    rows, inside, late, gains, oracle, worse, retests = [], [], [], [], [], [], []
+    rows, late, gains, oracle, worse = [], [], [], [], []
     errors: dict[str, list[float]] = {name: [] for name in POLICIES}
+    scores: dict[bool, list[tuple[float, bool, float]]] = {True: [], False: []}
     for cell in made["results"]:
         ms = {name: each["median"] for name, each in cell["ms"].items()}
         link = "loopback" if cell["gbit"] is None else f"{cell['gbit']:g} Gbit/s"
@@ -231,8 +246,9 @@ def section(made: record.Record) -> str:
         )
         for name, predicted in cell["predicted"].items():
             errors[name].append(predicted["middle"] / ms[name] - 1)
-            inside.append(predicted["low"] <= ms[name] <= predicted["high"])
-        retests += cell["retest"].values()
+            inside = predicted["low"] <= ms[name] <= predicted["high"]
+            of_one = cell["buckets"][name] == 1
+            scores[of_one].append((errors[name][-1], inside, cell["retest"][name]))
         starts = zip(*cell["starts_ms"].values(), strict=True)
         late += [abs(p - m) <= max(1.0, 0.1 * m) for m, p in starts]
         if cell["gbit"] == 1.0 and ms["all"] > 1.3 * cell["alone_ms"]:
@@ -246,13 +262,12 @@ def section(made: record.Record) -> str:
         ]
     header = ["model", "ranks", "backend", "link", "MiB", "alone", "DDP", "TorchRec", "plan"]
     header += ["over DDP", "over TorchRec", "replaces"]
-    every = list(chain.from_iterable(errors.values()))
     off = ", ".join(f"{POLICIES[name]} {_off(own)}" for name, own in errors.items())
     lines = [
-        f"Predicted backwards: {_off(every)}, {100 * np.mean(inside):.0f} % inside their "
-        f"intervals. By policy: {off}. Medians of the first and of the last turns are "
-        f"{100 * np.mean(retests):.1f} % from each other on average. {100 * np.mean(late):.0f} % "
-        "of the planned all-reduces began within 10 % or 1 ms of the predicted moment."
+        f"Predicted backwards of several buckets: {_score(scores[False])}. Those of one bucket, "
+        f"which the plan has measured in place: {_score(scores[True])}. By policy: {off}. "
+        f"{100 * np.mean(late):.0f} % of the planned all-reduces began within 10 % or 1 ms of the "
+        "predicted moment."
     ]
     if gains:
         low, mean, high = geometric_mean(gains)

@@ -55,4 +55,6 @@ def plan_of(
     # Little beside what layers compute, so that all but the last all-reduce is hidden; by default
     # everything follows the backward.
     origin = PlanOrigin(torch.__version__, backend, ranks, "by hand, today")
-    return OverlapPlan(origin, layers_of(model or make_model()), modes or (FLOAT32,), groups)
+    layers, modes = layers_of(model or make_model()), modes or (FLOAT32,)
+    reduced_us = modes[0].times.alone_us(sum(layer.bytes for layer in layers))
+    return OverlapPlan(origin, layers, (reduced_us,) * 3, modes, groups)

@@ -68,6 +68,11 @@ def test_models_that_cannot_be_planned_for() -> None:
 def refuse_different_models(rank: int) -> None:
     with pytest.raises(ValueError, match="another order on rank 1 than on rank 0"):
         overlap.plan(Choosing(), profile_with(FLOAT32), [(BATCH, "ab" if rank else "ba")])
+    wider = nn.Linear(WIDTH, 1 + rank)
+    with pytest.raises(
+        ValueError, match=r"'(bias' has 8 bytes on rank 1 and 4|weight' has 512 .*)"
+    ):
+        overlap.plan(wider, profile_with(FLOAT32), [BATCH])
 
 
 def test_ranks_with_different_models() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket, planned_a
 from torchrec_bls.overlap.plan_file import PlanOrigin, read_plan, write_plan
 from torchrec_bls.overlap.prediction import (
     Prediction,
+    all_reduce_us,
     default_timelines,
     is_certain,
     predict,
@@ -73,7 +75,7 @@ def plan(
     group = group or dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call init_process_group first, on all ranks")
-    layers = measure_layers(model, batches, group)
+    measured = measure_layers(model, batches, group)
     dense = next(iter(dense_parameters(model).values()))
     if codecs and dense.dtype != torch.float32:
         raise ValueError(f"codecs are for gradients of float32, not {dense.dtype}: leave them out")
@@ -83,14 +85,14 @@ def plan(
         for mode in modes_of(profile, backend, dist.get_world_size(group))
         if codecs or not mode.changes_values
     ]
-    groups = allocate(typical_layers(layers), [mode.times for mode in modes])
+    groups = allocate(typical_layers(measured.layers), [mode.times for mode in modes])
     origin = PlanOrigin(
         torch=torch.__version__,
         backend=backend,
         ranks=dist.get_world_size(group),
         profile=f"{profile.name}, {profile.measured_at}",
     )
-    return OverlapPlan(origin, tuple(layers), tuple(modes), tuple(groups))
+    return OverlapPlan(origin, measured.layers, measured.reduced_us, tuple(modes), tuple(groups))
 
 
 def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
@@ -100,7 +102,7 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
         ValueError: the file is no plan, or has another profile, torch or version.
         OSError: the file can't be read.
     """
-    origin, layers, modes, groups = read_plan(path)
+    origin, layers, reduced_us, modes, groups = read_plan(path)
     if origin.profile != (name := f"{profile.name}, {profile.measured_at}"):
         raise ValueError(
             f"{path} was made with the profile '{origin.profile}', this one is '{name}': make the "
@@ -111,7 +113,7 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
             f"{path} was made with torch {origin.torch}, this is {torch.__version__}: make the "
             "plan anew"
         )
-    return OverlapPlan(origin, layers, modes, groups)
+    return OverlapPlan(origin, layers, reduced_us, modes, groups)
 
 
 @dataclass(frozen=True)
@@ -124,19 +126,27 @@ class OverlapPlan:
     Attributes:
         origin: torch, backend, ranks and profile that the plan was made for.
         layers: the model's layers, in the order in which their gradients are ready.
+        reduced_us: measured times of one all-reduce of all gradients behind a backward.
         modes: calibrated ways for gradients to travel.
         groups: layers whose gradients travel together, with their mode and hold.
     """
 
     origin: PlanOrigin
     layers: tuple[DenseLayer, ...]
+    reduced_us: tuple[float, ...]
     modes: tuple[Mode, ...]
     groups: tuple[Group, ...]
 
     @cached_property
     def prediction(self) -> Prediction:
         """Returns the predicted times of backwards with the plan and by default."""
-        return predict(self.layers, self.groups, self.modes)
+        return predict(self.layers, self.reduced_us, self.groups, self.modes)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Returns when the planned all-reduces run, by typical backwards and modes."""
+        times = [mode.times for mode in self.modes]
+        return timeline(typical_layers(self.layers), self.groups, times)
 
     @cached_property
     def buckets(self) -> tuple[PlannedBucket, ...]:
@@ -189,13 +199,15 @@ class OverlapPlan:
 
     def report(self) -> str:
         """Returns a text for people: the plan, its predicted times, and which defaults stay."""
+        size = sum(layer.bytes for layer in self.layers)
+        reduced_us = all_reduce_us(self.modes[0].times, size), median(self.reduced_us)
         return as_text(
-            self.origin, self.layers, self.buckets, self._planned_timeline(), self.prediction
+            self.origin, self.layers, self.buckets, self.timeline, self.prediction, reduced_us
         )
 
     def trace(self, path: str | Path) -> None:
         """Writes the predicted timelines of plan and defaults for ui.perfetto.dev."""
-        planned = list(self.groups), self._planned_timeline()
+        planned = list(self.groups), self.timeline
         timelines = {"plan": planned, **default_timelines(self.layers, self.modes)}
         write_trace(Path(path), trace_events(timelines, self.modes))
 
@@ -217,11 +229,7 @@ class OverlapPlan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON, for `load_plan`."""
-        write_plan(Path(path), self.origin, self.layers, self.modes, self.groups)
-
-    def _planned_timeline(self) -> Timeline:
-        times = [mode.times for mode in self.modes]
-        return timeline(typical_layers(self.layers), self.groups, times)
+        write_plan(Path(path), self.origin, self.layers, self.reduced_us, self.modes, self.groups)
 
     def _buckets_argument(self) -> dict[str, Any]:
         # A bucket closes with the gradient by which it reaches its size. The size in MiB is exact,

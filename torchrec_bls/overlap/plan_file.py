@@ -10,7 +10,7 @@ from torchrec_bls.overlap.dense_layers import DenseLayer
 from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.overlap.timeline import Group
 
-_FORMAT, _VERSION = "torchrec-bls overlap plan", 1
+_FORMAT, _VERSION = "torchrec-bls overlap plan", 2
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,16 @@ class PlanOrigin:
     profile: str
 
 
-Content = tuple[PlanOrigin, tuple[DenseLayer, ...], tuple[Mode, ...], tuple[Group, ...]]
+Content = tuple[
+    PlanOrigin, tuple[DenseLayer, ...], tuple[float, ...], tuple[Mode, ...], tuple[Group, ...]
+]
 
 
 def write_plan(
     path: Path,
     origin: PlanOrigin,
     layers: Sequence[DenseLayer],
+    reduced_us: Sequence[float],
     modes: Sequence[Mode],
     groups: Sequence[Group],
 ) -> None:
@@ -46,6 +49,7 @@ def write_plan(
         "version": _VERSION,
         "origin": asdict(origin),
         "layers": [asdict(layer) for layer in layers],
+        "reduced_us": list(reduced_us),
         "modes": [asdict(mode) for mode in modes],
         "groups": [asdict(group) for group in groups],
     }
@@ -64,9 +68,10 @@ def read_plan(path: Path) -> Content:
         if content["format"] != _FORMAT or content["version"] != _VERSION:
             raise ValueError(f"{content['format']} {content['version']}")
         layers = tuple(_layer(each) for each in content["layers"])
+        reduced_us = tuple(map(float, content["reduced_us"]))
         modes = tuple(_mode(each) for each in content["modes"])
         groups = tuple(Group(**each) for each in content["groups"])
-        return PlanOrigin(**content["origin"]), layers, modes, groups
+        return PlanOrigin(**content["origin"]), layers, reduced_us, modes, groups
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is no {_FORMAT} of version {_VERSION}: {error!r}. Make it with "

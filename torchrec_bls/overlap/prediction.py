@@ -16,6 +16,9 @@ Floats = npt.NDArray[np.float64]
 # Percentiles of an interval's ends: nine of ten draws are inside.
 _ENDS = (5.0, 50.0, 95.0)
 _DRAWS = 60
+# Standard deviations of measured times from predicted ones beyond what samples show, as shares: of
+# one bucket, and of several (docs/design/overlap.md).
+_ONE, _SEVERAL = 0.03, 0.06
 #: Below this a default stays: measured gains are up to so much from predicted ones
 #: (docs/results/overlap.md).
 LEAST_GAIN = 0.1
@@ -62,41 +65,62 @@ def is_certain(gain: Interval) -> bool:
 
 
 def predict(
-    layers: Sequence[DenseLayer], groups: Sequence[Group], modes: Sequence[Mode]
+    layers: Sequence[DenseLayer],
+    reduced_us: Sequence[float],
+    groups: Sequence[Group],
+    modes: Sequence[Mode],
 ) -> Prediction:
     """Returns the predicted times of backwards, by draws of the measured backwards and modes.
 
-    Intervals from draws of modes alone would be too narrow. So the error of a mode on sizes that it
-    was not fitted to is drawn as well.
+    Backwards with one all-reduce behind them have been measured in place. What they take more or
+    less than predicted is added to every plan (docs/design/overlap.md).
+
+    Intervals of times are for the median of as many backwards as were measured. Draws of modes
+    alone would be too narrow. So three errors are drawn as well: a mode's on sizes that it was not
+    fitted to, that of a median, and that of predictions beyond these. Gains have the first alone:
+    `LEAST_GAIN` covers the others.
 
     Args:
         layers: measured layers.
+        reduced_us: measured times of one all-reduce of all gradients behind each backward.
         groups: planned groups of `layers`.
         modes: modes that the groups travel by; the first is the defaults' mode.
     """
     random = np.random.default_rng(0)
     samples = np.array([layer.compute_us for layer in layers])
-    rows = []
+    whole = samples.sum(axis=0) + np.asarray(reduced_us)
+    size = sum(layer.bytes for layer in layers)
+    parameters = _of_parameters(layers, _typical_us(samples))
+    defaults = data_parallel(parameters), torchrec_data_parallel(parameters)
+    rows, compute_us = [], []
     for draw in range(_DRAWS):
-        chosen = random.integers(samples.shape[1], size=samples.shape[1])
+        chosen = random.integers(len(whole), size=len(whole))
         compute = _typical_us(samples[:, chosen])
         times = [_drawn(mode, draw, random) for mode in modes]
         plain = [Layer(us, each.bytes) for us, each in zip(compute, layers, strict=True)]
         fine = _of_parameters(layers, compute)
-        rows.append(
-            [
-                timeline(plain, groups, times).finish + times[0].hook_us,
-                timeline(fine, data_parallel(fine), times).finish,
-                timeline(fine, torchrec_data_parallel(fine), times).finish,
-                float(compute.sum()),
-            ]
-        )
-    planned, by_ddp, by_torchrec, alone = np.array(rows).T
+        finish = [timeline(plain, groups, times).finish + times[0].hook_us]
+        finish += [timeline(fine, own, times).finish for own in defaults]
+        alone = float(compute.sum())
+        in_place = float(np.median(whole[chosen])) - (alone + all_reduce_us(times[0], size))
+        # No backward with all-reduces is shorter than one without.
+        rows.append([max(alone, each + in_place) for each in finish])
+        compute_us.append(alone)
+    typical = np.array(rows)
+    error = [_SEVERAL if len(own) > 1 else _ONE for own in (groups, *defaults)]
+    resampled = whole[random.integers(len(whole), size=(*typical.shape, len(whole)))]
+    measured = typical * np.exp(random.normal(0, error, typical.shape))
+    measured += np.median(resampled, axis=-1) - np.median(whole)
+    planned, by_ddp, by_torchrec = typical.T
+    intervals = [
+        replace(Interval.of(each / 1e3), middle=float(np.median(middle)) / 1e3)
+        for each, middle in zip(measured.T, typical.T, strict=True)
+    ]
     return Prediction(
-        planned=Interval.of(planned / 1e3),
-        ddp_default=Interval.of(by_ddp / 1e3),
-        torchrec_default=Interval.of(by_torchrec / 1e3),
-        alone=Interval.of(alone / 1e3),
+        planned=intervals[0],
+        ddp_default=intervals[1],
+        torchrec_default=intervals[2],
+        alone=Interval.of(np.array(compute_us) / 1e3),
         gain_over_ddp=Interval.of(1 - planned / by_ddp),
         gain_over_torchrec=Interval.of(1 - planned / by_torchrec),
     )
@@ -112,6 +136,11 @@ def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:
     off = float(np.exp(random.normal(0, mode.held_out_percent / 80)))
     longer = {name: off * value for name, value in asdict(times).items() if name != "compute_rate"}
     return replace(times, **longer)
+
+
+def all_reduce_us(times: ModeTimes, size: int) -> float:
+    """Returns the predicted time of one all-reduce of so many bytes behind a backward."""
+    return float(times.behind_us + times.alone_us(size))
 
 
 def typical_layers(layers: Sequence[DenseLayer]) -> list[Layer]:

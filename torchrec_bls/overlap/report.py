@@ -23,9 +23,14 @@ def as_text(
     buckets: Sequence[PlannedBucket],
     planned: Timeline,
     prediction: Prediction,
+    reduced_us: tuple[float, float],
 ) -> str:
-    """Returns the origin of a plan, its buckets and their times, and which defaults stay."""
-    parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction)
+    """Returns the origin of a plan, its buckets and their times, and which defaults stay.
+
+    `reduced_us` is the time of one all-reduce of all gradients behind a backward: by the profile,
+    and as measured.
+    """
+    parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction, *reduced_us)
     return "\n\n".join("\n".join(part) for part in (*parts, _verdicts(prediction))) + "\n"
 
 
@@ -54,7 +59,11 @@ def _buckets(buckets: Sequence[PlannedBucket], times: Timeline) -> Iterator[str]
         )
 
 
-def _times(prediction: Prediction) -> Iterator[str]:
+def _times(prediction: Prediction, by_profile_us: float, measured_us: float) -> Iterator[str]:
+    yield (
+        f"one all-reduce behind the backward: measured {measured_us / 1e3:.2f} ms, by the profile "
+        f"{by_profile_us / 1e3:.2f} ms"
+    )
     yield "predicted backward, ms (nine of ten draws between)"
     for name, interval in (
         ("with this plan", prediction.planned),

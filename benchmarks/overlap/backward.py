@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 from torchrec_bls.sharding import load_profile
 from torchrec_bls.sharding.calibration.overlap import OverlapTimer
@@ -28,6 +29,7 @@ from benchmarks.harness.networks import links_of_ranks, over_network
 from benchmarks.harness.statistics import geometric_mean, in_turns, ratio_of_medians
 from benchmarks.overlap.models import MODELS, model_and_batch
 from torchrec_bls import overlap
+from torchrec_bls.overlap import hook
 from torchrec_bls.overlap.plan import OverlapPlan
 from torchrec_bls.overlap.prediction import default_timelines, typical_layers
 
@@ -146,16 +148,15 @@ def _backward_ms(
 
 @contextmanager
 def _noting_starts() -> Iterator[list[Any]]:
-    """Has a list for each backward: when it began, and each of its all-reduces."""
+    """Has a list for each backward: when it began, and each bucket's average."""
     starts: list[Any] = []
-    reduced: Callable[..., Any] = dist.all_reduce
 
-    def noting(*arguments: Any, **how: Any) -> Any:
+    def noting(label: str) -> Any:
         if starts:
             starts[-1].append(time.perf_counter())
-        return reduced(*arguments, **how)
+        return record_function(label)
 
-    with patch.object(dist, "all_reduce", noting):
+    with patch.object(hook, "record_function", noting):
         yield starts
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torchrec_bls.overlap.dense_layers import DenseLayer
 from torchrec_bls.overlap.hook import PlannedBucket
 from torchrec_bls.overlap.plan_file import PlanOrigin
-from torchrec_bls.overlap.prediction import Interval, Prediction, is_certain
+from torchrec_bls.overlap.prediction import Interval, Prediction
 from torchrec_bls.sharding.costs.contention import Mode
 from torchrec_bls.sharding.overlap.timeline import Group, Timeline
 
@@ -75,11 +75,13 @@ def _times(prediction: Prediction, by_profile_us: float, measured_us: float) -> 
 
 
 def _verdicts(prediction: Prediction) -> Iterator[str]:
-    for name, gain in (
-        ("DistributedDataParallel", prediction.gain_over_ddp),
-        ("TorchRec", prediction.gain_over_torchrec),
+    over_ddp = prediction.gain_over_ddp, prediction.is_certain_over_ddp
+    over_torchrec = prediction.gain_over_torchrec, prediction.is_certain_over_torchrec
+    for name, (gain, is_certain) in (
+        ("DistributedDataParallel", over_ddp),
+        ("TorchRec", over_torchrec),
     ):
-        verdict = "the plan replaces it" if is_certain(gain) else "nothing certain: it stays"
+        verdict = "the plan replaces it" if is_certain else "nothing certain: it stays"
         yield f"over the default of {name}: {_percent(gain)}; {verdict}"
 
 

@@ -31,7 +31,7 @@ from benchmarks.overlap.models import MODELS, model_and_batch
 from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
 from torchrec_bls.overlap.plan import OverlapPlan
-from torchrec_bls.overlap.prediction import default_timelines, typical_layers
+from torchrec_bls.overlap.prediction import typical_layers
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}
 FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 2, "minutes": 0.7}
@@ -68,21 +68,16 @@ def measure_on_rank(rank: int, backend: str, settings: dict[str, Any]) -> list[d
 def _compare(
     plan: OverlapPlan, model: nn.Module, batch: Any, group: Any, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    each, last = len(plan.layers), Group(len(plan.layers))
-    by_hand = {"one by one": [Group(1)] * each, "all": [last]}
-    plans = {"plan": plan} | {
-        name: replace(plan, groups=tuple(groups)) for name, groups in by_hand.items()
-    }
+    each = len(plan.layers)
+    plans = {"plan": plan, "one by one": replace(plan, groups=(Group(1),) * each)}
+    plans |= {"all": replace(plan, groups=(Group(each),))}
     defaults = {"ddp": {}, "torchrec": {"bucket_cap_mb": 25}}
     policies = {name: _wrapped(model, group, **how) for name, how in defaults.items()}
     policies |= {name: _following(own, model, group) for name, own in plans.items()}
     ms = _backward_ms(policies, batch, settings)
     predicted = {name: own.prediction.planned for name, own in plans.items()}
-    predicted |= {"ddp": plan.prediction.ddp_default}
-    predicted |= {"torchrec": plan.prediction.torchrec_default}
-    buckets = {name: len(own.groups) for name, own in plans.items()}
-    by_default = default_timelines(plan.layers, plan.modes).values()
-    buckets |= {name: len(own) for name, (own, _) in zip(DEFAULTS, by_default, strict=True)}
+    by_default = plan.prediction.ddp_default, plan.prediction.torchrec_default
+    predicted |= dict(zip(DEFAULTS, by_default, strict=True))
     with _noting_starts() as starts:
         _backward_ms({"plan": policies["plan"]}, batch, settings | {"turns": 3}, starts)
     result = {
@@ -90,7 +85,6 @@ def _compare(
         "mib": sum(layer.bytes for layer in plan.layers) / 2**20,
         "groups": [[group.layers, group.mode] for group in plan.groups],
         "replaces": {"ddp": plan.replaces_ddp_default, "torchrec": plan.replaces_torchrec_default},
-        "buckets": buckets,
         "alone_ms": plan.prediction.alone.middle,
         "ms": ms,
         "retest": {name: _retest(each.values_in_order) for name, each in ms.items()},
@@ -179,7 +173,6 @@ def _oracle(
     plan: OverlapPlan, model: nn.Module, batch: Any, group: Any, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Executes every fusion of a few merged layers, and what the allocation chooses of them."""
-
     typical = typical_layers(plan.layers)
     bytes_before = np.cumsum([layer.bytes for layer in typical])
     cuts = np.searchsorted(bytes_before, np.arange(1, _MERGED) / _MERGED * bytes_before[-1]) + 1
@@ -195,18 +188,13 @@ def _oracle(
     for count in range(len(sizes)):
         for inner in combinations(range(1, len(sizes)), count):
             bounds = (*inner, len(sizes))
-            groups = [
-                Group(sum(sizes[first:last]))
-                for first, last in zip((0, *bounds), bounds, strict=False)
-            ]
-            policies[bounds] = _following(replace(plan, groups=tuple(groups)), model, group)
+            parts = zip((0, *bounds), bounds, strict=False)
+            groups = tuple(Group(sum(sizes[first:last])) for first, last in parts)
+            policies[bounds] = _following(replace(plan, groups=groups), model, group)
     ms = _backward_ms(policies, batch, settings)
     best = min(ms, key=lambda each: ms[each]["median"])
-    return {
-        "best": list(best),
-        "chosen": list(wanted),
-        "excess": ms[wanted]["median"] / ms[best]["median"] - 1,
-    }
+    excess = ms[wanted]["median"] / ms[best]["median"] - 1
+    return {"best": list(best), "chosen": list(wanted), "excess": excess}
 
 
 def _off(errors: Sequence[float]) -> str:
@@ -245,11 +233,11 @@ def section(made: record.Record) -> str:
                 *(f"{ms['plan']:.1f}", *ratios, " and ".join(decision) or "neither"),
             ]
         )
+        of_one = {"plan": len(cell["groups"]) == 1, "all": True, "torchrec": cell["mib"] <= 25}
         for name, predicted in cell["predicted"].items():
             errors[name].append(predicted["middle"] / ms[name] - 1)
             inside = predicted["low"] <= ms[name] <= predicted["high"]
-            of_one = cell["buckets"][name] == 1
-            scores[of_one].append((errors[name][-1], inside, cell["retest"][name]))
+            scores[of_one.get(name, False)].append((errors[name][-1], inside, cell["retest"][name]))
         starts = zip(*cell["starts_ms"].values(), strict=True)
         late += [abs(p - m) <= max(1.0, 0.1 * m) for m, p in starts]
         if cell["gbit"] == 1.0 and ms["all"] > 1.3 * cell["alone_ms"]:
@@ -302,9 +290,8 @@ def main() -> None:
     for ranks, gbit, network in links:
         where = {"ranks": ranks, "gbit": gbit}
         for backend in settings["backends"] if gbit is None else ["gloo"]:
-            found = over_network(
-                network, ranks, measure_on_rank, backend, settings | {"where": where}
-            )
+            own = settings | {"where": where}
+            found = over_network(network, ranks, measure_on_rank, backend, own)
             results += [where | {"backend": backend} | each for each in found]
     record.publish(arguments.json, "overlap", before, settings, results, section)
 

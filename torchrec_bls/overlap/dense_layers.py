@@ -143,7 +143,7 @@ def _check_same_sizes(parameters: dict[str, nn.Parameter], group: dist.ProcessGr
     of_ranks: list[Any] = [None] * group.size()
     dist.all_gather_object(of_ranks, sizes, group)
     for rank, others in enumerate(of_ranks):
-        for name in of_ranks[0].keys() | others.keys():
+        for name in sorted(of_ranks[0].keys() | others.keys()):
             there, here = others.get(name, 0), of_ranks[0].get(name, 0)
             if there != here:
                 raise ValueError(

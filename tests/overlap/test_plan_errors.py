@@ -69,9 +69,7 @@ def refuse_different_models(rank: int) -> None:
     with pytest.raises(ValueError, match="another order on rank 1 than on rank 0"):
         overlap.plan(Choosing(), profile_with(FLOAT32), [(BATCH, "ab" if rank else "ba")])
     wider = nn.Linear(WIDTH, 1 + rank)
-    with pytest.raises(
-        ValueError, match=r"'(bias' has 8 bytes on rank 1 and 4|weight' has 512 .*)"
-    ):
+    with pytest.raises(ValueError, match="'bias' has 8 bytes on rank 1 and 4 on rank 0: all ranks"):
         overlap.plan(wider, profile_with(FLOAT32), [BATCH])
 
 

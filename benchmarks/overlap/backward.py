@@ -30,6 +30,7 @@ from benchmarks.harness.statistics import geometric_mean, in_turns, ratio_of_med
 from benchmarks.overlap.models import MODELS, model_and_batch
 from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
+from torchrec_bls.overlap.measured.trial import Trial
 from torchrec_bls.overlap.plan import OverlapPlan
 from torchrec_bls.overlap.prediction import typical_layers
 
@@ -86,6 +87,7 @@ def _compare(
         "groups": [[group.layers, group.mode] for group in plan.groups],
         "replaces": {"ddp": plan.replaces_ddp_default, "torchrec": plan.replaces_torchrec_default},
         "alone_ms": plan.prediction.alone.middle,
+        "tried_ms": plan.trial and _tried(plan.trial),
         "ms": ms,
         "retest": {name: _retest(each.values_in_order) for name, each in ms.items()},
         "predicted": {name: vars(each) for name, each in predicted.items()},
@@ -98,6 +100,11 @@ def _compare(
     if settings["where"] == _ORACLE:
         result["oracle"] = _oracle(plan, model, batch, group, settings)
     return result
+
+
+def _tried(trial: Trial) -> dict[str, float]:
+    times = trial.planned_us, trial.ddp_default_us, trial.torchrec_default_us
+    return {name: float(np.median(us)) / 1e3 for name, us in zip(POLICIES, times, strict=False)}
 
 
 def _wrapped(model: nn.Module, group: Any, **how: Any) -> DistributedDataParallel:
@@ -215,7 +222,7 @@ def _score(scores: Sequence[tuple[float, bool, float]]) -> str:
 
 def section(made: record.Record) -> str:
     """All cells, and the bars: gains, predictions, starts, oracle."""
-    rows, late, gains, oracle, worse = [], [], [], [], []
+    rows, late, gains, oracle, worse, tried = [], [], [], [], [], []
     errors: dict[str, list[float]] = {name: [] for name in POLICIES}
     scores: dict[bool, list[tuple[float, bool, float]]] = {True: [], False: []}
     for cell in made["results"]:
@@ -238,6 +245,7 @@ def section(made: record.Record) -> str:
             errors[name].append(predicted["middle"] / ms[name] - 1)
             inside = predicted["low"] <= ms[name] <= predicted["high"]
             scores[of_one.get(name, False)].append((errors[name][-1], inside, cell["retest"][name]))
+        tried += [each / ms[name] - 1 for name, each in (cell["tried_ms"] or {}).items()]
         starts = zip(*cell["starts_ms"].values(), strict=True)
         late += [abs(p - m) <= max(1.0, 0.1 * m) for m, p in starts]
         if cell["gbit"] == 1.0 and ms["all"] > 1.3 * cell["alone_ms"]:
@@ -258,6 +266,8 @@ def section(made: record.Record) -> str:
         f"{100 * np.mean(late):.0f} % of the planned all-reduces began within 10 % or 1 ms of the "
         "predicted moment."
     ]
+    if tried:
+        lines.append(f"What plans tried before the training: {_off(tried)}.")
     if gains:
         low, mean, high = geometric_mean(gains)
         lines.append(

@@ -9,7 +9,11 @@ import torch.distributed as dist
 
 from tests.overlap.plans import WIDTH, make_model
 from tests.processes import run
-from torchrec_bls.overlap.dense_layers import LEAST_SAMPLES, MeasuredBackward, measure_layers
+from torchrec_bls.overlap.measured.dense_layers import (
+    LEAST_SAMPLES,
+    MeasuredBackward,
+    measure_layers,
+)
 
 # Microseconds since the begin, of the layers from the last to the first.
 READY = ((1000.0, 2000.0, 3000.0, 4000.0), (1500.0, 2100.0, 3000.0, 3900.0))
@@ -18,7 +22,7 @@ REDUCED = (4600.0, 4700.0)
 
 def measured(rank: int) -> MeasuredBackward:
     moments = [moment for moment in READY[rank] for _ in ("bias", "weight")]
-    clock = "torchrec_bls.overlap.timed_backwards._Clock.since_begin_us"
+    clock = "torchrec_bls.overlap.measured.timed_backwards.Clock.since_begin_us"
     with patch(clock, return_value=[*moments, REDUCED[rank]]):
         return measure_layers(make_model(), [torch.zeros(4, WIDTH)], dist.group.WORLD)
 

@@ -13,8 +13,9 @@ from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, UINT8, layers_of, make_model, plan_of, profile_with
 from torchrec_bls.overlap import prediction
+from torchrec_bls.overlap.interval import Interval
+from torchrec_bls.overlap.measured.trial import Trial
 from torchrec_bls.overlap.plan import load_plan
-from torchrec_bls.overlap.prediction import Interval
 
 MIB = 2**20
 NCCL = tuple(
@@ -107,39 +108,53 @@ def test_buckets_are_exact_sizes_for_ddp() -> None:
     assert [int(cap * MIB) for cap in caps] == [260, 16_640, 16_640, 16_640]
 
 
-@pytest.mark.parametrize(
-    "draws",
-    [
-        # Nothing to be gained.
-        (ModeTimes(100.0, 0.0, 0.0, 1.0),),
-        # Much in the middle, but not in all draws.
-        (ModeTimes(10.0, 3e-2, 3e-2, 1.0),) * 8 + (ModeTimes(100.0, 1e-3, 1e-3, 0.5),) * 2,
-    ],
-)
-def test_defaults_stay_where_nothing_is_certain(draws: tuple[ModeTimes, ...]) -> None:
-    plan = plan_of((Group(1),) * 4, Mode("float32", draws[0], draws))
+def test_a_third_of_what_was_measured_in_place_counts_where_ranks_share_cores() -> None:
+    times = replace(FLOAT32.times, wake_us=1500.0)
+    plan = plan_of((Group(1), Group(3)), Mode("float32", times))
+    slower = replace(plan, reduced_us=tuple(each + 3000 for each in plan.reduced_us))
+    before, after = plan.prediction, slower.prediction
+    assert after.planned.middle == pytest.approx(before.planned.middle + 1)
+    assert after.torchrec_default.middle == pytest.approx(before.torchrec_default.middle + 3)
+
+
+def test_defaults_stay_where_nothing_was_tried() -> None:
+    plan = replace(plan_of((Group(1),) * 4), trial=None)
+    assert plan.gain_over_ddp is None and plan.gain_over_torchrec is None
     assert not plan.replaces_ddp_default and plan.ddp_kwargs() == {}
     assert "it stays" in plan.report() and "the plan replaces it" not in plan.report()
 
 
-def test_more_must_be_gained_over_a_default_that_is_not_measured() -> None:
-    # 24 layers of 1 ms and 1 MiB: for DistributedDataParallel two buckets, for TorchRec one.
-    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(24)))
-    # All-reduces take 2.5, 7.5 and 15 ms; the plan hides half, and saves 5, 12 and 19 %.
-    cases = (1e-4, False, False), (3e-4, True, False), (6e-4, True, True)
-    for us, over_torchrec, over_ddp in cases:
-        predicted = plan_of(
-            (Group(12), Group(12)), Mode("float32", ModeTimes(100.0, us, us, 1.0)), model=model
-        ).prediction
-        assert predicted.is_certain_over_torchrec is over_torchrec
-        assert predicted.is_certain_over_ddp is over_ddp
+def test_a_trial_outweighs_a_prediction() -> None:
+    plan = plan_of((Group(1),) * 4)
+    assert plan.prediction.gain_over_ddp.middle > 0.15
+    slow = Trial((5000.0, 5100.0, 4900.0), (5000.0,) * 3, (6000.0,) * 3)
+    tried = replace(plan, trial=slow)
+    assert not tried.replaces_ddp_default and tried.replaces_torchrec_default
+    ddp_line, torchrec_line = tried.report().splitlines()[-2:]
+    assert ddp_line.startswith("over DistributedDataParallel's default:")
+    assert ddp_line.endswith("nothing certain: it stays")
+    assert torchrec_line.endswith("the plan replaces it")
+
+
+def test_gains_are_weighed_by_their_variances() -> None:
+    # Gains of 10, 12 and 14 %: a variance of (2 x 0.02^2 + 2 x 0.02^2) / 4, of the mean a third.
+    trial = Trial((90.0, 88.0, 86.0), (100.0,) * 3, (100.0,) * 3)
+    tried, predicted = 0.02**2 / 3, 0.05**2
+    gain = trial.gain_over_ddp(0.05)
+    wanted = (0.12 / tried + 0.05 / predicted) / (1 / tried + 1 / predicted)
+    assert gain.middle == pytest.approx(wanted)
+    half = 1.645 * (1 / (1 / tried + 1 / predicted)) ** 0.5
+    assert (gain.low, gain.high) == pytest.approx((wanted - half, wanted + half))
+    assert gain == trial.gain_over_torchrec(0.05)
 
 
 def test_the_report() -> None:
     text = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8).report()
     assert "8 parameters, 0.05 MiB, 2 ranks over gloo, profile by hand, today" in text
     assert "uint8, 4.bias to 2.weight" in text
-    assert "over the default of TorchRec:" in text
+    assert "over TorchRec's default:" in text
+    planned, *_ = (line for line in text.splitlines() if "with this plan" in line)
+    assert planned.split()[3] == planned.split()[-1]  # as predicted, as tried
 
 
 def test_a_gradient_larger_than_all_others_is_said() -> None:
@@ -177,13 +192,15 @@ def test_files(tmp_path: Path) -> None:
     content["origin"]["profile"] = f"{profile.name}, {profile.measured_at}"
     path.write_text(json.dumps(content))
     again = load_plan(path, profile)
-    assert replace(again, origin=plan.origin) == plan
+    assert again.trial is not None and replace(again, origin=plan.origin) == plan
+    replace(plan, origin=again.origin, trial=None).save(path)
+    assert load_plan(path, profile).trial is None
     content["origin"]["torch"] = "1.0"
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"made with torch 1\.0, this is"):
         load_plan(path, profile)
     path.write_text(json.dumps({"format": "another", "version": 1}))
-    with pytest.raises(ValueError, match="is no torchrec-bls overlap plan of version 2"):
+    with pytest.raises(ValueError, match="is no torchrec-bls overlap plan of version 3"):
         load_plan(path, profile)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torchrec_bls.overlap.dense_layers import DenseLayer
+from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.overlap.plan_file import PlanOrigin
 
 _LAST_BUCKET = "DDP_SET_LAST_BUCKET_CAP"

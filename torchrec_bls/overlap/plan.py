@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,10 @@ from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.overlap import nccl
 from torchrec_bls.overlap.agreement import raise_together
 from torchrec_bls.overlap.checks import check_ddp, check_origin, check_same_on_all_ranks
-from torchrec_bls.overlap.dense_layers import DenseLayer, dense_parameters, measure_layers
 from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket, planned_all_reduce_hook
+from torchrec_bls.overlap.interval import Interval
+from torchrec_bls.overlap.measured.dense_layers import DenseLayer, dense_parameters, measure_layers
+from torchrec_bls.overlap.measured.trial import Trial, try_out
 from torchrec_bls.overlap.plan_file import PlanOrigin, read_plan, write_plan
 from torchrec_bls.overlap.prediction import (
     Prediction,
@@ -37,6 +39,11 @@ from torchrec_bls.sharding.overlap.allocation import allocate
 from torchrec_bls.sharding.overlap.timeline import Group, Timeline, timeline
 
 _MIB = 2**20
+# A plan that is predicted to save less is not tried.
+_LEAST_PREDICTED = 0.02
+# A default stays unless the plan surely saves so much: the same buckets take up to 3 % more or less
+# in other memory.
+_LEAST_GAIN = 0.015
 
 
 def plan(
@@ -56,7 +63,8 @@ def plan(
     ```
 
     All ranks call it together, and get the same plan. The model stays as it was. Embedding tables
-    are not planned for.
+    are not planned for. A plan that is predicted to be better than a default is tried beside it, on
+    a copy of the model's dense part.
 
     Args:
         model: model that is not sharded and not in DistributedDataParallel. It returns its loss, or
@@ -74,6 +82,7 @@ def plan(
     group = group or dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call init_process_group first, on all ranks")
+    batches = list(batches)
     measured = measure_layers(model, batches, group)
     dense = next(iter(dense_parameters(model).values()))
     if codecs and dense.dtype != torch.float32:
@@ -91,7 +100,17 @@ def plan(
         ranks=dist.get_world_size(group),
         profile=f"{profile.name}, {profile.measured_at}",
     )
-    return OverlapPlan(origin, measured.layers, measured.reduced_us, tuple(modes), tuple(groups))
+    made = OverlapPlan(origin, measured.layers, measured.reduced_us, tuple(modes), tuple(groups))
+    # A profile of another rank may predict something else, and there be no trial.
+    check_same_on_all_ranks(made, group)
+    predicted = made.prediction.gain_over_ddp, made.prediction.gain_over_torchrec
+    if max(gain.middle for gain in predicted) < _LEAST_PREDICTED:
+        return made
+    # In the trial nothing else uses the group during a backward.
+    trial = try_out(
+        model, batches, group, made._buckets_argument(), lambda ddp: made._follow(ddp, group)
+    )
+    return replace(made, trial=trial)
 
 
 def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
@@ -101,7 +120,7 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
         ValueError: the file is no plan, or has another profile, torch or version.
         OSError: the file can't be read.
     """
-    origin, layers, reduced_us, modes, groups = read_plan(path)
+    origin, layers, reduced_us, modes, groups, trial = read_plan(path)
     if origin.profile != (name := f"{profile.name}, {profile.measured_at}"):
         raise ValueError(
             f"{path} was made with the profile '{origin.profile}', this one is '{name}': make the "
@@ -112,15 +131,15 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
             f"{path} was made with torch {origin.torch}, this is {torch.__version__}: make the "
             "plan anew"
         )
-    return OverlapPlan(origin, layers, reduced_us, modes, groups)
+    return OverlapPlan(origin, layers, reduced_us, modes, groups, trial)
 
 
 @dataclass(frozen=True)
 class OverlapPlan:
     """Which gradients travel together, when and how.
 
-    A default stays in place unless the plan is surely better: in 19 of 20 draws of the
-    measurements, and by 6 % where the default is one bucket, which has been measured, or 12 %.
+    A default stays in place unless the plan is surely better: it saves 1.5 % at the lower end of
+    `gain_over_ddp` or `gain_over_torchrec`.
 
     Attributes:
         origin: torch, backend, ranks and profile that the plan was made for.
@@ -128,6 +147,7 @@ class OverlapPlan:
         reduced_us: measured times of one all-reduce of all gradients behind a backward.
         modes: calibrated ways for gradients to travel.
         groups: layers whose gradients travel together, with their mode and hold.
+        trial: times of backwards with the plan and by default; None if nothing was to be gained.
     """
 
     origin: PlanOrigin
@@ -135,6 +155,7 @@ class OverlapPlan:
     reduced_us: tuple[float, ...]
     modes: tuple[Mode, ...]
     groups: tuple[Group, ...]
+    trial: Trial | None = None
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -165,14 +186,29 @@ class OverlapPlan:
         return tuple(buckets)
 
     @property
+    def gain_over_ddp(self) -> Interval | None:
+        """Returns the share of the time by DistributedDataParallel's default that the plan saves:
+        predicted and tried, weighed by their variances. None if it was not tried."""
+        if self.trial is None:
+            return None
+        return self.trial.gain_over_ddp(self.prediction.gain_over_ddp.middle)
+
+    @property
+    def gain_over_torchrec(self) -> Interval | None:
+        """Returns the same for TorchRec's default."""
+        if self.trial is None:
+            return None
+        return self.trial.gain_over_torchrec(self.prediction.gain_over_torchrec.middle)
+
+    @property
     def replaces_ddp_default(self) -> bool:
         """Returns whether it is surely better than DistributedDataParallel's buckets."""
-        return self.prediction.is_certain_over_ddp
+        return _is_certain(self.gain_over_ddp)
 
     @property
     def replaces_torchrec_default(self) -> bool:
         """Returns whether it is surely better than TorchRec's buckets."""
-        return self.prediction.is_certain_over_torchrec
+        return _is_certain(self.gain_over_torchrec)
 
     def ddp_kwargs(self) -> dict[str, Any]:
         """Returns arguments for DistributedDataParallel; none where its default stays."""
@@ -200,9 +236,10 @@ class OverlapPlan:
         """Returns a text for people: the plan, its predicted times, and which defaults stay."""
         size = sum(layer.bytes for layer in self.layers)
         reduced_us = all_reduce_us(self.modes[0].times, size), median(self.reduced_us)
-        return as_text(
-            self.origin, self.layers, self.buckets, self.timeline, self.prediction, reduced_us
-        )
+        parts = self.origin, self.layers, self.buckets, self.timeline, self.prediction
+        over_ddp = self.gain_over_ddp, self.replaces_ddp_default
+        over_torchrec = self.gain_over_torchrec, self.replaces_torchrec_default
+        return as_text(*parts, reduced_us, self.trial, (over_ddp, over_torchrec))
 
     def trace(self, path: str | Path) -> None:
         """Writes the predicted timelines of plan and defaults for ui.perfetto.dev."""
@@ -228,7 +265,10 @@ class OverlapPlan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON, for `load_plan`."""
-        write_plan(Path(path), self.origin, self.layers, self.reduced_us, self.modes, self.groups)
+        write_plan(
+            Path(path),
+            (self.origin, self.layers, self.reduced_us, self.modes, self.groups, self.trial),
+        )
 
     def _buckets_argument(self) -> dict[str, Any]:
         # A bucket closes with the gradient by which it reaches its size. The size in MiB is exact,
@@ -259,8 +299,16 @@ class OverlapPlan:
                 backend=self.origin.backend,
                 use_local_synchronization=True,
             )
-            state = PlannedAllReduce(ddp.module, self.buckets, own)
-            ddp.register_comm_hook(state, planned_all_reduce_hook)
+            self._follow(ddp, own)
+
+    def _follow(self, ddp: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+        """Has `ddp` reduce its buckets by the plan; nothing else uses `group` meanwhile."""
+        state = PlannedAllReduce(ddp.module, self.buckets, group)
+        ddp.register_comm_hook(state, planned_all_reduce_hook)
+
+
+def _is_certain(gain: Interval | None) -> bool:
+    return gain is not None and gain.low >= _LEAST_GAIN
 
 
 def device_of(model: nn.Module) -> torch.device:

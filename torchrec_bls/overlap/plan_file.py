@@ -1,16 +1,16 @@
 """Plans as JSON."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchrec_bls.overlap.dense_layers import DenseLayer
+from torchrec_bls.overlap.measured.dense_layers import DenseLayer
+from torchrec_bls.overlap.measured.trial import Trial
 from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.overlap.timeline import Group
 
-_FORMAT, _VERSION = "torchrec-bls overlap plan", 2
+_FORMAT, _VERSION = "torchrec-bls overlap plan", 3
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,19 @@ class PlanOrigin:
 
 
 Content = tuple[
-    PlanOrigin, tuple[DenseLayer, ...], tuple[float, ...], tuple[Mode, ...], tuple[Group, ...]
+    PlanOrigin,
+    tuple[DenseLayer, ...],
+    tuple[float, ...],
+    tuple[Mode, ...],
+    tuple[Group, ...],
+    Trial | None,
 ]
 
 
-def write_plan(
-    path: Path,
-    origin: PlanOrigin,
-    layers: Sequence[DenseLayer],
-    reduced_us: Sequence[float],
-    modes: Sequence[Mode],
-    groups: Sequence[Group],
-) -> None:
+def write_plan(path: Path, content: Content) -> None:
     """Writes a plan."""
-    content = {
+    origin, layers, reduced_us, modes, groups, trial = content
+    record = {
         "format": _FORMAT,
         "version": _VERSION,
         "origin": asdict(origin),
@@ -52,8 +51,9 @@ def write_plan(
         "reduced_us": list(reduced_us),
         "modes": [asdict(mode) for mode in modes],
         "groups": [asdict(group) for group in groups],
+        "trial": trial and asdict(trial),
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def read_plan(path: Path) -> Content:
@@ -71,7 +71,8 @@ def read_plan(path: Path) -> Content:
         reduced_us = tuple(map(float, content["reduced_us"]))
         modes = tuple(_mode(each) for each in content["modes"])
         groups = tuple(Group(**each) for each in content["groups"])
-        return PlanOrigin(**content["origin"]), layers, reduced_us, modes, groups
+        trial = content["trial"] and Trial(**{k: tuple(v) for k, v in content["trial"].items()})
+        return PlanOrigin(**content["origin"]), layers, reduced_us, modes, groups, trial
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is no {_FORMAT} of version {_VERSION}: {error!r}. Make it with "

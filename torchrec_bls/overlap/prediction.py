@@ -4,38 +4,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from torchrec_bls.overlap.dense_layers import DenseLayer
+from torchrec_bls.overlap.interval import Floats, Interval
+from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.overlap.baselines import data_parallel, torchrec_data_parallel
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, Timeline, timeline
 
-Floats = npt.NDArray[np.float64]
-
-# Percentiles of an interval's ends: nine of ten draws are inside.
-_ENDS = (5.0, 50.0, 95.0)
 _DRAWS = 60
 # Standard deviations of measured times from predicted ones beyond what samples show, as shares: of
 # one bucket, and of several (docs/design/overlap.md).
 _ONE, _SEVERAL = 0.03, 0.06
-#: A default stays if less is predicted to be gained over it: predicted gains may be too high by so
-#: much. A default of one bucket has been measured; one of several is predicted as well.
-LEAST_GAIN_OVER_ONE, LEAST_GAIN_OVER_SEVERAL = 0.06, 0.12
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A median, and the two numbers between which nine of ten draws are."""
-
-    low: float
-    middle: float
-    high: float
-
-    @classmethod
-    def of(cls, draws: Floats) -> "Interval":
-        """Returns the interval of (n,) draws."""
-        return cls(*(float(each) for each in np.percentile(draws, _ENDS)))
+# A thread that waits so long for a core shares it with other ranks' threads.
+_SCHEDULED_US = 1000
 
 
 @dataclass(frozen=True)
@@ -49,9 +30,6 @@ class Prediction:
         alone: time without all-reduces.
         gain_over_ddp: share of `ddp_default` that the plan saves.
         gain_over_torchrec: share of `torchrec_default` that the plan saves.
-        is_certain_over_ddp: whether the plan surely is better than DistributedDataParallel's
-            buckets: in 19 of 20 draws, and by `LEAST_GAIN_OVER_ONE` or `LEAST_GAIN_OVER_SEVERAL`.
-        is_certain_over_torchrec: the same for TorchRec's buckets.
     """
 
     planned: Interval
@@ -60,8 +38,6 @@ class Prediction:
     alone: Interval
     gain_over_ddp: Interval
     gain_over_torchrec: Interval
-    is_certain_over_ddp: bool
-    is_certain_over_torchrec: bool
 
 
 def predict(
@@ -73,7 +49,7 @@ def predict(
     """Returns the predicted times of backwards, by draws of the measured backwards and modes.
 
     Backwards with one all-reduce behind them have been measured in place. What they take more or
-    less than predicted is added to every plan (docs/design/overlap.md).
+    less than predicted is added to every plan, or a third of it (docs/design/overlap.md).
 
     Intervals of times are for the median of as many backwards as were measured. Draws of modes
     alone would be too narrow. So three errors are drawn as well: a mode's on sizes that it was not
@@ -103,8 +79,11 @@ def predict(
         finish += [timeline(fine, own, times).finish for own in defaults]
         alone = float(compute.sum())
         in_place = float(np.median(whole[chosen])) - (alone + all_reduce_us(times[0], size))
+        shares = [_counted(times[0], own) for own in (groups, *defaults)]
         # No backward with all-reduces is shorter than one without.
-        rows.append([max(alone, each + in_place) for each in finish])
+        rows.append(
+            [max(alone, us + part * in_place) for us, part in zip(finish, shares, strict=True)]
+        )
         compute_us.append(alone)
     typical = np.array(rows)
     error = [_SEVERAL if len(own) > 1 else _ONE for own in (groups, *defaults)]
@@ -112,11 +91,6 @@ def predict(
     measured = typical * np.exp(random.normal(0, error, typical.shape))
     measured += np.median(resampled, axis=-1) - np.median(whole)
     gains = [Interval.of(1 - typical[:, 0] / by_default) for by_default in typical.T[1:]]
-    certain = [
-        gain.low > 0
-        and gain.middle >= (LEAST_GAIN_OVER_SEVERAL if len(own) > 1 else LEAST_GAIN_OVER_ONE)
-        for gain, own in zip(gains, defaults, strict=True)
-    ]
     intervals = [
         replace(Interval.of(each / 1e3), middle=float(np.median(middle)) / 1e3)
         for each, middle in zip(measured.T, typical.T, strict=True)
@@ -128,9 +102,13 @@ def predict(
         alone=Interval.of(np.array(compute_us) / 1e3),
         gain_over_ddp=gains[0],
         gain_over_torchrec=gains[1],
-        is_certain_over_ddp=certain[0],
-        is_certain_over_torchrec=certain[1],
     )
+
+
+def _counted(times: ModeTimes, groups: Sequence[Group]) -> float:
+    """Returns the part of what one all-reduce takes more in place that counts for these groups."""
+    shares_cores = times.wake_us > _SCHEDULED_US
+    return 1 / 3 if shares_cores and len(groups) > 1 else 1.0
 
 
 def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from torchrec_bls.overlap.dense_layers import DenseLayer
 from torchrec_bls.overlap.hook import PlannedBucket
+from torchrec_bls.overlap.interval import Interval
+from torchrec_bls.overlap.measured.dense_layers import DenseLayer
+from torchrec_bls.overlap.measured.trial import Trial
 from torchrec_bls.overlap.plan_file import PlanOrigin
-from torchrec_bls.overlap.prediction import Interval, Prediction
+from torchrec_bls.overlap.prediction import Prediction
 from torchrec_bls.sharding.costs.contention import Mode
 from torchrec_bls.sharding.overlap.timeline import Group, Timeline
 
 _MIB = 2**20
+_DEFAULTS = "DistributedDataParallel's default", "TorchRec's default"
 
 
 def as_text(
@@ -24,14 +28,17 @@ def as_text(
     planned: Timeline,
     prediction: Prediction,
     reduced_us: tuple[float, float],
+    trial: Trial | None,
+    gains: Sequence[tuple[Interval | None, bool]],
 ) -> str:
     """Returns the origin of a plan, its buckets and their times, and which defaults stay.
 
     `reduced_us` is the time of one all-reduce of all gradients behind a backward: by the profile,
-    and as measured.
+    and as measured. `gains` are those over the defaults of DistributedDataParallel and TorchRec,
+    None if not tried, each with whether the plan replaces the default.
     """
-    parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction, *reduced_us)
-    return "\n\n".join("\n".join(part) for part in (*parts, _verdicts(prediction))) + "\n"
+    parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction, trial, reduced_us)
+    return "\n\n".join("\n".join(part) for part in (*parts, _verdicts(prediction, gains))) + "\n"
 
 
 def _head(origin: PlanOrigin, layers: Sequence[DenseLayer]) -> Iterator[str]:
@@ -59,30 +66,33 @@ def _buckets(buckets: Sequence[PlannedBucket], times: Timeline) -> Iterator[str]
         )
 
 
-def _times(prediction: Prediction, by_profile_us: float, measured_us: float) -> Iterator[str]:
+def _times(
+    prediction: Prediction, trial: Trial | None, reduced_us: tuple[float, float]
+) -> Iterator[str]:
+    by_profile_us, measured_us = reduced_us
     yield (
         f"one all-reduce behind the backward: measured {measured_us / 1e3:.2f} ms, by the profile "
         f"{by_profile_us / 1e3:.2f} ms"
     )
-    yield "predicted backward, ms (nine of ten draws between)"
-    for name, interval in (
-        ("with this plan", prediction.planned),
-        ("DistributedDataParallel's default", prediction.ddp_default),
-        ("TorchRec's default", prediction.torchrec_default),
-        ("without all-reduces", prediction.alone),
+    yield "backward, ms: predicted (nine of ten draws between), and as tried"
+    for name, interval, tried_us in (
+        ("with this plan", prediction.planned, trial and trial.planned_us),
+        (_DEFAULTS[0], prediction.ddp_default, trial and trial.ddp_default_us),
+        (_DEFAULTS[1], prediction.torchrec_default, trial and trial.torchrec_default_us),
+        ("without all-reduces", prediction.alone, None),
     ):
-        yield f"  {name:<34} {interval.middle:8.2f}  ({interval.low:.2f} to {interval.high:.2f})"
+        ends = f"({interval.low:.2f} to {interval.high:.2f})"
+        tried = f"{median(tried_us) / 1e3:8.2f}" if tried_us else ""
+        yield f"  {name:<34} {interval.middle:8.2f}  {ends:<20} {tried}".rstrip()
 
 
-def _verdicts(prediction: Prediction) -> Iterator[str]:
-    over_ddp = prediction.gain_over_ddp, prediction.is_certain_over_ddp
-    over_torchrec = prediction.gain_over_torchrec, prediction.is_certain_over_torchrec
-    for name, (gain, is_certain) in (
-        ("DistributedDataParallel", over_ddp),
-        ("TorchRec", over_torchrec),
-    ):
-        verdict = "the plan replaces it" if is_certain else "nothing certain: it stays"
-        yield f"over the default of {name}: {_percent(gain)}; {verdict}"
+def _verdicts(
+    prediction: Prediction, gains: Sequence[tuple[Interval | None, bool]]
+) -> Iterator[str]:
+    predicted = prediction.gain_over_ddp, prediction.gain_over_torchrec
+    for name, by_modes, (gain, replaces) in zip(_DEFAULTS, predicted, gains, strict=True):
+        found = f"over {name}: {_percent(gain or by_modes)} {'saved' if gain else 'predicted'}"
+        yield f"{found}; {'the plan replaces it' if replaces else 'nothing certain: it stays'}"
 
 
 def _percent(gain: Interval) -> str:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torchrec_bls.overlap.agreement import raise_together
-from torchrec_bls.overlap.timed_backwards import TABLES, first_difference, time_backwards
+from torchrec_bls.overlap.measured.timed_backwards import TABLES, first_difference, time_backwards
 
 #: Backwards that are timed, after one that is not.
 LEAST_SAMPLES = 15

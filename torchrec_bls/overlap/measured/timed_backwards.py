@@ -43,7 +43,7 @@ def time_backwards(
     Raises:
         ValueError: a batch gives no loss, or gradients come in another order; on all ranks.
     """
-    with _as_it_was(model, parameters):
+    with _as_it_was(model, parameters), tables_cut_off(model):
         return _run(model, parameters, batches, group)
 
 
@@ -55,7 +55,7 @@ def _run(
 ) -> tuple[list[str], list[list[float]]]:
     ready: list[str] = []
     first = next(iter(parameters.values()))
-    clock = _Clock(first.device)
+    clock = Clock(first.device)
     sizes = [parameter.numel() for parameter in parameters.values()]
     bucket = first.new_empty(sum(sizes))
     places = dict(zip(parameters, torch.split(bucket, sizes), strict=True))
@@ -74,11 +74,6 @@ def _run(
         parameter.register_post_accumulate_grad_hook(noting(name))  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items()
     ]
-    hooks += [
-        module.register_forward_hook(lambda _, __, output: _with_gradient(output))
-        for module in model.modules()
-        if isinstance(module, TABLES)
-    ]
     order: list[str] = []
     times: list[list[float]] = []
     error: ValueError | None = None
@@ -89,7 +84,7 @@ def _run(
             for parameter in parameters.values():
                 parameter.grad = None
             try:
-                loss = _loss(model(*batch) if isinstance(batch, tuple) else model(batch))
+                loss = loss_of(model(*batch) if isinstance(batch, tuple) else model(batch))
             except ValueError as refused:
                 error = error or refused
             raise_together(error, group)
@@ -114,20 +109,26 @@ def _run(
     return order, times
 
 
-class _Clock:
-    """Moments of a backward, by the device that runs it."""
+class Clock:
+    """Moments of a backward, by the device that runs it.
+
+    Args:
+        device: the gradients' device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._moments: list[Any] = []
 
     def begin(self) -> None:
+        """Begins a backward, when the device has nothing else to do."""
         self._moments.clear()
         if self._on_gpu:
             torch.cuda.synchronize()
         self.note()
 
     def note(self) -> None:
+        """Notes a moment."""
         if self._on_gpu:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -136,6 +137,7 @@ class _Clock:
             self._moments.append(time.perf_counter())
 
     def since_begin_us(self) -> list[float]:
+        """Returns microseconds from the begin to each moment that was noted."""
         first, *others = self._moments
         if self._on_gpu:
             torch.cuda.synchronize()
@@ -168,7 +170,12 @@ def first_difference(names: Sequence[str], others: Sequence[str]) -> str:
     return f"there are {len(names)} parameters in place of {len(others)}"
 
 
-def _loss(output: Any) -> torch.Tensor:
+def loss_of(output: Any) -> torch.Tensor:
+    """Returns the loss that is a model's output, or the first item of it, summed up.
+
+    Raises:
+        ValueError: there is none.
+    """
     if isinstance(output, (tuple, list)) and output:
         output = output[0]
     if not isinstance(output, torch.Tensor) or not output.requires_grad:
@@ -190,6 +197,22 @@ def _with_gradient(output: Any) -> Any:
         )
         for name, each in output.items()
     }
+
+
+@contextmanager
+def tables_cut_off(model: nn.Module) -> Iterator[None]:
+    """Cuts the embedding tables of `model` off, and of copies that share them: no backward gets to
+    them."""
+    hooks = [
+        module.register_forward_hook(lambda _, __, output: _with_gradient(output))
+        for module in model.modules()
+        if isinstance(module, TABLES)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.futures import Future
@@ -24,8 +25,13 @@ class BucketThread:
         An error of `reduce` ends the backward as a RuntimeError with its type and text. C++ does
         not see other Python errors of a future: DistributedDataParallel would take them for the
         gradients (torch 2.13).
+
+        On a GPU `reduce` runs on the stream of the calling thread, behind the gradients. Whoever
+        waits for the future has its own stream wait for that stream.
         """
-        reduced: Future[None] = Future()
+        devices: list[int | str | torch.device] = [buffer.device] if buffer.is_cuda else []
+        reduced: Future[None] = Future(devices=devices)
+        stream = _stream_of(buffer)
         errors: list[BaseException] = []
 
         def result(_: object) -> torch.Tensor:
@@ -34,12 +40,23 @@ class BucketThread:
             return buffer
 
         def run() -> None:
-            try:
-                reduce()
-            except BaseException as error:
-                errors.append(error)
-            reduced.set_result(None)
+            with stream:
+                try:
+                    reduce()
+                except BaseException as error:
+                    errors.append(error)
+                reduced.set_result(None)
 
         future: Future[torch.Tensor] = reduced.then(result)
         self._thread.submit(run)
         return future
+
+
+def _stream_of(buffer: torch.Tensor) -> AbstractContextManager[None]:
+    """Returns a context in which another thread works on this thread's stream.
+
+    A thread of its own begins with the default stream, which other streams do not wait for.
+    """
+    if not buffer.is_cuda:
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.current_stream(buffer.device))

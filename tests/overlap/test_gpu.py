@@ -116,6 +116,7 @@ def order_streams(rank: int) -> None:
     one_by_one(model, "nccl", 1)._register(ddp, True)
     plain(batch_of(0, 0)).sum().backward()
     torch.cuda.synchronize()
+    # Not the stream on which DistributedDataParallel was made, which keeps that for its hooks.
     with torch.cuda.stream(torch.cuda.Stream()), patch.object(dist, "all_reduce", double):
         for _ in range(5):
             ddp.zero_grad()
@@ -124,7 +125,7 @@ def order_streams(rank: int) -> None:
             found = [parameter.grad.clone() for parameter in model.parameters()]
     torch.cuda.synchronize()
     for mine, single in zip(found, plain.parameters(), strict=True):
-        assert torch.equal(mine, 2 * single.grad)
+        torch.testing.assert_close(mine, 2 * single.grad, rtol=1e-3, atol=1e-3)
 
 
 def test_the_hook_waits_for_gradients_and_the_optimizer_for_averages() -> None:

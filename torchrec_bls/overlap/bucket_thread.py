@@ -30,7 +30,7 @@ class BucketThread:
         waits for the future has its own stream wait for that stream.
         """
         devices: list[int | str | torch.device] = [buffer.device] if buffer.is_cuda else []
-        reduced: Future[None] = Future(devices=devices)
+        reduced: Future[torch.Tensor] = Future(devices=devices)
         stream = _stream_of(buffer)
         errors: list[BaseException] = []
 
@@ -45,7 +45,8 @@ class BucketThread:
                     reduce()
                 except BaseException as error:
                     errors.append(error)
-                reduced.set_result(None)
+                # A future waits for what was queued before on the devices of its result alone.
+                reduced.set_result(buffer)
 
         future: Future[torch.Tensor] = reduced.then(result)
         self._thread.submit(run)

@@ -14,6 +14,7 @@ from benchmarks.exchange import all_reduce
 from benchmarks.exchange import page as exchange
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
+from benchmarks.libra import gpu
 from benchmarks.libra import page as libra
 from benchmarks.modules import page as modules
 from benchmarks.overlap import backward, late_wait
@@ -41,6 +42,7 @@ PROGRAMS = {
     "embedding": "modules.embedding",
     "late_wait": "overlap.late_wait",
     "libra": "libra.study",
+    "libra_gpu": "libra.gpu",
     "overlap": "overlap.backward",
     "paper_bls": "paper_bls.evaluation",
     "performance-models": "planner.study_models",
@@ -119,6 +121,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/reproduction/bls.md", "results"): (paper_bls.section, "paper_bls"),
     ("docs/reproduction/libra.md", "implied"): (libra.implied,),
     ("docs/reproduction/libra.md", "results"): (libra.section, "libra"),
+    ("docs/reproduction/libra.md", "gpu"): (gpu.section, "libra_gpu"),
     ("docs/reproduction/quantized.md", "results"): (quantized.section, "quantized"),
     ("docs/reproduction/bounded.md", "errors"): (paper.errors,),
     ("docs/reproduction/bounded.md", "results"): (bounded.section, "bounded"),

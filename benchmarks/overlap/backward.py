@@ -26,7 +26,7 @@ from tqdm import tqdm
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered
 from benchmarks.harness.networks import links_of_ranks, over_network
-from benchmarks.harness.statistics import geometric_mean, in_turns, ratio_of_medians
+from benchmarks.harness.statistics import Spread, geometric_mean, in_turns, ratio_of_medians
 from benchmarks.overlap.models import MODELS, model_and_batch
 from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
@@ -36,7 +36,16 @@ from torchrec_bls.overlap.prediction import typical_layers
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}
 FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 2, "minutes": 0.7}
-QUICK = FULL | {"ranks": [2], "gbit": [None], "models": ["Kaggle DLRM"], "turns": 2, "steps": 1}
+# Where the plan replaces a default, turns go on until ratios of medians are so certain.
+FULL |= {"most_turns": 36, "half_interval": 0.02}
+QUICK = FULL | {
+    "ranks": [2],
+    "gbit": [None],
+    "models": ["Kaggle DLRM"],
+    "turns": 2,
+    "steps": 1,
+    "most_turns": 4,
+}
 QUICK |= {"minutes": 0.05}
 DEFAULTS = {"ddp": "DDP", "torchrec": "TorchRec"}
 POLICIES = {"plan": "plan", **DEFAULTS, "all": "one bucket", "one by one": "a bucket a layer"}
@@ -76,6 +85,11 @@ def _compare(
     policies = {name: _wrapped(model, group, **how) for name, how in defaults.items()}
     policies |= {name: _following(own, model, group) for name, own in plans.items()}
     ms = _backward_ms(policies, batch, settings)
+    replaced = [name for name in DEFAULTS if getattr(plan, f"replaces_{name}_default")]
+    while replaced and not _is_certain(ms, replaced, settings):
+        compared = {name: policies[name] for name in ("plan", *replaced)}
+        for name, more in _backward_ms(compared, batch, settings).items():
+            ms[name] = Spread([*ms[name].values_in_order, *more.values_in_order])
     predicted = {name: own.prediction.planned for name, own in plans.items()}
     by_default = plan.prediction.ddp_default, plan.prediction.torchrec_default
     predicted |= dict(zip(DEFAULTS, by_default, strict=True))
@@ -85,7 +99,7 @@ def _compare(
         "layers": each,
         "mib": sum(layer.bytes for layer in plan.layers) / 2**20,
         "groups": [[group.layers, group.mode] for group in plan.groups],
-        "replaces": {"ddp": plan.replaces_ddp_default, "torchrec": plan.replaces_torchrec_default},
+        "replaces": {name: name in replaced for name in DEFAULTS},
         "alone_ms": plan.prediction.alone.middle,
         "tried_ms": plan.trial and _tried(plan.trial),
         "ms": ms,
@@ -100,6 +114,13 @@ def _compare(
     if settings["where"] == _ORACLE:
         result["oracle"] = _oracle(plan, model, batch, group, settings)
     return result
+
+
+def _is_certain(ms: dict[str, Spread], replaced: list[str], settings: dict[str, Any]) -> bool:
+    own = ms["plan"].values_in_order
+    ratios = [ratio_of_medians(own, ms[name].values_in_order) for name in replaced]
+    half = max((high - low) / 2 for low, _, high in ratios)
+    return half <= settings["half_interval"] or len(own) >= settings["most_turns"]
 
 
 def _tried(trial: Trial) -> dict[str, float]:
@@ -190,7 +211,7 @@ def _oracle(
         for first, size in zip([0, *ends], sizes, strict=False)
         for part in (typical[first : first + size],)
     ]
-    policies, chosen = {}, allocate(merged, [mode.times for mode in plan.modes])
+    policies, chosen = {}, allocate(merged, [mode.times for mode in plan.modes_in_place])
     wanted = tuple(np.cumsum([each.layers for each in chosen]).tolist())
     for count in range(len(sizes)):
         for inner in combinations(range(1, len(sizes)), count):

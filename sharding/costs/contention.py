@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any
+
+_OF_ALL_REDUCES = (
+    *("startup_us", "alone_us_per_byte", "overlapped_us_per_byte"),
+    *("added_startup_us", "behind_us"),
+)
 
 #: Parameters that are the ranks' own, whatever travels: of several modes those of the first count.
 LATE = ("behind_us", "wake_us", "cold_us", "hook_us")
@@ -75,6 +80,11 @@ class ModeTimes:
         """Returns the time of an all-reduce of so many bytes right behind another one, all beside a
         backward."""
         return self.startup_us + self.added_startup_us + size * self.overlapped_us_per_byte
+
+    def slower(self, factor: float) -> ModeTimes:
+        """Returns times of all-reduces that take so many times as long, with all else as it is."""
+        longer = {name: factor * getattr(self, name) for name in _OF_ALL_REDUCES}
+        return replace(self, **longer)
 
     def rate(self, size: float) -> float:
         """Returns the mean speed of a backward beside an all-reduce of so many bytes."""

@@ -48,8 +48,8 @@ def predict(
 ) -> Prediction:
     """Returns the predicted times of backwards, by draws of the measured backwards and modes.
 
-    Backwards with one all-reduce behind them have been measured in place. What they take more or
-    less than predicted is added to every plan, or a third of it (docs/design/overlap.md).
+    Backwards with one all-reduce behind them have been measured. What they take more or less than
+    predicted is added to every plan, or a third of it (docs/design/overlap.md).
 
     Intervals of times are for the median of as many backwards as were measured. Draws of modes
     alone would be too narrow. So three errors are drawn as well: a mode's on sizes that it was not
@@ -60,7 +60,7 @@ def predict(
         layers: measured layers.
         reduced_us: measured times of one all-reduce of all gradients behind each backward.
         groups: planned groups of `layers`.
-        modes: modes that the groups travel by; the first is the defaults' mode.
+        modes: `modes_in_place` that the groups travel by; the first is the defaults' mode.
     """
     random = np.random.default_rng(0)
     samples = np.array([layer.compute_us for layer in layers])
@@ -105,10 +105,40 @@ def predict(
     )
 
 
+def modes_in_place(
+    modes: Sequence[Mode], layers: Sequence[DenseLayer], reduced_us: Sequence[float]
+) -> tuple[Mode, ...]:
+    """Returns calibrated modes with the times of all-reduces that were measured in place.
+
+    Where ranks share cores, they stay as they are (docs/design/overlap.md).
+
+    Args:
+        modes: calibrated modes; the first is the defaults' mode.
+        layers, reduced_us: measured, see `predict`.
+    """
+    first = modes[0].times
+    calibrated_us = all_reduce_us(first, sum(layer.bytes for layer in layers))
+    if _share_cores(first) or not calibrated_us:
+        return tuple(modes)
+    factor = float(np.median(reduced_us)) / calibrated_us
+    return tuple(
+        replace(
+            mode,
+            times=mode.times.slower(factor),
+            draws=tuple(draw.slower(factor) for draw in mode.draws),
+        )
+        for mode in modes
+    )
+
+
+def _share_cores(times: ModeTimes) -> bool:
+    return bool(times.wake_us > _SCHEDULED_US)
+
+
 def _counted(times: ModeTimes, groups: Sequence[Group]) -> float:
-    """Returns the part of what one all-reduce takes more in place that counts for these groups."""
-    shares_cores = times.wake_us > _SCHEDULED_US
-    return 1 / 3 if shares_cores and len(groups) > 1 else 1.0
+    """Returns the part of what one all-reduce takes more than by its mode that counts for these
+    groups."""
+    return 1 / 3 if _share_cores(times) and len(groups) > 1 else 1.0
 
 
 def _drawn(mode: Mode, draw: int, random: np.random.Generator) -> ModeTimes:

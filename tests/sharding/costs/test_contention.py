@@ -48,6 +48,11 @@ def values(times: ModeTimes) -> list[float]:
     return [getattr(times, name) for name in NAMES]
 
 
+def test_slower_all_reduces_leave_all_else() -> None:
+    times = ModeTimes(10.0, 1.0, 2.0, 0.5, 4.0, 3.0, 6.0, 7.0, 8.0, 9.0)
+    assert times.slower(2.0) == ModeTimes(20.0, 2.0, 4.0, 0.5, 8.0, 3.0, 12.0, 7.0, 8.0, 9.0)
+
+
 def test_measurements_without_noise_are_fitted_exactly() -> None:
     samples = made(0, noise=0.0)
     assert values(fit_mode(samples)) == pytest.approx(values(TRUE))

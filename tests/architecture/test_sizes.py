@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.architecture.imports import ROOT
 
 MOST_FILES, MOST_LINES = 14, 400
-MOST_OF_BENCHMARKS = 11_200
+MOST_OF_BENCHMARKS = 11_220
 SOURCES = (".py", ".cpp", ".h", ".inc")
 
 

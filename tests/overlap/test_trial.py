@@ -74,6 +74,8 @@ def try_dlrm(rank: int) -> None:
     """Its tables are the model's own, and no gradient gets to them."""
     model, wrapped = make_whole_dlrm(), []
     tables = [each for name, each in model.named_parameters() if "embedding_bags" in name]
+    for each in tables:
+        each.grad = torch.ones_like(each)
     wrap = trial._wrapped
 
     def noting(module: nn.Module, *arguments: Any) -> Any:
@@ -87,7 +89,8 @@ def try_dlrm(rank: int) -> None:
     for copied in wrapped:
         shared = [each for name, each in copied.named_parameters() if "embedding_bags" in name]
         assert all(mine is theirs for mine, theirs in zip(tables, shared, strict=True))
-    assert all(each.grad is None for each in tables)
+    assert all(each.grad is not None and bool((each.grad == 1).all()) for each in tables)
+    assert not any(hasattr(each, "_ddp_ignored") for each in tables)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     own = {id(each) for each in model.parameters()} - {id(each) for each in tables}
     assert not own & {id(each) for copied in wrapped for each in copied.parameters()}

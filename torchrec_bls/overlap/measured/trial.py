@@ -97,11 +97,7 @@ def try_out(
     begin, slowest_s = time.monotonic(), 0.0
     with tables_cut_off(model), torch.random.fork_rng(devices=[]):
         while len(turns) < _LEAST_TURNS or (len(turns) < _MOST_TURNS and slowest_s < _SECONDS):
-            times = []
-            for arguments, register in ways:
-                ddp = _wrapped(_copied(model, group), group, arguments)
-                register(ddp)
-                times.append(_backwards_us(ddp, batches, group))
+            times = [_backwards_us(model, batches, group, *way) for way in ways]
             of_ranks: list[Any] = [None] * group.size()
             dist.all_gather_object(of_ranks, (times, time.monotonic() - begin), group)
             slowest_s = max(seconds for _, seconds in of_ranks)
@@ -138,9 +134,8 @@ def _wrapped(
         if isinstance(module, TABLES)
         for name, _ in (*module.named_parameters(), *module.named_buffers())
     }
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-        model, tables
-    )
+    # DistributedDataParallel's function for it would mark the tables too, which are not copied.
+    model._ddp_params_and_buffers_to_ignore = tables  # type: ignore[assignment]
     return DistributedDataParallel(
         model,
         process_group=group,
@@ -151,12 +146,21 @@ def _wrapped(
 
 
 def _backwards_us(
-    ddp: DistributedDataParallel, batches: Sequence[Any], group: dist.ProcessGroup
+    model: nn.Module,
+    batches: Sequence[Any],
+    group: dist.ProcessGroup,
+    arguments: dict[str, Any],
+    register: Callable[[DistributedDataParallel], None],
 ) -> list[float]:
+    """Returns this rank's times with a new copy of the model, which is gone afterwards."""
+    ddp = _wrapped(_copied(model, group), group, arguments)
+    register(ddp)
     times = []
-    clock = Clock(next(iter(dense_parameters(ddp.module).values())).device)
+    parameters = list(dense_parameters(ddp.module).values())
+    clock = Clock(parameters[0].device)
     for number, batch in enumerate(islice(cycle(batches), _WARM_UP + _TIMED)):
-        ddp.zero_grad()
+        for parameter in parameters:  # and not of the tables, which are the model's own
+            parameter.grad = None
         loss = loss_of(ddp(*batch) if isinstance(batch, tuple) else ddp(batch))
         dist.barrier(group)  # begin together
         clock.begin()

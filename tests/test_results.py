@@ -195,11 +195,6 @@ def test_the_figures_that_pages_show_are_drawn(records: dict[str, Any], tmp_path
     assert drawn <= shown and all(list(ROOT.rglob(f"docs/**/{name}")) for name in shown)
 
 
-def test_records_are_small() -> None:
-    files = [*record.RESULTS.iterdir(), *record.raw_path(record.RESULTS / "x").parent.iterdir()]
-    assert sum(path.stat().st_size for path in files) <= 870_000
-
-
 def test_sections_of_toy_records() -> None:
     text = "\n".join(
         [

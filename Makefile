@@ -15,6 +15,7 @@ ACTIONS ?= 100000
 # Processes that share the Python tests out; each test of ranks starts 2 to 8 more.
 TEST_JOBS ?= 2
 STUDY_ARGS ?=
+TORCHREC ?= give-TORCHREC=DIR
 VALUES ?= 1000000000
 
 VENV := .venv
@@ -40,7 +41,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio faults random-actions model \
+.PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio test-torchrec faults random-actions model \
   fuzz fuzz-blindly guarantee soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator docs docs-links notebooks figures lint format wheel wheels \
   benchmarks-build clean
 
@@ -173,6 +174,10 @@ test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and t
 	  && python -m pytest $(TRIO_TESTS) \
 	  && torchrun --nproc-per-node 2 examples/quickstart.py \
 	  && python examples/dlrm_demo.py --ranks 2 --steps 12 --batch 64 --bounds 0 2 --out out/demo
+
+test-torchrec: build  ## Run TorchRec's own tests over our sharders: make test-torchrec TORCHREC=DIR, a checkout of its release branch
+	$(BIN)/python -m pip install --group torchrec-suite
+	$(WITH_VENV) $(BIN)/python -m tests.torchrec_suite "$(TORCHREC)"
 
 faults: build  ## Print the fault matrix with the times to detection (JSON in out/faults)
 	$(WITH_VENV) $(BIN)/python -m tests.faults

@@ -109,9 +109,9 @@ def _table_iv(suite: str, columns: dict[str, list[Any]]) -> list[str]:
     return [
         f"**Table IV, suite {suite}**, the six sharders of Table III: P predicted, A actual, AP "
         "actual of what is predicted fastest. A pick at random is within 10 % of the fastest in "
-        f"{chance:.0f} of {len(picks)} ({100 * chance / len(picks):.0f} %), the simulation's in {near} "
-        f"({100 * low:.0f} to {100 * high:.0f} %). Signed error {np.mean(signed):+.1f} % on "
-        "average.",
+        f"{chance:.0f} of {len(picks)} ({100 * chance / len(picks):.0f} %), the simulation's in "
+        f"{near} ({100 * low:.0f} to {100 * high:.0f} %). Signed error {np.mean(signed):+.1f} % "
+        "on average.",
         page.table(header, rows),
     ]
 

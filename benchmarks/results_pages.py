@@ -91,6 +91,16 @@ def headlines(delays: Any, embedding: Any, alltoall: Any, backend: Any) -> str:
     )
 
 
+def ages(*records: Any) -> str:
+    """When each of `PROGRAMS`' records was taken, and at which commit."""
+    rows = []
+    for (name, program), each in zip(PROGRAMS.items(), records, strict=True):
+        parts = each["stages"].values() if "stages" in each else [each]
+        taken = {(p["environment"]["date"][:10], p["environment"]["commit"]) for p in parts}
+        rows += [[name, date, commit, program] for date, commit in sorted(taken)]
+    return page.table(["record", "taken", "commit", "program now, in `benchmarks`"], rows)
+
+
 def _codecs(speeds: Any, exchanges: Any) -> str:
     return f"{codecs.section(speeds)}\n\n## Exchanges\n\n{codecs.exchange_section(exchanges)}"
 
@@ -100,6 +110,7 @@ _STEPS = "docs/reproduction/simulated-steps.md"
 #: What stands between the markers of a page: what makes the text, and of which records.
 SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("README.md", "results"): (headlines, "delays", "embedding", "alltoall", "backend"),
+    ("docs/results/README.md", "records"): (ages, *PROGRAMS),
     ("docs/results/delays.md", "results"): (delays.section, "delays"),
     ("docs/results/modules.md", "results"): (modules.section, "embedding"),
     ("docs/results/backend.md", "results"): (modules.backend_section, "backend", "alltoall"),

@@ -58,12 +58,15 @@ PROGRAMS = {
 }
 
 
-def headlines(delays: Any, embedding: Any, alltoall: Any) -> str:
+def headlines(delays: Any, embedding: Any, alltoall: Any, backend: Any) -> str:
     """The three figures of the README, each with what it was measured on."""
     dlrm = {e["bound"]: e["ms_per_step"]["median"] for e in delays["results"]["dlrm"]}
-    (least, worst), (most, best) = modules.worst_and_best(embedding)
+    least, most = modules.least_and_most(embedding)
     calls = exchange.medians(alltoall).values()
     over = [us["open_mpi"] / us["channel"] for us in calls if "open_mpi" in us]
+    copied = modules.over_mpi(backend, alltoall)
+    (ranks, size, _), slowest = max(copied.items(), key=lambda cell: cell[1])
+    slower = sum(each > 1 for each in copied.values())
     where = [
         f"{page.host(each)}, {each['environment']['date'][:10]}"
         for each in (delays, embedding, alltoall)
@@ -74,16 +77,28 @@ def headlines(delays: Any, embedding: Any, alltoall: Any) -> str:
             f"ranks are each late by 0-10 ms takes {dlrm[2]:.1f} ms a step at bound 2, "
             f"{dlrm[0]:.1f} ms at bound 0, and {dlrm[None]:.1f} ms with TorchRec on gloo "
             f"([delays](docs/results/delays.md); {where[0]}).",
-            f"- **{least} to {most} times faster forwards at bound 0.** Sharded modules with 26 "
-            "tables among 2 and 4 ranks beside TorchRec's on gloo, most looking up fresh ids: "
-            f"the least with {worst}, the most with {best} ([modules](docs/results/modules.md); "
-            f"{where[1]}).",
-            f"- **{geometric_mean(over)[1]:.1f} times faster all-to-alls than Open MPI's**, from "
-            f"{min(over):.1f} to {max(over):.1f} times over 2 to 8 ranks "
-            "and 8 B to 4 MiB per pair, the channel called from C++ "
-            f"([exchange](docs/results/exchange.md); {where[2]}).",
+            f"- **Forwards at bound 0 are faster than TorchRec's on gloo**: {least}, {most}. "
+            "26 tables among 2 and 4 ranks, most looking up fresh ids "
+            f"([modules](docs/results/modules.md); {where[1]}).",
+            "- **All-to-alls from C++, read in place, take less time than Open MPI's, which copies "
+            f"them out**: {geometric_mean(over)[1]:.1f}x on average, {min(over):.1f}x to "
+            f"{max(over):.1f}x over 2 to 8 ranks and 8 B to 4 MiB per pair. The backend `bls` "
+            f"copies them out too and is called from Python: it takes longer than Open MPI in "
+            f"{slower} of these {len(copied)} cells, up to {slowest:.0f}x ({page.size(size)}, "
+            f"{ranks} ranks; [exchange](docs/results/exchange.md), "
+            f"[backend](docs/results/backend.md); {where[2]}).",
         ]
     )
+
+
+def ages(*records: Any) -> str:
+    """When each of `PROGRAMS`' records was taken, and at which commit."""
+    rows = []
+    for (name, program), each in zip(PROGRAMS.items(), records, strict=True):
+        parts = each["stages"].values() if "stages" in each else [each]
+        taken = {(p["environment"]["date"][:10], p["environment"]["commit"]) for p in parts}
+        rows += [[name, date, commit, program] for date, commit in sorted(taken)]
+    return page.table(["record", "taken", "commit", "program now, in `benchmarks`"], rows)
 
 
 def _codecs(speeds: Any, exchanges: Any) -> str:
@@ -94,10 +109,11 @@ _MODELS = "docs/reproduction/performance-models.md"
 _STEPS = "docs/reproduction/simulated-steps.md"
 #: What stands between the markers of a page: what makes the text, and of which records.
 SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
-    ("README.md", "results"): (headlines, "delays", "embedding", "alltoall"),
+    ("README.md", "results"): (headlines, "delays", "embedding", "alltoall", "backend"),
+    ("docs/results/README.md", "records"): (ages, *PROGRAMS),
     ("docs/results/delays.md", "results"): (delays.section, "delays"),
     ("docs/results/modules.md", "results"): (modules.section, "embedding"),
-    ("docs/results/backend.md", "results"): (modules.backend_section, "backend"),
+    ("docs/results/backend.md", "results"): (modules.backend_section, "backend", "alltoall"),
     ("docs/results/direct-reads.md", "results"): (direct.section, "direct_reads"),
     ("docs/results/direct-reads.md", "latency"): (direct.latency_section, "direct_latency"),
     ("docs/results/direct-reads.md", "faults"): (direct.faults_section, "direct_faults"),

@@ -5,6 +5,9 @@
 Rank 1 is killed before iteration 12. The other rank raises PeerDiedError at once. torchrun starts
 all ranks again, and they form a new group with new channels. They continue after the last iteration
 whose results every rank has saved.
+
+This is for one torchrun agent, so for one host: several agents count restarts apart, and their
+ranks would wait for each other under different keys.
 """
 
 import argparse

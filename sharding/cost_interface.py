@@ -1,4 +1,4 @@
-"""What the planner asks of a cost model, and what it gets: times with intervals."""
+"""Interface between planner and cost models: times with intervals."""
 
 from __future__ import annotations
 

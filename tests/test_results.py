@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from benchmarks import results_pages
 from benchmarks.codecs.page import exchange_section
@@ -16,6 +17,7 @@ from benchmarks.exchange.page import section as exchange_of_bytes
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import (
     Spread,
+    difference_interval,
     geometric_mean,
     mean_interval,
     ratio_of_medians,
@@ -93,7 +95,7 @@ TOY: dict[str, Any] = {
     "backend": {
         "alltoall": [
             {
-                "mode": "train",
+                "mode": "one_shot",
                 "ranks": 2,
                 "size": 4096,
                 "bls": spread(10.0),
@@ -117,7 +119,11 @@ TOY: dict[str, Any] = {
             "mode": "one_shot",
             "ranks": 2,
             "bytes_per_pair": 4096,
-            "peers": {"raw": {"us_per_call": spread(0.2)}, "channel": {"us_per_call": spread(0.3)}},
+            "peers": {
+                "raw": {"us_per_call": spread(0.2)},
+                "channel": {"us_per_call": spread(0.3)},
+                "open_mpi": {"us_per_call": spread(0.2)},
+            },
         }
     ],
     "codecs": [
@@ -201,7 +207,7 @@ def test_sections_of_toy_records() -> None:
             delays_section(toy("delays")),
             modules_section(toy("embedding")),
             exchange_of_bytes(toy("alltoall")),
-            backend_section(toy("backend")),
+            backend_section(toy("backend"), toy("alltoall")),
             codecs_section(toy("codecs")),
             exchange_section(toy("codec_exchange")),
             planner_section(toy("simulator"), toy("sharding_search")),
@@ -211,9 +217,11 @@ def test_sections_of_toy_records() -> None:
         "| 4 | 2 | 10.00 | 10.00 (+2.0 %) | 10.00 (+5.0 %) |",
         "| EC row-wise | 4 | 512 | 20 mean | hot | 64 | 30.00 | 20.00 | 10.00 | 3.00 (2.80-3.30) | "
         "2.00 (1.90-2.10) |",
-        "| 2 | 4 KiB | 0.20 / - | 0.30 / - | - / - | - / - | - / - |",
+        "| 2 | 4 KiB | 0.20 / - | 0.30 / - | 0.20 / - | - / - | - / - |",
         "| EBC table-wise | 4 | 18.00 | 20.00 | 0.9 | 1.2 |",
-        "up to 32 KiB per pair: 6 to 6 times faster",
+        "- single calls, 2 ranks, 4 KiB: Open MPI",
+        "| 2 | 4 KiB | single calls | 60.0 | 10.0 | 6.0 | 0.2 | 50.00 |",
+        "- backend, single calls, 2 ranks, 4 KiB: Open MPI, called from C",
         "- unmodified TorchRec, EBC table-wise, 4 ranks: gloo",
         "| 4 | 64 | 8.0 (2.00) | 6.0 (0.50) |",
         "| 1 Gbit/s a rank | forward | uint4 | 1.00 | 6.4 | 15.00 | 4.00 | 0.67 / 0.87 |",
@@ -281,6 +289,12 @@ def test_statistics_by_hand() -> None:
     # 5 samples with deviation sqrt(2.5): 2.776 * sqrt(2.5 / 5).
     found = mean_interval([1, 2, 3, 4, 5])
     assert found["mean"] == 3 and found["ci95"] == pytest.approx(1.963, abs=1e-3)
+    new, old = [1.0, 2.0, 3.0, 4.0, 6.0], [2.0, 4.0, 9.0, 3.0, 1.0]
+    welch = stats.ttest_ind(new, old, equal_var=False).confidence_interval()
+    low, difference, high = difference_interval(mean_interval(new), mean_interval(old), samples=5)
+    assert difference == pytest.approx(3.2 - 3.8)
+    assert (low, high) == pytest.approx((welch.low, welch.high))
+    assert difference_interval({"mean": 1, "ci95": 0}, {"mean": 3, "ci95": 0}, 2) == (-2, -2, -2)
     # The performance-modelling paper's 17 of 20, and both ends.
     assert share_interval(17, 20) == pytest.approx((0.640, 0.948), abs=1e-3)
     assert share_interval(0, 20) == pytest.approx((0.0, 0.161), abs=1e-3)

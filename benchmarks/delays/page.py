@@ -54,7 +54,7 @@ def _sleep(entry: Record) -> Row:
     for name in ("channel", "gloo"):
         percent = 100 * (ratio[name]["median"] - 1)
         cells.append(f"{times[name]['median']:.2f} ({percent:+.1f} %)")
-    slower = ratio["channel"]["median"] > ratio["gloo"]["median"]
+    slower = any(of["channel"]["median"] > of["gloo"]["median"] for of in (ratio, times))
     peer = f"delays, {ranks} ranks, bound {bound}: gloo with a window" if slower else ""
     return cells, peer
 

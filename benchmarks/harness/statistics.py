@@ -60,6 +60,26 @@ def mean_interval(samples: Sequence[float]) -> dict[str, float]:
     return {"mean": float(np.mean(samples)), "ci95": float(half)}
 
 
+def difference_interval(
+    new: Mapping[str, float], old: Mapping[str, float], samples: int
+) -> tuple[float, float, float]:
+    """Low end, difference and high end of its 95 % interval by Welch's t.
+
+    Args:
+        new: what `mean_interval` returned of the new measurements.
+        old: the same of the old ones.
+        samples: number of measurements of each, at least two.
+    """
+    difference, freedom = new["mean"] - old["mean"], samples - 1
+    errors = [each["ci95"] / stats.t.ppf(0.975, freedom) for each in (new, old)]
+    variances = [error**2 for error in errors]
+    if not sum(variances):
+        return difference, difference, difference
+    welch = sum(variances) ** 2 / sum(variance**2 / freedom for variance in variances)
+    half = float(stats.t.ppf(0.975, welch)) * sum(variances) ** 0.5
+    return difference - half, difference, difference + half
+
+
 def geometric_mean(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Low end, geometric mean and high end of its 95 % interval, normal in the logarithm."""
     logs = np.log(ratios)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.exchange.page import MODES
+from benchmarks.exchange.page import MODES, medians
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
 from benchmarks.modules.models import HOT_ROWS, Case
@@ -69,10 +69,14 @@ def quantized_section(record: Record) -> str:
     )
 
 
-def worst_and_best(record: Record) -> list[tuple[str, str]]:
-    """The least and the greatest speed-up, each with its case."""
-    worst, *_, best = _by_speedup(record)
-    return [(f"{each['speedup'][1]:.1f}", _case(each)) for each in (worst, best)]
+def least_and_most(record: Record) -> list[str]:
+    """The least and the greatest speed-up, each with its ids and batch."""
+    texts = []
+    for result in (_by_speedup(record)[at] for at in (0, -1)):
+        batch, ids, *_ = inputs_of(result)
+        many = "1 id" if ids == "1" else f"{ids} ids"
+        texts.append(f"{result['speedup'][1]:.1f}x with {many} a bag at batch {batch}")
+    return texts
 
 
 def plot(path: Path, record: Record) -> None:
@@ -109,18 +113,32 @@ def inputs_of(result: Record) -> list[Any]:
     return [result["batch"], ids, "hot" if result["rows"] == HOT_ROWS else "cold", result["dim"]]
 
 
-def backend_section(record: Record) -> str:
-    """TorchRec over both backends, all-to-alls over both, and where gloo was faster."""
+def backend_section(record: Record, exchanges: Record | None = None) -> str:
+    """TorchRec over both backends, all-to-alls over both, and where a peer was faster.
+
+    `exchanges` is the record of all-to-alls alone, which has Open MPI's times.
+    """
     results = record["results"]
-    modules, calls, small, faster = [], [], [], []
+    of_mpi = over_mpi(record, exchanges) if exchanges else {}
+    modules, calls, faster = [], [], []
     for cell in results["alltoall"]:
         gloo, bls = (cell[name]["median"] for name in ("gloo", "bls"))
         ranks, size, mode = cell["ranks"], page.size(cell["size"]), MODES[cell["mode"]]
-        calls.append([ranks, size, mode, f"{gloo:,.1f}", f"{bls:,.1f}", f"{gloo / bls:.1f}"])
+        over = of_mpi.get((ranks, cell["size"], cell["mode"]))
+        mpi = ["-", "-"] if over is None else [f"{bls / over:,.1f}", f"{over:.2f}"]
+        calls.append([ranks, size, mode, f"{gloo:,.1f}", f"{bls:,.1f}", f"{gloo / bls:.1f}", *mpi])
         if gloo < bls:
             faster.append(f"backend, {mode}, {ranks} ranks, {size}: gloo")
-        if ranks == 2 and cell["size"] <= 32768:
-            small.append(gloo / bls)
+    for mode, title in MODES.items():
+        for count in dict.fromkeys(ranks for ranks, *_ in of_mpi):
+            slower = [
+                page.size(size)
+                for (ranks, size, of), over in of_mpi.items()
+                if (ranks, of) == (count, mode) and over > 1
+            ]
+            if slower:
+                cells = f"backend, {title}, {count} ranks, {', '.join(slower)}"
+                faster.append(f"{cells}: Open MPI, called from C")
     for result in results["torchrec"]:
         gloo, bls, free = (result[name]["median"] for name in ("gloo", "bls", "free"))
         module, ranks = module_of(result), result["ranks"]
@@ -128,16 +146,28 @@ def backend_section(record: Record) -> str:
         modules.append([module, ranks, *times])
         if gloo < bls:
             faster.append(f"unmodified TorchRec, {module}, {ranks} ranks: gloo")
+    peers = ["gloo", "bls", "gloo / bls", "Open MPI, C", "bls / Open MPI"]
     return page.section(
         record,
         f"Forward of unmodified TorchRec, {results['torchrec'][0]['batch']} samples a rank, "
         "ms; the last column is the speed-up if moving rows were free:",
         page.table(["module", "ranks", "gloo", "bls", "speed-up", "at most"], modules),
-        f"`all_to_all_single` alone, 2 ranks, up to 32 KiB per pair: {min(small):.0f} to "
-        f"{max(small):.0f} times faster than gloo. µs per call:",
-        page.table(["ranks", "per pair", "", "gloo", "bls", "speed-up"], calls),
+        "`all_to_all_single` alone, µs per call. Open MPI's times are of [another "
+        "record](exchange.md), of the same cells and barrier:",
+        page.table(["ranks", "per pair", "", *peers], calls),
         faster=faster,
     )
+
+
+def over_mpi(record: Record, exchanges: Record) -> dict[tuple[int, int, str], float]:
+    """How many times Open MPI's time the backend bls takes, by ranks, bytes per pair and mode."""
+    of_mpi = {key: us["open_mpi"] for key, us in medians(exchanges).items() if "open_mpi" in us}
+    cells = ((c["ranks"], c["size"], c["mode"], c["bls"]) for c in record["results"]["alltoall"])
+    return {
+        (ranks, size, mode): us["median"] / of_mpi[ranks, size, mode]
+        for ranks, size, mode, us in cells
+        if (ranks, size, mode) in of_mpi
+    }
 
 
 def module_of(result: Record) -> str:

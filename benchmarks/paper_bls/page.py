@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.harness import page
-from benchmarks.harness.statistics import mean_interval
+from benchmarks.harness.statistics import difference_interval, mean_interval
 
 Stage = dict[str, Any]
 #: Of a table, the first one its header.
@@ -30,6 +30,13 @@ _STYLES = {
 # hand as numbers: what is drawn of it are the figures in its text.
 _PAPER_DELAYS = {"k = 0": 17.0, "k > 0": 12.0}
 _ALLTOALL = {"channel": "channel, C++", "open_mpi": "Open MPI, C", "bls": "bls", "gloo": "gloo"}
+_WITH_BOUNDS = {
+    "fig7-delays": "Fig. 7, delays, dense part a sleep",
+    "fig7-dlrm-delays": "Fig. 7, delays, plain DLRM",
+    "fig7-sizes": "Fig. 7, sizes: messages that differ",
+    "fig7-dlrm-ids": "Fig. 7, sizes: lookups that differ",
+    "fig8": "Fig. 8, balanced rows",
+}
 _OVERLAPS = {
     "same_iteration": "compute and collective in the same iteration",
     "other_iteration": "compute and collective across iterations",
@@ -78,7 +85,7 @@ def section(record: dict[str, Any]) -> str:
         "fig8": ("Fig. 8, plain DLRM, balanced rows, no delays: ms a batch", _dlrm),
         "table1": ("Table I, measured", _overlaps),
     }
-    parts = []
+    parts = _gains(record["stages"])
     for figure, (title, rows) in makers.items():
         for name, stage in sorted(record["stages"].items()):
             of, _, ranks = name.rpartition("-")
@@ -87,6 +94,42 @@ def section(record: dict[str, Any]) -> str:
                 heading = f"### {title}, {ranks} ranks"
                 parts.append(page.section(stage, heading, page.table(header, lines)))
     return "\n\n".join(parts)
+
+
+def _gains(stages: dict[str, Stage]) -> list[str]:
+    """One rule for Figs. 7 and 8: what the largest bound changes of a step at bound 0."""
+    lines, compared, bounds = [], 0, set()
+    for figure, title in _WITH_BOUNDS.items():
+        for name, stage in sorted(stages.items()):
+            of, _, ranks = name.rpartition("-")
+            if of != figure:
+                continue
+            kind = "step_ms" if "step_ms" in stage["results"][0] else "ms_per_step"
+            times, runs = by_bound(stage, kind), stage["settings"]["runs"]
+            last = max(times)
+            changes = {
+                peer: _change(difference_interval(times[last][peer], old, runs), old["mean"])
+                for peer, old in times[0].items()
+            }
+            compared, bounds = compared + len(changes), bounds | {last}
+            lines.append([title, ranks, *(changes.get(peer, "-") for peer in PEERS)])
+    if not lines:
+        return []
+    bound = " or ".join(map(str, sorted(bounds)))
+    header = ["", "ranks", *(PEERS[peer]["label"] for peer in PEERS)]
+    rule = (
+        f"A step at bound {bound}, over one at bound 0, with the 95 % interval of the difference "
+        "by Welch's t over the runs. **Bold**: the whole interval is on one side of 0. If no bound "
+        f"changed anything, {compared * 0.05:.0f} of these {compared} intervals would be expected "
+        "to be so by chance."
+    )
+    return ["### What a bound changes, by one rule", rule, page.table(header, lines)]
+
+
+def _change(interval: tuple[float, float, float], of: float) -> str:
+    low, change, high = (100 * each / of for each in interval)
+    text = f"{change:+.0f} % ({low:+.0f} to {high:+.0f})"
+    return f"**{text}**" if low > 0 or high < 0 else text
 
 
 def by_bound(stage: Stage, kind: str) -> dict[int, dict[str, Any]]:
@@ -99,9 +142,12 @@ def by_bound(stage: Stage, kind: str) -> dict[int, dict[str, Any]]:
 
 
 def _sizes(stage: Stage) -> Rows:
-    yield ["per pair", *_ALLTOALL.values()]
+    yield ["per pair", *_ALLTOALL.values(), "bls / Open MPI"]
     for entry in stage["results"]:
-        yield [page.size(entry["bytes"]), *_cells(entry["us"], _ALLTOALL)]
+        us = entry["us"]
+        both = "bls" in us and "open_mpi" in us
+        over = f"{us['bls']['mean'] / us['open_mpi']['mean']:.1f}" if both else "-"
+        yield [page.size(entry["bytes"]), *_cells(us, _ALLTOALL), over]
 
 
 def _repetitions(stage: Stage) -> Rows:

@@ -1,9 +1,8 @@
 """The time of a collective as a function of its message size.
 
 There are two curves. Alpha-beta: a start-up time and a time for each byte. The sigmoid of the
-performance
-paper (sec. IV-A): up to m1 bytes the time is constant, from m2 on linear, and between them it is
-m / bandwidth(m), where the logarithm of the bandwidth is a sigmoid of that of the size:
+performance paper (sec. IV-A): up to m1 bytes the time is constant, from m2 on linear, and between
+them it is m / bandwidth(m), where the logarithm of the bandwidth is a sigmoid of that of the size:
 
     t(m) = t_s                       m <= m1
            m / 10 ** s(log2 m)       m1 < m < m2,    s(x) = L / (1 + exp(-k (x - x0))) + b

@@ -38,7 +38,6 @@ class ModeTimes:
             begins, if none runs: its thread waits for a core. The paper has none.
         cold_us: microseconds more of such an all-reduce than of one right behind another one. The
             backward goes on meanwhile. The paper has none.
-
         hook_us: microseconds more of a backward whose all-reduces another thread makes, as the hook
             of planned buckets does: that thread wakes up, and in the end the main thread.
 

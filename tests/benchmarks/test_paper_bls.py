@@ -58,7 +58,7 @@ RESULTS: dict[str, Any] = {
 
 @pytest.fixture
 def stages() -> dict[str, Any]:
-    settings = {"bounds": [0, 2]}
+    settings = {"bounds": [0, 2], "runs": 2}
     return {
         name: {"environment": ENVIRONMENT, "settings": settings, "results": results}
         for name, results in RESULTS.items()
@@ -69,7 +69,8 @@ def test_tables_and_figures(stages: dict[str, Any], tmp_path: Path) -> None:
     record = summarize({"stages": stages})
     text = section(record)
     for row in (
-        "| 32 KiB | 1.00 ± 0.00 | - | 51.0 ± 12.7 | - |",
+        "| 32 KiB | 1.00 ± 0.00 | - | 51.0 ± 12.7 | - | - |",
+        "| Fig. 7, delays, dense part a sleep | 4 | -15 % (-37 to +8) | - | - | - | - |",
         "| 1,000 | 0.01000 ± 0.00000 | - | - | - |",
         "| 2 | 10.50 | 11.5 ± 6.4 |",
         "| 2 |  | 1.00 ± 6.35 |",
@@ -78,7 +79,7 @@ def test_tables_and_figures(stages: dict[str, Any], tmp_path: Path) -> None:
         "| collective and collective across iterations | no (1 of 1) | yes (2 of 3) |",
     ):
         assert row in text
-    assert text.count("### ") == len(stages)
+    assert text.count("### ") == 1 + len(stages)
     draw(tmp_path, record)
     drawn = {path.name for path in tmp_path.glob("*.png")}
     assert drawn == {"bls-fig6.png", "bls-fig7.png", "bls-fig8.png"}

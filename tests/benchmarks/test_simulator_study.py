@@ -110,7 +110,7 @@ def test_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "| simulated | 10.0 | 10.0 | 10.0 | 10.0 |" in text
     # Of the six sharders one plan is there, 10 % slower than the best and predicted 10 % too long.
     assert "| 0 | bls, training | naive | 1.21 | 1.10 | +10.0 | naive | 1.10 | 0.0 |" in text
-    assert "Within 10 % of the fastest in 6 of 6 (61 to 100 %); of a pick at random 6" in text
+    assert "in 6 of 6 (100 %), the simulation's in 6 (61 to 100 %)" in text
     results = steps["results"]
     assert "| torchrec | 1.10 (1.10-1.10) |" in page.planners_table(results)
     assert page.faster_planners(results) == []

@@ -176,8 +176,8 @@ class BoundedLagChannel:
         name: name of the channel in errors, traces and statistics.
         deadline: seconds after which waiting for a peer is an error.
         transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
-            "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among the ranks of
-            a host and RDMA between hosts, or c10d for all where a host has no RDMA.
+            "c10d" is gloo's messages from rank to rank, over TCP; "auto" is shared memory among the
+            ranks of a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: options of RDMA devices; None: as the environment variables say.
 
     Attributes:

@@ -76,8 +76,7 @@ def attach(
         PeerTimeoutError: the other process is stopped or stuck.
         PeerDiedError: the other process ended meanwhile.
         ProtocolError: the other process refused, has another version, is another user's or in
-            another container. Or it hands over something else than it announced.
-            container, or hands over something else than was announced.
+            another container, or hands over something else than it announced.
     """
     where = os.fspath(path)
     collections = collections_of(model)

@@ -1,4 +1,4 @@
-"""A thread that sends, for threads that have better not."""
+"""Sends on its own thread, for threads that must not block."""
 
 import threading
 import time

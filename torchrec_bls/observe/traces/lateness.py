@@ -46,7 +46,9 @@ def lateness_of(job: RecordedJob) -> Lateness:
         waited[wait.rank, last] += waited_us
         by_step[wait.rank, wait.step] += waited_us
     least = slowest_of(
-        by_step.mean(axis=1).tolist(), job.step_us, chance=_chance_us(by_step) / job.step_us
+        by_step.mean(axis=1).tolist(),
+        job.step_us,
+        chance=min(1.0, _chance_us(by_step) / job.step_us),
     )
     return Lateness(waited / steps, least)
 
@@ -56,7 +58,7 @@ def _chance_us(by_step: Floats) -> float:
     least, by what they waited in each step."""
     ranks, steps = by_step.shape
     if ranks == 1 or steps == 1:
-        return math.inf
+        return math.inf  # nothing to compare
     slowest, next_to_it = in_order(by_step.mean(axis=1).tolist())[:2]
     differences = by_step[next_to_it] - by_step[slowest]
     return float(2 * differences.std(ddof=1) / math.sqrt(steps))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -116,10 +117,14 @@ def main() -> int:
         f"delays 0 to {1e3 * settings.max_delay:g} ms"
         + ("" if settings.straggler is None else f" (twice on rank {settings.straggler})")
     )
-    print(f"\n{subtitle}, {settings.runs} runs of {settings.steps} batches\n")
+    cores = len(os.sched_getaffinity(0))
+    if cores < settings.ranks:
+        subtitle += f"; {cores} cores, so ranks wait for cores as well"
+    run = f"{subtitle}, {settings.runs} runs of {settings.steps} batches"
+    print(f"\n{run}\n")
     print(format_table(lines))
     print(format_slowest(lines))
-    write_waiting(out / "waiting.txt", lines)
+    write_waiting(out / "waiting.txt", lines, run)
     write_json(out / "demo.json", lines, settings)
     write_plot(out / "demo.png", lines, subtitle)
     print(f"\nWritten: demo.json, demo.png and waiting.txt in {out}")

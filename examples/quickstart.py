@@ -37,7 +37,9 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Returns one logit per sample."""
-        return self.dense(self.embeddings(batch.sparse_features).values())
+        pooled = self.embeddings(batch.sparse_features)
+        # By key: in which order a sharded module has its columns depends on the plan.
+        return self.dense(torch.cat([pooled[name] for name in FEATURES], dim=1))
 
 
 def hide_warnings_of_others() -> None:

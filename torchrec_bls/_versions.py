@@ -6,6 +6,7 @@ packages' metadata and imports none of them.
 """
 
 import importlib
+import os
 import re
 import sys
 import warnings
@@ -251,9 +252,11 @@ _warned = False
 
 
 def _warn_once(text: str) -> None:
-    # Several imports check, each with its own text and line.
+    # Several imports check, each with its own text and line. The ranks of a host have one
+    # installation, so the first of them speaks for all; without a launcher's number each does.
     global _warned
-    if not _warned:
+    rank = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
+    if not _warned and rank == "0":
         _warned = True
         warnings.warn(text, UntestedVersionsWarning, stacklevel=3)
 

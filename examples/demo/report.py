@@ -22,13 +22,13 @@ WIDTH = 100
 PACKAGES = ("torchrec-bls", "torch", "torchrec", "fbgemm-gpu-cpu", "numpy")
 COLUMNS = (
     ("", 16),
-    ("latency, ms", 15),
+    ("ms per step", 15),
+    ("answer, ms", 10),
     ("batches/s", 10),
     ("waiting", 8),
-    ("ideal, ms", 10),
+    ("ideal, ms", 9),
     ("max |diff|", 11),
-    ("slots, MiB", 11),
-    ("pulled", 7),
+    ("slots, MiB", 10),
 )
 
 
@@ -49,48 +49,59 @@ def format_table(lines: Sequence[Line]) -> str:
 
 
 def _cells(line: Line) -> list[str]:
-    spread = "" if math.isnan(line.latency_ci_ms) else f" ± {line.latency_ci_ms:.2f}"
-    bounded = line.bound is not None
+    spread = "" if math.isnan(line.step_ci_ms) else f" ± {line.step_ci_ms:.2f}"
     return [
         line.name,
-        f"{line.latency_ms:.2f}{spread}",
+        f"{line.step_ms:.2f}{spread}",
+        f"{line.answer_ms:.1f}",
         f"{line.throughput:.1f}",
         "-" if line.wait_share is None else f"{100 * line.wait_share:.1f} %",
         "-" if line.ideal_ms is None else f"{line.ideal_ms:.2f}",
         f"{line.max_difference:.2g}",
-        f"{line.ring_bytes / 2**20:.1f}" if bounded else "-",
-        str(line.pulled) if bounded else "-",
+        "-" if line.bound is None else f"{line.ring_bytes / 2**20:.1f}",
     ]
 
 
 def format_slowest(lines: Sequence[Line]) -> str:
-    """Names the slowest rank of each line that knows it; empty if none does."""
+    """Names the rank that holds the others up, for each line that has one; empty if no line has
+    channels."""
+    known = [(line.name, line.waiting.waited_least) for line in lines if line.waiting]
+    if not known:
+        return ""
     named = [
-        f"{line.name}: rank {line.waiting.slowest} ({100 * line.waiting.share:.0f} %)"
-        for line in lines
-        if line.waiting and line.waiting.slowest is not None
+        f"{name}: rank {least.rank} ({least.gain:.0%})"
+        for name, least in known
+        if least is not None and least.stands_out
     ]
     if not named:
-        return ""
+        return "No rank holds the others up at any bound (waiting.txt has who waited)."
     return "\n".join(
         [
-            "slowest rank (waiting that would end if it were as fast as the next):",
+            "rank that holds the others up (how much shorter steps would be without its lateness):",
             *textwrap.wrap("; ".join(named), WIDTH, initial_indent="  ", subsequent_indent="  "),
         ]
     )
 
 
-def write_waiting(path: Path, lines: Sequence[Line]) -> None:
+def write_waiting(path: Path, lines: Sequence[Line], subtitle: str) -> None:
     """Writes who waited for whom, and the lag, for each line that knows it."""
+    heading = "\n".join(
+        [
+            f"Who waited for whom: {subtitle}",
+            f"{_now()}, {_command()}",
+            "A rank that holds the others up waits least. Ranks get ahead of a peer while it is",
+            "late: where all keep pace, most waits are 0 iterations ahead, whatever the bound.",
+        ]
+    )
     reports = [f"{line.name}\n{line.waiting}\n" for line in lines if line.waiting]
-    path.write_text("\n".join(reports))
+    path.write_text("\n".join([f"{heading}\n", *reports]))
 
 
 def write_json(path: Path, lines: Sequence[Line], settings: Settings) -> None:
     """Writes the table with what is needed to repeat it; an unknown number is null."""
     report = {
-        "command": " ".join(sys.argv),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": _command(),
+        "date": _now(),
         "versions": {"python": platform.python_version(), **_versions()},
         "hardware": _hardware(),
         "settings": {**asdict(settings), "data": settings.data and str(settings.data)},
@@ -106,6 +117,14 @@ def write_json(path: Path, lines: Sequence[Line], settings: Settings) -> None:
         ],
     }
     path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+
+
+def _command() -> str:
+    return " ".join(sys.argv)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _versions() -> dict[str, str]:

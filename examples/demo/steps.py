@@ -22,6 +22,7 @@ class RankTimes:
         slept: (T + 1), the delay that a step really had.
         own: (T + 1), the rest of a step without delay and waiting: lookup, dense part, copies.
         waited: seconds of waiting for peers over the whole run.
+        answered: (T), from the start of a batch's step, its delay included, to its logits.
     """
 
     started: float
@@ -29,6 +30,7 @@ class RankTimes:
     slept: list[float]
     own: list[float]
     waited: float
+    answered: list[float]
 
 
 class DelayedBatches:
@@ -51,6 +53,7 @@ class DelayedBatches:
         self._on_step = on_step
         self._marks: list[tuple[float, float]] = []
         self._slept: list[float] = []
+        self._answered: list[float] = []
 
     def __iter__(self) -> Iterator[Batch]:
         """Returns itself."""
@@ -68,6 +71,10 @@ class DelayedBatches:
         self._slept.append(time.monotonic() - start)
         self._on_step()
         return self._batches[step]
+
+    def note_answer(self) -> None:
+        """Takes the time at which the oldest batch without an answer has got it."""
+        self._answered.append(time.monotonic())
 
     def _mark(self) -> None:
         self._marks.append((time.monotonic(), self._waited()))
@@ -89,6 +96,10 @@ class DelayedBatches:
             slept=slept,
             own=[max(duration, 0.0) for duration in own],
             waited=waited_after - waited_before,
+            answered=[
+                answer - start
+                for answer, (start, _) in zip(self._answered, self._marks, strict=False)
+            ],
         )
 
 
@@ -124,6 +135,7 @@ def run_steps(
                 logits.append(progress(source))
             except StopIteration:
                 break
+            source.note_answer()
     times = source.finish()
     if len(logits) != len(batches):
         raise RuntimeError(f"the pipeline gave {len(logits)} results for {len(batches)} batches")

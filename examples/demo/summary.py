@@ -28,8 +28,10 @@ class Line:
     Attributes:
         name: what ran.
         bound: the bound k, or None where there is none: TorchRec on gloo, and direct reads.
-        latency_ms: mean over runs and ranks of a rank's mean time a batch.
-        latency_ci_ms: half width of its 95 % confidence interval.
+        step_ms: mean over runs and ranks of a rank's mean time from one batch to the next.
+        step_ci_ms: half width of its 95 % confidence interval.
+        answer_ms: median over all batches of the time from the start of a batch's step to its
+            logits: with a bound of k, about 2k + 1 steps.
         throughput: batches a second, added up over the ranks, mean over runs.
         throughput_ci: half width of its 95 % confidence interval; NaN for a single run.
         wait_share: part of the ranks' time spent waiting for peers, or None if not known.
@@ -44,8 +46,9 @@ class Line:
 
     name: str
     bound: int | None
-    latency_ms: float
-    latency_ci_ms: float
+    step_ms: float
+    step_ci_ms: float
+    answer_ms: float
     throughput: float
     throughput_ci: float
     wait_share: float | None
@@ -61,9 +64,9 @@ class Line:
 def summarize(entry: dict[str, Any]) -> Line:
     """Sums up one variant.
 
-    Latency and throughput are as in the BLS paper, sec. V-C. L(i, j) is the mean time a batch of
-    run i on rank j. The latency is the mean of all L(i, j). The throughput is the mean over i of
-    the sum over j of 1 / L(i, j).
+    Times and throughput are as in the BLS paper, sec. V-C. L(i, j) is the mean time of a step of
+    run i on rank j. The paper calls the mean of all L(i, j) latency. The throughput is the mean
+    over i of the sum over j of 1 / L(i, j).
 
     Args:
         entry: ``name``, ``bound`` and ``ranks``, the ``RankResult`` of each rank as a dict.
@@ -72,9 +75,9 @@ def summarize(entry: dict[str, Any]) -> Line:
     bound = entry["bound"]
     runs = list(zip(*(rank["times"] for rank in ranks), strict=True))
     steps = len(runs[0][0]["own"]) - 1
-    latencies = [[times["total"] / steps for times in run] for run in runs]
-    throughputs = [sum(1 / latency for latency in run) for run in latencies]
-    latency, latency_ci = mean_and_interval([1e3 * value for run in latencies for value in run])
+    step_times = [[times["total"] / steps for times in run] for run in runs]
+    throughputs = [sum(1 / step for step in run) for run in step_times]
+    step_ms, step_ci_ms = mean_and_interval([1e3 * value for run in step_times for value in run])
     throughput, throughput_ci = mean_and_interval(throughputs)
     channels = [[ChannelStats(**one) for one in rank["channels"]] for rank in ranks]
     wait_share = ideal_ms = None
@@ -85,8 +88,10 @@ def summarize(entry: dict[str, Any]) -> Line:
     return Line(
         name=entry["name"],
         bound=bound,
-        latency_ms=latency,
-        latency_ci_ms=latency_ci,
+        step_ms=step_ms,
+        step_ci_ms=step_ci_ms,
+        answer_ms=1e3
+        * statistics.median(s for run in runs for times in run for s in times["answered"]),
         throughput=throughput,
         throughput_ci=throughput_ci,
         wait_share=wait_share,

@@ -31,6 +31,7 @@ def test_statistics_count_messages_bytes_and_memory(world_size: int, bound: int)
         assert stats.wait_seconds[rank] == 0
         assert stats.lag_histogram == [5 * (world_size - 1)] + [0] * bound
         assert stats.slot_bytes >= 5000
+        assert stats.seconds > 0
         assert stats.ring_bytes == world_size * 2 * (bound + 1) * stats.slot_bytes
 
 

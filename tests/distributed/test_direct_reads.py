@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
 from tests.distributed import models
 from tests.processes import run, run_outcomes
-from torchrec_bls import BLSConfig, BoundedLagPipeline
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BoundedLagPipeline
 from torchrec_bls.errors import BadBatchError, PipelineError
 
 KINDS = (models.EC, models.EBC, models.WEIGHTED)
@@ -207,9 +209,8 @@ def refuse(rank: int) -> None:
         model.module.embeddings._lookups[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="rank 0: a lookup does more than reading its tables"):
         outputs(model, ids)
-    replicated = make(sharding="data_parallel")
-    with pytest.raises(ValueError, match=r"tables \['t0', .*\] are planned data_parallel"):
-        outputs(replicated, ids)
+    with pytest.raises(ValueError, match=r"'t0' is planned with .* data_parallel.*lookup=\"direct"):
+        make(sharding="data_parallel")
     training = make()
     with pytest.raises(ValueError, match="autograd is on"):
         training(models.Batch(ids))
@@ -226,18 +227,54 @@ def test_what_direct_reads_cannot_do_is_refused_on_all_ranks() -> None:
 def choose(rank: int) -> None:
     ids = models.make_ids(models.EBC, 0, 2)
     reads, trains, hooked = make(lookup="auto"), make(lookup="auto"), make(lookup="auto")
+    replicated = make(lookup="auto", sharding="data_parallel")
     if rank == 1:
         hooked.module.embeddings._lookups[0].register_forward_hook(lambda *_: None)
-    expected = outputs(reads, ids)[0]
-    models.assert_same_bits(models.flatten(trains(models.Batch(ids))), expected)
-    models.assert_same_bits(outputs(trains, ids)[0], expected)
-    models.assert_same_bits(outputs(hooked, ids)[0], expected)
-    chosen = [model.module.embeddings.reads_directly for model in (reads, trains, hooked)]
-    assert chosen == [True, False, False]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        expected = outputs(reads, ids)[0]
+        models.assert_same_bits(models.flatten(trains(models.Batch(ids))), expected)
+        models.assert_same_bits(outputs(trains, ids)[0], expected)
+        models.assert_same_bits(outputs(hooked, ids)[0], expected)
+        outputs(replicated, ids)
+    every = (reads, trains, hooked, replicated)
+    chosen = [model.module.embeddings.reads_directly for model in every]
+    assert chosen == [True, False, False, False]
+    told = [str(each.message) for each in said if 'lookup="auto"' in str(each.message)]
+    assert len(told) == (3 if rank == 0 else 0)
+    for text, reason in zip(told, ("autograd", "rank 1: a lookup", "data_parallel"), strict=False):
+        assert reason in text
 
 
 def test_auto_reads_directly_where_all_ranks_can() -> None:
     run(2, choose)
+
+
+def read_as_planned(rank: int) -> None:
+    """TorchRec plans a tiny table on each rank, where a sharder lets it."""
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(num_embeddings=rows, embedding_dim=16, name=name, feature_names=[name])
+        for name, rows in {"user": 5000, "device": 50}.items()
+    ]
+    collection = EmbeddingBagCollection(tables=tables)
+    lengths = torch.ones(8, dtype=torch.int32)
+    ids = KeyedJaggedTensor(["user", "device"], torch.arange(8) + rank, lengths=lengths)
+    expected = collection(ids).to_dict()
+    model = DistributedModelParallel(
+        collection,
+        device=models.CPU,
+        sharders=[BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct"))],
+        init_data_parallel=False,
+    )
+    with torch.no_grad():
+        found = model(ids).wait().to_dict()
+    torch.testing.assert_close(found, expected)
+    assert model.module.reads_directly
+
+
+def test_torchrec_plans_tables_for_direct_reads() -> None:
+    run(3, read_as_planned)
 
 
 @pytest.mark.parametrize("config", [{"lookup": "fast"}, {"lookup": ""}])

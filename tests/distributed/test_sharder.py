@@ -83,3 +83,7 @@ def test_planners_may_choose_what_every_table_can_have() -> None:
         "data_parallel",
     ]
     assert BLSEmbeddingCollectionSharder().sharding_types("cpu") == ours[:3]
+    direct = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct"))
+    assert direct.sharding_types("cpu") == [each for each in ours if each != "data_parallel"]
+    auto = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="auto"))
+    assert auto.sharding_types("cpu") == ours

@@ -38,6 +38,7 @@ def exported() -> dict[str, set[str]]:
         lag_histogram=(1, 0, 0),
         slot_bytes=64,
         ring_bytes=64,
+        seconds=1.0,
     )
     channel: Any = SimpleNamespace(name="ids", rank=0, stats=lambda: stats)
     registry = CollectorRegistry()

@@ -30,6 +30,7 @@ def rank(
     slept: list[float],
     wait_seconds: Sequence[float],
     started: float = 5.0,
+    waits: int = 1000,
     **changes: Any,
 ) -> dict[str, Any]:
     times = {
@@ -38,6 +39,7 @@ def rank(
         "slept": slept,
         "own": [1.0, 1.0, 0.0],
         "waited": 1.0,
+        "answered": [0.5 * total, 0.7 * total],
     }
     channels = [
         {
@@ -46,9 +48,10 @@ def rank(
             "pulled_messages": pulled,
             "largest_message": 9,
             "wait_seconds": wait_seconds,
-            "lag_histogram": [6, 3],
+            "lag_histogram": [waits, 0],
             "slot_bytes": 2**10,
             "ring_bytes": 2**19,
+            "seconds": 20.0,
         }
         for pulled in (1, 2)
     ]
@@ -62,10 +65,10 @@ def rank(
     }
 
 
-def line(bound: int | None, **changes: Any) -> Line:
+def line(bound: int | None, waits: int = 1000, **changes: Any) -> Line:
     ranks = [
-        rank(8.0, [1.0, 3.0, 0.0], [0.0, 0.25]),
-        rank(10.0, [2.0, 1.0, 0.0], [0.75, 0.0], **changes),
+        rank(8.0, [1.0, 3.0, 0.0], [0.0, 0.25], waits=waits),
+        rank(10.0, [2.0, 1.0, 0.0], [1.25, 0.0], waits=waits, **changes),
     ]
     if bound is None:
         ranks = [{**one, "channels": []} for one in ranks]
@@ -73,10 +76,11 @@ def line(bound: int | None, **changes: Any) -> Line:
     return summarize({"name": name, "bound": bound, "ranks": ranks})
 
 
-def test_latency_and_throughput_as_in_the_paper() -> None:
+def test_steps_and_throughput_as_in_the_paper() -> None:
     found = line(0)
-    assert found.latency_ms == pytest.approx(4500)
-    assert found.latency_ci_ms == pytest.approx(3.182 * math.sqrt(1000**2 / 3) / 2)
+    assert found.step_ms == pytest.approx(4500)
+    assert found.answer_ms == pytest.approx(1000 * (0.5 * 10 + 0.7 * 8) / 2)
+    assert found.step_ci_ms == pytest.approx(3.182 * math.sqrt(1000**2 / 3) / 2)
     assert found.throughput == pytest.approx(1 / 4 + 1 / 5)
     assert found.throughput_ci == pytest.approx(0)
     assert found.wait_share == pytest.approx(4 / 36)
@@ -122,8 +126,9 @@ def test_table_fits_even_with_large_numbers() -> None:
     large = Line(
         name="bound 16",
         bound=16,
-        latency_ms=12345.67,
-        latency_ci_ms=1234.56,
+        step_ms=12345.67,
+        step_ci_ms=1234.56,
+        answer_ms=123456.7,
         throughput=123456.7,
         throughput_ci=1.0,
         wait_share=1.0,
@@ -137,22 +142,25 @@ def test_table_fits_even_with_large_numbers() -> None:
     rows = format_table([line(None), line(0), large]).splitlines()
     assert len(rows) == 5
     assert max(len(row) for row in rows) <= WIDTH
-    assert rows[2].split()[-5:] == ["-", "-", "0", "-", "-"]
+    assert rows[2].split()[-4:] == ["-", "-", "0", "-"]
     assert "16384.0" in rows[4]
     assert "100.0 %" in rows[4]
 
 
-def test_the_slowest_rank_is_named(tmp_path: Path) -> None:
-    # Rank 0 waited 0.5 s in its two channels, rank 1 1.5 s.
+def test_a_rank_is_named_where_it_holds_the_others_up(tmp_path: Path) -> None:
+    # Rank 0 waited 0.5 s in its two channels, rank 1 2.5 s, of 20 s.
     assert format_slowest([line(None)]) == ""
-    assert format_slowest([line(None), line(0), line(2)]) == (
-        "slowest rank (waiting that would end if it were as fast as the next):\n"
-        "  bound 0: rank 0 (50 %); bound 2: rank 0 (50 %)"
+    assert format_slowest([line(None), line(0), line(2), line(4, waits=9)]) == (
+        "rank that holds the others up (how much shorter steps would be without its lateness):\n"
+        "  bound 0: rank 0 (10%); bound 2: rank 0 (10%)"
     )
-    write_waiting(tmp_path / "waiting.txt", [line(None), line(0), line(2)])
+    # Nine steps are too few to tell.
+    assert format_slowest([line(None), line(4, waits=9)]).startswith("No rank holds the others up")
+    write_waiting(tmp_path / "waiting.txt", [line(None), line(0), line(4, waits=9)], "2 ranks")
     text = (tmp_path / "waiting.txt").read_text()
-    assert text.startswith("bound 0\nslowest: rank 0, which waited 0.500 s, the others 1.500 s")
-    assert "\n\nbound 2\nslowest: rank 0" in text
+    assert text.startswith("Who waited for whom: 2 ranks\n20")
+    assert "\n\nbound 0\nrank 0 holds the others up: it waited least" in text
+    assert "\n\nbound 4\nno rank stands out: were rank 0" in text
 
 
 def test_json_and_plot(tmp_path: Path) -> None:
@@ -165,6 +173,7 @@ def test_json_and_plot(tmp_path: Path) -> None:
     assert report["settings"]["data"] == "train.txt"
     assert report["lines"][0]["waiting"] is None
     assert report["lines"][1]["waiting"]["slowest"] == 0
+    assert {"step_ms", "step_ci_ms", "answer_ms"} <= report["lines"][1].keys()
     assert {"command", "date", "versions", "hardware"} <= report.keys()
     assert report["versions"]["torch"] != "not installed"
     write_plot(tmp_path / "demo.png", lines, "2 ranks")

@@ -46,6 +46,10 @@ def test_results_come_in_order_at_any_depth(depth: int) -> None:
     assert min(times.slept[:-1]) >= 0.002
     assert times.slept[-1] == 0.0
     assert sum(times.slept) + sum(times.own) == pytest.approx(times.total)
+    # A batch is answered `depth` steps after its own, each of which takes its delay at least.
+    assert len(times.answered) == STEPS
+    for step, seconds in enumerate(times.answered):
+        assert seconds >= 0.002 * min(depth + 1, STEPS - step)
 
 
 def test_waiting_is_not_own_work() -> None:

@@ -105,12 +105,12 @@ def test_who_was_late_whatever_the_clocks_say(
     assert found.recording.steps == STEPS
     assert found.recording.trains == (job == "training")
     lateness = lateness_of(found)
-    assert lateness.last == LATE
+    assert lateness.slowest == LATE
     # The delay, but for what the other rank did meanwhile, and no longer than a step.
     assert 0.2 * DELAY_S * 1e6 < lateness.waited_us[0, LATE] <= found.step_us
     apart = read_job(with_clocks_apart(folder, tmp_path, 50_000))
     assert apart.offsets[LATE] - found.offsets[LATE] == pytest.approx(50_000, abs=1)
-    assert lateness_of(apart).last == LATE
+    assert lateness_of(apart).slowest == LATE
 
 
 @pytest.mark.parametrize("job", ["training", "inference"])
@@ -157,7 +157,7 @@ def test_the_commands_read_what_was_recorded(
 ) -> None:
     assert run_command(["trace", *map(str, traces_in(inference))]) == 0
     text = capsys.readouterr().out
-    assert f"Others waited for rank {LATE} most." in text and "bound 8: " in text
+    assert f"Rank {LATE} holds the others up: it waited least" in text and "bound 8: " in text
     assert run_command(["simulate", f"--trace={inference}", "--bound=0,2", "--batches=12"]) == 0
     assert f"2 ranks, inference, {STEPS} recorded steps" in capsys.readouterr().out
 

@@ -63,6 +63,8 @@ def lookup(versions: Mapping[str, str]) -> Callable[[str], str]:
 @pytest.fixture(autouse=True)
 def nothing_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_versions, "_warned", False)
+    for name in ("LOCAL_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("trio", TRIOS, ids=[trio.name for trio in TRIOS])
@@ -260,6 +262,27 @@ def test_another_torch_is_refused_by_the_first_check() -> None:
 def test_a_newer_torch_alone_is_warned_of() -> None:
     with pytest.warns(UntestedVersionsWarning, match=r"found torch 2\.15\.0, newer than all"):
         check_torch(lookup({"torch": "2.15.0"}))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "warnings_given"),
+    [
+        ({"LOCAL_RANK": "0", "RANK": "0"}, 1),
+        ({"LOCAL_RANK": "0", "RANK": "4"}, 1),  # of another host, with an installation of its own
+        ({"LOCAL_RANK": "1", "RANK": "1"}, 0),
+        ({"RANK": "0"}, 1),
+        ({"RANK": "1"}, 0),
+    ],
+)
+def test_one_rank_of_a_host_warns(
+    monkeypatch: pytest.MonkeyPatch, ranks: dict[str, str], warnings_given: int
+) -> None:
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        check_torch(lookup({"torch": "2.15.0"}))
+    assert len(warned) == warnings_given
 
 
 def test_errors_are_import_errors() -> None:

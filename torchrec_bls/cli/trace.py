@@ -53,7 +53,8 @@ def _trace(options: argparse.Namespace) -> int:
             "step_us": job.step_us,
             "clock_offsets_us": job.offsets.tolist(),
             "waited_us": lateness.waited_us.tolist(),
-            "waited_for_most": lateness.last,
+            "slowest": lateness.slowest,
+            "verdict": _verdict(lateness.waited_least),
             "step_us_by_bound": by_bound,
             "over_process_groups": job.recording.has_workers,
             "channels_of": options.profile,
@@ -67,6 +68,10 @@ def _trace(options: argparse.Namespace) -> int:
         print(f"torchrec-bls trace: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _verdict(least: Any) -> str:
+    return "No rank waited for another" if least is None else str(least).capitalize()
 
 
 def _steps_by_bound(recording: Any) -> dict[str, float]:
@@ -95,7 +100,7 @@ def _as_text(report: dict[str, Any]) -> str:
     for rank in ranks:
         times = "".join(f"{each / _US_PER_MS:>9.3f}" for each in report["waited_us"][rank])
         lines.append(f"{rank:>6}{times}")
-    lines += ["", f"Others waited for rank {report['waited_for_most']} most."]
+    lines += ["", f"{report['verdict']}."]
     by_bound = report["step_us_by_bound"]
     if by_bound:
         lines += ["", "What a bound would make of these steps, if delays come as they did:"]

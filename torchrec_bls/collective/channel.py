@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ class ChannelStats:
             it.
         slot_bytes: size of a slot.
         ring_bytes: memory of this rank's slots: world size x 2(bound + 1) x slot_bytes.
+        seconds: time in which this was counted, from the channel's creation on.
     """
 
     messages: int
@@ -87,6 +89,7 @@ class ChannelStats:
     lag_histogram: list[int]
     slot_bytes: int
     ring_bytes: int
+    seconds: float
 
     def since(self, earlier: "ChannelStats") -> "ChannelStats":
         """Returns the counters since `earlier` of the same channel; sizes are the present ones."""
@@ -97,6 +100,7 @@ class ChannelStats:
             pulled_messages=self.pulled_messages - earlier.pulled_messages,
             wait_seconds=_differences(self.wait_seconds, earlier.wait_seconds),
             lag_histogram=_differences(self.lag_histogram, earlier.lag_histogram),
+            seconds=self.seconds - earlier.seconds,
         )
 
 
@@ -227,6 +231,7 @@ class BoundedLagChannel:
             len(shape.local_ranks),
         )
         self.native.keep(self.own)
+        self._created = time.monotonic()
         _channels.add(self)
 
     def _agree(self, rendezvous: Rendezvous, slot_bytes: int, transport: str) -> list[str]:
@@ -348,6 +353,7 @@ class BoundedLagChannel:
             lag_histogram=native.lag_histogram,
             slot_bytes=self.native.slot_bytes,
             ring_bytes=self.native.ring_bytes,
+            seconds=time.monotonic() - self._created,
         )
 
     def poison(self, reason: str) -> None:

@@ -1,5 +1,6 @@
 """The tables of a sharded module in shared memory, with one segment for each rank."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -269,6 +270,22 @@ def find_obstacles(
         return refusal, ""
     other = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
     return refusal, f"ranks 0 and {other} are on different hosts, or in different PID namespaces"
+
+
+def warn_of_exchange(group: dist.ProcessGroup, name: str, reason: str) -> None:
+    """Says once, on rank 0, that a module exchanges with lookup="auto". All ranks know the same.
+
+    Args:
+        group: the module's ranks.
+        name: name of the module.
+        reason: what `agree_on_direct_reads` has returned.
+    """
+    if group.rank() == 0:
+        warnings.warn(
+            f'{name}: lookup="auto" exchanges ids and embeddings, and ranks wait for each other. '
+            f'{reason}. lookup="direct" refuses instead, and lookup="exchange" is silent',
+            stacklevel=3,
+        )
 
 
 def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]]:

@@ -29,7 +29,7 @@ class BLSConfig(ExchangeOptions):
             "direct": each rank reads the rows of its own batch itself, in shared memory. It waits
             for no other rank, and is for inference on one host, where tables do not change
             (docs/design/direct-reads.md). "auto": direct, if all ranks can at the first forward;
-            otherwise exchange.
+            otherwise exchange, and rank 0 warns with the reason.
         huge_pages: whether direct reads ask for pages of 2 MiB. They make reads faster, and take
             seconds per GB of tables at the first forward.
     """

@@ -9,7 +9,7 @@ import torch
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
-from torchrec_bls.direct.shared_tables import agree_on_direct_reads
+from torchrec_bls.direct.shared_tables import agree_on_direct_reads, warn_of_exchange
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.direct_reads import (
     DirectEmbeddings,
@@ -66,6 +66,7 @@ class DirectModule(ExchangedModule):
         if reason and exchanges.config.lookup == "direct":
             raise ValueError(f'{self._where}: lookup="direct" is not possible. {reason}')
         if reason:
+            warn_of_exchange(exchanges.group, exchanges.name, reason)
             return False
         tables = self._tables()
         dtype = data_type_to_dtype(tables[0].data_type)

@@ -111,26 +111,33 @@ class BoundedLagSharder:
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Returns the sharding types that a planner may choose from: those that any table may
-        have."""
-        return [each for each in self._sharding_types if each != ShardingType.GRID_SHARD.value]
+        have with this lookup."""
+        return [each for each in self._possible_types() if each != ShardingType.GRID_SHARD.value]
 
     @property
     def sharded_module_type(self) -> type:
         """Returns the class that `shard` returns."""
         return self._sharded_module
 
+    def _possible_types(self) -> list[str]:
+        replicas = () if self._config.lookup != "direct" else (ShardingType.DATA_PARALLEL.value,)
+        return [each for each in self._sharding_types if each not in replicas]
+
     def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
+        types = self._possible_types()
         for table, parameter in params.items():
             kernels = self._kernels
             if parameter.sharding_type == ShardingType.DATA_PARALLEL.value:
                 # A fused optimizer would give each replica the updates of its own rank alone.
                 kernels = (EmbeddingComputeKernel.DENSE.value,)
             for what, planned, possible in (
-                ("sharding type", parameter.sharding_type, self._sharding_types),
+                ("sharding type", parameter.sharding_type, types),
                 ("compute kernel", parameter.compute_kernel, kernels),
             ):
                 if planned not in possible:
                     reason = self._refused.get(planned, "")
+                    if planned in self._sharding_types:
+                        reason = 'lookup="direct" reads shared tables, and these are replicas'
                     raise ValueError(
                         f"{type(self).__name__}: table '{table}' is planned with {what} {planned}, "
                         f"but only {', '.join(possible)} are possible"

@@ -2,6 +2,7 @@
 
 from torchrec_bls.observe.ideal_steps import ideal_finish_times
 from torchrec_bls.observe.record_step import record_step
+from torchrec_bls.observe.slowest import Slowest
 from torchrec_bls.observe.straggler import (
     StragglerReport,
     gather_report,
@@ -10,6 +11,7 @@ from torchrec_bls.observe.straggler import (
 )
 
 __all__ = [
+    "Slowest",
     "StragglerReport",
     "gather_report",
     "ideal_finish_times",

@@ -1,4 +1,4 @@
-"""Finds the rank that holds the others up, from the statistics of all ranks' channels.
+"""Finds the rank that holds the others up, if any does, from the statistics of all ranks' channels.
 
 docs/design/straggler.md says why the slowest rank is the one that waited least.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchrec_bls.collective.channel import ChannelStats
+from torchrec_bls.observe.slowest import Slowest, chance_in, slowest_of
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,14 @@ class StragglerReport:
             peer.
         lag_histogram: number of waits for a peer in which a rank was `index` iterations ahead of
             it, for each rank.
+        seconds: time of the run.
+        steps: number of its steps.
     """
 
     wait_seconds: list[list[float]]
     lag_histogram: list[list[int]]
+    seconds: float
+    steps: int
 
     @classmethod
     def of(cls, stats: Sequence[Sequence[ChannelStats]]) -> StragglerReport:
@@ -61,6 +66,15 @@ class StragglerReport:
                 ]
                 for channels in stats
             ],
+            seconds=max((channel.seconds for each in stats for channel in each), default=0.0),
+            steps=max(
+                (
+                    sum(channel.lag_histogram) // max(1, ranks - 1)
+                    for channels in stats
+                    for channel in channels
+                ),
+                default=0,
+            ),
         )
 
     @property
@@ -69,15 +83,20 @@ class StragglerReport:
         return [sum(seconds) for seconds in self.wait_seconds]
 
     @property
+    def waited_least(self) -> Slowest | None:
+        """Returns the rank that waited least, which did the most work, or None if none waited."""
+        return slowest_of(self.waited, self.seconds, chance_in(self.steps))
+
+    @property
     def slowest(self) -> int | None:
-        """Returns the rank that waited least, or None if none waited."""
-        waited = self.waited
-        return waited.index(min(waited)) if any(waited) else None
+        """Returns the rank that holds the others up, or None if no rank stands out."""
+        least = self.waited_least
+        return least.rank if least is not None and least.stands_out else None
 
     @property
     def share(self) -> float:
-        """Returns the share of all waiting that would end if the slowest rank were as fast as the
-        next one."""
+        """Returns the share of all waiting that would end if the rank that waited least were as
+        fast as the next one."""
         waited = self.waited
         if not any(waited):
             return 0.0
@@ -88,13 +107,14 @@ class StragglerReport:
         """Returns all numbers, for `json.dumps`."""
         return {
             "slowest": self.slowest,
+            "waited_least": None if self.waited_least is None else asdict(self.waited_least),
             "share": self.share,
             "waited": self.waited,
             **asdict(self),
         }
 
     def __str__(self) -> str:
-        """Returns the report as text: the slowest rank, waiting by peer, lag."""
+        """Returns the report as text: whether a rank stands out, waiting by peer, lag."""
         ranks = range(len(self.wait_seconds))
         lags = range(max((len(histogram) for histogram in self.lag_histogram), default=0))
         lines = [self._verdict(), "", "seconds waited, and for whom"]
@@ -110,13 +130,14 @@ class StragglerReport:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
-        if self.slowest is None:
+        least = self.waited_least
+        if least is None:
             return "no rank waited for another"
-        others = [seconds for rank, seconds in enumerate(self.waited) if rank != self.slowest]
+        others = [seconds for rank, seconds in enumerate(self.waited) if rank != least.rank]
         return (
-            f"slowest: rank {self.slowest}, which waited {self.waited[self.slowest]:.3f} s, the "
-            f"others {sum(others) / len(others):.3f} s on average;\n"
-            f"were it as fast as the next, {100 * self.share:.0f} % of all waiting would end"
+            f"{least};\nin {self.steps} steps and {self.seconds:.3f} s it waited "
+            f"{self.waited[least.rank]:.3f} s, the others {sum(others) / len(others):.3f} s on "
+            "average"
         )
 
 

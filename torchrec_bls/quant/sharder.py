@@ -11,7 +11,7 @@ from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionS
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
 from torchrec_bls.collective.exchange_options import timeout_of
-from torchrec_bls.direct.shared_tables import find_obstacles
+from torchrec_bls.direct.shared_tables import find_obstacles, warn_of_exchange
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.sharder import sharding_group
@@ -116,6 +116,8 @@ class QuantSharder:
             raise ValueError(
                 f"{name} on rank {group.rank()}: it can't be sharded over processes. {refusal}"
             )
+        if apart:
+            warn_of_exchange(group, name, apart)
         return self._config.lookup != "exchange" and not apart
 
     def sharding_types(self, compute_device_type: str) -> list[str]:

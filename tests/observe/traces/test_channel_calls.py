@@ -61,8 +61,24 @@ def test_the_late_rank_is_named_whatever_the_clocks_say(
     found = joined(tmp_path, times, offsets)
     assert np.abs(found.offsets - (offsets - offsets[0])).max() < 100
     lateness = lateness_of(job_of_channels(found))
-    assert lateness.last == late
+    assert lateness.slowest == late
     assert lateness.waited_us[late].sum() < 0.3 * lateness.waited_us.sum(axis=1).max()
+
+
+@pytest.mark.parametrize("in_turn", [False, True], ids=["alike", "late in turn"])
+def test_no_rank_is_named_where_nobody_is_late(
+    tmp_path: Path, in_turn: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(8):
+        work = durations(seed)
+        if in_turn:
+            work[0][np.arange(BATCHES) % RANKS, np.arange(BATCHES)] += 5000
+        times, _ = run_job(*work)
+        paths = written(tmp_path, traces_of(times, np.zeros(RANKS)))
+        out = tmp_path / "found.json"
+        assert run(["trace", *map(str, paths), f"--json={out}"]) == 0
+        assert "No rank stands out: were rank " in capsys.readouterr().out
+        assert json.loads(out.read_text())["slowest"] is None
 
 
 def test_waits_are_those_of_the_job(tmp_path: Path) -> None:
@@ -155,7 +171,7 @@ def test_the_command_says_it_in_words(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["trace", *map(str, paths), f"--perfetto={out}"]) == 0
     text = capsys.readouterr().out
     assert "4 ranks, 120 steps at bound 0" in text
-    assert "Others waited for rank 2 most." in text
+    assert "Rank 2 holds the others up: it waited least" in text
     assert "bound 8: " in text and "last as long as the recorded ones" not in text
     assert len(json.loads(out.read_text())["traceEvents"]) > 4 * 4 * BATCHES
 

@@ -173,7 +173,7 @@ def _waits(joined: JoinedTraces, sent: dict[str, Floats]) -> Iterator[RankWait]:
         if action == "wait":
             for rank, step in np.ndindex(joined.start.shape[1:]):
                 begin, end = (float(times[i, rank, step]) for times in (joined.start, joined.end))
-                yield RankWait(rank, begin, end, sent[channel][:, step])
+                yield RankWait(rank, step, begin, end, sent[channel][:, step])
 
 
 def _lane(joined: JoinedTraces, rank: int, sent: dict[str, Floats]) -> list[list[Op]]:

@@ -65,7 +65,7 @@ def join_collectives(ranks: Sequence[RankSteps]) -> RecordedJob:
         traces=[own.trace for own in ranks],
         offsets=offsets,
         step_us=float(np.mean(spans)) / len(numbers),
-        waits=list(_waits(meetings, offsets)),
+        waits=list(_waits(meetings, numbers, offsets)),
         recording=Recording(lanes, members, trains=any(own.trains for own in ranks)),
     )
 
@@ -131,7 +131,10 @@ def _offsets(meetings: Sequence[_Meeting], ranks: int) -> Floats:
     return offsets
 
 
-def _waits(meetings: Sequence[_Meeting], offsets: Floats) -> Iterator[RankWait]:
+def _waits(
+    meetings: Sequence[_Meeting], numbers: Sequence[int], offsets: Floats
+) -> Iterator[RankWait]:
+    places = {number: place for place, number in enumerate(numbers)}
     for meeting in meetings:
         sent = np.full(len(offsets), np.nan)
         for rank, part in meeting.parts.items():
@@ -139,7 +142,8 @@ def _waits(meetings: Sequence[_Meeting], offsets: Floats) -> Iterator[RankWait]:
         for rank, part in meeting.parts.items():
             if part.wait is not None:
                 begin, end = part.wait
-                yield RankWait(rank, begin - offsets[rank], end - offsets[rank], sent)
+                own = (begin - offsets[rank], end - offsets[rank])
+                yield RankWait(rank, places[meeting.step], *own, sent)
 
 
 def _lane(

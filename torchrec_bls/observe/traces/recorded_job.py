@@ -20,6 +20,7 @@ class RankWait(NamedTuple):
 
     Attributes:
         rank: rank that waited.
+        step: number of the step among those of the job, from 0 on.
         begin: begin of the wait.
         end: end of the wait.
         sent: (ranks,), time at which each rank had done what was waited for; NaN for ranks without
@@ -27,6 +28,7 @@ class RankWait(NamedTuple):
     """
 
     rank: int
+    step: int
     begin: float
     end: float
     sent: Floats

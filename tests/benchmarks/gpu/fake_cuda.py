@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -216,7 +215,7 @@ class FakeCuda(Runtime):
 
 
 def _us(calls: Sequence[Callable[[], Any]]) -> float:
-    start = perf_counter()
+    """Makes the calls. Each takes as long as any other: how many follow depends on times."""
     for call in calls:
         call()
-    return 1e6 * (perf_counter() - start)
+    return 10.0 * len(calls)

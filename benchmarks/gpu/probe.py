@@ -1,0 +1,253 @@
+"""What a GPU's driver lets host tables do: which memory registers, and how fast a GPU reads it.
+
+From the repository's root, with torch 2.11 or later and nothing else:
+
+    python3 -m benchmarks.gpu.probe --json benchmarks/results/gpu_probe.json
+
+It ends within three minutes, with tables. Its exit code is 1 if nothing could be registered or if a
+row that a GPU read was wrong. Without a GPU it says so and ends with 1 as well. The file is written
+after each step.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import facts, gathers, memory, peers, registrations
+from benchmarks.gpu.children import Case, ChildError, Open, each_case
+from benchmarks.gpu.runtime import Runtime
+from benchmarks.gpu.table import Results, problems, tables
+
+_GIB = 2**30
+_SEALED = ("sealed", "sealed, read-only flag")
+# Seconds that are kept for the end: children that are killed, and the tables.
+_END_S = 5
+
+
+def settings() -> dict[str, Any]:
+    """Sizes in bytes; the largest table takes at most a share of what the host has left."""
+    largest = min(40 * _GIB, int(0.4 * memory.memory_left()))
+    return {
+        "small": _fitting(_GIB, largest),
+        "large": _fitting(8 * _GIB, largest),
+        "largest": _fitting(40 * _GIB, largest),
+        # 512 bags of 26 tables with one row of 256 bytes each, and far more than caches hold.
+        "moved": [512 * 26 * 256, 64 << 20],
+        "block_counts": [8, 16, 32, 64],
+        "side": 8192,
+    }
+
+
+def _fitting(size: int, most: int) -> int:
+    return max(memory.HUGE, min(size, most) // memory.HUGE * memory.HUGE)
+
+
+class Probe:
+    """The steps in the order of their importance, and what they found."""
+
+    def __init__(
+        self, open_runtime: Open, sizes: dict[str, Any], seconds: float, path: Path | None
+    ) -> None:
+        self._open, self._sizes, self._path = open_runtime, sizes, path
+        self._start = time.monotonic()
+        self._deadline = self._start + seconds - _END_S
+        self.results: Results = {}
+        self.steps: list[dict[str, Any]] = []
+        self.environment = facts.environment()
+
+    def run(self) -> list[str]:
+        """Runs all steps and returns the problems, which make the exit code 1."""
+        self._step("GPU", 0, 60, partial(self._cases, _open_only, [{}], 60))
+        if failed := [each["failed"] for each in self.results["GPU"] if "failed" in each]:
+            return [f"no GPU could be used: {failed[0]}"]
+        sizes = self._sizes
+        small = sizes["small"]
+        both = [{"huge": huge} for huge in (True, False)]
+        reads = {"moved": sizes["moved"], "block_counts": sizes["block_counts"]}
+
+        self._step("facts", 0, 40, partial(self._cases, facts.measure, [{}], 40))
+        ways = [
+            {"way": way, **pages, "size": small, "piece": small}
+            for pages in both
+            for way in registrations.WAYS
+        ]
+        self._step("registrations", 5, 60, partial(self._cases, registrations.measure, ways, 20))
+        made = [{"way": way, "size": small} for way in peers.VMM]
+        self._step("vmm", 5, 20, partial(self._cases, peers.measure_vmm, made, 15))
+        self._step("second process", 10, 45, self._peers)
+        table = [{**pages, "size": small, "piece": small, **reads} for pages in both]
+        self._step("gathers", 10, 60, partial(self._cases, gathers.measure, table, 40))
+        beside = {
+            "huge": True,
+            "size": small,
+            "block_counts": sizes["block_counts"],
+            "side": sizes["side"],
+        }
+        cases = [{**beside, "moved": max(sizes["moved"])}]
+        self._step("beside a GEMM", 8, 40, partial(self._cases, gathers.measure_beside, cases, 30))
+        self._step("large registrations", 10, 40, self._large_registrations)
+        self._step("large gathers", 20, 90, self._large_gathers)
+        return problems(self.results)
+
+    def _step(
+        self, name: str, least_s: float, most_s: float, results: Callable[[float], Iterator[Case]]
+    ) -> None:
+        """Runs a step up to a deadline and keeps what it yields, also if it raises.
+
+        Args:
+            name: of the step.
+            least_s: it is left out if less time is left.
+            most_s: its deadline.
+            results: called with the deadline.
+        """
+        found, start = self.results.setdefault(name, []), time.monotonic()
+        outcome = "done"
+        if self._deadline - start < least_s:
+            outcome = "left out: no time was left"
+            found.append({"failed": outcome})
+        else:
+            try:
+                for result in results(min(self._deadline, start + most_s)):
+                    found.append(result)
+                    if "blocks" not in result:  # as many as all others
+                        _say(f"{name}: {_brief(result)}")
+            except Exception as error:  # the other steps go on
+                outcome = f"failed: {type(error).__name__}: {error}"
+                found.append({"failed": outcome})
+        seconds = time.monotonic() - start
+        self.steps.append({"step": name, "seconds": round(seconds, 1), "outcome": outcome})
+        _say(f"{name}: {outcome} after {seconds:.1f} s, {start - self._start:.0f} s into the run")
+        self.write()
+
+    def _cases(
+        self,
+        work: Callable[..., Iterator[Case]],
+        cases: list[Case],
+        case_s: float,
+        deadline: float,
+    ) -> Iterator[Case]:
+        return each_case(self._open, work, cases, case_s, deadline)
+
+    def _peers(self, deadline: float) -> Iterator[Case]:
+        """Each form of memory that lets a second process join, if the first one could register."""
+        registered = {
+            each["way"] for each in self.results["registrations"] if each.get("error") == ""
+        }
+        ways = [way for way in ("guarded", *_SEALED) if way in registered]
+        for way in (*ways, *peers.VMM):
+            case = {"way": way, "huge": True, "size": self._sizes["small"]}
+            until = min(deadline, time.monotonic() + 20)
+            try:
+                for result in peers.measure(self._open, **case, deadline=until):
+                    yield {**case, **result}
+            except ChildError as error:
+                yield {**case, "failed": str(error)}
+
+    def _large_registrations(self, deadline: float) -> Iterator[Case]:
+        """Larger memory in one piece and in several, in the forms that registered before."""
+        registered = {
+            each["way"] for each in self.results["registrations"] if each.get("error") == ""
+        }
+        ways = [way for way in ("guarded", *_SEALED) if way in registered] or ["anonymous"]
+        large, small = self._sizes["large"], self._sizes["small"]
+        cases = [
+            {"way": way, "huge": huge, "size": large, "piece": piece}
+            for way in ways[:1]
+            for huge in (True, False)
+            for piece in (large, small)
+        ]
+        return self._cases(registrations.measure, cases, 30, deadline)
+
+    def _large_gathers(self, deadline: float) -> Iterator[Case]:
+        """Gathers from the largest table that half of the time suffices to fill and register."""
+        costs = [
+            each["fill_s_per_gib"] + 2 * each["register_s_per_gib"]  # both ways
+            for each in self.results["gathers"]
+            if each.get("what") == "table"
+        ]
+        time_s = (deadline - time.monotonic()) / 2
+        size = _fitting(self._sizes["largest"], int(time_s / sum(costs) * _GIB) if costs else 0)
+        reads = {name: self._sizes[name] for name in ("moved", "block_counts")}
+        cases = [
+            {"huge": huge, "size": size, "piece": self._sizes["large"], **reads}
+            for huge in (True, False)
+        ]
+        return self._cases(gathers.measure, cases, 60, deadline)
+
+    def write(self) -> None:
+        """Writes all that is known, as a whole."""
+        if self._path is None:
+            return
+        record = {
+            "benchmark": "gpu_probe",
+            "environment": self.environment,
+            "settings": self._sizes,
+            "steps": self.steps,
+            "results": self.results,
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_name(f"{self._path.name}.new")
+        unfinished.write_text(json.dumps(_rounded(record), indent=1) + "\n")
+        unfinished.replace(self._path)
+
+
+def _open_only(runtime: Runtime) -> Iterator[Case]:
+    yield runtime.card()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _brief(result: Case) -> str:
+    shown = (
+        "way",
+        "what",
+        "huge",
+        "piece",
+        "row_bytes",
+        "blocks",
+        "bytes",
+        "gb_per_s",
+        "s_per_gib",
+    )
+    shown += ("error", "wrong_rows", "gemm_slower", "reads_slower", "failed", "gpu")
+    return ", ".join(f"{key} {_rounded(result[key])}" for key in shown if key in result)
+
+
+def _rounded(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _rounded(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_rounded(value) for value in tree]
+    return float(f"{tree:.5g}") if isinstance(tree, float) else tree
+
+
+def run(open_runtime: Open, sizes: dict[str, Any], seconds: float, path: Path | None) -> int:
+    """Runs the probe, prints its tables, and returns the exit code."""
+    probe = Probe(open_runtime, sizes, seconds, path)
+    found = probe.run()
+    print(tables(probe.environment, probe.results))
+    print(
+        "\n" + "\n".join(f"FAILED: {each}" for each in found or [])
+        if found
+        else "\nNo row is wrong."
+    )
+    return 1 if found else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the record to this file")
+    parser.add_argument("--seconds", type=float, default=170, help="what the probe may take")
+    arguments = parser.parse_args()
+    sys.exit(run(Runtime, settings(), arguments.seconds, arguments.json))
+
+
+if __name__ == "__main__":
+    main()

@@ -45,6 +45,7 @@ _OF_COLLECTIONS = (
 _OF_QUANTIZED = (
     "_device",
     "_emb_modules",
+    "_features_order",
     "_key_to_tables",
     "_table_name_to_quantized_weights",
     "register_tbes",

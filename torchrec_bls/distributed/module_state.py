@@ -126,6 +126,7 @@ class ModuleState:
         note: message to all ranks along with the next ids.
         routes: ways of batches past TorchRec's input dist; None before the first batch, and where
             there are none.
+        dist_keys: keys that TorchRec's input dists are made for; None before the first batch.
         lookup_tables: tables of the lookups; None before they are first read.
         iterations: number of iterations of the training so far; error bounds may depend on it.
         reads_directly: whether the module reads all ranks' tables in place of exchanging; None
@@ -139,6 +140,7 @@ class ModuleState:
     tables: list[Any]
     note: IdsNote = NO_NOTE
     routes: list[Route] | None = None
+    dist_keys: list[str] | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0
     reads_directly: bool | None = None

@@ -164,7 +164,8 @@ class BLSEmbeddingBagCollection(
 
     def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
         if batch.varying is not None:
-            ctx.bls_inverse_indices = batch.varying.inverse_indices_or_none()
+            keys, indices = batch.varying.inverse_indices()
+            ctx.bls_inverse_indices = keys, indices.clone()  # of the caller's memory
             batch = batch._replace(varying=None)
         mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
         if not (mean_pooling and batch.features.stride() == 0):

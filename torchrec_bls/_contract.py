@@ -150,6 +150,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "_initialize_torch_state",
         "_inverse_indices_permute_indices",
         "_kjt_key_indices",
+        "_kt_key_ordering",
         "_optim",
         "_pooling_type_to_rs_features",
         "_table_name_to_config",

@@ -8,8 +8,10 @@ check_torchrec()
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
@@ -22,47 +24,78 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 
 
+class ModelCall:
+    """The call of a model that its pipeline is making.
+
+    Attributes:
+        thread: identity of the thread that makes it; None between calls.
+        iteration: iteration that it is about.
+    """
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self.iteration: object = None
+
+
 class ModuleStages:
     """One embedding module's batches that are under way.
 
     Args:
         module: module that exchanges.
         owner: module that the model calls: `module` itself, or one of TorchRec's around it.
+        call: the pipeline's call of the model.
     """
 
-    def __init__(self, module: ExchangedModule, owner: Any) -> None:
+    def __init__(self, module: ExchangedModule, owner: Any, call: ModelCall) -> None:
         self.module = module
         self.owner = owner
-        self._ids: deque[tuple[Any, Any]] = deque()
-        self._embeddings: deque[LazyAwaitable[Any]] = deque()
+        self.call = call
+        # Each batch is one iteration of the pipeline, which is known by its object.
+        self._ids: deque[tuple[object, Any, Any]] = deque()
+        self._embeddings: deque[tuple[object, LazyAwaitable[Any]]] = deque()
 
-    def post_ids(self, batch: CheckedBatch, note: IdsNote) -> None:
+    def post_ids(self, iteration: object, batch: CheckedBatch, note: IdsNote) -> None:
         """Posts the ids of a batch, and `note` to every rank."""
         context = self.owner.create_context()
-        self._ids.append((context, self.module.post_ids(context, batch, note)))
+        self._ids.append((iteration, context, self.module.post_ids(context, batch, note)))
 
     def look_up(self) -> IdsLayout | None:
         """Waits for the ids of the oldest batch, looks them up and posts the embeddings. Returns
         the layout with the other ranks' notes; None if no ids were sent."""
-        context, awaitable = self._ids.popleft()
+        iteration, context, awaitable = self._ids.popleft()
         ids = awaitable.wait().wait()
-        self._embeddings.append(self.owner.compute_and_output_dist(context, ids))
+        self._embeddings.append((iteration, self.owner.compute_and_output_dist(context, ids)))
         return self.module.layout_of(context)
 
-    def take(self) -> LazyAwaitable[Any]:
-        """Returns the embeddings of the oldest batch that was looked up."""
-        return self._embeddings.popleft()
+    def take(self, iteration: object) -> LazyAwaitable[Any] | None:
+        """Returns the embeddings of an iteration; None if they were taken already."""
+        if self._embeddings and self._embeddings[0][0] is iteration:
+            return self._embeddings.popleft()[1]
+        return None
 
-    def skip_to(self, batches: int) -> None:
-        """Completes exchanges of embeddings that nobody asked for, until those of `batches` batches
-        are left."""
-        while self.looked_up > batches:
-            self.take().wait()
+    def end(self, iteration: object) -> None:
+        """Completes the exchange of an iteration's embeddings if nobody has asked for them."""
+        embeddings = self.take(iteration)
+        if embeddings is not None:
+            embeddings.wait()
+
+    def finish_all(self) -> None:
+        """Completes the exchanges of all batches under way."""
+        with torch.no_grad():
+            while self._ids:
+                self.look_up()
+            while self._embeddings:
+                self._embeddings.popleft()[1].wait()
+
+    def forget(self) -> None:
+        """Drops the batches under way, whose exchanges have failed."""
+        self._ids.clear()
+        self._embeddings.clear()
 
     @property
-    def looked_up(self) -> int:
-        """Returns the number of batches looked up and not handed to the model yet."""
-        return len(self._embeddings)
+    def under_way(self) -> int:
+        """Returns the number of batches under way."""
+        return len(self._ids) + len(self._embeddings)
 
 
 class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc]
@@ -76,13 +109,26 @@ class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc
         return [*args, *kwargs.values()][0]
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Returns the embeddings of the oldest batch that was looked up."""
-        if not self.stages.looked_up:
+        """Returns the embeddings of the batch that the pipeline calls the model with.
+
+        Raises:
+            ValueError: somebody else calls the model.
+        """
+        call = self.stages.call
+        if call.thread != get_ident():
+            under_way = self.stages.under_way
+            what = f"which has {under_way} batches under way: drain() and " if under_way else ""
+            raise ValueError(
+                f"'{self._name}' belongs to a BoundedLagPipeline, {what or 'so '}detach() it "
+                "before you call the model yourself"
+            )
+        embeddings = self.stages.take(call.iteration)
+        if embeddings is None:
             raise RuntimeError(
                 f"the model calls '{self._name}' more than once in a forward, but the pipeline "
                 "prepares its embeddings once"
             )
-        return self.stages.take()
+        return embeddings
 
 
 class RewrittenModel:

@@ -85,9 +85,13 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         get their rows, and this rank raises ValueError where the embeddings are used. Under
         autograd all ranks raise when they wait for the ids: ValueError here, BatchRefusedError on
         the others.
+
+        Raises:
+            ValueError: a pipeline or another thread is calling the module. Nothing is posted.
         """
         if self.agree_on_lookup():
             return self._direct_input(ctx, features)
+        self.callers.enter(self)
         try:
             batch = self.check_input(features)
         except ValueError as error:

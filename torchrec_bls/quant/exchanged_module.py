@@ -147,7 +147,11 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
 
         A batch that does not fit the module does not stop the others. The other ranks get their
         rows, and this rank raises ValueError where the embeddings are used.
+
+        Raises:
+            ValueError: a pipeline or another thread is calling the module. Nothing is posted.
         """
+        self.callers.enter(self)
         try:
             batch = self.check_input(features)
         except ValueError as error:

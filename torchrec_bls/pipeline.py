@@ -111,6 +111,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             RewrittenModel(model, self._stages, None).restore()
         self._claim: ModelClaim | None = None
         self._weights = [each for each in model.parameters() if not each.is_inference()]
+        self._versions = 0
         self._running = Lock()
         self._has_failed = False
         self._updating_thread: int | None = None
@@ -161,6 +162,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             self._running.release()
 
     def _next_answer(self, batches: Iterator[In | None]) -> Out | None:
+        self._versions = self._count_versions()
         while True:
             if not self._is_last_posted():
                 self._post_next(batches)
@@ -370,7 +372,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         with self._all_or_none(f"lookup of iteration {iteration.number}"):
             # Modules and sharding types all tell the same.
             layouts = [stages.look_up() for stages in self._stages.values()]
-            iteration.versions = self._versions()
+            iteration.versions = self._versions
             self._looked_up.append(self._with_ids.popleft())
             self._learn(next(filter(None, layouts), None))
 
@@ -396,9 +398,10 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             function()
         finally:
             self._updating_thread = None
+        self._versions = self._count_versions()
         self._updates_done += 1
 
-    def _versions(self) -> int:
+    def _count_versions(self) -> int:
         """Returns a number that changes whenever weights are written to in place."""
         # At bound 0 a batch is finished in the step that looks it up.
         return sum([each._version for each in self._weights]) if self._bound else 0
@@ -424,7 +427,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             self._answers.append(answer)
 
     def _check_versions(self, iteration: _Iteration[In]) -> None:
-        if iteration.versions != self._versions():
+        if iteration.versions != self._versions:
             raise ValueError(
                 "weights were written to after its embeddings were looked up, so that its output "
                 "would be of two versions: write by the pipeline's update(), or call drain() first"

@@ -34,7 +34,7 @@ from torchrec_bls.errors import (
     named,
 )
 from torchrec_bls.pipeline_claim import ModelClaim, refuse_claimed
-from torchrec_bls.pipeline_stages import ModelCall, ModuleStages, RewrittenModel
+from torchrec_bls.pipeline_stages import ModelCall, ModuleStages, ReadStages, RewrittenModel
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -298,13 +298,16 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             )
 
     def _agree_on_lookups(self) -> None:
-        """Leaves the modules that read tables directly to the model's forward."""
+        """Drops the stages if no module exchanges, since nobody has to be waited for."""
         if not self._has_agreed_on_lookups:
-            self._stages = {
-                name: stages
-                for name, stages in self._stages.items()
-                if not stages.module.agree_on_lookup()
+            stages = {
+                name: ReadStages(each.module, each.owner, self._call)
+                if each.module.agree_on_lookup()
+                else each
+                for name, each in self._stages.items()
             }
+            exchanges = not all(each.module.reads_directly for each in stages.values())
+            self._stages = stages if exchanges else {}
             self._has_agreed_on_lookups = True
 
     def _answer_at_once(self, batches: Iterator[In | None]) -> Out | None:
@@ -463,7 +466,8 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     def _fail(self, reason: str) -> None:
         # Other ranks may wait for this one in another channel than the one that failed.
         for stages in self._stages.values():
-            stages.module.fail(reason)
+            if not stages.module.reads_directly:
+                stages.module.fail(reason)
 
 
 def _failed(stage: str, iteration: int, error: Exception) -> PipelineError:

@@ -18,10 +18,12 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable
 
+from torchrec_bls.distributed.direct_reads import UnsentBatch
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
+from torchrec_bls.distributed.inputs.kept_features import kept
 
 
 class ModelCall:
@@ -52,7 +54,7 @@ class ModuleStages:
         self.call = call
         # Each batch is one iteration of the pipeline, which is known by its object.
         self._ids: deque[tuple[object, Any, Any]] = deque()
-        self._embeddings: deque[tuple[object, LazyAwaitable[Any]]] = deque()
+        self._embeddings: deque[tuple[object, Any]] = deque()
 
     def post_ids(self, iteration: object, batch: CheckedBatch, note: IdsNote) -> None:
         """Posts the ids of a batch, and `note` to every rank."""
@@ -70,7 +72,8 @@ class ModuleStages:
     def take(self, iteration: object) -> LazyAwaitable[Any] | None:
         """Returns the embeddings of an iteration; None if they were taken already."""
         if self._embeddings and self._embeddings[0][0] is iteration:
-            return self._embeddings.popleft()[1]
+            embeddings: LazyAwaitable[Any] = self._embeddings.popleft()[1]
+            return embeddings
         return None
 
     def end(self, iteration: object) -> None:
@@ -96,6 +99,41 @@ class ModuleStages:
     def under_way(self) -> int:
         """Returns the number of batches under way."""
         return len(self._ids) + len(self._embeddings)
+
+
+class ReadStages(ModuleStages):
+    """The batches of a module that reads tables directly, beside modules that exchange.
+
+    Nothing is posted. Rows are read when the model is called, and are of one version with the dense
+    weights. Until then this keeps a copy of the batch, whose memory is the caller's.
+    """
+
+    def post_ids(self, iteration: object, batch: CheckedBatch, note: IdsNote) -> None:
+        """Copies the ids of a batch."""
+        varying = None if batch.varying is None else kept(batch.varying)
+        unsent = UnsentBatch(batch._replace(features=kept(batch.features), varying=varying))
+        self._ids.append((iteration, self.owner.create_context(), unsent))
+
+    def look_up(self) -> None:
+        """Moves the oldest batch on."""
+        iteration, *batch = self._ids.popleft()
+        self._embeddings.append((iteration, batch))
+
+    def take(self, iteration: object) -> LazyAwaitable[Any] | None:
+        """See ModuleStages."""
+        batch: Any = super().take(iteration)
+        if batch is None:
+            return None
+        embeddings: LazyAwaitable[Any] = self.owner.compute_and_output_dist(*batch)
+        return embeddings
+
+    def end(self, iteration: object) -> None:
+        """Drops an iteration's batch if nobody has asked for it."""
+        super().take(iteration)
+
+    def finish_all(self) -> None:
+        """Drops all batches."""
+        self.forget()
 
 
 class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc]
@@ -151,17 +189,11 @@ class RewrittenModel:
         found, *_, left_out = _rewrite_model(
             model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
         )
-        # The other modules read tables directly, when the model calls them.
-        rewritten = [module for module in found if module in by_owner]
-        for module in found:
-            if module not in by_owner:
-                vars(module).pop("forward", None)
-                module.is_pipelined = False
         self._originals: list[tuple[Any, Callable[..., Any]]] = [
-            (module, originals[module]) for module in rewritten
+            (module, originals[module]) for module in found
         ]
-        forwards: list[BoundedLagForward] = [module.forward for module in rewritten]
-        for module, forward in zip(rewritten, forwards, strict=True):
+        forwards: list[BoundedLagForward] = [module.forward for module in found]
+        for module, forward in zip(found, forwards, strict=True):
             forward.stages = by_owner[module]
         names = [forward.name for forward in forwards]
         repeated = sorted({name for name in names if names.count(name) > 1})

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
 
 from tests.distributed import models
@@ -163,3 +164,50 @@ def spoil_after_progress(rank: int, path: str, bound: int) -> None:
 @pytest.mark.parametrize("path", slow_but(SHORT, PATHS))
 def test_after_progress(path: str, bound: int) -> None:
     run(2, spoil_after_progress, path, bound)
+
+
+class Two(nn.Module):
+    def __init__(self, exchanged: nn.Module, read: nn.Module) -> None:
+        super().__init__()
+        self.exchanged, self.read = exchanged, read
+
+    def forward(self, batch: models.Batch) -> tuple[Any, Any]:
+        return self.exchanged(batch.ids), self.read(batch.ids)
+
+
+def pipe_beside_direct_reads(rank: int) -> None:
+    config = BLSConfig(deadline=60, bound=2, lookup="auto")
+    kinds = {"exchanged": models.EBC, "read": models.EC}
+    # A replicated table keeps its module from direct reads.
+    types = {"exchanged": ["data_parallel", *["table_wise"] * 4], "read": ["table_wise"] * 5}
+    modules = {name: kind.module() for name, kind in kinds.items()}
+    sharders = {name: kind.bls_sharder(config) for name, kind in kinds.items()}
+    plans = {
+        name: models.make_plan(module, types[name], sharders[name])
+        for name, module in modules.items()
+    }
+    model = models.shard_model(Two(**modules), plans, list(sharders.values()))
+    whole = Two(**{name: kind.module() for name, kind in kinds.items()})
+    pipeline: BoundedLagPipeline[Any, Any] = BoundedLagPipeline(model)
+    taken = [models.make_ids(models.EC, 10 * step + rank, 4) for step in range(STEPS)]
+    with torch.no_grad():
+        expected = [[outputs_of(part) for part in whole(models.Batch(ids))] for ids in taken]
+    posted: list[KeyedJaggedTensor] = []
+
+    def load() -> Iterator[models.Batch]:
+        for ids in taken:
+            posted.append(ids)
+            yield models.Batch(ids)
+
+    source = load()
+    for wanted in expected:
+        output = pipeline.progress(source)
+        for ids in posted:
+            spoil(ids)
+        for part, of_part in zip(output, wanted, strict=True):
+            close(outputs_of(part), of_part)
+    assert not model.module.exchanged.reads_directly and model.module.read.reads_directly
+
+
+def test_after_progress_with_direct_reads_beside_exchanges() -> None:
+    run(2, pipe_beside_direct_reads)

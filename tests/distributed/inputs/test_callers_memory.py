@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
 
 from tests.distributed import models
-from tests.distributed.inputs.test_first_batches import close
+from tests.distributed.inputs.test_first_batches import close, mix_of
 from tests.distributed.inputs.test_variable_batch import make_variable
 from tests.processes import run
 from tests.quant import models as quant
@@ -60,7 +60,7 @@ PATHS: dict[str, Callable[..., Made]] = {
             name, sharding, **config
         )
         for name in KINDS
-        for sharding in ("table_wise", "row_wise", "column_wise", "mixed")
+        for sharding in ("table_wise", "row_wise", "column_wise", mix_of(KINDS[name]))
     },
     "ebc data_parallel": lambda **config: of_kind("ebc", "data_parallel", **config),
     "weighted data_parallel": lambda **config: of_kind("weighted", "data_parallel", **config),

@@ -41,6 +41,11 @@ def in_types(
     )
 
 
+def mix_of(kind: models.Kind) -> str:
+    """Returns a sharding whose outputs are the unsharded module's: means beside others are not."""
+    return "row_wise" if kind.name == "ebc" else "mixed"
+
+
 # Ids that fit all dtypes, and weights that half floats hold.
 def exact(kind: models.Kind, seed: int, samples: int = 3) -> KeyedJaggedTensor:
     ids = models.make_ids(kind, seed, samples)
@@ -56,7 +61,9 @@ def look_up(model: Any, ids: Any) -> dict[str, torch.Tensor]:
 
 def begin_with_other_dtypes(rank: int, kind: models.Kind, lookup: str) -> None:
     """Rank 0 begins without samples, rank 1 with some, and every batch has dtypes of its own."""
-    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=60, lookup=lookup)))
+    model = models.shard(
+        kind, mix_of(kind), kind.bls_sharder(BLSConfig(deadline=60, lookup=lookup))
+    )
     whole = models.SparseOnly(kind.module())
     types = [
         (torch.int64, torch.int32, torch.float64),
@@ -99,7 +106,9 @@ def test_ranks_begin_with_any_dtypes(kind: str, lookup: str) -> None:
 
 def begin_with_a_refused_batch(rank: int, kind: models.Kind, lookup: str) -> None:
     """Rank 0's first batches have other keys, and are refused or have no samples."""
-    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=60, lookup=lookup)))
+    model = models.shard(
+        kind, mix_of(kind), kind.bls_sharder(BLSConfig(deadline=60, lookup=lookup))
+    )
     whole = models.SparseOnly(kind.module())
     keys = [*kind.features, "stranger"]
     for step in range(6):
@@ -153,7 +162,7 @@ def test_quantized_modules_learn_nothing_either(kind: str, lookup: str) -> None:
 
 
 def begin_a_pipeline(rank: int, kind: models.Kind) -> None:
-    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=60, bound=2)))
+    model = models.shard(kind, mix_of(kind), kind.bls_sharder(BLSConfig(deadline=60, bound=2)))
     whole = models.SparseOnly(kind.module())
     good = [models.Batch(models.make_ids(kind, 10 * step + rank, 3)) for step in range(6)]
     batches = list(good)

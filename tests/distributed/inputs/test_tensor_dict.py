@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torchrec import KeyedJaggedTensor
 
 from tests.distributed import models
-from tests.distributed.inputs.test_first_batches import close
+from tests.distributed.inputs.test_first_batches import close, mix_of
 from tests.processes import run
 from tests.quant import models as quant
 from torchrec_bls import BLSConfig, BoundedLagPipeline
@@ -28,8 +28,10 @@ def as_dict(ids: KeyedJaggedTensor, keys: list[str]) -> Any:
 
 
 def look_up(rank: int, kind: models.Kind, lookup: str) -> None:
-    model = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=60, lookup=lookup)))
-    theirs = models.shard(kind, "mixed", kind.torchrec_sharder())
+    model = models.shard(
+        kind, mix_of(kind), kind.bls_sharder(BLSConfig(deadline=60, lookup=lookup))
+    )
+    theirs = models.shard(kind, mix_of(kind), kind.torchrec_sharder())
     whole = models.SparseOnly(kind.module())
     with torch.no_grad():
         for step in range(3):

@@ -231,7 +231,7 @@ def test_a_failed_pipeline_can_be_detached() -> None:
 
 def load_at_times(rank: int, bound: int) -> None:
     model = make_dlrm(sharder(bound))
-    batches = [make_batch(rank, step) for step in range(16)]
+    batches = [make_batch(rank, step) for step in range(24)]
     old = one_by_one(model, batches)
     state = copy.deepcopy(dict(model.module.model.over_arch.state_dict()))
     new_weights = {name: tensor + 1 for name, tensor in state.items()}

@@ -108,7 +108,7 @@ class InputCheck:
         keys = [key for key in self.keys or there if key in there]
         try:
             return maybe_td_to_kjt(features, keys)
-        except AttributeError as error:
+        except (AttributeError, TypeError) as error:
             raise ValueError(
                 "the TensorDict has entries that are no jagged tensors: make them by "
                 "torch.nested.nested_tensor(..., layout=torch.jagged)"

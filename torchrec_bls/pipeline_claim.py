@@ -41,13 +41,13 @@ class ModelClaim:
         claimed: list[ModuleStages] = []
         try:
             for each in self._stages:
-                each.module.callers.claim(each.module, pipeline)  # type: ignore[arg-type]
+                each.module.callers.claim(each.module, pipeline)
                 claimed.append(each)
         except BaseException:
             for each in claimed:
                 each.module.callers.release()
             raise
-        of_pipeline: Any = weakref.WeakMethod(refuse_loading)  # type: ignore[type-var]
+        of_pipeline: Any = weakref.WeakMethod(refuse_loading)
 
         def check(*_: object) -> None:
             refuse = of_pipeline()
@@ -55,7 +55,8 @@ class ModelClaim:
                 refuse()
 
         # Parts of the model are loaded one by one, or alone.
-        self._hooks = [each.register_load_state_dict_pre_hook(check) for each in model.modules()]
+        modules: list[Any] = list(model.modules())  # torch's method has no types
+        self._hooks = [each.register_load_state_dict_pre_hook(check) for each in modules]
         self._finalizer = weakref.finalize(pipeline, self._let_go)
         self._finalizer.atexit = False
 

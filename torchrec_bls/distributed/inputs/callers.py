@@ -39,7 +39,7 @@ class Callers:
         """Returns the pipeline that the module belongs to, or None."""
         return None if self._pipeline is None else self._pipeline()
 
-    def enter(self, module: nn.Module) -> None:
+    def enter(self, module: object) -> None:
         """Begins a call of `module` by this thread, before anything is posted.
 
         Raises:
@@ -52,7 +52,7 @@ class Callers:
         if self._leftovers is not None:
             self._finish_leftovers()
 
-    def claim(self, module: nn.Module, pipeline: Any) -> None:
+    def claim(self, module: object, pipeline: Any) -> None:
         """Makes `pipeline` the only caller until `release`, or until it is collected.
 
         Raises:
@@ -81,7 +81,7 @@ class Callers:
                 "before the model is called, or gets another pipeline"
             )
 
-    def _take_over(self, module: nn.Module) -> None:
+    def _take_over(self, module: object) -> None:
         with self._lock:
             # Set first: from here on a call of the thread before waits for the lock in `enter`.
             before, self._thread = self._thread, get_ident()
@@ -93,7 +93,7 @@ class Callers:
                     "calls by their order, so one thread at a time may call it: use a lock"
                 )
 
-    def _is_calling(self, thread: int | None, module: nn.Module) -> bool:
+    def _is_calling(self, thread: int | None, module: object) -> bool:
         frame: FrameType | None = sys._current_frames().get(thread or 0)
         if frame is None:
             return False  # it has ended

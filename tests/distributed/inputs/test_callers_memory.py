@@ -75,7 +75,7 @@ PATHS: dict[str, Callable[..., Made]] = {
     "quantized ebc": lambda **config: quantized("ebc", **config),
     "quantized weighted": lambda **config: quantized("weighted", **config),
 }
-SHORT = ["ec mixed", "ebc data_parallel", "ec with ids", "ebc varying", "quantized weighted"]
+SHORT = ["ec table_wise", "ebc data_parallel", "ec with ids", "ebc varying", "quantized weighted"]
 DIRECT = ["ec table_wise", "ec with ids", "weighted mixed", "ebc varying", "quantized ec"]
 
 

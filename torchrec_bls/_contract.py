@@ -45,6 +45,7 @@ _OF_COLLECTIONS = (
 _OF_QUANTIZED = (
     "_device",
     "_emb_modules",
+    "_features_order",
     "_key_to_tables",
     "_table_name_to_quantized_weights",
     "register_tbes",
@@ -149,6 +150,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "_initialize_torch_state",
         "_inverse_indices_permute_indices",
         "_kjt_key_indices",
+        "_kt_key_ordering",
         "_optim",
         "_pooling_type_to_rs_features",
         "_table_name_to_config",

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import Lock, get_ident
 from typing import Generic, TypeVar
 
 import torch
@@ -32,7 +33,8 @@ from torchrec_bls.errors import (
     RendezvousError,
     named,
 )
-from torchrec_bls.pipeline_stages import ModuleStages, RewrittenModel
+from torchrec_bls.pipeline_claim import ModelClaim, refuse_claimed
+from torchrec_bls.pipeline_stages import ModelCall, ModuleStages, ReadStages, RewrittenModel
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -47,12 +49,14 @@ class _Iteration(Generic[In]):
         batch: batch; None where the rank takes part without one.
         error: error to raise in place of the output; None if there is none.
         answered: whether `progress` returns or raises for it.
+        versions: versions of the model's weights when its embeddings were looked up.
     """
 
     number: int
     batch: In | None
     error: BadBatchError | None = None
     answered: bool = True
+    versions: int = 0
 
 
 class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
@@ -84,8 +88,9 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     def __init__(self, model: nn.Module, bound: int | None = None) -> None:
         super().__init__()
         self._model = model
+        self._call = ModelCall()
         self._stages = {
-            name: ModuleStages(module, _owner_of(module, model))
+            name: ModuleStages(module, _owner_of(module, model), self._call)
             for name, module in bounded_lag_modules(model).items()
         }
         self._has_agreed_on_lookups = False
@@ -99,11 +104,17 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
                 f"bound is {bound}, but the sharders' config allows from 0 to "
                 f"{self._channels_bound}"
             )
+        refuse_claimed(self._stages.values())
         with suppress(TraceError):
             # Tracing needs the batch if its class has a `to_proxy`. So it waits for the first
             # batch.
             RewrittenModel(model, self._stages, None).restore()
-        self._rewritten: RewrittenModel | None = None
+        self._claim: ModelClaim | None = None
+        self._weights = [each for each in model.parameters() if not each.is_inference()]
+        self._versions = 0
+        self._running = Lock()
+        self._has_failed = False
+        self._updating_thread: int | None = None
         self._with_ids: deque[_Iteration[In]] = deque()
         self._looked_up: deque[_Iteration[In]] = deque()
         self._answers: deque[Out | PipelineError | None] = deque()
@@ -136,25 +147,36 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
                 way; or the iterator raised.
             BLSError: another rank failed, or this one during an exchange. All ranks raise, and the
                 pipeline ends.
+            ValueError: another thread is in a call of this pipeline, or somebody else is calling
+                the model. Nothing is posted.
         """
-        with torch.no_grad():
-            self._agree_on_lookups()
-            if not self._stages:
-                return self._answer_at_once(dataloader_iter)
-            while True:
-                if not self._is_last_posted():
-                    self._post_next(dataloader_iter)
-                draining = self._is_last_posted()
-                if len(self._with_ids) > self._bound or (draining and self._with_ids):
-                    self._look_up()
-                if len(self._looked_up) > self._bound or (draining and self._looked_up):
-                    self._finish()
-                if self._answers:
-                    return self._answer()
-                if draining and not self._with_ids and not self._looked_up:
-                    self._posted = self._completed = 0
-                    self._ended, self._last_step = False, None
-                    raise StopIteration
+        self._begin_call()
+        try:
+            with torch.no_grad():
+                self._agree_on_lookups()
+                if not self._stages:
+                    return self._answer_at_once(dataloader_iter)
+                self._claim_model()
+                return self._next_answer(dataloader_iter)
+        finally:
+            self._running.release()
+
+    def _next_answer(self, batches: Iterator[In | None]) -> Out | None:
+        self._versions = self._count_versions()
+        while True:
+            if not self._is_last_posted():
+                self._post_next(batches)
+            draining = self._is_last_posted()
+            if len(self._with_ids) > self._bound or (draining and self._with_ids):
+                self._look_up()
+            if len(self._looked_up) > self._bound or (draining and self._looked_up):
+                self._finish()
+            if self._answers:
+                return self._answer()
+            if draining and not self._with_ids and not self._looked_up:
+                self._posted = self._completed = 0
+                self._ended, self._last_step = False, None
+                raise StopIteration
 
     def drain(self) -> list[Out | PipelineError | None]:
         """Finishes the batches under way on all ranks, which all have to call this or be at the end
@@ -206,38 +228,86 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             self._agree_on_lookups()
         if not self._stages:
             return  # what is read is shared by now, whatever the size of a batch
-        with torch.no_grad(), self._all_or_none("preparing"):
-            model = self._rewrite(sample_batch)
+        self._begin_call()
+        try:
+            with torch.no_grad():
+                self._make_channels(self._claim_model(), sample_batch, largest_batch)
+        finally:
+            self._running.release()
+
+    def _make_channels(self, claim: ModelClaim, batch: In, largest_batch: int | None) -> None:
+        with self._all_or_none("preparing"):
+            model = self._rewrite(claim, batch)
+            iteration = object()
             for stages in self._stages.values():
                 if largest_batch is not None:
                     stages.module.expect_batch(largest_batch)
-                stages.post_ids(model.check(stages, sample_batch), IdsNote())
+                stages.post_ids(iteration, model.check(stages, batch), IdsNote())
             for stages in self._stages.values():
                 stages.look_up()
             for stages in self._stages.values():
-                stages.skip_to(0)
+                stages.end(iteration)
 
     def detach(self) -> nn.Module:
         """Gives the model its own forwards back and returns it.
 
+        After a BLSError the batches under way are dropped. The model's exchanges have failed, so
+        that its calls raise such errors, but it may be sharded anew.
+
         Raises:
             ValueError: batches are under way.
         """
-        if self._with_ids or self._looked_up:
-            raise ValueError("batches are under way: call progress until it raises StopIteration")
-        if self._rewritten is not None:
-            self._rewritten.restore()
-            self._rewritten = None
+        self._begin_call()
+        try:
+            if self._is_under_way and not self._has_failed:
+                raise ValueError(
+                    "batches are under way: call progress until it raises StopIteration"
+                )
+            self._with_ids.clear()
+            self._looked_up.clear()
+            if self._claim is not None:
+                self._claim.release()
+                self._claim = None
+        finally:
+            self._running.release()
         return self._model
 
+    @property
+    def _is_under_way(self) -> bool:
+        return bool(self._with_ids or self._looked_up)
+
+    def _begin_call(self) -> None:
+        """Refuses calls by other threads, and calls inside of a call."""
+        if not self._running.acquire(blocking=False):
+            raise ValueError(
+                "the pipeline is in a call already, in another thread or further up in this one: "
+                "one call at a time gets the next batch"
+            )
+
+    def _claim_model(self) -> ModelClaim:
+        if self._claim is None:
+            self._claim = ModelClaim(self, self._model, self._stages, self._refuse_loading)
+        return self._claim
+
+    def _refuse_loading(self) -> None:
+        """Raises ValueError if weights may not be loaded now."""
+        if self._is_under_way and not self._has_failed and self._updating_thread != get_ident():
+            raise ValueError(
+                "the model's BoundedLagPipeline has batches under way, which would get old rows "
+                "and new weights: load by its update(), or call drain() first"
+            )
+
     def _agree_on_lookups(self) -> None:
-        """Leaves the modules that read tables directly to the model's forward."""
+        """Drops the stages if no module exchanges, since nobody has to be waited for."""
         if not self._has_agreed_on_lookups:
-            self._stages = {
-                name: stages
-                for name, stages in self._stages.items()
-                if not stages.module.agree_on_lookup()
+            stages = {
+                name: ReadStages(each.module, each.owner, self._call)
+                if each.module.agree_on_lookup()
+                else each
+                for name, each in self._stages.items()
             }
+            exchanges = not all(each.module.reads_directly for each in stages.values())
+            self._stages = stages if exchanges else {}
             self._has_agreed_on_lookups = True
 
     def _answer_at_once(self, batches: Iterator[In | None]) -> Out | None:
@@ -282,7 +352,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         iteration.answered = not self._ended
         checked = {name: stages.module.nothing() for name, stages in self._stages.items()}
         if iteration.batch is not None:
-            model = self._rewrite(iteration.batch)
+            model = self._rewrite(self._claim_model(), iteration.batch)
             try:
                 checked = {
                     name: model.check(stages, iteration.batch)
@@ -296,7 +366,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         note = IdsNote(ended=self._ended, updates=self._updates_offered)
         with self._all_or_none(f"input dist of iteration {iteration.number}"):
             for name, stages in self._stages.items():
-                stages.post_ids(checked[name], note)
+                stages.post_ids(iteration, checked[name], note)
             self._with_ids.append(iteration)
             self._posted += 1
 
@@ -305,6 +375,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         with self._all_or_none(f"lookup of iteration {iteration.number}"):
             # Modules and sharding types all tell the same.
             layouts = [stages.look_up() for stages in self._stages.values()]
+            iteration.versions = self._versions
             self._looked_up.append(self._with_ids.popleft())
             self._learn(next(filter(None, layouts), None))
 
@@ -325,25 +396,45 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         while self._looked_up:
             self._finish()
         function = self._updates.popleft()
-        function()
+        self._updating_thread = get_ident()
+        try:
+            function()
+        finally:
+            self._updating_thread = None
+        self._versions = self._count_versions()
         self._updates_done += 1
+
+    def _count_versions(self) -> int:
+        """Returns a number that changes whenever weights are written to in place."""
+        # At bound 0 a batch is finished in the step that looks it up.
+        return sum([each._version for each in self._weights]) if self._bound else 0
 
     def _finish(self) -> None:
         iteration = self._looked_up.popleft()
-        remaining = len(self._looked_up)
         answer: Out | PipelineError | None = iteration.error
         with self._all_or_none(f"model of iteration {iteration.number}"):
             if iteration.batch is not None and iteration.error is None:
                 try:
+                    self._check_versions(iteration)
+                    self._call.thread, self._call.iteration = get_ident(), iteration
                     answer = self._model(iteration.batch)
                 except BLSError:
                     raise
                 except Exception as error:
                     answer = _failed("model", iteration.number, error)
+                finally:
+                    self._call.thread = self._call.iteration = None
             for stages in self._stages.values():
-                stages.skip_to(remaining)
+                stages.end(iteration)
         if iteration.answered:
             self._answers.append(answer)
+
+    def _check_versions(self, iteration: _Iteration[In]) -> None:
+        if iteration.versions != self._versions:
+            raise ValueError(
+                "weights were written to after its embeddings were looked up, so that its output "
+                "would be of two versions: write by the pipeline's update(), or call drain() first"
+            )
 
     def _answer(self) -> Out | None:
         answer = self._answers.popleft()
@@ -351,10 +442,10 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
             raise answer
         return answer
 
-    def _rewrite(self, batch: In) -> RewrittenModel:
-        if self._rewritten is None:
-            self._rewritten = RewrittenModel(self._model, self._stages, batch)
-        return self._rewritten
+    def _rewrite(self, claim: ModelClaim, batch: In) -> RewrittenModel:
+        if claim.rewritten is None:
+            claim.rewritten = RewrittenModel(self._model, self._stages, batch)
+        return claim.rewritten
 
     @contextmanager
     def _all_or_none(self, what: str) -> Iterator[None]:
@@ -362,8 +453,10 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         try:
             yield
         except RendezvousError:
+            self._has_failed = True
             raise  # the other ranks were in it, too
         except BaseException as error:
+            self._has_failed = True
             message = f"{what} failed: {named(error)}"
             self._fail(message)
             if isinstance(error, BLSError) or not isinstance(error, Exception):
@@ -373,7 +466,8 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
     def _fail(self, reason: str) -> None:
         # Other ranks may wait for this one in another channel than the one that failed.
         for stages in self._stages.values():
-            stages.module.fail(reason)
+            if not stages.module.reads_directly:
+                stages.module.fail(reason)
 
 
 def _failed(stage: str, iteration: int, error: Exception) -> PipelineError:

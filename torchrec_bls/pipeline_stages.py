@@ -8,18 +8,35 @@ check_torchrec()
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable
 
+from torchrec_bls.distributed.direct_reads import UnsentBatch
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
+from torchrec_bls.distributed.inputs.kept_features import kept
+
+
+class ModelCall:
+    """The call of a model that its pipeline is making.
+
+    Attributes:
+        thread: identity of the thread that makes it; None between calls.
+        iteration: iteration that it is about.
+    """
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self.iteration: object = None
 
 
 class ModuleStages:
@@ -28,41 +45,95 @@ class ModuleStages:
     Args:
         module: module that exchanges.
         owner: module that the model calls: `module` itself, or one of TorchRec's around it.
+        call: the pipeline's call of the model.
     """
 
-    def __init__(self, module: ExchangedModule, owner: Any) -> None:
+    def __init__(self, module: ExchangedModule, owner: Any, call: ModelCall) -> None:
         self.module = module
         self.owner = owner
-        self._ids: deque[tuple[Any, Any]] = deque()
-        self._embeddings: deque[LazyAwaitable[Any]] = deque()
+        self.call = call
+        # Each batch is one iteration of the pipeline, which is known by its object.
+        self._ids: deque[tuple[object, Any, Any]] = deque()
+        self._embeddings: deque[tuple[object, Any]] = deque()
 
-    def post_ids(self, batch: CheckedBatch, note: IdsNote) -> None:
+    def post_ids(self, iteration: object, batch: CheckedBatch, note: IdsNote) -> None:
         """Posts the ids of a batch, and `note` to every rank."""
         context = self.owner.create_context()
-        self._ids.append((context, self.module.post_ids(context, batch, note)))
+        self._ids.append((iteration, context, self.module.post_ids(context, batch, note)))
 
     def look_up(self) -> IdsLayout | None:
         """Waits for the ids of the oldest batch, looks them up and posts the embeddings. Returns
         the layout with the other ranks' notes; None if no ids were sent."""
-        context, awaitable = self._ids.popleft()
+        iteration, context, awaitable = self._ids.popleft()
         ids = awaitable.wait().wait()
-        self._embeddings.append(self.owner.compute_and_output_dist(context, ids))
+        self._embeddings.append((iteration, self.owner.compute_and_output_dist(context, ids)))
         return self.module.layout_of(context)
 
-    def take(self) -> LazyAwaitable[Any]:
-        """Returns the embeddings of the oldest batch that was looked up."""
-        return self._embeddings.popleft()
+    def take(self, iteration: object) -> LazyAwaitable[Any] | None:
+        """Returns the embeddings of an iteration; None if they were taken already."""
+        if self._embeddings and self._embeddings[0][0] is iteration:
+            embeddings: LazyAwaitable[Any] = self._embeddings.popleft()[1]
+            return embeddings
+        return None
 
-    def skip_to(self, batches: int) -> None:
-        """Completes exchanges of embeddings that nobody asked for, until those of `batches` batches
-        are left."""
-        while self.looked_up > batches:
-            self.take().wait()
+    def end(self, iteration: object) -> None:
+        """Completes the exchange of an iteration's embeddings if nobody has asked for them."""
+        embeddings = self.take(iteration)
+        if embeddings is not None:
+            embeddings.wait()
+
+    def finish_all(self) -> None:
+        """Completes the exchanges of all batches under way."""
+        with torch.no_grad():
+            while self._ids:
+                self.look_up()
+            while self._embeddings:
+                self._embeddings.popleft()[1].wait()
+
+    def forget(self) -> None:
+        """Drops the batches under way, whose exchanges have failed."""
+        self._ids.clear()
+        self._embeddings.clear()
 
     @property
-    def looked_up(self) -> int:
-        """Returns the number of batches looked up and not handed to the model yet."""
-        return len(self._embeddings)
+    def under_way(self) -> int:
+        """Returns the number of batches under way."""
+        return len(self._ids) + len(self._embeddings)
+
+
+class ReadStages(ModuleStages):
+    """The batches of a module that reads tables directly, beside modules that exchange.
+
+    Nothing is posted. Rows are read when the model is called, and are of one version with the dense
+    weights. Until then this keeps a copy of the batch, whose memory is the caller's.
+    """
+
+    def post_ids(self, iteration: object, batch: CheckedBatch, note: IdsNote) -> None:
+        """Copies the ids of a batch."""
+        varying = None if batch.varying is None else kept(batch.varying)
+        unsent = UnsentBatch(batch._replace(features=kept(batch.features), varying=varying))
+        self._ids.append((iteration, self.owner.create_context(), unsent))
+
+    def look_up(self) -> None:
+        """Moves the oldest batch on."""
+        iteration, *batch = self._ids.popleft()
+        self._embeddings.append((iteration, batch))
+
+    def take(self, iteration: object) -> LazyAwaitable[Any] | None:
+        """See ModuleStages."""
+        batch: Any = super().take(iteration)
+        if batch is None:
+            return None
+        embeddings: LazyAwaitable[Any] = self.owner.compute_and_output_dist(*batch)
+        return embeddings
+
+    def end(self, iteration: object) -> None:
+        """Drops an iteration's batch if nobody has asked for it."""
+        super().take(iteration)
+
+    def finish_all(self) -> None:
+        """Drops all batches."""
+        self.forget()
 
 
 class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc]
@@ -76,13 +147,26 @@ class BoundedLagForward(BaseForward[TrainPipelineContext]):  # type: ignore[misc
         return [*args, *kwargs.values()][0]
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Returns the embeddings of the oldest batch that was looked up."""
-        if not self.stages.looked_up:
+        """Returns the embeddings of the batch that the pipeline calls the model with.
+
+        Raises:
+            ValueError: somebody else calls the model.
+        """
+        call = self.stages.call
+        if call.thread != get_ident():
+            under_way = self.stages.under_way
+            what = f"which has {under_way} batches under way: drain() and " if under_way else ""
+            raise ValueError(
+                f"'{self._name}' belongs to a BoundedLagPipeline, {what or 'so '}detach() it "
+                "before you call the model yourself"
+            )
+        embeddings = self.stages.take(call.iteration)
+        if embeddings is None:
             raise RuntimeError(
                 f"the model calls '{self._name}' more than once in a forward, but the pipeline "
                 "prepares its embeddings once"
             )
-        return self.stages.take()
+        return embeddings
 
 
 class RewrittenModel:
@@ -105,17 +189,11 @@ class RewrittenModel:
         found, *_, left_out = _rewrite_model(
             model, TrainPipelineContext(), None, batch, pipelined_forward=BoundedLagForward
         )
-        # The other modules read tables directly, when the model calls them.
-        rewritten = [module for module in found if module in by_owner]
-        for module in found:
-            if module not in by_owner:
-                vars(module).pop("forward", None)
-                module.is_pipelined = False
         self._originals: list[tuple[Any, Callable[..., Any]]] = [
-            (module, originals[module]) for module in rewritten
+            (module, originals[module]) for module in found
         ]
-        forwards: list[BoundedLagForward] = [module.forward for module in rewritten]
-        for module, forward in zip(rewritten, forwards, strict=True):
+        forwards: list[BoundedLagForward] = [module.forward for module in found]
+        for module, forward in zip(found, forwards, strict=True):
             forward.stages = by_owner[module]
         names = [forward.name for forward in forwards]
         repeated = sorted({name for name in names if names.count(name) > 1})

@@ -13,6 +13,7 @@ from torchrec.distributed.types import Awaitable, NoWait, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
+from torchrec_bls.distributed.inputs.kept_features import kept
 
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 
@@ -43,7 +44,7 @@ class LocalIdsAwaitable(ExchangeAwaitable[Awaitable[KeyedJaggedTensor]]):
 
 class _LocalIds:
     def post(self, ids: KeyedJaggedTensor, order: list[int]) -> LocalIdsAwaitable:
-        return LocalIdsAwaitable(ids.permute(order) if order else ids)
+        return LocalIdsAwaitable(ids.permute(order) if order else kept(ids))
 
 
 class LocalIdsDist(nn.Module):

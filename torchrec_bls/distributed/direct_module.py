@@ -52,7 +52,9 @@ class DirectModule(ExchangedModule):
             RendezvousError: a rank did not come, or could not share its tables.
         """
         if self._bls.reads_directly is None:
-            self._bls.reads_directly = self._agree_on_lookup()
+            with self.callers.agreeing:
+                if self._bls.reads_directly is None:
+                    self._bls.reads_directly = self._agree_on_lookup()
         return self._bls.reads_directly
 
     @outside_inference_mode

@@ -195,8 +195,6 @@ class DirectReads:
         """Writes the pooled rows of all bags to `out`, [samples, columns]."""
         features = batch.features
         lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
-        if weights is not None and weights.dtype != torch.float32:
-            weights = weights.float()
         _native.sum_rows_directly(
             self._features,
             (lengths.data_ptr(), lengths.element_size()),

@@ -17,6 +17,7 @@ from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.direct_reads import DirectReads
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.callers import Callers
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.inputs.refused_batches import (
@@ -67,6 +68,7 @@ class ExchangedModule:
             Agreement(group, name, exchanges.deadline, terms_of(config, tables, params)),
             InputCheck(name, tables, is_weighted, config.bad_ids),
             list(tables),
+            Callers(f"{name} on rank {group.rank()}", lambda: exchanges.under_way),
         )
         self._bls.forget_lookup()
         self.calls = Calls()
@@ -93,6 +95,11 @@ class ExchangedModule:
     def input_check(self) -> InputCheck:
         """Returns the check that its batches have to pass."""
         return self._bls.input_check
+
+    @property
+    def callers(self) -> Callers:
+        """Returns the callers of the module."""
+        return self._bls.callers
 
     def agree_on_lookup(self) -> bool:
         """Returns whether the module reads directly. The ranks decide that in the first call."""

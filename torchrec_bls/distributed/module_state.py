@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
@@ -13,8 +14,10 @@ from torchrec_bls.distributed.exchanges.exchange import Exchange
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
 from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.callers import Callers
 from torchrec_bls.distributed.inputs.direct_input import Route
 from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.inputs.variable_batch import features_of_names
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 
 _DIRECTIONS = ("ids", "embeddings", "gradients")
@@ -123,9 +126,11 @@ class ModuleState:
         agreement: agreement on the plan that the next batch is exchanged by.
         input_check: check of the input.
         tables: EmbeddingConfig or EmbeddingBagConfig of each table.
+        callers: callers of the module.
         note: message to all ranks along with the next ids.
         routes: ways of batches past TorchRec's input dist; None before the first batch, and where
             there are none.
+        dist_keys: keys that TorchRec's input dists are made for; None before the first batch.
         lookup_tables: tables of the lookups; None before they are first read.
         iterations: number of iterations of the training so far; error bounds may depend on it.
         reads_directly: whether the module reads all ranks' tables in place of exchanging; None
@@ -137,12 +142,19 @@ class ModuleState:
     agreement: Agreement
     input_check: InputCheck
     tables: list[Any]
+    callers: Callers
     note: IdsNote = NO_NOTE
     routes: list[Route] | None = None
+    dist_keys: list[str] | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0
     reads_directly: bool | None = None
     direct: DirectReads | None = None
+
+    @cached_property
+    def features_of_names(self) -> dict[str, str]:
+        """Returns the feature of each embedding by its name in the output."""
+        return features_of_names(self.tables)
 
     def forget_plan(self, agreement: Agreement) -> None:
         """Drops everything that depends on the plan so far. The next batch compares `agreement`."""

@@ -164,7 +164,8 @@ class BLSEmbeddingBagCollection(
 
     def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
         if batch.varying is not None:
-            ctx.bls_inverse_indices = batch.varying.inverse_indices_or_none()
+            keys, indices = batch.varying.inverse_indices()
+            ctx.bls_inverse_indices = keys, indices.clone()  # of the caller's memory
             batch = batch._replace(varying=None)
         mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
         if not (mean_pooling and batch.features.stride() == 0):
@@ -182,6 +183,16 @@ class BLSEmbeddingBagCollection(
         ctx.divisor = torch.ones(())
         return awaitable
 
+    def _init_mean_pooling_callback(
+        self, input_feature_names: list[str], inverse_indices: Any
+    ) -> None:
+        """Does the work of TorchRec's, which takes a feature named "f@x" for f."""
+        names = [name for each in self._embedding_shardings for name in each.feature_names()]
+        for place, name in enumerate(names):
+            self._kjt_key_indices.setdefault(name, place)
+        features = [self._bls.features_of_names[name] for name in self._embedding_names]
+        self._kt_key_ordering = torch.tensor([self._kjt_key_indices[each] for each in features])
+
     def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[KeyedTensor]:
         awaitable = (
             self._look_up_and_post(ctx, input)
@@ -190,7 +201,9 @@ class BLSEmbeddingBagCollection(
         )
         inverse = getattr(ctx, "bls_inverse_indices", None)
         if inverse is not None:
-            awaitable.callbacks.append(partial(spread, inverse=inverse))
+            awaitable.callbacks.append(
+                partial(spread, inverse=inverse, features=self._bls.features_of_names)
+            )
         return awaitable
 
     def _look_up_and_post(self, ctx: Any, input: Any) -> EmbeddingBagCollectionAwaitable:
@@ -229,7 +242,8 @@ class BLSEmbeddingBagCollection(
                 [name for each in self._embedding_shardings for name in each.feature_names()],
                 list(self._pooling_type_to_rs_features[PoolingType.SUM.value]),
             )
-        return PooledOutput(self._embedding_names, self._embedding_dims, means, division)
+        features = [self._bls.features_of_names[name] for name in self._embedding_names]
+        return PooledOutput(self._embedding_names, self._embedding_dims, features, means, division)
 
     def update_shards(
         self,

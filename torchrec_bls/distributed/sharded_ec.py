@@ -25,7 +25,9 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
-from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
+from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable, plan_routes
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
@@ -99,6 +101,17 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             return None  # TorchRec does more with the batch than _RoutedEmbeddings can
         return plan_routes(keys, shardings.items(), self._input_dists)
 
+    def _post_along_routes(
+        self, routes: list[Route], ctx: Any, batch: CheckedBatch
+    ) -> RoutedIdsAwaitable:
+        lengths = batch.features.lengths().clone()  # of the caller's memory
+        lengths = lengths.view(len(batch.counts), batch.features.stride())
+        ctx.bls_routed = routes, lengths, batch.counts
+        return super()._post_along_routes(routes, ctx, batch)
+
+    def _kept(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return kept(features)  # the output has its lengths, and may have its ids
+
     def _sharding_context(
         self, route: Route, features: KeyedJaggedTensor
     ) -> SequenceShardingContext:
@@ -110,18 +123,16 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
     def _look_up(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """See BoundedLagModule. TorchRec's method cannot do batches without samples."""
         features = ctx.sharding_contexts[0].features_before_input_dist
-        counts = getattr(ctx, "bls_counts", None)
-        if self._bls.routes is not None and counts is not None and self._only_copies_rows(input):
+        routed = getattr(ctx, "bls_routed", None)
+        if routed is not None and self._only_copies_rows(input):
             sent = self._look_up_and_post(ctx, input)
         elif all(ids.stride() > 0 for ids in input):
             awaitable = ShardedEmbeddingCollection.compute_and_output_dist(self, ctx, input)
             sent = awaitable._awaitables_per_sharding
         else:
             sent = self._post_no_rows(ctx)
-        if self._bls.routes is not None and counts is not None:
-            return _RoutedEmbeddings(
-                sent, self._bls.routes, self._embedding_names_per_sharding, features, counts
-            )
+        if routed is not None:
+            return _RoutedEmbeddings(sent, self._embedding_names_per_sharding, *routed)
         if features.stride() > 0:
             return awaitable
         names = [name for names in self._embedding_names_per_sharding for name in names]
@@ -180,16 +191,16 @@ class _RoutedEmbeddings(
     def __init__(
         self,
         awaitables: list[Awaitable[torch.Tensor]],
-        routes: list[Route],
         names: list[list[str]],
-        features: KeyedJaggedTensor,
+        routes: list[Route],
+        lengths: torch.Tensor,
         counts: list[int],
     ) -> None:
         super().__init__()
         self._awaitables_per_sharding = awaitables
         self._routes = routes
         self._names = names
-        self._features = features
+        self._lengths = lengths
         self._counts = counts
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
@@ -197,7 +208,7 @@ class _RoutedEmbeddings(
         for awaitable, route, names in zip(
             self._awaitables_per_sharding, self._routes, self._names, strict=True
         ):
-            cut = CutEmbeddings(awaitable.wait(), self._features, route.order, self._counts)
+            cut = CutEmbeddings(awaitable.wait(), self._lengths, route.order, self._counts)
             for place, name in enumerate(names):
                 embeddings[name] = LazyJaggedTensor.at(cut, place)
         return embeddings

@@ -85,9 +85,13 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         get their rows, and this rank raises ValueError where the embeddings are used. Under
         autograd all ranks raise when they wait for the ids: ValueError here, BatchRefusedError on
         the others.
+
+        Raises:
+            ValueError: a pipeline or another thread is calling the module. Nothing is posted.
         """
         if self.agree_on_lookup():
             return self._direct_input(ctx, features)
+        self.callers.enter(self)
         try:
             batch = self.check_input(features)
         except ValueError as error:
@@ -103,11 +107,7 @@ class BoundedLagModule(DirectModule, OwnInputDist):
                 "iterations ago would update rows that later lookups have read already. Use "
                 "torch.no_grad() for inference, or bound 0 for training"
             )
-        known = self._bls.input_check.keys
-        batch = super()._checked(features)
-        if known is None:
-            self._forget_input_dists()
-        return batch
+        return super()._checked(features)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Looks up and posts the embeddings; see TorchRec."""
@@ -128,19 +128,28 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         features: KeyedJaggedTensor = batch.features
         if batch.varying is not None and features.stride() > 0:
             features = batch.varying  # TorchRec cannot do batch sizes per key that are all 0
+        keys = features.keys()
+        if keys != self._bls.dist_keys:
+            self._forget_input_dists()
+            self._bls.dist_keys = list(keys)
         if self._bls.routes is not None and features is batch.features:
             with torch.no_grad():
-                return self._post_along_routes(self._bls.routes, ctx, features, batch.counts)
-        awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
+                return self._post_along_routes(self._bls.routes, ctx, batch)
+        awaitable = super().input_dist(ctx, self._kept(features))  # type: ignore[misc]
         for ids, sharding_context in zip(awaitable.awaitables, ctx.sharding_contexts, strict=True):
             ids.bind(sharding_context)
         # TorchRec has made its input dists by now.
-        self._bls.routes = self._plan_routes(features.keys())
+        self._bls.routes = self._plan_routes(keys)
         return awaitable
 
+    def _kept(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Returns `features` for TorchRec's input_dist, whose context may refer to them for longer
+        than their memory is this module's."""
+        return features
+
     def _forget_input_dists(self) -> None:
-        """Makes TorchRec make its input dists again for the next batch. Dists that were made for
-        batches without samples, before the first batch with keys, fit any order of keys."""
+        """Makes TorchRec make its input dists again, for other keys. Until the first batch with
+        samples, batches may differ in keys."""
         module: Any = self  # for TorchRec's attributes
         module._input_dists = []
         module._feature_splits = []
@@ -150,16 +159,15 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         self._bls.routes = None
 
     def _post_along_routes(
-        self, routes: list[Route], ctx: Any, features: KeyedJaggedTensor, counts: list[int]
+        self, routes: list[Route], ctx: Any, batch: CheckedBatch
     ) -> RoutedIdsAwaitable:
         awaitables = []
         for route in routes:
-            awaitable = route.post(features)
-            context = self._sharding_context(route, features)
+            awaitable = route.post(batch.features)
+            context = self._sharding_context(route, batch.features)
             awaitable.bind(context)
             ctx.sharding_contexts.append(context)
             awaitables.append(awaitable)
-        ctx.bls_counts = counts
         return RoutedIdsAwaitable(awaitables)
 
     @abstractmethod

@@ -13,6 +13,25 @@ def is_weighted(module: Any) -> bool:
     return hasattr(module, "is_weighted") and bool(module.is_weighted())
 
 
+def needs_ids(module: Any) -> bool:
+    """Returns whether the output of TorchRec's quantized module has the ids."""
+    return hasattr(module, "need_indices") and bool(module.need_indices())
+
+
+def looked_up(module: Any, features: KeyedJaggedTensor, check: InputCheck) -> Any:
+    """Returns the embeddings of a batch from TorchRec's quantized module.
+
+    Args:
+        module: module. It may remember the order of keys of its first batch.
+        features: the batch. One without samples may be of another order than all later ones.
+        check: input check of the module.
+    """
+    embeddings = module(features)
+    if features.keys() != check.keys:
+        module._features_order = None
+    return embeddings
+
+
 def checked(check: InputCheck, features: object) -> CheckedBatch:
     """Returns a batch that FBGEMM's quantized lookups accept.
 
@@ -23,7 +42,6 @@ def checked(check: InputCheck, features: object) -> CheckedBatch:
     Raises:
         ValueError: the batch does not fit the module.
     """
-    # This comes before the check, which takes the first batch's dtypes as those of all batches.
     if check.is_weighted and isinstance(features, KeyedJaggedTensor):
         weights = features.weights_or_none()
         if weights is None or weights.dtype != torch.float32:

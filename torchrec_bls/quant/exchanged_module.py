@@ -21,7 +21,8 @@ from torchrec_bls.distributed.exchanges.exchange import Pending
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.input_dist import BoundedLagIdsDist
-from torchrec_bls.quant.batches import checked, is_weighted
+from torchrec_bls.distributed.inputs.kept_features import kept
+from torchrec_bls.quant.batches import checked, is_weighted, looked_up, needs_ids
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.own_rows import OwnRows
 from torchrec_bls.quant.row_plan import AskedBatch, RowPlan
@@ -39,14 +40,12 @@ class _Context(Multistreamable):  # type: ignore[misc]
     Attributes:
         sharding_contexts: context of the only exchange; it gets the layout once the ids have
             arrived.
-        batch: batch of this rank, after its check.
         asked: rows that the batch asks for.
-        has_keys: whether the batch's keys, and their order, are those of the module's batches.
+        ids: ids of each feature, in the order of the lookups, if the output has them.
     """
 
-    batch: CheckedBatch
     asked: AskedBatch
-    has_keys: bool
+    ids: list[torch.Tensor]
 
     def __init__(self) -> None:
         self.sharding_contexts = [SimpleNamespace()]
@@ -109,6 +108,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
         lookups.take_over()
         # It is not registered: its content has the names of the unsharded module here.
         self._unsharded = (module,)
+        self._needs_ids = needs_ids(module)
         self.add_module(tables_name, children)
         if module.register_tbes:
             self.tbes = module.tbes
@@ -123,6 +123,7 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
             lambda: self._bls.note,
             False,
             None,
+            self._plan.row_type,
         )
         self._ids_dist = (ids_dist,)  # a tuple, so that it is not registered
         self._exchange = StoredExchange(
@@ -146,7 +147,11 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
 
         A batch that does not fit the module does not stop the others. The other ranks get their
         rows, and this rank raises ValueError where the embeddings are used.
+
+        Raises:
+            ValueError: a pipeline or another thread is calling the module. Nothing is posted.
         """
+        self.callers.enter(self)
         try:
             batch = self.check_input(features)
         except ValueError as error:
@@ -175,8 +180,10 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
         return checked(self._bls.input_check, features)
 
     def _post_ids(self, ctx: _Context, batch: CheckedBatch) -> Awaitable[Any]:
-        ctx.batch, ctx.asked = batch, self._plan.ask(batch)
-        ctx.has_keys = self._bls.input_check.keys is not None
+        ctx.asked = self._plan.ask(batch)
+        if self._needs_ids:
+            ids = kept(batch.features)
+            ctx.ids = [ids[feature].values() for feature in self._plan.features]
         (ids_dist,) = self._ids_dist
         awaitable = ids_dist.post(ctx.asked.sent, [], ctx.asked.samples)
         awaitable.bind(ctx.sharding_contexts[0])
@@ -194,31 +201,24 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
             rows: arrived rows, uint8.
             ctx: context of the batch.
         """
-        if not ctx.has_keys:
-            return None  # nobody has asked: the first batch tells the module the order of keys
         module = self._unsharded[0]
         for lookup, offsets in zip(module._emb_modules, ctx.asked.offsets, strict=True):
             lookup.weights_host, lookup.weights_offsets = rows, offsets
         try:
-            embeddings = module(ctx.asked.features)
+            embeddings = looked_up(module, ctx.asked.features, self._bls.input_check)
         finally:
             for lookup in module._emb_modules:
                 lookup.weights_host = _NOTHING  # the next batch reuses the memory
-        if isinstance(embeddings, dict) and module.need_indices():
-            return self._with_ids(embeddings, ctx.batch)
-        return embeddings
-
-    def _with_ids(
-        self, embeddings: Mapping[str, JaggedTensor], batch: CheckedBatch
-    ) -> dict[str, JaggedTensor]:
-        """Gives each feature its ids as the weights, as TorchRec does, not the numbers of rows."""
+        if not self._needs_ids:
+            return embeddings
+        # As TorchRec does, each feature has its ids as the weights, not the numbers of rows.
         return {
             name: JaggedTensor(
                 values=rows.values(),
                 lengths=rows.lengths(),
-                weights=batch.features[feature].values().to(rows.weights().dtype),
+                weights=ids.to(rows.weights().dtype),
             )
-            for (name, rows), feature in zip(embeddings.items(), self._plan.features, strict=True)
+            for (name, rows), ids in zip(embeddings.items(), ctx.ids, strict=True)
         }
 
 

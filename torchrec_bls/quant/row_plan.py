@@ -64,6 +64,7 @@ class RowPlan:
         features: features that are looked up, in the order of the lookups.
         splits: number of blocks of each rank.
         used_bytes: bytes of a row of each block.
+        row_type: dtype of the numbers of rows that are asked for.
     """
 
     def __init__(
@@ -91,10 +92,11 @@ class RowPlan:
         self._block_names = [str(number) for number in range(len(self._blocks))]
         self._keys: list[str] | None = None
         self._key_of: list[int] = []
-        self._requests = _native.RowRequests(0, [])
+        self._requests = self._requests_of(range(len(self._looked_up)), len(self._looked_up))
         self.features = [each.feature for each in self._looked_up]
         self.splits = [len(of_rank) for of_rank in by_rank]
         self.used_bytes = [self._looked_up[block.place].table.used_bytes for block in self._blocks]
+        self.row_type = torch.int32 if self._requests.row_bytes == 4 else torch.int64
 
     def tables_of(self, rank: int, rows: OwnRows) -> _native.Tables:
         """Returns the tables that a rank's blocks belong to."""
@@ -126,11 +128,11 @@ class RowPlan:
             table = self._looked_up[block.place].table
             offset = begins[block.place] + first * table.row_bytes
             placed.append((offset, count, table.used_bytes, table.row_bytes))
-        row_type = torch.int32 if self._requests.row_bytes == 4 else torch.int64
+        weights = features.weights_or_none()
         return AskedBatch(
             KeyedJaggedTensor(
                 keys=self._block_names,
-                values=_tensor(asked.rows, row_type),
+                values=_tensor(asked.rows, self.row_type),
                 lengths=torch.tensor(asked.counts, dtype=torch.int32),
                 stride=1,
             ),
@@ -138,8 +140,9 @@ class RowPlan:
             KeyedJaggedTensor(
                 keys=keys,
                 values=_tensor(asked.numbers, ids.dtype),
-                weights=features.weights_or_none(),
-                lengths=features.lengths(),
+                # Copies: the batch's own memory is the caller's again, once this is posted.
+                weights=None if weights is None else weights.clone(),
+                lengths=features.lengths().clone(),
                 stride=features.stride(),
             ),
             placed,
@@ -149,12 +152,15 @@ class RowPlan:
 
     def _bind(self, keys: list[str]) -> None:
         self._key_of = [keys.index(each.feature) for each in self._looked_up]
+        self._requests = self._requests_of(self._key_of, len(keys))
+        self._keys = list(keys)
+
+    def _requests_of(self, key_of: Sequence[int], keys: int) -> _native.RowRequests:
         blocks = [
-            (self._key_of[place], shard.first_row, shard.first_row + shard.rows)
+            (key_of[place], shard.first_row, shard.first_row + shard.rows)
             for place, shard in self._blocks
         ]
-        self._requests = _native.RowRequests(len(keys), blocks)
-        self._keys = list(keys)
+        return _native.RowRequests(keys, blocks)
 
 
 def _tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:

@@ -16,12 +16,13 @@ from torchrec_bls.direct.shared_tables import FIRST_GENERATION
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.direct_reads import DirectEmbeddings, UnsentBatch, layouts_of
 from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.inputs.refused_batches import (
     Calls,
     RefusedEmbeddings,
     take_part_in_the_rest,
 )
-from torchrec_bls.quant.batches import checked, is_weighted
+from torchrec_bls.quant.batches import checked, is_weighted, looked_up
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
 from torchrec_bls.quant.stored_tables import row_source
@@ -89,6 +90,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         self._version = self._versions()
         # It is not registered: its content has the names of the unsharded module here.
         self._unsharded = (module,)
+        self._is_sequence = hasattr(module, "need_indices")
         self.add_module(tables_name, children)
         if module.register_tbes:
             self.tbes = module.tbes
@@ -140,7 +142,10 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
 
     def compute(self, ctx: _Context, dist_input: UnsentBatch) -> Any:
         """Returns the embeddings, as the unsharded module does."""
-        return self._unsharded[0](dist_input.batch.features)
+        features = dist_input.batch.features
+        if self._is_sequence:
+            features = kept(features)  # the output has its lengths, and may have its ids
+        return looked_up(self._unsharded[0], features, self._check)
 
     def output_dist(self, ctx: _Context, output: Any) -> LazyAwaitable[Any]:
         """Returns the finished embeddings, or raises when they are used; see `input_dist`."""

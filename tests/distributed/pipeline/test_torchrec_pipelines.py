@@ -253,3 +253,37 @@ def test_pipelines_that_torchrec_cannot_run_on_cpu(name: str) -> None:
     # The last is of torch's CUDA build, on a host without a GPU.
     errors = {"AssertionError", "RuntimeError", "AttributeError"}
     assert {outcome.error for outcome in outcomes} <= errors
+
+
+def detach_in_flight(rank: int, kind: models.Kind, evaluates: bool) -> None:
+    fused = OPTIMIZERS["rowwise-adagrad"]
+    steps = 6
+    expected: list[dict[str, torch.Tensor]] = []
+    states = []
+    for detaches in (False, True):
+        model = sharded(kind, "mixed", kind.bls_sharder(BLSConfig(deadline=60), fused))
+        pipeline = make_pipeline("TrainPipelineSparseDist", model)
+        source = batches(kind, rank, steps)
+        outputs = []
+        for step in range(steps):
+            outputs.append(models.flatten(pipeline.progress(source)))
+            if detaches and step in (1, 2):
+                detached = pipeline.detach()
+                if evaluates:
+                    with torch.no_grad():
+                        models.arrived(detached(next(batches(kind, rank)))[1])
+        with pytest.raises(StopIteration):
+            pipeline.progress(source)
+        head = {name: p.detach().clone() for name, p in model.module.head.named_parameters()}
+        states.append(state_of(model) | head)
+        if not detaches:
+            expected = outputs
+    for output, wanted in zip(outputs, expected, strict=True):
+        models.assert_same_bits(output, wanted)
+    models.assert_same_bits(*states)
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("kind", slow_but(["ec", "ebc"], KINDS))
+def test_a_training_goes_on_after_a_detach_in_flight(kind: str, evaluates: bool) -> None:
+    run(2, detach_in_flight, KINDS[kind], evaluates)

@@ -16,8 +16,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls import _native
 
 _INTEGERS = {4: torch.int32, 8: torch.int64}
-_FLOATS = {2: torch.float16, 4: torch.float32, 8: torch.float64}
-_BY_SIZE = (_INTEGERS, _INTEGERS, _FLOATS)
 
 
 class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
@@ -28,19 +26,19 @@ class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
 
     @classmethod
     def of(
-        cls, native: _native.BatchIds, keys: list[str], dtypes: list[torch.dtype]
+        cls, native: _native.BatchIds, keys: list[str], is_weighted: bool = False
     ) -> "ArrivedFeatures":
         """Returns the features of a batch, without TorchRec's constructor.
 
         Args:
             native: ids of the batch.
             keys: keys of the features that this rank looks up.
-            dtypes: dtypes of lengths, values and, if there are any, weights of this rank's own
-                batch.
+            is_weighted: whether this rank's own batch has weights. It counts if no rank has
+                samples.
         """
         lazy = cls.__new__(cls)
         lazy.native = native
-        lazy.unmade = keys, dtypes
+        lazy.unmade = keys, is_weighted
         return lazy
 
     def __getattr__(self, name: str) -> Any:
@@ -61,36 +59,25 @@ class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
         plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "native"})
         return copy.copy, (plain,)
 
-    def _make(self, keys: list[str], own_dtypes: list[torch.dtype]) -> None:
+    def _make(self, keys: list[str], is_weighted: bool) -> None:
         ids = self.native
-        dtypes = _dtypes(ids, own_dtypes)
-        memory = (ids.lengths, ids.values, ids.weights)
-        lengths, values, *weights = (
-            torch.frombuffer(view, dtype=dtype) if view.nbytes else torch.empty(0, dtype=dtype)
-            for view, dtype in zip(memory, dtypes, strict=False)
-        )
+        has_weights = bool(ids.weight_bytes) or (is_weighted and not ids.total_stride)
+        value_type = _INTEGERS.get(ids.value_bytes, torch.int64)
         length_per_key = ids.values_per_feature
         KeyedJaggedTensor.__init__(
             self,
             keys=keys,
-            values=values,
-            weights=weights[0] if weights else None,
-            lengths=lengths,
+            values=_tensor(ids.values, value_type),
+            weights=_tensor(ids.weights, torch.float32) if has_weights else None,
+            lengths=_tensor(ids.lengths, torch.int32),
             stride=ids.total_stride,
             length_per_key=length_per_key,
             offset_per_key=[0, *accumulate(length_per_key)],
         )
 
 
-def _dtypes(ids: _native.BatchIds, own: list[torch.dtype]) -> list[torch.dtype]:
-    """Returns the dtypes of lengths, values and weights. Those of this rank's batch say more than
-    sizes do, but a batch without samples may have any dtypes."""
-    sizes = [ids.length_bytes, ids.value_bytes]
-    if ids.weight_bytes:
-        sizes.append(ids.weight_bytes)
-    if not ids.total_stride or sizes == [dtype.itemsize for dtype in own]:
-        return own
-    return [by_size[size] for by_size, size in zip(_BY_SIZE, sizes, strict=False)]
+def _tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(view, dtype=dtype) if view.nbytes else torch.empty(0, dtype=dtype)
 
 
 _plain = SUPPORTED_NODES[KeyedJaggedTensor]

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.inputs.variable_batch import padded, varies, with_batch_sizes_of
@@ -45,7 +47,7 @@ class InputCheck:
     Attributes:
         is_weighted: whether ids have weights.
         bad_ids: see above.
-        keys: keys of all batches; None before the first.
+        keys: keys of all batches; None before the first batch with samples was accepted.
         replaced_ids: number of ids for which row 0 was looked up.
         refused_batches: number of batches that `check` raised for.
     """
@@ -59,8 +61,9 @@ class InputCheck:
         self.is_weighted = is_weighted
         self.bad_ids = bad_ids
         self._row_limits: list[int] = []
-        self._dtypes: dict[str, torch.dtype] = {}
+        self._has_weights: bool | None = None
         self._inverse_keys: list[str] | None = None
+        self._has_warned = False
 
     def check(self, features: object) -> CheckedBatch:
         """Returns `features` in a form that can be sent.
@@ -75,45 +78,41 @@ class InputCheck:
             raise
 
     def _checked(self, features: object) -> CheckedBatch:
+        if isinstance(features, TensorDict):
+            features = self._joined(features)
         if not isinstance(features, KeyedJaggedTensor):
             raise ValueError(f"input is a {type(features).__name__}, not a KeyedJaggedTensor")
-        of_one_size = self._padded(features) if varies(features) else features
+        is_varying = varies(features)
+        of_one_size = self._padded(features) if is_varying else features
         keys = features.keys()
-        if keys != self.keys:
-            self._learn_keys(keys)
-        if self._is_like_the_first(of_one_size):
-            checked = self._check_ids(of_one_size)
-            sent = checked.features
-        else:
-            checked = self._check_ids(_readable(of_one_size))
-            sent = self._of_first_dtypes(checked.features)
-        varying = None if of_one_size is features else with_batch_sizes_of(features, sent)
-        return CheckedBatch(sent, checked.counts, varying)
-
-    def _is_like_the_first(self, features: KeyedJaggedTensor) -> bool:
-        """Returns whether `_readable` and `_of_first_dtypes` would return `features` unchanged.
-        They would for nearly all batches, and take longer than a small exchange."""
-        lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
-        dtypes = self._dtypes
-        if weights is None:
-            are_plain = "weights" not in dtypes
-        else:
-            are_plain = (
-                weights.dtype == dtypes.get("weights")
-                and weights.is_cpu
-                and weights.is_contiguous()
-                and weights.numel() == values.numel()
+        row_limits = self._row_limits if keys == self.keys else self._limits_of(keys)
+        if not _is_readable(of_one_size, len(keys)):
+            of_one_size = _readable(of_one_size)
+        checked = self._check_ids(of_one_size, row_limits)
+        if self._has_weights not in (None, features.weights_or_none() is not None):
+            there, wanted = ("no", "some") if self._has_weights else ("some", "no")
+            raise ValueError(
+                f"the KeyedJaggedTensor has {there} weights, but that of the first batch had "
+                f"{wanted}: keep to one in all batches"
             )
-        return (
-            are_plain
-            and lengths.dtype == dtypes.get("lengths")
-            and values.dtype == dtypes.get("values")
-            and lengths.is_cpu
-            and values.is_cpu
-            and lengths.is_contiguous()
-            and values.is_contiguous()
-            and lengths.numel() == len(self._row_limits) * features.stride()
-        )
+        if is_varying:
+            checked = checked._replace(varying=with_batch_sizes_of(features, checked.features))
+        is_news = self.keys is None or (is_varying and self._inverse_keys is None)
+        if is_news and of_one_size.stride() > 0:
+            self._learn(features, row_limits)
+        return checked
+
+    def _joined(self, features: Any) -> KeyedJaggedTensor:
+        """Returns a TensorDict of jagged tensors as one KeyedJaggedTensor, as TorchRec does."""
+        there = list(features.keys())
+        keys = [key for key in self.keys or there if key in there]
+        try:
+            return maybe_td_to_kjt(features, keys)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                "the TensorDict has entries that are no jagged tensors: make them by "
+                "torch.nested.nested_tensor(..., layout=torch.jagged)"
+            ) from error
 
     def _padded(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         of_one_size = padded(features, self._rows_by_feature)
@@ -123,32 +122,21 @@ class InputCheck:
                 f"inverse_indices are given for {keys}, but those of an earlier batch for "
                 f"{self._inverse_keys}: keep keys and their order the same in all batches"
             )
-        self._inverse_keys = list(keys)
         return of_one_size
 
-    def _of_first_dtypes(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Returns `features` in the dtypes of the first batch. The messages of all ranks must
-        agree, and one request must not fail the others' requests."""
-        tensors = _tensors_of(features)
-        if not self._dtypes:
-            self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-        if tensors.keys() != self._dtypes.keys():
-            there, wanted = ("no", "some") if len(tensors) == 2 else ("some", "no")
-            raise ValueError(
-                f"the KeyedJaggedTensor has {there} weights, but that of the first batch had "
-                f"{wanted}: keep to one in all batches"
-            )
-        changed = {
-            name: tensor.to(self._dtypes[name])
-            for name, tensor in tensors.items()
-            if tensor.dtype != self._dtypes[name]
-        }
-        if changed and not torch.equal(features.values(), changed.get("values", features.values())):
-            raise ValueError(
-                f"the KeyedJaggedTensor has ids that {self._dtypes['values']} cannot hold, which "
-                "those of the first batch were of: keep to one dtype in all batches"
-            )
-        return _with(features, **changed) if changed else features
+    def _learn(self, features: KeyedJaggedTensor, row_limits: list[int]) -> None:
+        """Remembers what all later batches have to keep to.
+
+        Args:
+            features: an accepted batch with samples. Others may be of anything.
+            row_limits: numbers of rows of its keys.
+        """
+        if varies(features):
+            self._inverse_keys = list(features.inverse_indices()[0])
+        if self.keys is None:
+            self.keys = list(features.keys())
+            self._row_limits = row_limits
+            self._has_weights = features.weights_or_none() is not None
 
     def nothing(self) -> CheckedBatch:
         """Returns a batch without samples."""
@@ -162,7 +150,7 @@ class InputCheck:
         )
         return CheckedBatch(features, [0] * len(keys))
 
-    def _learn_keys(self, keys: list[str]) -> None:
+    def _limits_of(self, keys: list[str]) -> list[int]:
         unknown = [key for key in keys if key not in self._rows_by_feature]
         missing = [key for key in self._rows_by_feature if key not in keys]
         if missing:
@@ -175,16 +163,16 @@ class InputCheck:
                 f"the keys are {keys}, but those of the first batch were {self.keys}: keep "
                 "keys and their order the same in all batches"
             )
-        if unknown:
+        if unknown and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"{self._name}: the KeyedJaggedTensor has keys that the module does not have, "
                 f"which are ignored: {unknown}",
                 stacklevel=6,
             )
-        self.keys = list(keys)
-        self._row_limits = [self._rows_by_feature.get(key, _NO_LIMIT) for key in keys]
+        return [self._rows_by_feature.get(key, _NO_LIMIT) for key in keys]
 
-    def _check_ids(self, features: KeyedJaggedTensor) -> CheckedBatch:
+    def _check_ids(self, features: KeyedJaggedTensor, row_limits: list[int]) -> CheckedBatch:
         lengths, values = features.lengths(), features.values()
         try:
             counts, bad = _native.check_ids(
@@ -192,24 +180,26 @@ class InputCheck:
                 (values.data_ptr(), values.element_size()),
                 features.stride(),
                 values.numel(),
-                self._row_limits,
+                row_limits,
             )
         except ValueError as error:
             raise ValueError(f"malformed KeyedJaggedTensor: {error}") from error
         if bad is None:
             return CheckedBatch(features, counts)
         if self.bad_ids == "row0":
-            return CheckedBatch(self._with_row_0(features, counts), counts)
+            return CheckedBatch(self._with_row_0(features, counts, row_limits), counts)
         feature, position, value = bad
-        key, rows = features.keys()[feature], self._row_limits[feature]
+        key, rows = features.keys()[feature], row_limits[feature]
         raise ValueError(
             f"id {value} at position {position} of feature '{key}' is out of range: its table "
             f"has {rows} rows, so ids go from 0 to {rows - 1}"
         )
 
-    def _with_row_0(self, features: KeyedJaggedTensor, counts: list[int]) -> KeyedJaggedTensor:
+    def _with_row_0(
+        self, features: KeyedJaggedTensor, counts: list[int], row_limits: list[int]
+    ) -> KeyedJaggedTensor:
         values = features.values()
-        limits = torch.tensor(self._row_limits).repeat_interleave(torch.tensor(counts))
+        limits = torch.tensor(row_limits).repeat_interleave(torch.tensor(counts))
         bad = (values < 0) | (values >= limits)
         if self.replaced_ids == 0:
             warnings.warn(
@@ -228,6 +218,30 @@ def _rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
         for feature in table.feature_names:
             rows[feature] = min(table.num_embeddings, rows.get(feature, table.num_embeddings))
     return rows
+
+
+def _is_readable(features: KeyedJaggedTensor, keys: int) -> bool:
+    """Returns whether `_readable` would return `features` unchanged. It would for nearly all
+    batches, and takes longer than a small exchange."""
+    lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
+    return (
+        (
+            weights is None
+            or (
+                weights.dtype == torch.float32
+                and weights.is_cpu
+                and weights.is_contiguous()
+                and weights.numel() == values.numel()
+            )
+        )
+        and lengths.dtype in _INTEGERS
+        and values.dtype in _INTEGERS
+        and lengths.is_cpu
+        and values.is_cpu
+        and lengths.is_contiguous()
+        and values.is_contiguous()
+        and lengths.numel() == keys * features.stride()
+    )
 
 
 def _readable(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -250,6 +264,9 @@ def _readable(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         elif tensor.dtype not in (_FLOATS if name == "weights" else _INTEGERS):
             wanted = "floats" if name == "weights" else "integers"
             raise ValueError(f"the KeyedJaggedTensor's {name} are {tensor.dtype}, not {wanted}")
+        elif name == "weights" and tensor.dtype != torch.float32:
+            # FBGEMM's lookups take float32, and its permutations no half floats.
+            changed[name] = tensor.float().contiguous()
         elif not tensor.is_contiguous():
             changed[name] = tensor.contiguous()
     ids, weights = tensors["values"].numel(), tensors.get("weights")

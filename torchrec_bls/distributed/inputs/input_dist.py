@@ -81,7 +81,15 @@ class IdsLayout:
 
 
 def layout_of(sharding_context: Any) -> IdsLayout:
-    """Returns the layout that the input dist left in TorchRec's sharding context."""
+    """Returns the layout that the input dist leaves in TorchRec's sharding context.
+
+    TorchRec's TrainPipelineSparseDist, when it is attached anew, posts the ids of a batch once
+    more, with a new context. It looks up the ids of the first post, so that nobody has waited for
+    the new context's own.
+    """
+    awaitable: IdsTensorsAwaitable | None = sharding_context.bls_ids
+    if awaitable is not None:
+        awaitable.wait()
     layout: IdsLayout = sharding_context.bls_ids_layout
     return layout
 
@@ -92,7 +100,7 @@ class _Batch(NamedTuple):
 
     number: int
     local_keys: list[str]
-    dtypes: list[torch.dtype]
+    is_weighted: bool
     slot_bytes: SlotBytes
     sent: list[int]
     counts_sent: list[int]
@@ -109,19 +117,26 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
         self._rank = rank
         self._name = name
         self._pending = pending
-        self.sharding_context: Any = None
+        self._sharding_context: Any = None
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         ids, layout = self._pending.wait()
         refusals = layout.refusals
         if refusals:
             raise refused(self._rank, self._name, refusals)
-        if self.sharding_context is not None:
-            self._fill(self.sharding_context, layout)
+        context, self._sharding_context = self._sharding_context, None
+        if context is not None:
+            self._fill(context, layout)
         return ids
+
+    def bind(self, sharding_context: Any) -> None:
+        """See IdsAwaitable."""
+        self._sharding_context = sharding_context
+        sharding_context.bls_ids = self
 
     @staticmethod
     def _fill(context: Any, layout: IdsLayout) -> None:
+        context.bls_ids = None
         context.bls_ids_layout = layout
         context.batch_size_per_rank = layout.strides
         if hasattr(context, "input_splits"):  # for sequence embeddings
@@ -138,7 +153,7 @@ class IdsAwaitable(ExchangeAwaitable[IdsTensorsAwaitable]):
 
     def bind(self, sharding_context: Any) -> None:
         """Sets the TorchRec context that gets the layout when the ids have arrived."""
-        self._tensors.sharding_context = sharding_context
+        self._tensors.bind(sharding_context)
 
     def _wait_impl(self) -> IdsTensorsAwaitable:
         return self._tensors
@@ -160,6 +175,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         note_of: function that returns the note to send along with the next ids.
         count_keys: whether the way back needs `IdsLayout.counts_sent`.
         unique: questions about equal rows on the way back; None if there are none.
+        id_type: dtype of ids in messages, the same on all ranks. Batches may be of another one.
     """
 
     def __init__(
@@ -172,6 +188,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         note_of: Callable[[], IdsNote],
         count_keys: bool,
         unique: UniqueRows | None,
+        id_type: torch.dtype = torch.int64,
     ) -> None:
         super().__init__(group, splits, stagger)
         rank, world_size = group.rank(), group.size()
@@ -186,6 +203,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         self._note_of = note_of
         self._count_keys = count_keys
         self._unique = unique
+        self._id_type = id_type
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Keeps the forward. TorchRec's pipelines replace it to fuse the exchanges of splits.
@@ -217,21 +235,23 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             order: keys, by index.
             batch: number of samples that slots are sized for; None: that of `ids`.
         """
-        lengths, values = ids.lengths().contiguous(), ids.values().contiguous()
+        lengths = _for_messages(ids.lengths(), torch.int32)
+        values = _for_messages(ids.values(), self._id_type)
         weights = ids.weights_or_none()
-        weights = None if weights is None else weights.contiguous()
+        weights = None if weights is None else _for_messages(weights, torch.float32)
         stride = ids.stride()
         self._exchange.make_room()
         number, slot_bytes = self._growth.begin()
         if not self._exchange.has_slots(slot_bytes.ids):
             samples = stride if batch is None else batch
-            self._exchange.open(self._largest_message(ids, order), samples, slot_bytes.ids)
+            largest = self._largest_message(ids, order, weights is not None)
+            self._exchange.open(largest, samples, slot_bytes.ids)
         note = self._note_of()
         wanted = self._growth.wanted()
         keys = ids.keys()
         local_keys = [keys[i] for i in order[self._local]] if order else keys[self._local]
         tensors = [lengths, values] if weights is None else [lengths, values, weights]
-        own = _Batch(number, local_keys, [t.dtype for t in tensors], slot_bytes, [], [], [])
+        own = _Batch(number, local_keys, weights is not None, slot_bytes, [], [], [])
         if self._count_keys:
             own.counts_sent.extend(_values_per_key(ids, order))
 
@@ -268,7 +288,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         native = _native.BatchIds(arrival, len(own.local_keys), self._order)
         self._growth.learn(own.number, native.wanted_slot_bytes)
         layout = IdsLayout(native, self._order, own)
-        ids = ArrivedFeatures.of(native, own.local_keys, own.dtypes)
+        ids = ArrivedFeatures.of(native, own.local_keys, own.is_weighted)
         if self._unique is not None and not native.weight_bytes:
             layout.equal_received = self._unique.received(
                 self._rank,
@@ -279,17 +299,20 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             )
         return ids, layout
 
-    def _largest_message(self, ids: KeyedJaggedTensor, order: list[int]) -> int:
-        item: int = ids.values().element_size()
-        weights = ids.weights_or_none()
-        if weights is not None:
-            item += weights.element_size()
+    def _largest_message(self, ids: KeyedJaggedTensor, order: list[int], weighted: bool) -> int:
+        item = self._id_type.itemsize + weighted * torch.float32.itemsize
         per_key = _values_per_key(ids, order)
-        lengths_of_key: int = ids.stride() * ids.lengths().element_size()
+        lengths_of_key: int = ids.stride() * torch.int32.itemsize
         return max(
             sum(per_key[first : first + count]) * item + count * lengths_of_key
             for first, count in zip(self._first_key, self._splits, strict=False)
         )
+
+
+def _for_messages(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns `tensor` as messages have it. Their dtypes follow from the module, not from a batch:
+    all ranks need the same, and a rank may have no batch or one of other dtypes."""
+    return (tensor if tensor.dtype == dtype else tensor.to(dtype)).contiguous()
 
 
 def _values_per_key(ids: KeyedJaggedTensor, order: list[int]) -> list[int]:

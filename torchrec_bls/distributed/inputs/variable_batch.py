@@ -5,11 +5,12 @@ A KeyedJaggedTensor may hold equal samples once per key. Then its inverse indice
 sample of the batch which row of a key it has.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 InverseIndices = tuple[list[str], torch.Tensor]
@@ -85,16 +86,31 @@ def _check_inverse_indices(features: KeyedJaggedTensor, used: Iterable[str]) -> 
             )
 
 
-def spread(output: Any, inverse: InverseIndices) -> KeyedTensor:
+def features_of_names(tables: Sequence[Any]) -> dict[str, str]:
+    """Returns the feature of each embedding by its name. TorchRec names "feature@table" a feature
+    that is looked up in several tables; other features' own names may look like that.
+
+    Args:
+        tables: EmbeddingConfig or EmbeddingBagConfig of each table.
+    """
+    names_by_table = get_embedding_names_by_table(list(tables))
+    return {
+        name: feature
+        for table, names in zip(tables, names_by_table, strict=True)
+        for name, feature in zip(names, table.feature_names, strict=True)
+    }
+
+
+def spread(output: Any, inverse: InverseIndices, features: Mapping[str, str]) -> KeyedTensor:
     """Returns a pooled output with one row for each sample, in place of the rows of each key.
 
     Args:
         output: KeyedTensor, [rows, columns of all keys].
         inverse: inverse indices by name, [keys, samples].
+        features: feature of each key of the output.
     """
     names, indices = inverse
     columns = output.values().split(output.length_per_key(), dim=1)
-    # TorchRec names what is looked up in several tables "feature@table".
-    rows = [indices[names.index(name.partition("@")[0])] for name in output.keys()]  # noqa: SIM118
+    rows = [indices[names.index(features[name])] for name in output.keys()]  # noqa: SIM118
     values = torch.cat([c.index_select(0, r) for c, r in zip(columns, rows, strict=True)], dim=1)
     return KeyedTensor(output.keys(), output.length_per_key(), values)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 
 class CutEmbeddings:
@@ -17,20 +17,20 @@ class CutEmbeddings:
 
     Args:
         rows: [ids of all features, dim], feature by feature.
-        features: features that the lengths are of.
+        lengths: [features, samples], in memory that nobody writes to.
         order: features in the order of `rows`, by index.
-        counts: number of ids of each of `features`.
+        counts: number of ids of each feature.
     """
 
     def __init__(
         self,
         rows: torch.Tensor,
-        features: KeyedJaggedTensor,
+        lengths: torch.Tensor,
         order: Sequence[int],
         counts: Sequence[int],
     ) -> None:
         self._rows = rows
-        self._features = features
+        self._lengths = lengths
         self._order = order
         self._counts = counts
         self._cut: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None
@@ -38,10 +38,8 @@ class CutEmbeddings:
     def of(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns values and lengths of the feature at a place in the order."""
         if self._cut is None:
-            features = self._features
-            lengths = features.lengths().view(len(features.keys()), features.stride()).unbind()
             sizes = [self._counts[i] for i in self._order]
-            self._cut = torch.split_with_sizes(self._rows, sizes), lengths
+            self._cut = torch.split_with_sizes(self._rows, sizes), self._lengths.unbind()
         values, lengths = self._cut
         return values[place], lengths[self._order[place]]
 

@@ -13,6 +13,7 @@ from torchrec.modules.embedding_modules import (
 
 from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
 from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.inputs.variable_batch import features_of_names
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
 from torchrec_bls.distributed.reading.row_output import RowOutput
@@ -115,6 +116,7 @@ def form_of(content: Mapping[str, Any], configs: Sequence[Any], pooled: bool) ->
         for table, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
         for name in names
     }
+    features = features_of_names(configs)
     try:
         names = list(content["names"])
         if sorted(names) != sorted(dims):
@@ -124,6 +126,7 @@ def form_of(content: Mapping[str, Any], configs: Sequence[Any], pooled: bool) ->
         return PooledOutput(
             names,
             [dims[name] for name in names],
+            [features[name] for name in names],
             list(content["kernel_means"]),
             _division_of(content["division"], configs),
         )

@@ -34,6 +34,7 @@ class PooledOutput(OutputForm):
     Args:
         names: names of the embeddings, in the order of the output.
         dims: number of columns of each embedding.
+        features: feature of each embedding.
         kernel_means: tables whose bags are pooled to means when they are looked up.
         division: division that follows the lookups, if there is one.
     """
@@ -44,6 +45,7 @@ class PooledOutput(OutputForm):
         self,
         names: Iterable[str],
         dims: Iterable[int],
+        features: Iterable[str],
         kernel_means: Iterable[str],
         division: SumDivision | None,
     ) -> None:
@@ -51,12 +53,12 @@ class PooledOutput(OutputForm):
         self._dims = list(dims)
         self._columns = sum(self._dims)
         self._division = division
-        features = [] if division is None else division.features
-        self._first_places = {name: place for place, name in reversed(list(enumerate(features)))}
+        self._features = dict(zip(self.names, features, strict=True))
+        divided = [] if division is None else division.features
+        self._first_places = {name: place for place, name in reversed(list(enumerate(divided)))}
         self._dims_of_names = torch.tensor(self._dims)
-        # A feature that is looked up in several tables is named "feature@table".
-        of_features = [] if division is None else [name.partition("@")[0] for name in self.names]
-        self._places_of_names = torch.tensor([self._first_places[name] for name in of_features])
+        of_names = [] if division is None else [self._features[name] for name in self.names]
+        self._places_of_names = torch.tensor([self._first_places[name] for name in of_names])
 
     def read(self, reads: DirectReads, batch: CheckedBatch) -> KeyedTensor:
         """See OutputForm."""
@@ -67,7 +69,7 @@ class PooledOutput(OutputForm):
         if self._division is not None and features.stride() > 0:
             embeddings = self._divided(self._division, embeddings, features)
         if batch.varying is not None:
-            embeddings = spread(embeddings, batch.varying.inverse_indices())
+            embeddings = spread(embeddings, batch.varying.inverse_indices(), self._features)
         return embeddings
 
     def as_json(self) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
@@ -43,11 +44,13 @@ class RowOutput(OutputForm):
         ids = sum([batch.counts[key] for key in order])
         rows = empty_output((ids, self._dim), reads.dtype)
         reads.copy_rows(batch, rows)
-        cut = CutEmbeddings(rows, batch.features, order, batch.counts)
+        features = batch.features
+        lengths = features.lengths().clone().view(len(batch.counts), features.stride())
+        cut = CutEmbeddings(rows, lengths, order, batch.counts)
         embeddings = {
             name: LazyJaggedTensor.at(cut, place) for place, name in enumerate(self.names)
         }
-        return _with_ids(embeddings, batch.features, order) if self._with_ids else embeddings
+        return _with_ids(embeddings, batch, order) if self._with_ids else embeddings
 
     def as_json(self) -> dict[str, Any]:
         """See OutputForm."""
@@ -55,13 +58,11 @@ class RowOutput(OutputForm):
 
 
 def _with_ids(
-    embeddings: Mapping[str, JaggedTensor], features: KeyedJaggedTensor, order: Sequence[int]
+    embeddings: Mapping[str, JaggedTensor], batch: CheckedBatch, order: Sequence[int]
 ) -> dict[str, JaggedTensor]:
     """Gives each feature its ids as the weights, as TorchRec does."""
-    keys = features.keys()
+    ids = torch.split_with_sizes(batch.features.values().clone(), batch.counts)
     return {
-        name: JaggedTensor(
-            values=rows.values(), lengths=rows.lengths(), weights=features[keys[key]].values()
-        )
+        name: JaggedTensor(values=rows.values(), lengths=rows.lengths(), weights=ids[key])
         for (name, rows), key in zip(embeddings.items(), order, strict=True)
     }

@@ -1,0 +1,112 @@
+"""Who may call an exchanging module: one thread at a time, or the pipeline that it belongs to.
+
+Other ranks match calls by their order. So a call in the middle of another one's would get its
+embeddings, or would make all ranks wait.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable
+from threading import Lock, get_ident
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+
+class Callers:
+    """The callers of one exchanging module.
+
+    Args:
+        where: name of the module and its rank, for errors.
+        under_way: function that returns whether posts of the module are not waited for.
+
+    Attributes:
+        agreeing: lock of the first call, in which the ranks agree on the lookup.
+    """
+
+    def __init__(self, where: str, under_way: Callable[[], bool]) -> None:
+        self.agreeing = Lock()
+        self._where = where
+        self._under_way = under_way
+        self._lock = Lock()
+        self._thread: int | None = None
+        self._pipeline: weakref.ref[Any] | None = None
+        self._leftovers: Callable[[], None] | None = None
+
+    @property
+    def pipeline(self) -> Any:
+        """Returns the pipeline that the module belongs to, or None."""
+        return None if self._pipeline is None else self._pipeline()
+
+    def enter(self, module: object) -> None:
+        """Begins a call of `module` by this thread, before anything is posted.
+
+        Raises:
+            ValueError: the module belongs to a pipeline, or another thread is calling it.
+        """
+        if self._pipeline is not None:
+            self._refuse_pipelined(None)
+        if self._thread != get_ident():
+            self._take_over(module)
+        if self._leftovers is not None:
+            self._finish_leftovers()
+
+    def claim(self, module: object, pipeline: Any) -> None:
+        """Makes `pipeline` the only caller until `release`, or until it is collected.
+
+        Raises:
+            ValueError: the module belongs to another pipeline, or another thread is calling it.
+        """
+        self._refuse_pipelined(pipeline)
+        self._take_over(module)
+        self._pipeline = weakref.ref(pipeline)
+        self._finish_leftovers()
+
+    def release(self, leftovers: Callable[[], None] | None = None) -> None:
+        """Ends a claim.
+
+        Args:
+            leftovers: function that finishes the pipeline's batches under way, without an output.
+                The next call begins with it: other ranks may still need this rank's part.
+        """
+        self._pipeline = None
+        self._leftovers = leftovers
+
+    def _refuse_pipelined(self, pipeline: Any) -> None:
+        other = self.pipeline
+        if other is not None and other is not pipeline:
+            raise ValueError(
+                f"{self._where} belongs to a BoundedLagPipeline: drain() and detach() that one "
+                "before the model is called, or gets another pipeline"
+            )
+
+    def _take_over(self, module: object) -> None:
+        with self._lock:
+            # Set first: from here on a call of the thread before waits for the lock in `enter`.
+            before, self._thread = self._thread, get_ident()
+            if before not in (None, self._thread) and self._is_calling(before, module):
+                self._thread = before
+                raise ValueError(
+                    f"{self._where}: another thread of this process (identity {before}) is "
+                    "calling the model, or has not waited for its embeddings. All ranks match "
+                    "calls by their order, so one thread at a time may call it: use a lock"
+                )
+
+    def _is_calling(self, thread: int | None, module: object) -> bool:
+        frame: FrameType | None = sys._current_frames().get(thread or 0)
+        if frame is None:
+            return False  # it has ended
+        if self._under_way():
+            return True
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, nn.Module) and any(each is module for each in caller.modules()):
+                return True
+            frame = frame.f_back
+        return False
+
+    def _finish_leftovers(self) -> None:
+        leftovers, self._leftovers = self._leftovers, None
+        if leftovers is not None:
+            leftovers()

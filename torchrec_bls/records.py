@@ -38,7 +38,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, forbid_unknown_fields=True):
     """A JSON object with the annotated fields, and no others."""
 
 
@@ -101,7 +101,7 @@ class Format(Generic[T]):
 
 
 def decode(
-    data: bytes | str,
+    data: bytes | str | msgspec.Raw,
     form: type[T],
     where: str,
     cure: str,
@@ -167,7 +167,7 @@ def _is_one_of(version: object, versions: tuple[int, ...]) -> bool:
     return type(version) is int and version in versions
 
 
-def _reason(text: str, data: bytes | str, form: Any) -> str:
+def _reason(text: str, data: bytes | str | msgspec.Raw, form: Any) -> str:
     """Returns place and reason of msgspec's error in our words."""
     reason, _, path = text.partition(" - at `")
     path = path.rstrip("`").replace("$.", "").replace("$", "")
@@ -181,9 +181,9 @@ def _reason(text: str, data: bytes | str, form: Any) -> str:
     return named if len(named) <= _LONGEST_REASON else named[:_LONGEST_REASON] + "..."
 
 
-def _place_of(path: str, text: str, data: bytes | str, form: Any) -> tuple[str, str]:
+def _place_of(path: str, text: str, data: bytes | str | msgspec.Raw, form: Any) -> tuple[str, str]:
     """Returns a path with the names of keys, which msgspec's lacks, and what stands there."""
-    if len(data) > MOST_BYTES:
+    if isinstance(data, msgspec.Raw) or len(data) > MOST_BYTES:
         return path, ""
     place = ""
     try:

@@ -83,7 +83,7 @@ class _TableRecord(Record):
             return UniformReuse(table.rows, pooling_factor)
         counted = self.unique_rows
         pairs = sorted((float(samples), unique) for samples, unique in counted.items())
-        sizes, unique = np.asarray(pairs or [[0, 0]]).T
+        sizes, unique = np.asarray(pairs or [(0.0, 0.0)]).T
         if not (np.isfinite(sizes).all() and sizes[0] > 0):
             raise ValueError(f"'unique_rows' is {counted!r}, but all of it must be positive")
         # Costs ask for no reuse factors: no profile has a model of them.

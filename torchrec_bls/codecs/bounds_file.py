@@ -6,7 +6,7 @@ It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backwar
 "decode": 6e9}}}}}. Without "decay" bounds stay. "stages" is the name of one of `Stages`, or "auto".
 "auto" takes the best of those "measured" for the link (bytes per second) and the number of ranks on
 a core (default 1), or none where that is faster for all such tables together. Other fields of a
-table are for people.
+table, and of the file, are for people.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _DecayRecord(Record):
     kind: str = Decay.kind
 
 
-class _TableRecord(Struct, frozen=True):
+class _TableRecord(Struct):
     """The entry of one table. Other fields are for people."""
 
     bound: AboveZero | None = None
@@ -120,7 +120,9 @@ class _TableRecord(Struct, frozen=True):
         return bound if stages is None or stages.bounded else "fp32"
 
 
-class _BoundsRecord(Record):
+class _BoundsRecord(Struct):
+    """The whole file. Other fields are for people."""
+
     version: int
     tables: dict[str, _TableRecord]
     decay: _DecayRecord | None = None

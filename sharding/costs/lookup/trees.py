@@ -70,7 +70,7 @@ class TreesRecord(Record):
         """Raises ValueError for trees that are not complete."""
         leaves = len(self.value[0]) if self.value else 2
         lengths = [len(self.feature), len(self.threshold), len(self.value)]
-        inner = {len(nodes) for nodes in (*self.feature, *self.threshold)}
+        inner = {*map(len, self.feature), *map(len, self.threshold)}
         if (
             len(set(lengths)) > 1
             or inner - {leaves - 1}

@@ -248,7 +248,7 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
     "a dtype that is none": (
         changed_text(lambda content: module_text(content, dtype="torch.nn")),
         ProtocolError,
-        "has weights of 'torch.nn', no dtype",
+        "has weights of 'torch.nn', which is no dtype",
     ),
     "text for numbers": (
         changed_text(lambda content: module_text(content, sizes=["4096", "4096"])),

@@ -11,9 +11,7 @@ def check_owner(owner: object, owners: int | None = None) -> None:
         owners: number of ranks; None: not known yet.
     """
     if type(owner) is not int or owner < 0 or (owners is not None and owner >= owners):
-        ranks = (
-            "a rank, counted from 0" if owners is None else f"one of the ranks 0 to {owners - 1}"
-        )
+        among = "" if owners is None else f" of {owners}"
         raise ValueError(f"owner is {owner!r}, but must be a rank{among}, counted from 0")
 
 

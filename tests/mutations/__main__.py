@@ -19,9 +19,7 @@ _MOST_MIB = 1024
 def main() -> None:
     """Prints how many files of each kind were accepted and refused, and the most memory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--times", type=int, default=10_000, help="mutations, of all kinds together"
-    )
+    parser.add_argument("--times", type=int, default=10_000, help="how many, of all kinds")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first one of each kind")
     parser.add_argument("--kind", choices=KINDS, help="one kind alone")
     arguments = parser.parse_args()

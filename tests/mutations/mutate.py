@@ -80,7 +80,7 @@ def _json_changed(content: Any, random: Random) -> bytes:
     """Replaces, renames, removes or repeats one value somewhere in the content."""
     holder: Any = {"": content}
     key: Any = ""
-    inner = content
+    inner: Any = content
     # The deeper a value, the more like it there are.
     while isinstance(inner, (dict, list)) and inner and random.random() < 0.85:
         holder = inner
@@ -109,10 +109,8 @@ def _json_changed(content: Any, random: Random) -> bytes:
                 (-inner, inner + 1, inner - 1, inner * 1000, inner / 3, str(inner))
             )
         case _:
-            if holder.get("") is content if isinstance(holder, dict) else False:
+            if inner is content:
                 return hostile.encode()
             holder[key] = _MARK
-            return (
-                json.dumps(content).replace(f'"{_MARK}"', hostile).encode("utf-8", "surrogatepass")
-            )
+            return json.dumps(content).replace(f'"{_MARK}"', hostile).encode()
     return json.dumps(content).encode()

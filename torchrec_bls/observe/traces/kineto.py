@@ -74,7 +74,7 @@ class Job(Struct):
 
     rank: Whole | None = None
     world_size: Whole | None = None
-    pg_config: Raw | None = None
+    pg_config: Raw | UnsetType = UNSET
 
 
 class RecordedCollective(Struct):
@@ -100,7 +100,7 @@ class _Content(Struct):
     schemaVersion: int = _SCHEMA
     baseTimeNanoseconds: int | float = 0
     distributedInfo: Job | None = None
-    torchrec_bls: Raw | None = None
+    torchrec_bls: Raw | UnsetType = UNSET
 
 
 _FILE = Format(_Content, HOW, TraceError, most_bytes=MOST_BYTES)
@@ -146,7 +146,7 @@ class KinetoTrace:
     def groups(self) -> list[ProcessGroup]:
         """Returns the process groups of the job; empty if they are not known."""
         configured = self.job.pg_config
-        if configured is None or bytes(configured)[:1] != b"[":
+        if configured is UNSET or bytes(configured)[:1] != b"[":
             return []
         return self._decode(configured, list[ProcessGroup])
 
@@ -176,7 +176,7 @@ def read_kineto(path: Path, rank: int) -> KinetoTrace:
         raise TraceError(f"{path} has baseTimeNanoseconds that can't be: {HOW}")
     job = content.distributedInfo or Job()
     recorded = Recorded()
-    if content.torchrec_bls is not None:
+    if content.torchrec_bls is not UNSET and bytes(content.torchrec_bls) != b"null":
         where, how = (
             f"{path}, '{METADATA}'",
             "record it again with torchrec_bls.observe.record_step",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from random import Random
 from typing import Any
 
@@ -43,7 +44,7 @@ def mutated(data: bytes, is_packed: bool, random: Random) -> bytes:
         else:
             try:
                 data = gzip.compress(_one(gzip.decompress(data), random), 1)
-            except (OSError, EOFError, ValueError):  # damaged before
+            except (OSError, EOFError, zlib.error):  # damaged before
                 data = _bytes_changed(data, random)
     return data
 

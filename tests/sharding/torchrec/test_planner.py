@@ -236,6 +236,10 @@ class Reservation(StorageReservation):  # type: ignore[misc]
         del left.devices[: self._missing]
         return left
 
+    @property
+    def last_reserved_topology(self) -> None:
+        return None
+
 
 def test_a_reservation_that_leaves_too_little_is_named() -> None:
     with pytest.raises(

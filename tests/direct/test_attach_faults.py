@@ -390,6 +390,12 @@ def attach_other_models(rank: int, folder: str) -> None:
         with pytest.raises(ValueError, match=text):
             publish(model, {**state, key: value})
     assert publish(model, state).generation == 2
+    os.chdir(folder)
+    with offer(model, f"{rank}.socket".encode()) as offered:
+        os.chdir("/")
+        assert offered.path == f"{folder}/{rank}.socket"
+        attach(nodes.bare_model(), offered.path.encode(), deadline=DEADLINE)  # type: ignore[arg-type]
+    assert not Path(offered.path).exists()
 
 
 def _tables(**changed: Any) -> Callable[[Any], None]:

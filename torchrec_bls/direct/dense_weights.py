@@ -81,7 +81,7 @@ def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, t
         part = pages[first + at : first + at + tensor_bytes]
         try:
             dense[name] = part.view(dtype).view(shape)
-        except RuntimeError as error:
+        except (RuntimeError, OverflowError) as error:
             raise ValueError(f"'{name}' can't be {kind} of the shape {shape}: {error}") from error
         end = first + behind(at + tensor_bytes)
     if end != size:

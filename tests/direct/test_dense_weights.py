@@ -42,7 +42,7 @@ def test_weights_come_back() -> None:
     ("directory", "reason"),
     [
         ([GOOD], None),
-        ("[" * 10**5 + "]" * 10**5, "objects too deep in each other"),
+        ("[" * 10**5 + "]" * 10**5, r"the directory: \[0\]\[0\]: expected str"),
         ("[Infinity]", "is no JSON"),
         ({"w": 1}, "the directory: expected array, got"),
         ([["w", "float32", [2, 3]]], r"the directory: \[0\]: expected array of length 4"),
@@ -53,7 +53,6 @@ def test_weights_come_back() -> None:
         ([["w", "float32", [2, 3], 1]], "'w' has 24 bytes at 1, which are not there"),
         ([["w", "float32", [2**70], 0]], "expected int <= 9223372036854775807"),
         ([["w", "nn", [2, 3], 0]], "'w' is of nn, which is no dtype"),
-        ([["w", "quint8", [2, 3], 0]], "'w' can't be quint8"),
         ([], "dense weights end at byte"),
     ],
 )

@@ -249,8 +249,6 @@ def test_a_reservation_that_leaves_too_little_is_named() -> None:
     assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
     with pytest.raises(ValueError, match=r"Reservation leaves memory to 1 ranks, but .* has 2"):
         planned(bags([100]), storage_reservation=Reservation(0, 1))
-    own = planner(storage_reservation=Reservation(1, 0), reuse={"t0": UniformReuse(100, 3.0)})
-    assert dict(own.plan(bags([100]), SHARDERS).plan[""])["t0"].ranks == [1]
 
 
 def test_nothing_to_plan() -> None:

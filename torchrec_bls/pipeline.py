@@ -480,7 +480,8 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, ExchangedModule]:
     """Returns the bounded-lag modules of a sharded model by their names in it.
 
     Raises:
-        ValueError: there is none, or an embedding module was sharded by another sharder.
+        ValueError: there is none, or an embedding module was sharded by another sharder, or is
+            quantized and reads its tables directly.
     """
     if isinstance(model, DistributedModelParallel):
         model = model.module
@@ -490,6 +491,12 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, ExchangedModule]:
         for name, m in sharded.items()
         if not any(isinstance(part, ExchangedModule) for part in m.modules())
     ]
+    quantized = [name for name in others if getattr(sharded[name], "is_quantized", False)]
+    if quantized:
+        raise ValueError(
+            f"{quantized} read quantized tables directly and exchange nothing: call the model "
+            'itself, or shard with BLSConfig(lookup="exchange")'
+        )
     if others or not sharded:
         found = f"{others} were sharded by others" if others else "the model has no sharded module"
         raise ValueError(

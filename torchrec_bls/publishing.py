@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from torchrec_bls.direct.arguments import check_deadline, check_owner
 from torchrec_bls.direct.publisher import Publication
 from torchrec_bls.direct.serving_state import ServingState
 from torchrec_bls.serving.served_model import ServedModel, reading_modules
@@ -44,12 +45,16 @@ def publish(
         deadline: seconds until all ranks must have announced the generation before.
 
     Raises:
-        ValueError: the model does not read all its tables directly, a weight is missing or of a
-            wrong shape or dtype, or the owner's process is alive. Nothing is announced.
+        ValueError: the model does not read all its tables directly or has quantized ones, a weight
+            is missing or of a wrong shape, dtype, layout or device, or the owner is no rank or
+            alive. Nothing is announced.
         RendezvousError: there is no memory for two generations. Nothing is announced.
         PeerTimeoutError: a rank has not announced the generation before; the text names such ranks.
     """
+    check_deadline(deadline)
     served = ServedModel.of(model)
+    if owner is not None:
+        check_owner(owner, served.reads[0].tables.owners)
     if owner is not None and owner != served.rank:
         return served.publish_for(owner, state_dict, deadline)
     return served.publish(state_dict, deadline)

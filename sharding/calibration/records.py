@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.records import decode, read_bytes
+
 from ..costs.machine import Machine
 from ..costs.profile import ProfileError
 
@@ -79,15 +81,16 @@ def read_records(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_text().splitlines(keepends=True)
+    lines = read_bytes(path, error=ProfileError).splitlines(keepends=True)
     entries = []
     for number, line in enumerate(lines):
+        where = f"{path}, line {number + 1}"
         try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            entries.append(decode(line, dict[str, Any], where, "remove the file", ProfileError))
+        except ProfileError:
             if number == len(lines) - 1 and number:
                 break
-            raise ProfileError(f"{path}, line {number + 1}, is damaged: remove the file") from error
+            raise
     if not entries or entries[0].get("format") != _FORMAT:
         raise ProfileError(f"{path} is no {_FORMAT}")
     return iter(entries)

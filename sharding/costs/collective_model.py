@@ -15,10 +15,13 @@ that the curve is continuous. (Eq. 6 prints log2(m) / 10 ** s; the authors' code
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, structs
+
+from torchrec_bls.records import AboveZero, Amount, Ranks, Record
 
 from ..cost_interface import Estimate
 
@@ -141,47 +144,70 @@ class CollectiveModel:
             del record["work"]
         return record
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> CollectiveModel:
-        """Reads what `as_json` wrote.
 
-        Raises:
-            ValueError: a name is unknown, or a number is out of its range.
-            KeyError, TypeError: something is missing or of another type.
-        """
-        numbers = dict(record["curve"])
-        kind = numbers.pop("kind")
-        if kind not in _CURVES:
-            raise ValueError(f"a curve of kind {kind!r}; known are {sorted(_CURVES)}")
-        curve = _CURVES[kind](**{name: float(value) for name, value in numbers.items()})
-        positive = [v for name, v in asdict(curve).items() if name != "centre_log2"]
-        if not all(np.isfinite(v) and v > 0 for v in positive):
-            raise ValueError(f"a curve with numbers that are not positive: {record['curve']}")
-        if isinstance(curve, Sigmoid):
-            low, high = np.log2([curve.constant_below_bytes, curve.linear_above_bytes])
-            if not low <= curve.centre_log2 <= high or low == high:
-                raise ValueError(f"a curve whose pieces don't follow each other: {record['curve']}")
-        operation, backend = str(record["operation"]), str(record["backend"])
-        if operation not in ("all_to_all", "all_reduce"):
-            raise ValueError(f"a collective {operation!r}")
-        imbalance = float(record["imbalance"])
-        if not 0 <= imbalance <= 1:
-            raise ValueError(f"an imbalance of {imbalance}")
-        world_size = int(record["world_size"])
-        if world_size < 2:
-            raise ValueError(f"a collective among {world_size} ranks")
-        return cls(
-            operation,
-            backend,
-            world_size,
-            curve,
-            imbalance,
-            _interval(record["interval_log"]),
-            _interval(record["uneven_interval_log"]),
-            _interval(record["calibrated_bytes"]),
-            _percent(record["held_out_gmae_percent"]),
-            _percent(record["uneven_held_out_gmae_percent"]),
-            _work(record["work"]) if "work" in record else None,
+class _AlphaBetaRecord(Record, tag_field="kind", tag="alpha_beta"):
+    start_us: AboveZero
+    us_per_byte: AboveZero
+
+    def curve(self) -> AlphaBeta:
+        return AlphaBeta(**structs.asdict(self))
+
+
+class _SigmoidRecord(Record, tag_field="kind", tag="sigmoid"):
+    start_us: AboveZero
+    us_per_byte: AboveZero
+    constant_below_bytes: AboveZero
+    linear_above_bytes: AboveZero
+    centre_log2: float
+    steepness: AboveZero
+
+    def __post_init__(self) -> None:
+        low, high = np.log2([self.constant_below_bytes, self.linear_above_bytes])
+        if not low <= self.centre_log2 <= high or low == high:
+            raise ValueError(
+                f"the pieces of the curve don't follow each other: it is constant up to 2 ** {low},"
+                f" linear from 2 ** {high} on, and its centre is 2 ** {self.centre_log2}"
+            )
+
+    def curve(self) -> Sigmoid:
+        return Sigmoid(**structs.asdict(self))
+
+
+class _WorkRecord(Record):
+    start_us: Amount
+    us_per_byte: Amount
+
+
+_INTERVALS = ("interval_log", "uneven_interval_log", "calibrated_bytes")
+
+
+class CollectiveRecord(Record):
+    """A CollectiveModel in a profile."""
+
+    operation: Literal["all_to_all", "all_reduce"]
+    backend: str
+    world_size: Ranks
+    curve: _AlphaBetaRecord | _SigmoidRecord
+    imbalance: Annotated[float, Meta(ge=0, le=1)]
+    interval_log: tuple[float, float]
+    uneven_interval_log: tuple[float, float]
+    calibrated_bytes: tuple[AboveZero, AboveZero]
+    held_out_gmae_percent: Amount
+    uneven_held_out_gmae_percent: Amount
+    work: _WorkRecord | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an interval that ends before it begins."""
+        for name in _INTERVALS:
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name} is {[low, high]}, but must ascend")
+
+    def model(self) -> CollectiveModel:
+        """Returns the content."""
+        work = None if self.work is None else AlphaBeta(**structs.asdict(self.work))
+        return CollectiveModel(
+            **{**structs.asdict(self), "curve": self.curve.curve(), "work": work}
         )
 
 
@@ -204,24 +230,3 @@ def message_bytes(sent_bytes: Any, received_bytes: Any, imbalance: float) -> flo
     mean = float(np.mean(sent_bytes))
     largest = float(max(np.max(sent_bytes), np.max(received_bytes)))
     return mean * (largest / mean) ** imbalance if mean > 0 else largest
-
-
-def _work(record: Any) -> AlphaBeta:
-    work = AlphaBeta(float(record["start_us"]), float(record["us_per_byte"]))
-    if not all(np.isfinite(number) and number >= 0 for number in asdict(work).values()):
-        raise ValueError(f"a collective's work with numbers that can't be: {record}")
-    return work
-
-
-def _interval(pair: Any) -> tuple[float, float]:
-    low, high = (float(number) for number in pair)
-    if not (np.isfinite([low, high]).all() and low <= high):
-        raise ValueError(f"{[low, high]} is no interval")
-    return low, high
-
-
-def _percent(number: Any) -> float:
-    percent = float(number)
-    if not (np.isfinite(percent) and percent >= 0):
-        raise ValueError(f"{percent} is no error in per cent")
-    return percent

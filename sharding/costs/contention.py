@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, structs
+
+from torchrec_bls.records import Amount, Ranks, Record
 
 _OF_ALL_REDUCES = (
     *("startup_us", "alone_us_per_byte", "overlapped_us_per_byte"),
@@ -130,29 +134,6 @@ class Mode:
             "draws": {name: [getattr(draw, name) for draw in self.draws] for name in _PARAMETERS},
         }
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Mode:
-        """Reads what `as_json` wrote.
-
-        Raises:
-            ValueError: a number is impossible.
-            KeyError, TypeError: something is missing or of another type.
-        """
-        # Profiles of before do not have what is late.
-        times = {**dict.fromkeys(LATE, 0.0), **record["times"]}
-        draws = record["draws"]
-        draws = {**dict.fromkeys(LATE, [0.0] * len(draws[_PARAMETERS[0]])), **draws}
-        columns = [draws[name] for name in _PARAMETERS]
-        error = record["held_out_percent"]
-        return cls(
-            str(record["name"]),
-            ModeTimes(*(float(times[name]) for name in _PARAMETERS)),
-            tuple(ModeTimes(*map(float, draw)) for draw in zip(*columns, strict=True)),
-            bool(record["changes_values"]),
-            None if record["channels"] is None else int(record["channels"]),
-            None if error is None else float(error),
-        )
-
 
 _PARAMETERS = tuple(field.name for field in fields(ModeTimes))
 
@@ -168,20 +149,65 @@ def overlap_as_json(overlap: Overlap) -> list[dict[str, Any]]:
     ]
 
 
-def overlap_from_json(records: Sequence[Mapping[str, Any]]) -> Overlap:
-    """Reads what `overlap_as_json` wrote; errors as `Mode.from_json`."""
+class _ModeRecord(Record):
+    name: str
+    changes_values: bool
+    channels: int | None
+    held_out_percent: Amount | None
+    times: dict[str, Amount]
+    draws: dict[str, list[Amount]]
+
+    def __post_init__(self) -> None:
+        for name in ("times", "draws"):
+            given = getattr(self, name)
+            if missing := sorted(set(_PARAMETERS) - set(LATE) - given.keys()):
+                raise ValueError(f"{name} lack '{missing[0]}'")
+            if unknown := sorted(given.keys() - set(_PARAMETERS)):
+                raise ValueError(f"{name} have '{unknown[0]}', which is unknown")
+        if len({len(drawn) for drawn in self.draws.values()}) > 1:
+            raise ValueError("draws are not equally many of each parameter")
+        if min((self.times["compute_rate"], *self.draws["compute_rate"])) <= 0:
+            raise ValueError("compute_rate is 0, but a backward must go on")
+
+    def mode(self) -> Mode:
+        # Profiles of before do not have what is late: it is 0.
+        names = list(self.draws)
+        draws = zip(*self.draws.values(), strict=True)
+        return Mode(
+            **{
+                **structs.asdict(self),
+                "times": ModeTimes(**self.times),
+                "draws": tuple(ModeTimes(**dict(zip(names, d, strict=True))) for d in draws),
+            }
+        )
+
+
+class OverlapRecord(Record):
+    """The modes of one backend and world size in a profile."""
+
+    backend: str
+    world_size: Ranks
+    modes: Annotated[list[_ModeRecord], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for two modes of one name."""
+        names = [mode.name for mode in self.modes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"modes have the names {names}, but each must have its own")
+
+
+def overlap_of(records: Sequence[OverlapRecord]) -> Overlap:
+    """Reads what `overlap_as_json` wrote.
+
+    Raises:
+        ValueError: a backend and world size are there twice.
+    """
     overlap: Overlap = {}
     for record in records:
-        backend, ranks = str(record["backend"]), int(record["world_size"])
-        modes = tuple(Mode.from_json(mode) for mode in record["modes"])
-        if ranks < 2:
-            raise ValueError(f"modes of all-reduces among {ranks} ranks")
-        if (backend, ranks) in overlap:
-            raise ValueError(f"two lists of modes of {backend} among {ranks} ranks")
-        names = [mode.name for mode in modes]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"modes of {backend} among {ranks} ranks have the names {names}")
-        overlap[backend, ranks] = modes
+        key = record.backend, record.world_size
+        if key in overlap:
+            raise ValueError(f"two lists of modes of {key[0]} among {key[1]} ranks")
+        overlap[key] = tuple(mode.mode() for mode in record.modes)
     return overlap
 
 

@@ -6,6 +6,10 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from msgspec import structs
+
+from torchrec_bls.records import Amount, Ranks, Record
+
 from ..cost_interface import Estimate
 
 
@@ -90,28 +94,26 @@ class HostModel:
         """Returns the costs as an object for the profile's JSON."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> HostModel:
-        """Reads what `as_json` wrote.
 
-        Raises:
-            ValueError: a number is impossible.
-            KeyError, TypeError: something is missing or of another type.
-        """
-        low, high = (float(log) for log in record["interval_log"])
-        if not (math.isfinite(low) and math.isfinite(high) and low <= 0 <= high):
-            raise ValueError(f"host costs have the interval {record['interval_log']}")
-        between = float(record["between_plans_log"])
-        if not (math.isfinite(between) and between >= 0):
-            raise ValueError(f"host costs tell plans apart by {between}")
-        if int(record["world_size"]) < 2:
-            raise ValueError(f"host costs of {record['world_size']} ranks")
-        return cls(
-            str(record["backend"]),
-            bool(record["training"]),
-            int(record["world_size"]),
-            HostCosts(**{name: float(value) for name, value in record["costs"].items()}),
-            (low, high),
-            between,
-            float(record["held_out_gmae_percent"]),
-        )
+class HostRecord(Record):
+    """A HostModel in a profile."""
+
+    backend: str
+    training: bool
+    world_size: Ranks
+    costs: dict[str, Amount]
+    interval_log: tuple[float, float]
+    between_plans_log: Amount
+    held_out_gmae_percent: Amount
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an impossible interval or an unknown cost."""
+        low, high = self.interval_log
+        if not low <= 0 <= high:
+            raise ValueError(f"interval_log is {[low, high]}, but must have 0 within it")
+        if unknown := sorted(self.costs.keys() - set(NAMES)):
+            raise ValueError(f"costs have '{unknown[0]}', but must be of {', '.join(NAMES)}")
+
+    def model(self) -> HostModel:
+        """Returns the content."""
+        return HostModel(**{**structs.asdict(self), "costs": HostCosts(**self.costs)})

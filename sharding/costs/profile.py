@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from .collective_model import CollectiveModel
-from .contention import Mode, Overlap, overlap_as_json, overlap_from_json
-from .dense.model import DenseModel
-from .host_costs import HostModel
-from .lookup.model import DIRECTIONS, LookupModel
+from torchrec_bls.records import AboveZero, Amount, Format, Record, read_bytes
+
+from .collective_model import CollectiveModel, CollectiveRecord
+from .contention import Mode, Overlap, OverlapRecord, overlap_as_json, overlap_of
+from .dense.model import DenseModel, DenseRecord
+from .host_costs import HostModel, HostRecord
+from .lookup.model import LookupModel, LookupRecord
 from .machine import Machine
 
 FORMAT = "torchrec-bls profile"
@@ -131,7 +134,7 @@ def load_profile(source: str | Path, *, kind: str = "cpu") -> Profile:
     """
     path = Path(source)
     if path.suffix == ".json":
-        text = path.read_text()
+        data = read_bytes(path, error=ProfileError)
     else:
         shipped = resources.files(__package__) / "profiles" / f"{source}.json"
         if not shipped.is_file():
@@ -139,12 +142,8 @@ def load_profile(source: str | Path, *, kind: str = "cpu") -> Profile:
                 f"no profile {source!r}: give a .json file of `torchrec-bls calibrate`, or the name"
                 f" of one that ships: {', '.join(shipped_profiles())}"
             )
-        text = shipped.read_text()
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ProfileError(f"profile {source} is no JSON: {error}") from error
-    return profile_from_json(record, str(source), kind=kind)
+        data = shipped.read_bytes()
+    return profile_from_json(data, str(source), kind=kind)
 
 
 def shipped_profiles() -> list[str]:
@@ -153,21 +152,13 @@ def shipped_profiles() -> list[str]:
     return sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith("json"))
 
 
-def profile_from_json(record: Any, source: str, *, kind: str = "cpu") -> Profile:
-    """Reads what `Profile.as_json` wrote; arguments and errors are those of `load_profile`."""
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise ProfileError(f"{source} is not a {FORMAT}: make one with `torchrec-bls calibrate`")
-    if record.get("version") not in _READ:
-        raise ProfileError(
-            f"profile {source} has version {record.get('version')!r} and this package reads"
-            f" {' and '.join(map(str, _READ))}: calibrate again"
-        )
+def profile_from_json(text: str | bytes, source: str, *, kind: str = "cpu") -> Profile:
+    """Reads the JSON of `Profile.as_json`; arguments and errors are those of `load_profile`."""
+    record = _FILE.decode(text, f"profile {source}")
     try:
-        profile = _parse(record)
-    except KeyError as error:
-        raise ProfileError(f"profile {source} lacks {error}: calibrate again") from error
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ProfileError(f"profile {source} is damaged: {error}") from error
+        profile = record.profile()
+    except ValueError as error:
+        raise ProfileError(f"profile {source}: {error}: {_CURE}") from error
     check_kind(profile, kind, source)
     return profile
 
@@ -212,49 +203,82 @@ def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
     return profile.overlap[backend, ranks]
 
 
-def _parse(record: dict[str, Any]) -> Profile:
-    lookups = {}
-    for pooled, name in ((True, "pooled"), (False, "unpooled")):
-        for direction, model in record["lookups"][name].items():
-            if direction not in DIRECTIONS:
-                raise ValueError(f"a lookup in direction {direction!r}")
-            lookups[pooled, direction] = LookupModel.from_json(model)
-    collectives = {}
-    for entry in record["collectives"]:
-        collective = CollectiveModel.from_json(entry)
-        key = (collective.operation, collective.backend, collective.world_size)
-        if key in collectives:
-            raise ValueError(f"two models of {key}")
-        collectives[key] = collective
-    models = [HostModel.from_json(entry) for entry in record.get("hosts", [])]
-    hosts = {(model.backend, model.training, model.world_size): model for model in models}
-    if len(hosts) < len(models):
-        raise ValueError("two host costs of one backend, kind and number of ranks")
-    memory = MemoryCurve(*(_ascending_or_positive(record["memory"], name) for name in _MEMORY))
-    retest = {str(name): float(value) for name, value in record["retest_percent"].items()}
-    return Profile(
-        name=str(record["name"]),
-        measured_at=str(record["measured_at"]),
-        machine=Machine(**record["machine"]),
-        optimizer=str(record["optimizer"]),
-        lookup_time=str(record["lookup_time"]),
-        lookups=lookups,
-        collectives=collectives,
-        memory=memory,
-        retest_percent=retest,
-        hosts=hosts,
-        dense=DenseModel.from_json(record["dense"]) if "dense" in record else None,
-        overlap=overlap_from_json(record.get("overlap", [])),
-    )
+class _MemoryRecord(Record):
+    buffer_bytes: list[AboveZero]
+    bytes_per_us: list[AboveZero]
+    row_us: list[AboveZero]
+
+    def __post_init__(self) -> None:
+        if not (np.diff(self.buffer_bytes) > 0).all():
+            raise ValueError("buffer_bytes are not ascending")
+        if not len(self.buffer_bytes) == len(self.bytes_per_us) == len(self.row_us):
+            raise ValueError("buffer_bytes, bytes_per_us and row_us are not equally many")
+
+    def curve(self) -> MemoryCurve:
+        return MemoryCurve(
+            np.array(self.buffer_bytes), np.array(self.bytes_per_us), np.array(self.row_us)
+        )
 
 
-_MEMORY = ("buffer_bytes", "bytes_per_us", "row_us")
+_ByDirection = dict[Literal["forward", "backward", "by_exchange"], LookupRecord]
 
 
-def _ascending_or_positive(record: dict[str, Any], name: str) -> npt.NDArray[np.float64]:
-    numbers = np.asarray(record[name], dtype=np.float64)
-    if numbers.ndim != 1 or not (np.isfinite(numbers).all() and (numbers > 0).all()):
-        raise ValueError(f"memory's {name} are not positive numbers")
-    if name == "buffer_bytes" and not (np.diff(numbers) > 0).all():
-        raise ValueError("memory's buffer_bytes are not ascending")
-    return numbers
+class _LookupsRecord(Record):
+    pooled: _ByDirection
+    unpooled: _ByDirection
+
+
+class _ProfileRecord(Record):
+    format: str
+    version: int
+    name: str
+    measured_at: str
+    machine: Machine
+    optimizer: str
+    lookup_time: str
+    retest_percent: dict[str, Amount]
+    memory: _MemoryRecord
+    collectives: list[CollectiveRecord]
+    lookups: _LookupsRecord
+    hosts: tuple[HostRecord, ...] = ()
+    dense: DenseRecord | None = None
+    overlap: tuple[OverlapRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_once(
+            "collectives", [(c.operation, c.backend, c.world_size) for c in self.collectives]
+        )
+        _check_once("hosts", [(h.backend, h.training, h.world_size) for h in self.hosts])
+
+    def profile(self) -> Profile:
+        lookups = {True: self.lookups.pooled, False: self.lookups.unpooled}
+        collectives = [record.model() for record in self.collectives]
+        hosts = [record.model() for record in self.hosts]
+        return Profile(
+            name=self.name,
+            measured_at=self.measured_at,
+            machine=self.machine,
+            optimizer=self.optimizer,
+            lookup_time=self.lookup_time,
+            lookups={
+                (pooled, direction): record.model()
+                for pooled, records in lookups.items()
+                for direction, record in records.items()
+            },
+            collectives={(c.operation, c.backend, c.world_size): c for c in collectives},
+            memory=self.memory.curve(),
+            retest_percent=self.retest_percent,
+            hosts={(host.backend, host.training, host.world_size): host for host in hosts},
+            dense=None if self.dense is None else self.dense.model(),
+            overlap=overlap_of(self.overlap),
+        )
+
+
+def _check_once(what: str, keys: list[tuple[object, ...]]) -> None:
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    if twice:
+        raise ValueError(f"{what} has {twice[0]} twice")
+
+
+_CURE = "make one with `torchrec-bls calibrate`"
+_FILE = Format(_ProfileRecord, _CURE, ProfileError, FORMAT, _READ)

@@ -1,19 +1,16 @@
 """Reads a model's tables from a JSON file, for planning without the model itself."""
 
-import json
 import warnings
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from msgspec import structs
+
+from torchrec_bls.records import AboveZero, Amount, Format, Positive, Record, Whole
 
 from ..cost_interface import TableReuse
 from ..reuse.statistics import REUSE_BINS, TableStatistics
 from .tables import Table, UniformReuse, Workload
-
-_STATISTICS = ("pooling_factor", "unique_rows")
-_LISTS = {"sharding_types"}
 
 
 class ModelFileError(ValueError):
@@ -33,24 +30,10 @@ def read_model(path: Path) -> Workload:
         ModelFileError: the file is no such file, or a table is impossible.
         OSError: it can't be read.
     """
-    try:
-        record = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelFileError(f"{path} is not JSON: {error}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("tables"), list):
-        raise ModelFileError(f'{path} has no list "tables"')
-    tables: list[Table] = []
-    reuse: dict[str, TableReuse] = {}
-    assumed = []
-    for number, entry in enumerate(record["tables"]):
-        try:
-            table = _table(entry)
-            if entry.get("pooling_factor") is None:
-                assumed.append(table.name)
-            reuse[table.path] = _reuse(table, entry)
-        except (TypeError, ValueError) as error:
-            raise ModelFileError(f"{path}, table number {number}: {error}") from error
-        tables.append(table)
+    records = _FILE.read(path).tables
+    tables = [record.table() for record in records]
+    reuse = {table.path: record.reuse(table) for table, record in zip(tables, records, strict=True)}
+    assumed = [record.name for record in records if record.pooling_factor is None]
     if assumed:
         warnings.warn(
             f"no pooling_factor for {len(assumed)} of {len(tables)} tables, the first "
@@ -63,36 +46,53 @@ def read_model(path: Path) -> Workload:
         raise ModelFileError(f"{path}: {error}") from error
 
 
-def _table(entry: Any) -> Table:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{entry!r} is not an object")
-    types = {field.name: type(field.default) for field in fields(Table)}
-    types |= {"name": str, "rows": int, "dim": int}
-    values: dict[str, Any] = {}
-    for name, value in entry.items():
-        if name in _STATISTICS:
-            continue
-        if name not in types:
-            raise ValueError(f"'{name}' is none of {', '.join([*types, *_STATISTICS])}")
-        if name in _LISTS and isinstance(value, list):
-            value = tuple(value)
-        if type(value) is not types[name]:
-            raise ValueError(f"'{name}' is {value!r}, not of type {types[name].__name__}")
-        values[name] = value
-    return Table(**values)
+class _TableRecord(Record):
+    """The fields of a Table, and statistics."""
+
+    name: str
+    rows: Positive
+    dim: Positive
+    module: str = Table.module
+    weight_bytes: Positive = Table.weight_bytes
+    features: Positive = Table.features
+    pooled: bool = Table.pooled
+    weighted: bool = Table.weighted
+    optimizer_bytes_per_row: Whole = Table.optimizer_bytes_per_row
+    optimizer_bytes_per_weight: Whole = Table.optimizer_bytes_per_weight
+    sharding_types: tuple[str, ...] = Table.sharding_types
+    min_columns: Positive = Table.min_columns
+    pooling_factor: Amount | None = None
+    unique_rows: dict[str, AboveZero] | None = None
+
+    def __post_init__(self) -> None:
+        table = self.table()
+        if table.weights_bytes(table.rows, table.dim) > _MOST_BYTES:
+            size = f"{self.rows} rows of {self.dim} weights"
+            raise ValueError(f"its {size} take more than {_MOST_BYTES} bytes")
+        self.reuse(table)
+
+    def table(self) -> Table:
+        values = structs.asdict(self)
+        del values["pooling_factor"], values["unique_rows"]
+        return Table(**values)
+
+    def reuse(self, table: Table) -> TableReuse:
+        factor = self.pooling_factor
+        pooling_factor = float(table.features if factor is None else factor)
+        if self.unique_rows is None:
+            return UniformReuse(table.rows, pooling_factor)
+        counted = self.unique_rows
+        pairs = sorted((float(samples), unique) for samples, unique in counted.items())
+        sizes, unique = np.asarray(pairs or [(0.0, 0.0)]).T
+        if not (np.isfinite(sizes).all() and sizes[0] > 0):
+            raise ValueError(f"'unique_rows' is {counted!r}, but all of it must be positive")
+        # Costs ask for no reuse factors: no profile has a model of them.
+        return TableStatistics(pooling_factor, sizes, unique, np.zeros(REUSE_BINS), table.rows)
 
 
-def _reuse(table: Table, entry: dict[str, Any]) -> TableReuse:
-    factor = entry.get("pooling_factor")
-    pooling_factor = float(table.features if factor is None else factor)
-    counted = entry.get("unique_rows")
-    if counted is None:
-        return UniformReuse(table.rows, pooling_factor)
-    if not isinstance(counted, dict) or not counted:
-        raise ValueError(f"'unique_rows' is {counted!r}, not samples and their distinct rows")
-    pairs = sorted((float(samples), float(unique)) for samples, unique in counted.items())
-    sizes, unique = np.asarray(pairs).T
-    if not (np.isfinite(pairs).all() and sizes[0] > 0 and (unique > 0).all()):
-        raise ValueError(f"'unique_rows' is {counted!r}, but all of it must be positive")
-    # Costs ask for no reuse factors: no profile has a model of them.
-    return TableStatistics(pooling_factor, sizes, unique, np.zeros(REUSE_BINS), table.rows)
+class _ModelRecord(Record):
+    tables: list[_TableRecord]
+
+
+_MOST_BYTES = 1 << 60
+_FILE = Format(_ModelRecord, "`torchrec-bls plan --help` shows what it holds", ModelFileError)

@@ -1,24 +1,28 @@
 """Plans as JSON files: which ranks hold which rows and columns of each table.
 
-{"format": "torchrec-bls plan", "version": 1, "ranks": 4, "tables": [{"module": "ebc", "name": "t0",
-"rows": 1000, "dim": 64, "sharding_type": "column_wise", "shards": [{"rank": 2, "rows": 1000,
-"columns": 32, "row_offset": 0, "column_offset": 0}, ...]}, ...]}
+{"format": "torchrec-bls plan", "version": 1, "ranks": 4, "ranks_per_host": 2, "tables": [{"module":
+"ebc", "name": "t0", "rows": 1000, "dim": 64, "sharding_type": "column_wise", "shards": [{"rank": 2,
+"rows": 1000, "columns": 32, "row_offset": 0, "column_offset": 0}, ...]}, ...]}
+
+Files of before lack "ranks_per_host".
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from .tables import SHARDING_TYPES, PlacedShard, PlacedTable, Table
+from msgspec import Meta, structs
+
+from torchrec_bls.records import Format, Positive, Record, Whole
+
+from .tables import SHARDING_TYPES, TABLE_ROW_WISE, PlacedShard, PlacedTable, Table
 
 FORMAT, VERSION = "torchrec-bls plan", 1
-_SHARD_FIELDS = {field.name for field in fields(PlacedShard)}
-_OF_TABLE = ("module", "name", "rows", "dim", "sharding_type", "shards")
 
 
 class PlanFileError(ValueError):
@@ -33,10 +37,39 @@ class SavedPlan:
         ranks: world size.
         tables: tables with the rows and columns that they had when the plan was made; the file does
             not have the other fields of a Table.
+        ranks_per_host: ranks that share a host; None: the file does not say it.
     """
 
     ranks: int
     tables: tuple[PlacedTable, ...]
+    ranks_per_host: int | None = None
+
+    def check_shape(self, ranks: int, ranks_per_host: int, source: str) -> None:
+        """Checks that the plan is for these ranks and hosts.
+
+        Args:
+            ranks: world size.
+            ranks_per_host: ranks that share a host.
+            source: what messages call the plan.
+
+        Raises:
+            PlanFileError: the plan is for others.
+        """
+        if self.ranks != ranks:
+            raise PlanFileError(
+                f"{source} is a plan for {self.ranks} ranks, but there are {ranks}: plan again"
+            )
+        here = _shape(ranks, ranks_per_host)
+        if self.ranks_per_host not in (None, ranks_per_host):
+            there = _shape(self.ranks, self.ranks_per_host)
+            raise PlanFileError(f"{source} is a plan for {there}, but there are {here}: plan again")
+        for placed in self.tables:
+            if placed.sharding_type == TABLE_ROW_WISE and not _fill_host(placed, ranks_per_host):
+                on = sorted({shard.rank for shard in placed.shards})
+                raise PlanFileError(
+                    f"{source} has table '{placed.table.path}' in rows of one host, on ranks {on}, "
+                    f"but there are {here}: plan again"
+                )
 
     def of(self, tables: Sequence[Table], source: str) -> tuple[PlacedTable, ...]:
         """Returns the plan of `tables`, in their order.
@@ -71,8 +104,17 @@ class SavedPlan:
         return tuple(placed)
 
 
-def save_plan(path: Path, plan: Iterable[PlacedTable], ranks: int) -> None:
+def save_plan(
+    path: Path, plan: Iterable[PlacedTable], ranks: int, ranks_per_host: int | None
+) -> None:
     """Writes a plan, a table on a line.
+
+    Args:
+        path: file to write.
+        plan: the plan.
+        ranks: world size.
+        ranks_per_host: ranks that share a host; None: any number, since no table is split among the
+            ranks of one host.
 
     Raises:
         OSError: the file can't be written.
@@ -90,7 +132,10 @@ def save_plan(path: Path, plan: Iterable[PlacedTable], ranks: int) -> None:
         )
         for placed in plan
     ]
-    head = json.dumps({"format": FORMAT, "version": VERSION, "ranks": ranks})[:-1]
+    content = {"format": FORMAT, "version": VERSION, "ranks": ranks}
+    if ranks_per_host is not None:
+        content["ranks_per_host"] = ranks_per_host
+    head = json.dumps(content)[:-1]
     path.write_text(head + ', "tables": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
@@ -102,56 +147,83 @@ def read_plan(path: Path) -> SavedPlan:
             make up the tables.
         OSError: it can't be read.
     """
-    try:
-        record = json.loads(path.read_text())
-    except ValueError as error:
-        raise PlanFileError(f"{path} is not JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise PlanFileError(f"{path} is not a {FORMAT}: make one with `torchrec-bls plan --save`")
-    if record.get("version") != VERSION:
-        raise PlanFileError(
-            f"{path} has version {record.get('version')!r}, and this package reads {VERSION}: plan "
-            "again"
-        )
-    ranks, entries = record.get("ranks"), record.get("tables")
-    if type(ranks) is not int or ranks < 1 or not isinstance(entries, list) or not entries:
-        raise PlanFileError(f"{path} lacks ranks or tables: plan again")
-    tables = []
-    for number, entry in enumerate(entries):
-        try:
-            tables.append(_table(entry, ranks))
-        except (TypeError, ValueError) as error:
-            raise PlanFileError(f"{path}, table number {number}: {error}") from error
-    paths = [placed.table.path for placed in tables]
-    if len(set(paths)) < len(paths):
-        raise PlanFileError(f"{path} plans a table twice: {sorted(paths)}")
-    return SavedPlan(ranks, tuple(tables))
+    record = _FILE.read(path)
+    tables = tuple(table.placed() for table in record.tables)
+    return SavedPlan(record.ranks, tables, record.ranks_per_host)
 
 
-def _table(entry: Any, ranks: int) -> PlacedTable:
-    if not isinstance(entry, dict) or set(entry) != set(_OF_TABLE):
-        raise ValueError(f"must be an object of {', '.join(_OF_TABLE)}")
-    kind, shards = entry["sharding_type"], entry["shards"]
-    if kind not in SHARDING_TYPES:
-        raise ValueError(f"sharding type {kind!r} is none of {', '.join(SHARDING_TYPES)}")
-    if not isinstance(shards, list):
-        raise ValueError("shards must be a list")
-    numbers = [entry["rows"], entry["dim"], *(n for shard in shards for n in _numbers(shard))]
-    if any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError("rows, columns and ranks must be whole numbers, not negative")
-    table = Table(str(entry["name"]), entry["rows"], entry["dim"], str(entry["module"]))
-    placed = tuple(PlacedShard(**shard) for shard in shards)
-    beyond = [shard.rank for shard in placed if shard.rank >= ranks]
-    if beyond:
-        raise ValueError(f"'{table.path}' has a shard on rank {beyond[0]}, of {ranks} ranks")
-    _check_cover(table, placed)
-    return PlacedTable(table, kind, placed)
+class _ShardRecord(Record):
+    rank: Whole
+    rows: Whole
+    columns: Whole
+    row_offset: Whole
+    column_offset: Whole
 
 
-def _numbers(shard: Any) -> list[Any]:
-    if not isinstance(shard, dict) or set(shard) != _SHARD_FIELDS:
-        raise ValueError(f"a shard must be an object of {', '.join(sorted(_SHARD_FIELDS))}")
-    return list(shard.values())
+class _TableRecord(Record):
+    module: str
+    name: str
+    rows: Positive
+    dim: Positive
+    sharding_type: str
+    shards: list[_ShardRecord]
+
+    def __post_init__(self) -> None:
+        if self.sharding_type not in SHARDING_TYPES:
+            known = ", ".join(SHARDING_TYPES)
+            raise ValueError(f"sharding type {self.sharding_type!r} is none of {known}")
+        placed = self.placed()
+        _check_cover(placed.table, placed.shards)
+
+    def placed(self) -> PlacedTable:
+        shards = tuple(PlacedShard(**structs.asdict(shard)) for shard in self.shards)
+        table = Table(self.name, self.rows, self.dim, self.module)
+        return PlacedTable(table, self.sharding_type, shards)
+
+
+class _PlanRecord(Record):
+    format: str
+    version: int
+    ranks: Positive
+    tables: Annotated[list[_TableRecord], Meta(min_length=1)]
+    ranks_per_host: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks % (self.ranks_per_host or 1):
+            raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.ranks_per_host}")
+        paths = [table.placed().table.path for table in self.tables]
+        for path, table in zip(paths, self.tables, strict=True):
+            beyond = [shard.rank for shard in table.shards if shard.rank >= self.ranks]
+            if beyond:
+                raise ValueError(
+                    f"table '{path}' has a shard on rank {beyond[0]}, of {self.ranks} ranks"
+                )
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"it plans a table twice: {sorted(paths)}")
+
+
+_FILE = Format(
+    _PlanRecord,
+    "plan again, and save it with `torchrec-bls plan --save` or sharding.save_plan",
+    PlanFileError,
+    FORMAT,
+    (VERSION,),
+)
+
+
+def _shape(ranks: int, ranks_per_host: int | None) -> str:
+    hosts = ranks // (ranks_per_host or ranks)
+    return f"{hosts} host{'s' if hosts > 1 else ''} of {ranks_per_host} ranks"
+
+
+def _fill_host(placed: PlacedTable, ranks_per_host: int) -> bool:
+    """Returns whether the shards are blocks of rows, one for each rank of one host."""
+    block = -(-placed.table.rows // ranks_per_host)
+    # Blocks without rows are not in the file.
+    blocks = -(-placed.table.rows // block)
+    ranks = {shard.rank for shard in placed.shards}
+    hosts = {rank // ranks_per_host for rank in ranks}
+    return len(hosts) == 1 and len(ranks) == len(placed.shards) == blocks
 
 
 def _check_cover(table: Table, shards: Sequence[PlacedShard]) -> None:

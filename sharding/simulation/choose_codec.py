@@ -28,7 +28,7 @@ def choose_codec(
     """
     codecs = list(dict.fromkeys(each.codec for each in outcomes))
     if len(codecs) < 2:
-        raise ValueError(f"to choose a codec takes several, and there is {', '.join(codecs)} alone")
+        raise ValueError(f"choosing a codec needs at least two, but there is only {codecs[0]}")
     within = within_limits(outcomes, max_memory_bytes, max_latency_us)
     best = {
         codec: choose_bound(own)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
+
+from torchrec_bls.records import Amount, Format, Record
 
 from .engine.task_graph import Floats
 
@@ -144,16 +147,15 @@ def _of_ranks(rest: str) -> Draw:
     return draw
 
 
+class _DelaysRecord(Record):
+    milliseconds: Annotated[list[Amount], Meta(min_length=1)]
+
+
+_FILE = Format(_DelaysRecord, 'give a list of "milliseconds"', DelayError)
+
+
 def _from_file(path: Path) -> Draw:
-    try:
-        record = json.loads(path.read_text())
-        values = np.asarray(record["milliseconds"], dtype=np.float64)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DelayError(f'is no JSON with a list "milliseconds": {error!r}') from error
-    if values.ndim != 1 or not len(values):
-        raise DelayError('"milliseconds" is no list of numbers')
-    if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise DelayError("has a delay that is negative or no number")
+    values = np.asarray(_FILE.read(path).milliseconds)
     return lambda random, ranks, steps: random.choice(values * 1e3, (ranks, steps))
 
 

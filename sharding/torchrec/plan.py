@@ -17,6 +17,7 @@ from ..problem import plan_file
 from ..problem.tables import (
     COLUMN_WISE,
     SHARDING_TYPES,
+    TABLE_ROW_WISE,
     PlacedShard,
     PlacedTable,
     Table,
@@ -104,7 +105,19 @@ def save_plan(plan: ShardingPlan, path: str | Path, *, world_size: int) -> None:
         for module, parameters in plan.plan.items()
         for name, parameter in dict(parameters).items()
     ]
-    plan_file.save_plan(Path(path), from_sharding_plan(plan, Workload(tables)), world_size)
+    # A table that is split among the ranks of a host has a shard on each of them.
+    per_host = {
+        len(parameter.ranks)
+        for parameters in plan.plan.values()
+        for parameter in dict(parameters).values()
+        if parameter.sharding_type == TABLE_ROW_WISE
+    }
+    if len(per_host) > 1:
+        raise ValueError(
+            f"tables are split among {sorted(per_host)} ranks of a host, not one number"
+        )
+    placed = from_sharding_plan(plan, Workload(tables))
+    plan_file.save_plan(Path(path), placed, world_size, next(iter(per_host), None))
 
 
 def _extent(parameter: ParameterSharding) -> tuple[int, int]:
@@ -131,13 +144,11 @@ def load_plan(
         constraints: see `to_sharding_plan`.
 
     Raises:
-        PlanFileError: the file is no such file, or the plan is for another number of ranks.
+        PlanFileError: the file is no such file, or the plan is for another number of ranks or of
+            ranks on each host.
         OSError: the file can't be read.
     """
     saved = plan_file.read_plan(Path(path))
-    if saved.ranks != topology.world_size:
-        raise plan_file.PlanFileError(
-            f"{path} is a plan for {saved.ranks} ranks, and the topology has "
-            f"{topology.world_size}: plan again"
-        )
+    ranks = topology.world_size
+    saved.check_shape(ranks, min(topology.local_world_size, ranks), str(path))
     return to_sharding_plan(saved.tables, topology, constraints)

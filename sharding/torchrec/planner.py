@@ -65,7 +65,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         backend: backend of the exchanges, "bls", "gloo" or "nccl". None: "bls" if there are
             bounded-lag sharders, else "nccl" for GPUs and "gloo" for CPUs. Name it for TorchRec's
             own sharders over a process group "bls".
-        bound: bound of the bounded-lag sharders.
+        bound: iterations that ranks may be apart; None: the bound of the bounded-lag sharders that
+            `plan` gets, or 0 without any. Leave it out: another bound than theirs is refused.
         training: whether there is a backward; None: at bound 0.
         cores_per_host: number of cores that the ranks of a host share; None: each rank has its own.
         simulate: whether whole steps of the best plans found are simulated. Then the fastest one is
@@ -87,7 +88,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         costs: AdditiveCosts | None = None,
         reuse: Mapping[str, TableReuse] | None = None,
         backend: str | None = None,
-        bound: int = 0,
+        bound: int | None = None,
         training: bool | None = None,
         cores_per_host: int | None = None,
         simulate: bool = False,
@@ -106,7 +107,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._reuse = reuse
         self._backend = backend
         self._bound = bound
-        self._training = bound == 0 if training is None else training
+        self._training = training
         self._cores_per_host = cores_per_host
         self._simulate = simulate
         self._last: tuple[Workload, Found, PlanChoice | None] | None = None
@@ -118,13 +119,14 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             PlannerError: constraints contradict each other, or nothing fits into the memory; the
                 text names the binding constraint, and how much is missing.
             ProfileError: steps are to be simulated, and the profile has no host costs for that.
-            ValueError: there is nothing to plan.
+            ValueError: there is nothing to plan, sharders have several bounds or another one than
+                this planner, or the storage reservation is of another number of ranks.
         """
         device = self._topology.compute_device
         hosts = -(-self._topology.world_size // self._topology.local_world_size)
         workload = workload_of(module, sharders, device, hosts, self._constraints, self._reuse)
         job = self._job(module, sharders)
-        if self._training:
+        if job.training:
             self._compare_optimizers(optimizers_of(module, sharders))
         try:
             found = search(make_problem(workload, job, self._costs))
@@ -223,21 +225,53 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         free = self._reservation.reserve(
             self._topology, self._batch_size, module, sharders, self._constraints
         )
+        ranks, reservation = self._topology.world_size, type(self._reservation).__name__
+        if len(free.devices) != ranks:
+            raise ValueError(
+                f"{reservation} leaves memory to {len(free.devices)} ranks, but the topology has "
+                f"{ranks}: give a storage_reservation whose reserve() keeps the topology's ranks"
+            )
         ddr = [max(device.storage.ddr, 0) for device in free.devices]
         on_cpu = self._topology.compute_device == "cpu"
         hbm = [max(device.storage.hbm, 0) for device in free.devices]
+        if not any(ddr if on_cpu else hbm):
+            raise PlannerError(
+                f"{reservation} reserves all memory of all ranks, and leaves none to tables: give "
+                "a smaller storage_reservation, or a topology with more memory",
+                PlannerErrorType.INSUFFICIENT_STORAGE,
+            )
+        bound = self._bound_of(sharders)
         return Job(
-            ranks=self._topology.world_size,
+            ranks=ranks,
             batch=self._batch_size,
             memory_bytes=ddr if on_cpu else hbm,
             ranks_per_host=min(self._topology.local_world_size, self._topology.world_size),
             backend=_backend_of(sharders, on_cpu) if self._backend is None else self._backend,
-            bound=self._bound,
-            training=self._training,
+            bound=bound,
+            training=bound == 0 if self._training is None else self._training,
             host_memory_bytes=None if on_cpu else ddr,
             cores_per_host=self._cores_per_host,
             memory_kind="DDR" if on_cpu else "HBM",
         )
+
+    def _bound_of(self, sharders: Sequence[ModuleSharder[nn.Module]]) -> int:
+        # An attribute decides, as in _backend_of.
+        bounds = {
+            type(sharder).__name__: sharder.exchange_bound
+            for sharder in sharders
+            if hasattr(sharder, "exchange_bound")
+        }
+        if len(set(bounds.values())) > 1:
+            raise ValueError(f"sharders have the bounds {bounds}, but one plan is for one bound")
+        of_sharders = next(iter(bounds.values()), None)
+        if self._bound is None:
+            return of_sharders or 0
+        if of_sharders not in (None, self._bound):
+            raise ValueError(
+                f"bound is {self._bound}, but the sharders have bound {of_sharders}: leave bound "
+                "out, and the plan is for theirs"
+            )
+        return self._bound
 
 
 def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]], on_cpu: bool) -> str:

@@ -50,7 +50,7 @@ class BLSPlannerProvider(DefaultPlannerProvider):  # type: ignore[misc]
         costs: costs on the machine, or on several by their SKUs.
         reuse: see BLSShardingPlanner, as for the following arguments.
         backend: backend of the exchanges.
-        bound: bound of the bounded-lag sharders.
+        bound: iterations that ranks may be apart; None: the bound of the bounded-lag sharders.
         training: whether there is a backward.
         cores_per_host: number of cores that the ranks of a host share.
     """
@@ -61,7 +61,7 @@ class BLSPlannerProvider(DefaultPlannerProvider):  # type: ignore[misc]
         costs: AdditiveCosts | Mapping[str, AdditiveCosts],
         reuse: Mapping[str, TableReuse] | None = None,
         backend: str | None = None,
-        bound: int = 0,
+        bound: int | None = None,
         training: bool | None = None,
         cores_per_host: int | None = None,
     ) -> None:

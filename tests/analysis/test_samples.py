@@ -96,33 +96,36 @@ TABLE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 2}, "is of version 2, but this package reads version 1"),
-        ({"version": "no"}, "does not say its version"),
-        ({"batches": "no"}, "is damaged .KeyError.'batches'"),
-        ({"batches": "many"}, "is damaged .*'many'"),
-        ({"batches": 0}, "has 0 batches of 2 tables"),
-        ({"tables": []}, "has 1 batches of 0 tables"),
-        ({"tables": [TABLE, TABLE]}, r"2 tables, \['a'\] twice"),
-        ({"tables": 7}, "is damaged"),
-        ({"tables": [7]}, "is damaged"),
-        ({"tables": [{**TABLE, "colour": 1}]}, "is damaged .*'colour'"),
-        ({"tables": [{**TABLE, "name": 1}]}, "its name is 1, but must be a text"),
-        ({"tables": [{**TABLE, "rows": 0}]}, "its rows is 0, but must be a positive number"),
-        ({"tables": [{**TABLE, "dim": "8"}]}, "its dim is '8', but must be a positive number"),
-        ({"tables": [{**TABLE, "pooled": 1}]}, "its pooled is 1, but must be a boolean"),
-        ({"tables": [{**TABLE, "features": []}]}, r"its features are \(\), but must be texts"),
+        ({"version": 2}, "has version 2, and this package reads 1"),
+        ({"version": "no"}, "has version None"),
+        ({"batches": "no"}, "'batches' is missing"),
+        ({"batches": "many"}, "batches: expected int, got 'many'"),
+        ({"batches": 0}, "batches: expected int >= 1, got 0"),
+        ({"tables": []}, r"tables: expected array of length >= 1, got \[\]"),
+        ({"tables": [TABLE, TABLE]}, r"tables \['a'\] are there twice"),
+        ({"tables": 7}, "tables: expected array, got 7"),
+        ({"tables": [7]}, r"tables\[0\]: expected object, got 7"),
+        ({"colour": 1}, "'colour' is unknown"),
+        ({"tables": [{**TABLE, "name": 1}]}, r"tables\[0\].name: expected str, got 1"),
+        ({"tables": [{**TABLE, "rows": 0}]}, "rows: expected int >= 1, got 0"),
+        ({"tables": [{**TABLE, "dim": "8"}]}, "dim: expected int, got '8'"),
+        ({"tables": [{**TABLE, "pooled": 1}]}, "pooled: expected bool, got 1"),
+        (
+            {"tables": [{**TABLE, "features": []}]},
+            "features: expected array of length >= 1",
+        ),
     ],
 )
 def test_a_damaged_list_of_tables(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     changed(tmp_path, **changes)
-    with pytest.raises(ValueError, match=rf"samples\.json .*{said}.*: {CURE}"):
+    with pytest.raises(ValueError, match=rf"samples\.json:? .*{said}.*: {CURE}"):
         Samples(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "\xff"])
 def test_a_list_of_tables_that_is_no_json(text: str, tmp_path: Path) -> None:
     (small(tmp_path) / "samples.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=rf"samples\.json is no JSON .*: {CURE}"):
+    with pytest.raises(ValueError, match=rf"samples\.json is no JSON.*: {CURE}"):
         Samples(tmp_path)
 
 

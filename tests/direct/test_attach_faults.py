@@ -21,7 +21,7 @@ from tests.direct import nodes, served
 from tests.direct.answered import answered
 from tests.direct.served import Expected, batches_of, check
 from tests.processes import run
-from torchrec_bls import BLSConfig, attach, offer
+from torchrec_bls import BLSConfig, attach, offer, publish
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offered.conversation import Conversation, Descriptors, connect
 from torchrec_bls.errors import (
@@ -223,12 +223,37 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
     "rows before the table": (
         changed_text(lambda content: shard_text(content, ROW_WISE, first_row=-1)),
         ProtocolError,
-        "stand where numbers belong",
+        r"first_row: expected int >= 0, got -1",
+    ),
+    "a generation of another age": (
+        changed_text(lambda content: content.update(generation=2**70)),
+        ProtocolError,
+        "generation: expected int <= 9223372036854775807",
+    ),
+    "a generation before all": (
+        changed_text(lambda content: content.update(generation=-1)),
+        ProtocolError,
+        "generation: expected int >= 0, got -1",
+    ),
+    "a generation without end": (
+        changed_text(lambda content: content.update(generation=float("inf"))),
+        ProtocolError,
+        "sends no manifest, it is no JSON",
+    ),
+    "a form in itself": (
+        changed_text(lambda content: content["modules"][0].update(form=nested(900))),
+        ProtocolError,
+        "does not fit the tables|too deep in each other",
+    ),
+    "a dtype that is none": (
+        changed_text(lambda content: module_text(content, dtype="torch.nn")),
+        ProtocolError,
+        "has weights of 'torch.nn', which is no dtype",
     ),
     "text for numbers": (
         changed_text(lambda content: module_text(content, sizes=["4096", "4096"])),
         ProtocolError,
-        "stand where numbers belong",
+        r"modules\[0\].sizes\[0\]: expected int, got '4096'",
     ),
     "an output of a feature twice": (
         changed_text(lambda content: content["modules"][0]["form"]["names"].append("f1")),
@@ -294,6 +319,13 @@ def attach_to_what_is_wrong(rank: int, folder: str) -> None:
     dist.barrier()
 
 
+def nested(depth: int) -> dict[str, Any]:
+    form: dict[str, Any] = {}
+    for _ in range(depth):
+        form = {"names": form}
+    return form
+
+
 def _refuse_all(source: str, path: str) -> None:
     reader = nodes.bare_model()
     modules, weights = list(reader.modules()), reader.dense.weight.clone()
@@ -326,10 +358,44 @@ def attach_other_models(rank: int, folder: str) -> None:
                 attach(other, offered.path, deadline=DEADLINE)
         with pytest.raises(ValueError, match="the model has no EmbeddingBagCollection"):
             attach(model, offered.path)
-    with pytest.raises(ValueError, match="call the model once before"):
+    with pytest.raises(ValueError, match=r"were not called yet, .*call the model once before"):
         offer(served.sharded(), f"{folder}/{rank}")
     with pytest.raises(ValueError, match="do not read their tables directly"):
         offer(served.sharded(BLSConfig()), f"{folder}/{rank}")
+    for wrong in (-1, "0", 2, True, 1.0):
+        with pytest.raises(ValueError, match=f"owner is {wrong!r}, but must be"):
+            publish(model, {}, owner=wrong)  # type: ignore[arg-type]
+    for endless in (float("inf"), float("nan"), -1.0):
+        with pytest.raises(ValueError, match=r"deadline is .* s, but must be a number"):
+            publish(model, deadline=endless)
+        with pytest.raises(ValueError, match=r"deadline is .* s, but must be a number"):
+            attach(nodes.bare_model(), f"{folder}/{rank}", deadline=endless)
+    for wrong in (-1, "0", True):
+        with pytest.raises(ValueError, match=r"owner is .*, but must be a rank, counted from 0"):
+            attach(nodes.bare_model(), f"{folder}/{rank}", owner=wrong)  # type: ignore[arg-type]
+    state = model.state_dict()
+    table = next(key for key, value in state.items() if key.endswith("t0.weight"))
+    whole = torch.zeros(41, 8)
+    for key, value, text in (
+        ("dense.weight", None, "'dense.weight' is a NoneType, but must be a tensor"),
+        (
+            "dense.weight",
+            state["dense.weight"].to("meta"),
+            "'dense.weight' is on the device 'meta'",
+        ),
+        (table, whole.to("meta"), f"'{table}' is on the device 'meta', but must have all"),
+        (table, whole.to_sparse(), f"'{table}' is of the layout torch.sparse_coo, but must"),
+        (table, None, f"'{table}' is a NoneType: give the whole table"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            publish(model, {**state, key: value})
+    assert publish(model, state).generation == 2
+    os.chdir(folder)
+    with offer(model, f"{rank}.socket".encode()) as offered:
+        os.chdir("/")
+        assert offered.path == f"{folder}/{rank}.socket"
+        attach(nodes.bare_model(), offered.path.encode(), deadline=DEADLINE)  # type: ignore[arg-type]
+    assert not Path(offered.path).exists()
 
 
 def _tables(**changed: Any) -> Callable[[Any], None]:

@@ -14,7 +14,14 @@ from torchrec.distributed.types import ShardingEnv
 from tests.distributed.models import Batch, SparseOnly, assert_same_bits, flatten
 from tests.processes import run
 from tests.quant import models
-from torchrec_bls import BLSConfig, BLSQuantEmbeddingBagCollectionSharder, CodecConfig
+from torchrec_bls import (
+    BLSConfig,
+    BLSQuantEmbeddingBagCollectionSharder,
+    BoundedLagPipeline,
+    CodecConfig,
+    offer,
+    publish,
+)
 from torchrec_bls.errors import RendezvousError
 
 TYPES = ["int8", "int4", "int2", "fp16"]
@@ -158,6 +165,22 @@ def _weights(rank: int) -> None:
         lambda: models.shard(model, sharder, "row_wise"),
     )
     assert "has no 'embeddings.embedding_bags.t3.weight'" in says
+
+
+def test_quantized_tables_are_not_published() -> None:
+    run(2, _unpublished)
+
+
+def _unpublished(rank: int) -> None:
+    for lookup in ("direct", "exchange"):
+        model, _ = sharded(config=BLSConfig(lookup=lookup))  # type: ignore[arg-type]
+        for act in (publish, lambda each: offer(each, f"nowhere/{rank}")):
+            said = raised(ValueError, lambda act=act, model=model: act(model))
+            assert "have quantized tables, which take no new weights" in said
+            assert "shard the model again" in said
+        if lookup == "direct":
+            said = raised(ValueError, lambda model=model: BoundedLagPipeline(model))
+            assert "read quantized tables directly and exchange nothing" in said
 
 
 @pytest.mark.parametrize("lookup", ["exchange", "auto"])

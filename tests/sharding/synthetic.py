@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torchrec_bls.sharding.cost_interface import LookupWork
@@ -24,6 +24,10 @@ from torchrec_bls.sharding.costs.lookup.trees import Trees, empty
 from torchrec_bls.sharding.costs.machine import Machine
 from torchrec_bls.sharding.costs.profile import MemoryCurve, Profile
 from torchrec_bls.sharding.reuse.statistics import REUSE_BINS
+
+from torchrec_bls.records import decode
+
+T = TypeVar("T")
 
 
 def random_works(random: np.random.Generator, count: int, pooled: bool = True) -> list[LookupWork]:
@@ -150,6 +154,11 @@ def small_profile() -> Profile:
             for world_size in (2, 4)
         },
     )
+
+
+def read_back(record: Any, form: type[T]) -> T:
+    """Returns what a profile's reader makes of a part of a profile."""
+    return decode(json.dumps(record), form, "it", "mend it")
 
 
 def changed(profile: Profile, path: Sequence[Any], value: Any) -> dict[str, Any]:

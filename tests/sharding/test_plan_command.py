@@ -34,15 +34,24 @@ def test_prints_and_writes(files: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("tables", "message"),
     [
         ([], "there are no tables"),
-        ([{"name": "t", "rows": 0, "dim": 4}], "table number 0: table 't': rows is 0"),
-        ([{"name": "t", "rows": 9}], "table number 0"),
-        ([{"name": "t", "rows": 9, "dim": "4"}], "'dim' is '4', not of type int"),
-        ([{"name": "t", "rows": 9, "dim": 4, "colour": 1}], "'colour' is none of name, rows"),
+        (
+            [{"name": "t", "rows": 0, "dim": 4}],
+            "json: tables[0].rows: expected int >= 1, got 0",
+        ),
+        ([{"name": "t", "rows": 9}], "model.json: tables[0]: 'dim' is missing"),
+        ([{"name": "t", "rows": 9, "dim": "4"}], "tables[0].dim: expected int, got '4'"),
+        ([{"name": "t", "rows": 9, "dim": 4, "colour": 1}], "tables[0]: 'colour' is unknown"),
         ([TABLES[0], TABLES[0]], "there twice"),
-        ([{**TABLES[0], "pooling_factor": -1}], "pooling factor is -1"),
-        ([{**TABLES[0], "unique_rows": 7}], "not samples and their distinct rows"),
-        ([{**TABLES[0], "unique_rows": {"64": 0}}], "but all of it must be positive"),
+        ([{**TABLES[0], "pooling_factor": -1}], "pooling_factor: expected float >= 0.0, got -1"),
+        ([{**TABLES[0], "unique_rows": 7}], "unique_rows: expected object, got 7"),
+        (
+            [{**TABLES[0], "unique_rows": {"64": 0}}],
+            "unique_rows['64']: expected float > 0",
+        ),
+        ([{**TABLES[0], "unique_rows": {}}], "but all of it must be positive"),
         ([{**TABLES[0], "unique_rows": {"many": 9}}], "could not convert"),
+        ([{**TABLES[0], "rows": 2**62}], "take more than"),
+        ([{**TABLES[0], "rows": 2**70}], "tables[0].rows: expected int <= "),
         ([{**TABLES[0], "sharding_types": ["diagonal"]}], "chooses among"),
         ([{**TABLES[0], "rows": 10**9, "sharding_types": ["table_wise"]}], "short by"),
     ],
@@ -58,7 +67,7 @@ def test_bad_models_are_named(
 def test_bad_files(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (files / "model.json").write_text("tables")
     assert plan(files) == 1
-    assert "is not JSON" in capsys.readouterr().err
+    assert "is no JSON" in capsys.readouterr().err
     assert run(["plan", "--model", "none.json", "--profile", "none.json", "--ranks", "2"]) == 1
     assert "none.json" in capsys.readouterr().err
 

@@ -68,7 +68,7 @@ def test_a_plan_is_chosen_by_host_costs_of_its_kind(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simulate(files, "--choose", "plan", "--bound", "0", "--backend", "gloo") == 1
-    assert "takes host costs of inference over gloo, which the prof" in capsys.readouterr().err
+    assert "needs host costs of inference over gloo, which the prof" in capsys.readouterr().err
 
 
 def test_the_codec_that_a_link_is_worth(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,10 +159,10 @@ def test_many_ranks_are_said_to_be_extrapolated(
         (["--max-latency-ms", "1"], "--max-latency-ms is a limit of --choose"),
         (["--choose", "colour"], "--choose has 'colour', but must be of plan, bound, codec"),
         (["--choose", "bound,"], "--choose has '', but must be of plan, bound, codec"),
-        (["--choose", "codec"], "--choose codec takes several, and --codec is fp32 alone"),
+        (["--choose", "codec"], "--choose codec needs at least two, but --codec has only fp32"),
         (
             ["--choose", "bound,codec", "--codec", "fp16"],
-            "takes several, and --codec is fp16",
+            "at least two, but --codec has only fp16",
         ),
         (
             ["--choose", "codec", "--codec", "fp32,fp16"],
@@ -198,7 +198,7 @@ def test_bad_options(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 99}, "has version 99 and this package reads"),
+        ({"version": 99}, "has version 99, and this package reads"),
         ({"format": "something"}, "is not a torchrec-bls profile"),
         (
             {"machine": {"kind": "cuda"}},
@@ -225,7 +225,7 @@ def test_a_plan_of_other_tables_or_ranks(files: Path, capsys: pytest.CaptureFixt
         == 0
     )
     assert simulate(files, f"--plan={saved}", ranks=4) == 1
-    assert "is a plan for 2 ranks, and --ranks is 4" in capsys.readouterr().err
+    assert "is a plan for 2 ranks, but there are 4" in capsys.readouterr().err
     (files / "model.json").write_text(json.dumps({"tables": TABLES[:1]}))
     assert simulate(files, f"--plan={saved}") == 1
     assert "plans table 'items' and 0 more that the model does not have" in capsys.readouterr().err

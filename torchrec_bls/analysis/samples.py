@@ -7,18 +7,24 @@ rows of each feature. An array's name has the numbers of table and feature: "3.0
 from __future__ import annotations
 
 import json
+import math
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
+from numpy.lib import format as npy
+
+from torchrec_bls.records import Format, Positive, Record
 
 VERSION = 1
 FILE = "samples.json"
+# Of one array of one batch.
+_MOST_BYTES = 1 << 29
 _CURE = "record the samples again with torchrec_bls.record_lookups"
 
 Floats = npt.NDArray[np.float32]
@@ -40,27 +46,12 @@ class SampledTable:
     """
 
     name: str
-    rows: int
-    dim: int
+    rows: Positive
+    dim: Positive
     pooled: bool
     weighted: bool
     data_type: str
-    features: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for values that are impossible."""
-        for name in ("name", "data_type"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"its {name} is {getattr(self, name)!r}, but must be a text")
-        for name in ("rows", "dim"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"its {name} is {number!r}, but must be a positive number")
-        for name in ("pooled", "weighted"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"its {name} is {getattr(self, name)!r}, but must be a boolean")
-        if not self.features or not all(isinstance(name, str) for name in self.features):
-            raise ValueError(f"its features are {self.features!r}, but must be texts")
+    features: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class Lookup(NamedTuple):
@@ -171,19 +162,8 @@ class Samples:
                 f"{path} has no {FILE}: it is no folder of samples, or its recording was cut "
                 f"short; {_CURE}"
             )
-        content = _content(file)
-        try:
-            self.tables = [_table(table) for table in content["tables"]]
-            self.batches = int(content["batches"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is damaged ({error!r}): {_CURE}") from error
-        names = [table.name for table in self.tables]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice or not names or self.batches < 1:
-            raise ValueError(
-                f"{file} has {self.batches} batches of {len(names)} tables"
-                f"{f', {twice} twice' if twice else ''}: {_CURE}"
-            )
+        content = _FILE.read(file)
+        self.tables, self.batches = content.tables, content.batches
 
     def of(self, table: SampledTable) -> list[list[Lookup]]:
         """Returns the lookups of each batch in a table, [batch][feature].
@@ -200,25 +180,16 @@ class Samples:
         table = self.tables[index]
         lookups = []
         try:
-            with np.load(file, allow_pickle=False) as arrays:
+            with zipfile.ZipFile(file) as arrays:
                 for feature in range(len(table.features)):
-                    parts = (arrays[f"{index}.{feature}.{part}"] for part in Lookup._fields)
+                    parts = (_array(arrays, f"{index}.{feature}.{part}") for part in Lookup._fields)
                     lookups.append(Lookup(*parts))
                     lookups[-1].check(table)
         except FileNotFoundError:
             raise ValueError(
                 f"{file} is missing, of {self.batches} batches that {FILE} has: {_CURE}"
             ) from None
-        except (
-            AttributeError,  # for a single array, which has no names
-            EOFError,
-            KeyError,
-            OSError,
-            TypeError,
-            ValueError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+        except Exception as error:  # whatever zipfile and numpy make of the bytes
             raise ValueError(
                 f"{file}, table '{table.name}', is damaged ({error}): {_CURE}"
             ) from error
@@ -229,20 +200,33 @@ def _name_of(batch: int) -> str:
     return f"batch-{batch:05}.npz"
 
 
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:  # from UTF-8 or JSON
-        raise ValueError(f"{file} is no JSON ({error}): {_CURE}") from error
-    if not isinstance(content, dict) or "version" not in content:
-        raise ValueError(f"{file} does not say its version: {_CURE}")
-    if content["version"] != VERSION:
-        raise ValueError(
-            f"{file} is of version {content['version']!r}, but this package reads version "
-            f"{VERSION}: {_CURE}"
-        )
-    return content
+def _array(arrays: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """Returns an array, if it is as large as its header says."""
+    entry = arrays.getinfo(f"{name}.npy")
+    if entry.file_size > _MOST_BYTES:
+        raise ValueError(f"{name} has {entry.file_size:,} bytes, more than {_MOST_BYTES:,}")
+    with arrays.open(entry) as stored:
+        version = npy.read_magic(stored)
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read_header(stored)
+    # numpy would ask for the memory before it reads.
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > entry.file_size:
+        raise ValueError(f"{name} is shorter than its shape {shape}")
+    with arrays.open(entry) as stored:
+        array: npt.NDArray[Any] = npy.read_array(stored, allow_pickle=False)
+    return array
 
 
-def _table(content: dict[str, Any]) -> SampledTable:
-    return SampledTable(**{**content, "features": tuple(content["features"])})
+class _SamplesRecord(Record):
+    version: int
+    batches: Positive
+    tables: Annotated[list[SampledTable], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        names = [table.name for table in self.tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"tables {twice} are there twice")
+
+
+_FILE = Format(_SamplesRecord, _CURE, versions=(VERSION,))

@@ -18,7 +18,7 @@ def add_command(commands: Any) -> None:
         "torchrec_bls.record_lookups wrote them. Says which rounding the rows of each table bear, "
         "and which bound they get for that. Says which stages of compression are the fastest for a "
         "link. Times are measured on this machine: let nothing else run. Exit status 1: a file is "
-        "not what it should be or can't be written.",
+        "invalid or can't be written.",
     )
     add = parser.add_argument
     add("--samples", type=Path, required=True, metavar="DIR", help="folder of record_lookups")

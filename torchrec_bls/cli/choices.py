@@ -34,7 +34,9 @@ def choices_of(options: argparse.Namespace) -> list[str]:
 def check_choices(choices: Sequence[str], bounds: Sequence[int], codecs: Sequence[Any]) -> None:
     """Raises ValueError where a choice has only one candidate, or leaves something open."""
     if "codec" in choices and len(codecs) < 2:
-        raise ValueError(f"--choose codec takes several, and --codec is {codecs[0].name} alone")
+        raise ValueError(
+            f"--choose codec needs at least two, but --codec has only {codecs[0].name}"
+        )
     of_cells = {"bound", "codec"} & set(choices)
     for left, several in (("bound", len(bounds) > 1), ("codec", len(codecs) > 1)):
         if of_cells and several and left not in choices:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from torchrec_bls.cli.job_options import add_job_options
+from torchrec_bls.records import AboveZero, Format
 
 _GIB = 1 << 30
+_MEASURED = Format(dict[str, AboveZero], 'give microseconds by phase, as {"step": 1234}')
 
 
 def add_command(commands: Any) -> None:
@@ -20,7 +22,7 @@ def add_command(commands: Any) -> None:
         '({"tables": [{"name": "t", "rows": 1000, "dim": 64, "pooling_factor": 2.5, "unique_rows": '
         '{"64": 140, "4096": 910}}, ...]}; unique_rows: distinct rows that so many samples read) '
         "for a machine with a calibrated profile, and prints prediction, ranks and decisions. Exit "
-        "status 1: no plan fits, or a file is not what it should be or can't be written.",
+        "status 1: no plan fits, or a file is invalid or can't be written.",
     )
     add = parser.add_argument
     add_job_options(parser)
@@ -66,10 +68,10 @@ def _plan(options: argparse.Namespace) -> int:
         found = search(make_problem(workload, job, costs))
         report = make_report(workload, found, costs)
         if options.measured is not None:
-            report = report.with_measurement(json.loads(options.measured.read_text()))
+            report = report.with_measurement(_MEASURED.read(options.measured))
         print(as_text(report))
         if options.save is not None:
-            save_plan(options.save, found.plan, job.ranks)
+            save_plan(options.save, found.plan, job.ranks, job.host_ranks)
         if options.json is not None:
             options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
         if options.html is not None:

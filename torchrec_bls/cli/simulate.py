@@ -22,8 +22,7 @@ def add_command(commands: Any) -> None:
         description="Simulates the steps of a model whose tables a JSON file describes, as for "
         "`plan`. Ranks share cores and are delayed now and then. Each bound of lag is simulated "
         "with each codec. Codecs are timed on this machine: let nothing else run. "
-        "Exit status 1: no bound is within the limits, or a file is not what it should be or can't "
-        "be written.",
+        "Exit status 1: no bound is within the limits, or a file is invalid or can't be written.",
     )
     add = parser.add_argument
     add_job_options(parser, required=False)
@@ -141,7 +140,7 @@ def _chosen_plan(workload: Any, job: Any, costs: Any, host: Any) -> tuple[Any, A
 
     if host is None:
         raise ProfileError(
-            f"--choose plan takes host costs of {'training' if job.training else 'inference'} over "
+            f"--choose plan needs host costs of {'training' if job.training else 'inference'} over "
             f"{job.backend}, which the profile lacks: calibrate again"
         )
     found = search(make_problem(workload, job, costs))
@@ -152,16 +151,13 @@ def _chosen_plan(workload: Any, job: Any, costs: Any, host: Any) -> tuple[Any, A
 
 def _plan(options: argparse.Namespace, workload: Any, job: Any, costs: Any) -> Any:
     from torchrec_bls.sharding.problem.options import make_problem
-    from torchrec_bls.sharding.problem.plan_file import PlanFileError, read_plan
+    from torchrec_bls.sharding.problem.plan_file import read_plan
     from torchrec_bls.sharding.search.search import search
 
     if options.plan is None:
         return search(make_problem(workload, job, costs)).plan
     saved = read_plan(options.plan)
-    if saved.ranks != job.ranks:
-        raise PlanFileError(
-            f"{options.plan} is a plan for {saved.ranks} ranks, and --ranks is {job.ranks}"
-        )
+    saved.check_shape(job.ranks, job.host_ranks, str(options.plan))
     return saved.of(workload.tables, str(options.plan))
 
 

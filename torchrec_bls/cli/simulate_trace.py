@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from html import escape
 from typing import Any
+
+import msgspec
 
 _US_PER_MS = 1000.0
 # Options that a recording already decides, with their defaults.
 _OF_PLANNED_JOBS = {
     **dict.fromkeys(("model", "ranks", "ranks_per_host", "cores_per_host")),
-    **dict.fromkeys(("plan", "max_memory_gib", "link", "html")),
+    **dict.fromkeys(("plan", "max_memory_gib", "link")),
     "training": False,
     "codec": "fp32",
     "dense_ms": 0.0,
@@ -23,7 +26,7 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
 
     Args:
         options: `trace`, `profile`, `delays`, `batches`, `seed`, `choose`, `max_latency_ms`,
-            `json` and `perfetto` of the sub-command.
+            `json`, `html` and `perfetto` of the sub-command.
         bounds: bounds to replay.
 
     Raises:
@@ -70,10 +73,12 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     print(_as_text(report))
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
+    if options.html is not None:
+        options.html.write_text(_as_html(report))
     if options.perfetto is not None:
         shown = chosen or replays[-1]
         trace = side_by_side(trace_events(shown.timeline, shown.threads), merged_trace(job))
-        options.perfetto.write_text(json.dumps(trace))
+        options.perfetto.write_bytes(msgspec.json.encode(trace))
 
 
 def recording_over(profile: str | None, recording: Any) -> Any:
@@ -100,8 +105,8 @@ def _refuse_others(options: argparse.Namespace) -> None:
     ]
     if given:
         raise ValueError(
-            f"--trace replays a job as it was recorded, and {', '.join(given)} would say what it "
-            "is: leave that out"
+            f"--trace takes the job from the recording and so cannot be used with"
+            f" {', '.join(given)}: leave that out"
         )
 
 
@@ -127,28 +132,64 @@ def _chosen(options: argparse.Namespace, replays: Sequence[Any]) -> Any:
     return min(near, key=lambda each: each.bound)
 
 
-def _as_text(report: dict[str, Any]) -> str:
+_COLUMNS = ("bound", "step ms", "p50", "p95", "p99", "times faster", "latency ms")
+
+
+def _cells(report: dict[str, Any]) -> list[list[str]]:
+    """Returns the cells of `_COLUMNS` for each bound, and a note on the chosen one."""
     first = report["bounds"][0]["step_us"]
+    rows = []
+    for each in report["bounds"]:
+        percentiles = [time / _US_PER_MS for time in each["step_percentiles_us"].values()]
+        rows.append(
+            [
+                str(each["bound"]),
+                f"{each['step_us'] / _US_PER_MS:.3f}",
+                *(f"{time:.2f}" for time in percentiles),
+                f"{first / each['step_us']:.2f}",
+                f"{each['latency_us'] / _US_PER_MS:.2f}",
+                "take this" if each["bound"] == report["chosen"] else "",
+            ]
+        )
+    return rows
+
+
+def _setting(report: dict[str, Any]) -> str:
     kind = "training" if report["training"] else "inference"
-    lines = [
+    return (
         f"{report['ranks']} ranks, {kind}, {report['recorded_steps']} recorded steps of "
         f"{report['recorded_step_us'] / _US_PER_MS:.3f} ms, delays {report['delays']}, "
-        f"{report['batches']} batches",
+        f"{report['batches']} batches"
+    )
+
+
+def _note(report: dict[str, Any]) -> str:
+    over = report["channels_of"]
+    exchanges = "" if over is None else f" Exchanges are over channels, by profile {over}."
+    return (
+        "Simulated: what was recorded, with a core for each thread, and the delays beside."
+        + exchanges
+    )
+
+
+def _as_text(report: dict[str, Any]) -> str:
+    lines = [
+        _setting(report),
         "",
         "bound    step ms    p50    p95    p99   times faster   latency ms",
     ]
-    for each in report["bounds"]:
-        p50, p95, p99 = (time / _US_PER_MS for time in each["step_percentiles_us"].values())
+    for bound, step, p50, p95, p99, times, latency, chosen in _cells(report):
         lines.append(
-            f"{each['bound']:>5} {each['step_us'] / _US_PER_MS:>10.3f} {p50:>6.2f} {p95:>6.2f} "
-            f"{p99:>6.2f} {first / each['step_us']:>14.2f} {each['latency_us'] / _US_PER_MS:>12.2f}"
-            + ("   <- take this" if each["bound"] == report["chosen"] else "")
+            f"{bound:>5} {step:>10} {p50:>6} {p95:>6} {p99:>6} {times:>14} {latency:>12}"
+            + (f"   <- {chosen}" if chosen else "")
         )
-    over = report["channels_of"]
-    exchanges = "" if over is None else f" Exchanges are over channels, by profile {over}."
-    lines += [
-        "",
-        "Simulated: what was recorded, with a core for each thread, and the delays beside."
-        + exchanges,
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _note(report)])
+
+
+def _as_html(report: dict[str, Any]) -> str:
+    from torchrec_bls.sharding.html_page import page, table
+
+    rows = [list(map(escape, cells)) for cells in _cells(report)]
+    setting, note = (f"<p>{escape(text)}</p>" for text in (_setting(report), _note(report)))
+    whole: str = page("Replayed steps", [setting, table([*_COLUMNS, ""], rows), note])
+    return whole

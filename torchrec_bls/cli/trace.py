@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 _BOUNDS = (1, 2, 4, 8)
 _US_PER_MS = 1000.0
 
@@ -22,7 +24,13 @@ def add_command(commands: Any) -> None:
         "job.",
     )
     add = parser.add_argument
-    add("traces", type=Path, nargs="+", metavar="FILE", help="traces of all ranks, in their order")
+    add(
+        "traces",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="traces of all ranks, in their order, or the folder of record_step",
+    )
     add("--profile", help="file of `calibrate`: bounds for a job over gloo that goes to channels")
     add("--json", type=Path, metavar="FILE", help="write the figures for machines")
     add("--perfetto", type=Path, metavar="FILE", help="write one trace of all ranks")
@@ -37,7 +45,7 @@ def _trace(options: argparse.Namespace) -> int:
     from torchrec_bls.observe.traces.read_job import read_job
 
     try:
-        job = read_job(options.traces)
+        job = read_job([path for given in options.traces for path in _traces_at(given)])
         by_bound = _steps_by_bound(recording_over(options.profile, job.recording))
         if options.profile is not None and not by_bound:
             raise ValueError(
@@ -63,7 +71,7 @@ def _trace(options: argparse.Namespace) -> int:
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
         if options.perfetto is not None:
-            options.perfetto.write_text(json.dumps(merged_trace(job)))
+            options.perfetto.write_bytes(msgspec.json.encode(merged_trace(job)))
     except (ValueError, OSError) as error:
         print(f"torchrec-bls trace: {error}", file=sys.stderr)
         return 1
@@ -72,6 +80,12 @@ def _trace(options: argparse.Namespace) -> int:
 
 def _verdict(least: Any) -> str:
     return "No rank waited for another" if least is None else str(least).capitalize()
+
+
+def _traces_at(path: Path) -> list[Path]:
+    from torchrec_bls.observe.traces.read_job import traces_in
+
+    return traces_in(path) if path.is_dir() else [path]
 
 
 def _steps_by_bound(recording: Any) -> dict[str, float]:

@@ -6,17 +6,19 @@ It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backwar
 "decode": 6e9}}}}}. Without "decay" bounds stay. "stages" is the name of one of `Stages`, or "auto".
 "auto" takes the best of those "measured" for the link (bytes per second) and the number of ranks on
 a core (default 1), or none where that is faster for all such tables together. Other fields of a
-table are for people.
+table, and of the file, are for people.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct, structs
+
 from torchrec_bls.codecs.error_bound import Decay, ErrorBound
 from torchrec_bls.codecs.stages import Measured, Stages, chosen
+from torchrec_bls.records import AboveZero, Format, Positive, Record
 
 VERSION = 1
 AUTO = "auto"
@@ -39,126 +41,106 @@ def read_bounds(
         FileNotFoundError: there is no such file.
         ValueError: the file is no such file, or of another version.
     """
-    content = _content(path)
-    decay = content.get("decay")
-    if decay is not None:
-        decay = _made(Decay, decay, f"{path}: decay")
-    forward: dict[str, str | ErrorBound] = {}
-    unique: dict[str, bool] = {}
-    sharing = content.get("ranks_per_core", 1.0) if ranks_per_core is None else ranks_per_core
-    readers = {
-        name: _Table(f"{path}: table '{name}'", table) for name, table in content["tables"].items()
-    }
-    of_file: Any = content.get("link")
-    undecided = {
-        name: measured
-        for name, reader in readers.items()
-        if (measured := reader.choice(link, of_file))
-    }
+    content = _FILE.read(path)
+    sharing = content.ranks_per_core if ranks_per_core is None else ranks_per_core
+    tables = content.tables
     try:
-        of_link = chosen(undecided, of_file if link is None else link, sharing) if undecided else {}
+        decay = None if content.decay is None else Decay(**structs.asdict(content.decay))
+        undecided = {
+            name: measured
+            for name, table in tables.items()
+            if (measured := table.choice(name, link, content.link))
+        }
+        of_file = content.link if link is None else link
+        of_link = chosen(undecided, of_file, sharing) if undecided and of_file is not None else {}
+        stages = {
+            name: of_link[name] if name in of_link else table.named_stages()
+            for name, table in tables.items()
+        }
+        forward = {name: table.codec_by(decay, stages[name]) for name, table in tables.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    for name, reader in readers.items():
-        stages = of_link[name] if name in of_link else reader.stages()
-        forward[name] = reader.codec(decay, stages)
-        unique[name] = stages is not None and stages.unique
-    return {"forward": forward, "backward": content.get("backward", "fp32"), "unique": unique}
+    unique = {name: each is not None and each.unique for name, each in stages.items()}
+    return {"forward": forward, "backward": content.backward, "unique": unique}
 
 
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:  # from UTF-8 or JSON
-        raise ValueError(f"{path} is no JSON ({error}): {_CURE}") from error
-    if not isinstance(content, dict) or "version" not in content:
-        raise ValueError(f"{path} does not say its version: {_CURE}")
-    if content["version"] != VERSION:
-        raise ValueError(
-            f"{path} is of version {content['version']!r}, but this package reads version "
-            f"{VERSION}: write it again with this package"
-        )
-    tables = content.get("tables")
-    if not isinstance(tables, dict) or not tables:
-        raise ValueError(f"{path} names no tables: {_CURE}")
-    return content
+class _DecayRecord(Record):
+    start: float
+    iterations: Positive
+    steps: Positive = Decay.steps
+    kind: str = Decay.kind
 
 
-class _Table:
-    """The file's entry for one table."""
+class _TableRecord(Struct):
+    """The entry of one table. Other fields are for people."""
 
-    def __init__(self, where: str, content: object) -> None:
-        self._where = where
-        self._content: dict[str, Any] = content if isinstance(content, dict) else {}
+    bound: AboveZero | None = None
+    codec: str | None = None
+    stages: str | None = None
+    measured: dict[str, Measured] = {}
 
-    def choice(self, link: float | None, of_file: float | None) -> dict[Stages, Measured]:
+    def __post_init__(self) -> None:
+        given = [each for each in (self.bound, self.codec) if each is not None]
+        if len(given) != 1:
+            raise ValueError(f"it has {len(given)} of bound and codec, but needs one of them")
+        stages = self.named_stages()
+        if self.codec is not None and stages is not None and stages.bounded:
+            raise ValueError(f"it has a codec, and stages '{stages.value}', which need a bound")
+        if self.stages == AUTO and not self.measured:
+            raise ValueError('it has stages "auto", but no "measured"')
+        for name in self.measured:
+            _stages_named(name)
+        if self.bound is not None:
+            ErrorBound(self.bound)
+
+    def choice(
+        self, name: str, link: float | None, of_file: float | None
+    ) -> dict[Stages, Measured]:
         """Returns the measurements by which stages are to be chosen for the link that is given, or
         for that of the file; empty where there is no choice."""
-        measured = self._measured()
-        if self._content.get("stages") != AUTO:
-            return {} if link is None else measured
-        if not measured:
-            raise ValueError(f'{self._where} has stages "auto", but no "measured": {_CURE}')
-        if link is None and of_file is None:
+        if self.stages == AUTO and link is None and of_file is None:
             raise ValueError(
-                f'{self._where} has stages "auto", but no link is known: give from_file one, in '
+                f"table '{name}' has stages \"auto\", but no link is known: give from_file one, in "
                 'bytes per second, or the file a "link"'
             )
-        return measured
+        if self.stages != AUTO and link is None:
+            return {}
+        return {_stages_named(name): measured for name, measured in self.measured.items()}
 
-    def stages(self) -> Stages | None:
+    def named_stages(self) -> Stages | None:
         """Returns the stages that the entry names, or None."""
-        given = self._content.get("stages")
-        return None if given is None else self._stages_named(given)
+        return None if self.stages in (None, AUTO) else _stages_named(self.stages)
 
-    def codec(self, decay: Decay | None, stages: Stages | None) -> str | ErrorBound:
+    def codec_by(self, decay: Decay | None, stages: Stages | None) -> str | ErrorBound:
         """Returns the codec that rows travel with."""
-        given = [key for key in ("bound", "codec") if key in self._content]
-        if len(given) != 1:
-            raise ValueError(
-                f"{self._where} has {len(given)} of bound and codec, but needs one of them"
-            )
-        if given == ["codec"]:
-            if stages is not None and stages.bounded:
-                raise ValueError(
-                    f"{self._where} has a codec, and stages '{stages.value}', which need a bound"
-                )
-            codec: str = self._content["codec"]
-            return codec
-        bound: ErrorBound = _made(
-            ErrorBound,
-            {
-                "bound": self._content["bound"],
-                "decay": decay,
-                "fixed_width": stages is Stages.FIXED,
-            },
-            self._where,
-        )
+        if self.codec is not None:
+            return self.codec
+        assert self.bound is not None
+        bound = ErrorBound(self.bound, decay, fixed_width=stages is Stages.FIXED)
         return bound if stages is None or stages.bounded else "fp32"
 
-    def _measured(self) -> dict[Stages, Measured]:
-        measured = self._content.get("measured", {})
-        if not isinstance(measured, dict):
-            raise ValueError(f"{self._where}: measured is {measured!r}, but must be an object")
-        return {
-            self._stages_named(name): _made(Measured, numbers, f"{self._where}: measured '{name}'")
-            for name, numbers in measured.items()
-        }
 
-    def _stages_named(self, name: object) -> Stages:
-        try:
-            return Stages(name)
-        except ValueError:
-            names = ", ".join(repr(stages.value) for stages in Stages)
-            raise ValueError(
-                f"{self._where}: stages are {name!r}, but must be one of {names}, '{AUTO}'"
-            ) from None
+class _BoundsRecord(Struct):
+    """The whole file. Other fields are for people."""
+
+    version: int
+    tables: dict[str, _TableRecord]
+    decay: _DecayRecord | None = None
+    backward: str = "fp32"
+    link: float | None = None
+    ranks_per_core: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ValueError("it names no tables")
 
 
-def _made(kind: Any, arguments: object, where: str) -> Any:
-    if not isinstance(arguments, dict):
-        raise ValueError(f"{where} is {arguments!r}, but must be an object: {_CURE}")
+_FILE = Format(_BoundsRecord, _CURE, versions=(VERSION,))
+
+
+def _stages_named(name: str) -> Stages:
     try:
-        return kind(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
+        return Stages(name)
+    except ValueError:
+        names = ", ".join(repr(stages.value) for stages in Stages)
+        raise ValueError(f"stages are {name!r}, but must be one of {names}, '{AUTO}'") from None

@@ -1,16 +1,20 @@
 """Dense weights in a segment, after its tables, for processes that only read the tables."""
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 
 import torch
 
 from torchrec_bls import _native
+from torchrec_bls.records import Whole, decode
 
 # Contiguous tensors of a segment, and their places in bytes.
 Parts = list[tuple[torch.Tensor, int]]
 
+# Name, dtype, shape and place of each tensor.
+_Directory = list[tuple[str, str, list[Whole], Whole]]
 _MAGIC = b"tbbldw01"
 # A magic number, and the bytes of the directory that follows.
 _HEAD = struct.Struct("<8sQ")
@@ -63,18 +67,22 @@ def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, t
     text = begin + _HEAD.size
     if magic != _MAGIC or length > min(size - text, _LONGEST_DIRECTORY):
         raise ValueError("no dense weights")
-    directory = json.loads(bytes(pages[text : text + length].tolist()))
+    data = pages[text : text + length].numpy().tobytes()
+    directory = decode(data, _Directory, "the directory", "it is not one of dense weights")
     first = end = behind(text + length)
     dense: dict[str, torch.Tensor] = {}
     for name, kind, shape, at in directory:
-        dtype = getattr(torch, kind)
-        if not isinstance(dtype, torch.dtype) or at < 0:
-            raise ValueError(f"'{name}' is of {kind} at {at}")
-        tensor_bytes = dtype.itemsize * torch.Size(shape).numel()
+        dtype = getattr(torch, kind, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"'{name}' is of {kind}, which is no dtype")
+        tensor_bytes = math.prod(shape) * dtype.itemsize
+        if at % _ALIGNMENT or first + at + tensor_bytes > size:
+            raise ValueError(f"'{name}' has {tensor_bytes} bytes at {at}, which are not there")
         part = pages[first + at : first + at + tensor_bytes]
-        if part.numel() != tensor_bytes:
-            raise ValueError(f"'{name}' is not in the segment")
-        dense[name] = part.view(dtype).view(shape)
+        try:
+            dense[name] = part.view(dtype).view(shape)
+        except (RuntimeError, OverflowError) as error:
+            raise ValueError(f"'{name}' can't be {kind} of the shape {shape}: {error}") from error
         end = first + behind(at + tensor_bytes)
     if end != size:
         raise ValueError(f"dense weights end at byte {end} of {size}")

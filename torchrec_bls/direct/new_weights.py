@@ -27,6 +27,7 @@ def cut(
         _check(name, tuple(value.size()), (layout.rows, layout.columns))
         found = _local_shard(name, value, shard)
     elif isinstance(value, torch.Tensor):
+        check_is_dense(name, value)  # a sparse one can't be sliced
         _check(name, tuple(value.shape), (layout.rows, layout.columns))
         rows = slice(shard.first_row, shard.first_row + shard.rows)
         columns = slice(shard.first_column, shard.first_column + shard.columns)
@@ -36,6 +37,7 @@ def cut(
             f"'{name}' is a {type(value).__name__}: give the whole table as a tensor, or a "
             "ShardedTensor of the plan of this model"
         )
+    check_is_dense(name, found)
     if found.dtype != dtype:
         raise ValueError(f"'{name}' is of {found.dtype}, but the table has {dtype}")
     return found.detach().cpu().contiguous()
@@ -59,6 +61,15 @@ def _local_shard(name: str, value: Any, shard: Shard) -> torch.Tensor:
 def _check(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
         raise ValueError(f"'{name}' has shape {list(shape)}, but the model's has {list(expected)}")
+
+
+def check_is_dense(name: str, value: Any) -> None:
+    """Raises ValueError for anything but a tensor with all its values in memory."""
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"'{name}' is a {type(value).__name__}, but must be a tensor")
+    if value.is_meta or value.layout is not torch.strided:
+        kind = "on the device 'meta'" if value.is_meta else f"of the layout {value.layout}"
+        raise ValueError(f"'{name}' is {kind}, but must have all its values in memory")
 
 
 def entry_of(state_dict: Mapping[str, Any], key: str) -> Any:

@@ -93,7 +93,7 @@ class SharedTables:
         """
         try:
             return dense_weights(segment, self.sizes[owner])
-        except (ValueError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise ProtocolError(
                 f"the tables of rank {owner} take {self.sizes[owner]} bytes, but what was "
                 f"announced has {segment.size}, which are no dense weights ({error}): install one "

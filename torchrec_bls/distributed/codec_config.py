@@ -82,7 +82,11 @@ class CodecConfig:
             FileNotFoundError: there is no such file.
             ValueError: the file is no such file, or of another version.
         """
-        return cls(**read_bounds(Path(path), link, ranks_per_core))
+        content = read_bounds(Path(path), link, ranks_per_core)
+        try:
+            return cls(**content)
+        except ValueError as error:  # a codec that nobody knows
+            raise ValueError(f"{path}: {error}") from error
 
     @property
     def decays(self) -> bool:

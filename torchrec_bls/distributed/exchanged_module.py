@@ -80,6 +80,11 @@ class ExchangedModule:
         return bool(self._bls.reads_directly)
 
     @property
+    def awaits_first_call(self) -> bool:
+        """Returns whether the first call is still to decide if this module reads directly."""
+        return self._bls.reads_directly is None
+
+    @property
     def generation(self) -> int:
         """Returns the version of the weights that lookups read, from 1 on; 0 without direct
         reads."""

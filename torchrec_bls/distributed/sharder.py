@@ -83,6 +83,11 @@ class BoundedLagSharder:
         )
         self._config = config or BLSConfig()
 
+    @property
+    def exchange_bound(self) -> int:
+        """Returns the number of iterations that ranks may be apart, for the planner."""
+        return self._config.bound
+
     def shard(
         self,
         module: nn.Module,

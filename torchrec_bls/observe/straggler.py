@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from torchrec_bls.collective.channel import ChannelStats
 from torchrec_bls.observe.slowest import Slowest, chance_in, slowest_of
+from torchrec_bls.records import Format, Record, Whole
 
 
 @dataclass(frozen=True)
@@ -168,12 +169,19 @@ def load_report(paths: Iterable[Path]) -> StragglerReport:
     """Makes the report from the files that `save_stats` left, one a rank, in any order.
 
     Raises:
-        ValueError: a rank is missing or there twice; see also `StragglerReport.of`.
+        ValueError: a file is no such file, or a rank is missing or there twice; see also
+            `StragglerReport.of`.
     """
-    records = sorted((json.loads(path.read_text()) for path in paths), key=lambda r: r["rank"])
-    ranks = [record["rank"] for record in records]
+    records = sorted((_FILE.read(path) for path in paths), key=lambda record: record.rank)
+    ranks = [record.rank for record in records]
     if ranks != list(range(len(ranks))):
         raise ValueError(f"the files are of ranks {ranks}, but must be one of each rank from 0")
-    return StragglerReport.of(
-        [[ChannelStats(**channel) for channel in record["channels"]] for record in records]
-    )
+    return StragglerReport.of([record.channels for record in records])
+
+
+class _StatsRecord(Record):
+    rank: Whole
+    channels: list[ChannelStats]
+
+
+_FILE = Format(_StatsRecord, "write it with save_stats")

@@ -1,13 +1,16 @@
 """Plans as JSON."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.overlap.measured.trial import Trial
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+from torchrec_bls.records import Format, Record
+from torchrec_bls.sharding.costs.contention import Mode
 from torchrec_bls.sharding.overlap.timeline import Group
 
 _FORMAT, _VERSION = "torchrec-bls overlap plan", 3
@@ -60,30 +63,49 @@ def read_plan(path: Path) -> Content:
     """Reads what `write_plan` wrote.
 
     Raises:
-        ValueError: the file is no plan, or of another version.
+        ValueError: the file is no plan, is of another version, or contradicts itself.
         OSError: the file can't be read.
     """
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != _FORMAT or content["version"] != _VERSION:
-            raise ValueError(f"{content['format']} {content['version']}")
-        layers = tuple(_layer(each) for each in content["layers"])
-        reduced_us = tuple(map(float, content["reduced_us"]))
-        modes = tuple(_mode(each) for each in content["modes"])
-        groups = tuple(Group(**each) for each in content["groups"])
-        trial = content["trial"] and Trial(**{k: tuple(v) for k, v in content["trial"].items()})
-        return PlanOrigin(**content["origin"]), layers, reduced_us, modes, groups, trial
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is no {_FORMAT} of version {_VERSION}: {error!r}. Make it with "
-            "torchrec_bls.overlap.plan"
-        ) from error
+    record = _FILE.read(path)
+    return (
+        record.origin,
+        record.layers,
+        record.reduced_us,
+        record.modes,
+        record.groups,
+        record.trial,
+    )
 
 
-def _layer(record: dict[str, Any]) -> DenseLayer:
-    return DenseLayer(**{name: tuple(values) for name, values in record.items()})
+class _PlanRecord(Record):
+    format: str
+    version: int
+    origin: PlanOrigin
+    layers: Annotated[tuple[DenseLayer, ...], Meta(min_length=1)]
+    reduced_us: Annotated[tuple[float, ...], Meta(min_length=1)]
+    modes: Annotated[tuple[Mode, ...], Meta(min_length=1)]
+    groups: tuple[Group, ...]
+    trial: Trial | None
+
+    def __post_init__(self) -> None:
+        samples = {len(self.reduced_us)} | {len(layer.compute_us) for layer in self.layers}
+        if len(samples) > 1:
+            raise ValueError(f"layers and reduced_us have {sorted(samples)} measurements")
+        if any(len(layer.parameters) != len(layer.sizes) for layer in self.layers):
+            raise ValueError("a layer does not have one size for each parameter")
+        if any(
+            group.layers < 1 or group.hold < 0 or not 0 <= group.mode < len(self.modes)
+            for group in self.groups
+        ) or sum(group.layers for group in self.groups) != len(self.layers):
+            raise ValueError(f"groups {self.groups} are not those of {len(self.layers)} layers")
+        if self.trial is not None:
+            times = astuple(self.trial)
+            if len({len(each) for each in times}) > 1 or not min(map(min, times), default=0) > 0:
+                raise ValueError(
+                    "the trial does not have one time above 0 of each way in each turn"
+                )
 
 
-def _mode(record: dict[str, Any]) -> Mode:
-    times, draws = ModeTimes(**record["times"]), [ModeTimes(**each) for each in record["draws"]]
-    return Mode(**{**record, "times": times, "draws": tuple(draws)})
+_FILE = Format(
+    _PlanRecord, "make it with torchrec_bls.overlap.plan", name=_FORMAT, versions=(_VERSION,)
+)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,9 @@ class ExchangedQuantCollection(ExchangedModule, ShardedModule[Any, Any, Any, Any
         ValueError: the checkpoint lacks rows of this rank. The other ranks raise RendezvousError at
             their first batch.
     """
+
+    #: Publishing and pipelines go by it.
+    is_quantized: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -61,6 +61,9 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         ValueError: the checkpoint lacks rows of this rank.
         RendezvousError: a rank did not come, has no memory for its shards, or has other weights.
     """
+
+    #: Publishing and pipelines go by it.
+    is_quantized: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -67,6 +67,11 @@ class QuantSharder:
                 "codec makes less of them: leave codecs out of the BLSConfig"
             )
 
+    @property
+    def exchange_bound(self) -> int:
+        """Returns the number of iterations that ranks may be apart, for the planner."""
+        return self._config.bound
+
     def shard(
         self,
         module: Any,

@@ -11,6 +11,7 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import host_identity
+from torchrec_bls.direct.arguments import check_deadline, check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
@@ -78,7 +79,10 @@ def attach(
         ProtocolError: the other process refused, has another version, is another user's or in
             another container, or hands over something else than it announced.
     """
-    where = os.fspath(path)
+    where = os.fsdecode(path)
+    check_deadline(deadline)
+    if owner is not None:
+        check_owner(owner)
     collections = collections_of(model)
     if not collections:
         raise ValueError(
@@ -147,7 +151,7 @@ def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Recei
     segment = _native.TableSegment.adopt(descriptors.take(), label)
     try:
         dense = dense_weights(segment, _native.FIRST_TABLE_OFFSET)
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ProtocolError(f"{where} hands over what are no dense weights: {error}") from error
     return _Received(all_tables, generations, dense or {})
 
@@ -255,8 +259,7 @@ def _dense_beside(
 
 
 def _take_over(tables: list[SharedTables], owner: int) -> None:
-    if not 0 <= owner < tables[0].owners:
-        raise ValueError(f"owner is {owner}, but there are ranks 0 to {tables[0].owners - 1}")
+    check_owner(owner, tables[0].owners)
     Ownership([each.page for each in tables]).take_over(owner)
 
 

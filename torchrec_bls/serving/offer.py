@@ -138,7 +138,8 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
 
     Args:
         model: model that has been called once with BLSConfig(lookup="direct"), or has attached.
-        path: path of the socket, at most 107 bytes. A dead process's socket there is replaced.
+        path: path of the socket, at most 107 bytes as an absolute one. A dead process's socket
+            there is replaced.
 
     Returns:
         An object that hands tables over until it is closed, or this process ends.
@@ -147,7 +148,8 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
         ValueError: the model does not read all its tables directly. Or a living process offers
             tables at `path`, or `path` is too long or something else than a socket.
     """
-    return Offer(model, os.fspath(path))
+    # The process may change its folder before the offer ends.
+    return Offer(model, os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 (as it is given)
 
 
 def _manifest_of(modules: Mapping[str, ReadingModule], generation: int) -> Manifest:

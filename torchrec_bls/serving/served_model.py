@@ -11,7 +11,7 @@ from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.holders import is_alive, pid_of
-from torchrec_bls.direct.new_weights import entry_of, prefix_of
+from torchrec_bls.direct.new_weights import check_is_dense, entry_of, prefix_of
 from torchrec_bls.direct.publisher import Publication, Publisher
 from torchrec_bls.direct.serving_state import ServingState
 from torchrec_bls.distributed.direct_reads import DirectReads
@@ -46,6 +46,7 @@ class ServedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        _refuse_quantized(model)
         self.modules = reading_modules(model)
         self.reads = _reads_of(self.modules)
         self.rank = self.reads[0].rank
@@ -244,6 +245,7 @@ def _new_dense(
     dense = {}
     for key, tensor in live.items():
         new = entry_of(state_dict, key)
+        check_is_dense(key, new)
         if (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
             raise ValueError(
                 f"'{key}' has shape {list(new.shape)} and {new.dtype}, but the model's has "
@@ -253,15 +255,36 @@ def _new_dense(
     return dense
 
 
+def _refuse_quantized(model: nn.Module) -> None:
+    quantized = [
+        name for name, module in model.named_modules() if getattr(module, "is_quantized", False)
+    ]
+    if quantized:
+        raise ValueError(
+            f"{quantized} have quantized tables, which take no new weights and are not handed "
+            "over: shard the model again, with the new weights"
+        )
+
+
 def _unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedModelParallel) else model
 
 
 def _reads_of(modules: Mapping[str, ReadingModule]) -> list[DirectReads]:
-    exchanging = [name for name, module in modules.items() if module.direct_reads is None]
-    if exchanging:
+    without = {name: module for name, module in modules.items() if module.direct_reads is None}
+    uncalled = [
+        name
+        for name, module in without.items()
+        if isinstance(module, ExchangedModule) and module.awaits_first_call
+    ]
+    if exchanging := sorted(without.keys() - set(uncalled)):
         raise ValueError(
-            f"modules {exchanging} do not read their tables directly, or were not called yet: "
-            'shard with BLSConfig(lookup="direct"), and call the model once before'
+            f"modules {exchanging} do not read their tables directly, but exchange embeddings: "
+            'shard with BLSConfig(lookup="direct")'
+        )
+    if uncalled:
+        raise ValueError(
+            f"modules {uncalled} were not called yet, and share their tables in the first call: "
+            "call the model once before"
         )
     return [module.direct_reads for module in modules.values() if module.direct_reads is not None]

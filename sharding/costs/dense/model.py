@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from torchrec_bls.records import AboveZero, Amount, Record
 
 from ...cost_interface import Gradient, LayerTimes
 from .ops import OF_GRADIENTS, TERMS, WORD_BYTES, DenseOp, terms
 
 Floats = npt.NDArray[np.float64]
-
-_DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -104,45 +104,48 @@ class DenseModel:
             }
         return {"cache_bytes": list(self.cache_bytes), "kinds": kinds}
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> DenseModel:
-        """Reads what `as_json` wrote.
 
-        Raises:
-            ValueError: a name or a number is impossible.
-            KeyError, TypeError: something is missing or of another type.
-        """
-        cache_bytes = tuple(float(size) for size in record["cache_bytes"])
-        if not all(np.isfinite(size) and size > 0 for size in cache_bytes):
-            raise ValueError(f"caches of {cache_bytes} bytes")
-        kinds = {}
-        for kind, directions in record["kinds"].items():
-            for direction, model in directions.items():
-                if kind not in TERMS or direction not in _DIRECTIONS:
-                    raise ValueError(f"a {direction!r} of dense ops of kind {kind!r}")
-                names = [*TERMS[kind], *_names_beyond(cache_bytes)]
-                kinds[kind, direction] = DenseOpModel(
-                    _coefficients(model["coefficients_us"], names),
-                    _percent(model["held_out_gmae_percent"]),
+class _DenseOpRecord(Record):
+    coefficients_us: dict[str, Amount]
+    held_out_gmae_percent: Amount
+
+
+class DenseRecord(Record):
+    """A DenseModel in a profile."""
+
+    cache_bytes: list[AboveZero]
+    kinds: dict[str, dict[Literal["forward", "backward"], _DenseOpRecord]]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for other kinds or coefficients."""
+        for kind, directions in self.kinds.items():
+            if kind not in TERMS:
+                raise ValueError(f"dense ops are of kind {kind!r}, but must be of {list(TERMS)}")
+            for direction, op in directions.items():
+                names = self._coefficients(kind)
+                if op.coefficients_us.keys() != set(names):
+                    raise ValueError(
+                        f"coefficients of the {direction} of {kind} are "
+                        f"{sorted(op.coefficients_us)}, expected {names}"
+                    )
+
+    def _coefficients(self, kind: str) -> list[str]:
+        return [*TERMS[kind], *_names_beyond(self.cache_bytes)]
+
+    def model(self) -> DenseModel:
+        """Returns the content."""
+        return DenseModel(
+            tuple(self.cache_bytes),
+            {
+                (kind, direction): DenseOpModel(
+                    np.array([op.coefficients_us[name] for name in self._coefficients(kind)]),
+                    op.held_out_gmae_percent,
                 )
-        return cls(cache_bytes, kinds)
+                for kind, directions in self.kinds.items()
+                for direction, op in directions.items()
+            },
+        )
 
 
 def _names_beyond(cache_bytes: Sequence[float]) -> list[str]:
     return [f"bytes_beyond_{size:.0f}" for size in cache_bytes]
-
-
-def _coefficients(record: dict[str, Any], names: list[str]) -> Floats:
-    if set(record) != set(names):
-        raise ValueError(f"coefficients of dense ops are {sorted(record)}, expected {names}")
-    numbers = np.array([float(record[name]) for name in names])
-    if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
-        raise ValueError(f"coefficients of dense ops are negative or not finite: {record}")
-    return numbers
-
-
-def _percent(number: Any) -> float:
-    percent = float(number)
-    if not (np.isfinite(percent) and percent >= 0):
-        raise ValueError(f"{percent} is no error in per cent")
-    return percent

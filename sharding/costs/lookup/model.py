@@ -11,16 +11,20 @@ cost of a shard depends on the hash maps that all shards of an op share (hash_ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
+
+from torchrec_bls.records import Amount, Record
 
 from ...cost_interface import Estimate, Ops
 from .features import REUSE_COLUMNS, TERMS, TREE_COLUMNS, analytic_terms, tree_columns
 from .hash_maps import MAP_TERMS, map_terms
-from .trees import Trees
+from .trees import Trees, TreesRecord
 
 Floats = npt.NDArray[np.float64]
 
@@ -117,37 +121,47 @@ class LookupModel:
             },
         }
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> LookupModel:
-        """Reads what `as_json` wrote.
+
+class LookupRecord(Record):
+    """A LookupModel in a profile."""
+
+    op_us: Amount
+    coefficients_us: dict[str, Amount]
+    residual_log: TreesRecord
+    uses_reuse_factors: bool
+    interval_log: tuple[Annotated[float, Meta(gt=-10, le=0)], Annotated[float, Meta(ge=0, lt=10)]]
+    calibrated_log2: dict[str, tuple[float, float]]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for other terms or columns, or an empty range."""
+        _check_names("coefficients_us", self.coefficients_us, _terms(self._shares_maps))
+        _check_names("calibrated_log2", self.calibrated_log2, TREE_COLUMNS)
+        for name, (low, high) in self.calibrated_log2.items():
+            if low > high:
+                raise ValueError(f"calibrated_log2 of {name} is {[low, high]}, but must ascend")
+
+    @property
+    def _shares_maps(self) -> bool:
+        return any(name in self.coefficients_us for name in MAP_TERMS)
+
+    def model(self) -> LookupModel:
+        """Returns the content.
 
         Raises:
-            ValueError: a name or a number is impossible.
-            KeyError, TypeError: something is missing or of another type.
+            ValueError: the trees look at a column that isn't there.
         """
-        shares_maps = any(name in record["coefficients_us"] for name in MAP_TERMS)
-        coefficients = _in_order(record["coefficients_us"], _terms(shares_maps))
-        ranges = np.asarray(_in_order(record["calibrated_log2"], TREE_COLUMNS), dtype=np.float64)
-        uses_reuse_factors = bool(record["uses_reuse_factors"])
-        width = len(TREE_COLUMNS) + (len(REUSE_COLUMNS) if uses_reuse_factors else 0)
-        low, high = (float(log) for log in record["interval_log"])
-        model = cls(
-            op_us=float(record["op_us"]),
-            coefficients_us=np.asarray(coefficients, dtype=np.float64),
-            trees=Trees.from_json(record["residual_log"], width),
-            uses_reuse_factors=uses_reuse_factors,
-            interval_log=(low, high),
+        ranges = np.asarray([self.calibrated_log2[name] for name in TREE_COLUMNS], np.float64)
+        terms = _terms(self._shares_maps)
+        width = len(TREE_COLUMNS) + (len(REUSE_COLUMNS) if self.uses_reuse_factors else 0)
+        return LookupModel(
+            op_us=self.op_us,
+            coefficients_us=np.asarray([self.coefficients_us[name] for name in terms], np.float64),
+            trees=self.residual_log.trees(width),
+            uses_reuse_factors=self.uses_reuse_factors,
+            interval_log=self.interval_log,
             lowest=ranges[:, 0],
             highest=ranges[:, 1],
         )
-        times = np.append(model.coefficients_us, model.op_us)
-        if not (np.isfinite(times).all() and (times >= 0).all()):
-            raise ValueError("a lookup has a negative or infinite time")
-        if not -10 < low <= 0 <= high < 10:
-            raise ValueError(f"interval_log of a lookup is {[low, high]}")
-        if not (model.lowest <= model.highest).all():
-            raise ValueError("calibrated_log2 of a lookup has a range that is empty")
-        return model
 
 
 def op_terms(columns: dict[str, Floats], ops: Ops, shares_maps: bool) -> Floats:
@@ -166,7 +180,6 @@ def residual_columns(columns: dict[str, Floats], reuse_factors: Floats | None) -
     return seen if reuse_factors is None else np.concatenate([seen, reuse_factors], axis=1)
 
 
-def _in_order(record: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
-    if set(record) != set(names):
-        raise ValueError(f"has {sorted(record)}, expected {sorted(names)}")
-    return [record[name] for name in names]
+def _check_names(what: str, given: Mapping[str, object], names: Sequence[str]) -> None:
+    if given.keys() != set(names):
+        raise ValueError(f"{what} has {sorted(given)}, expected {sorted(names)}")

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchrec_bls.records import Record
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
@@ -56,37 +58,47 @@ class Trees:
             "value": self.value.tolist(),
         }
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any], columns: int) -> Trees:
-        """Reads what `as_json` wrote.
+
+class TreesRecord(Record):
+    """Trees in a profile."""
+
+    feature: list[list[int]]
+    threshold: list[list[float | None]]
+    value: list[list[float]]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for trees that are not complete."""
+        leaves = len(self.value[0]) if self.value else 2
+        lengths = [len(self.feature), len(self.threshold), len(self.value)]
+        inner = {*map(len, self.feature), *map(len, self.threshold)}
+        if (
+            len(set(lengths)) > 1
+            or inner - {leaves - 1}
+            or {len(each) for each in self.value} - {leaves}
+            or leaves & (leaves - 1)
+            or leaves < 2
+        ):
+            raise ValueError("the trees are not complete binary trees of one depth")
+
+    def trees(self, columns: int) -> Trees:
+        """Returns the content.
 
         Args:
-            record: the object.
             columns: number of columns of the rows that these trees are for.
 
         Raises:
-            ValueError: the trees are not complete, or look at a column that isn't there.
+            ValueError: the trees look at a column that isn't there.
         """
-        feature = np.asarray(record["feature"], dtype=np.int64)
-        value = np.asarray(record["value"], dtype=np.float64)
-        threshold = np.asarray(
-            [[np.inf if cut is None else cut for cut in tree] for tree in record["threshold"]],
-            dtype=np.float64,
-        )
-        if not len(feature):
+        if not self.feature:
             return empty()
-        leaves = value.shape[-1]
-        complete = feature.ndim == 2 and feature.shape == threshold.shape == (
-            len(value),
-            leaves - 1,
-        )
-        if not complete or leaves & (leaves - 1) or leaves < 2:
-            raise ValueError("the trees are not complete binary trees of one depth")
-        if feature.min() < 0 or feature.max() >= columns:
+        if not all(0 <= column < columns for nodes in self.feature for column in nodes):
             raise ValueError(f"the trees look at a column outside 0 ... {columns - 1}")
-        if not np.isfinite(value).all() or np.isnan(threshold).any():
-            raise ValueError("the trees hold a number that is not finite")
-        return cls(feature, threshold, value)
+        cuts = [[np.inf if cut is None else cut for cut in nodes] for nodes in self.threshold]
+        return Trees(
+            np.asarray(self.feature, np.int64),
+            np.asarray(cuts, np.float64),
+            np.asarray(self.value, np.float64),
+        )
 
 
 def empty() -> Trees:

@@ -192,14 +192,24 @@ GOOD = {"ph": "X", "name": "bls::a post seq=0 lag=0 bound=0", "pid": 1, "tid": 1
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not JSON, or cut off"),
-        ('{"traceEvents": [', "is not JSON, or cut off"),
-        ("[]", "has no list of traceEvents: profile all ranks"),
-        ('{"traceEvents": 7}', "has no list of traceEvents"),
-        ('{"traceEvents": [7]}', "has no list of traceEvents"),
+        ("", "is no JSON, or cut off"),
+        ('{"traceEvents": [', "is no JSON, or cut off"),
+        (
+            '{"traceEvents": [], "x": ' + "[" * 10**5,
+            "objects too deep in each other: profile all ranks",
+        ),
+        ("[]", r"rank0.json: expected object, got \[\]: profile all ranks"),
+        ('{"traceEvents": 7}', "traceEvents: expected array, got 7"),
+        ('{"traceEvents": [7]}', r"traceEvents\[0\]: expected object, got 7"),
         ('{"traceEvents": []}', "has no posts or waits of bounded-lag channels"),
-        ('{"traceEvents": [], "baseTimeNanoseconds": "x"}', "has baseTimeNanoseconds 'x'"),
-        (json.dumps({"traceEvents": [{**GOOD, "dur": "long"}]}), "has a range without times"),
+        (
+            '{"traceEvents": [], "baseTimeNanoseconds": "x"}',
+            "Nanoseconds: expected .*, got 'x'",
+        ),
+        (
+            json.dumps({"traceEvents": [{**GOOD, "dur": "long"}]}),
+            "dur: expected float, got 'long'",
+        ),
         (json.dumps({"traceEvents": [{**GOOD, "ts": None}]}), "has a range without times"),
     ],
 )
@@ -213,7 +223,7 @@ def test_files_that_are_no_traces(tmp_path: Path, content: str, message: str) ->
 def test_compressed_files_that_are_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": [GOOD]}).encode())[:-9])
-    with pytest.raises(TraceError, match="is not JSON, or cut off"):
+    with pytest.raises(TraceError, match=r"is a damaged \.gz, or cut off"):
         read_trace(path, 0)
 
 

@@ -114,6 +114,15 @@ def test_what_a_bound_saves_is_what_the_job_takes_with_it(tmp_path: Path) -> Non
         assert found[str(bound)] == pytest.approx(pipeline_step_us(work, bound), rel=0.01)
 
 
+def test_a_folder_stands_for_its_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = written(tmp_path, GlooJob(*durations(6)).traces(np.zeros(RANKS)))
+    said = []
+    for given in ([str(tmp_path)], [str(path) for path in paths]):
+        assert run(["trace", *given]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
 def test_the_command_says_it_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = durations(6)
     work[1][2] += 3000
@@ -329,10 +338,10 @@ def test_a_rank_waited_if_it_ran_nothing_and_then_went_on(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [', "is not JSON, or cut off"),
-        ("[]", "has no list of nodes: it is no execution trace"),
+        ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [', "is no JSON, or cut off"),
+        ("[]", r"expected object, got \[\]: it is no execution trace"),
         ('{"schema": "2.0", "nodes": []}', "has schema '2.0', but only 1.1"),
-        ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [7]}', "has a node that is none"),
+        ('{"schema": "1.1.1-chakra.0.0.4", "nodes": [7]}', r"nodes\[0\]: expected object, got 7"),
         (json.dumps(execution_trace([1001])), "no record-function id in common"),
     ],
 )
@@ -352,8 +361,13 @@ def simulate(folder: Path, *options: str) -> dict[str, Any]:
 def test_simulate_replays_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = GlooJob(*durations(12, batches=8))
     written(tmp_path, job.traces(np.zeros(RANKS)))
-    perfetto = tmp_path / "trace.json"
-    report = simulate(tmp_path, "--bound=0,2", "--batches=32", f"--perfetto={perfetto}")
+    perfetto, page = tmp_path / "trace.json", tmp_path / "page.html"
+    files = f"--perfetto={perfetto}", f"--html={page}", "--choose=bound"
+    report = simulate(tmp_path, "--bound=0,2", "--batches=32", *files)
+    cells = re.findall(r"<td>(.*?)</td>", page.read_text())
+    assert len(cells) == 2 * 8 and "take this" in cells
+    steps = [each["step_us"] / 1000 for each in report["bounds"]]
+    assert [float(cell) for cell in cells[1::8]] == pytest.approx(steps, abs=1e-3)
     assert report["ranks"] == RANKS and report["recorded_steps"] == 8
     assert [each["bound"] for each in report["bounds"]] == [0, 2]
     assert report["bounds"][0]["step_us"] == pytest.approx(job.step_us, rel=0.02)
@@ -420,8 +434,8 @@ def test_a_bound_is_chosen_within_a_limit(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--plan=plan.json"], "and --plan would say what it is: leave that out"),
-        (["--dense-ms=3", "--link=1gbit"], "and --link, --dense-ms would say what it is"),
+        (["--plan=plan.json"], "so cannot be used with --plan: leave that out"),
+        (["--dense-ms=3", "--link=1gbit"], "cannot be used with --link, --dense-ms: leave"),
         (["--choose=bound,codec"], "leaves nothing to choose but the bound: give --choose bound"),
         (["--max-latency-ms=9"], "leaves nothing to choose but the bound: give --choose bound"),
         (["--choose=bound", "--max-latency-ms=-1"], "must be a positive number"),

@@ -151,7 +151,7 @@ def test_measurements_that_are_damaged(tmp_path: Path) -> None:
     Records(path, {}, Machine("cpu", "a processor", 2, 2**30)).add("lookup", 0.5, {})
     whole = path.read_text()
     path.write_text(whole.replace('{"kind":"l', "{l") + "{}\n")
-    with pytest.raises(ProfileError, match="line 2, is damaged"):
+    with pytest.raises(ProfileError, match="line 2 is no JSON"):
         read_records(path)
     path.write_text("{}\n")
     with pytest.raises(ProfileError, match="is no torchrec-bls measurements"):

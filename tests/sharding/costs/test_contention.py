@@ -149,7 +149,7 @@ def test_profiles_of_before_lack_what_is_late_behind_and_beside_a_backward() -> 
         for mode in of_group["modes"]:
             for late in ("behind_us", "wake_us", "cold_us", "hook_us"):
                 del mode["times"][late], mode["draws"][late]
-    (float32, _) = profile_from_json(record, "profile").overlap["gloo", 2]
+    (float32, _) = profile_from_json(json.dumps(record), "profile").overlap["gloo", 2]
     late = dict.fromkeys(("behind_us", "wake_us", "cold_us", "hook_us"), 0.0)
     assert float32.times == dataclasses.replace(TRUE, **late)
     assert [draw.late_us + draw.behind_us + draw.hook_us for draw in float32.draws] == [0.0, 0.0]
@@ -168,22 +168,34 @@ def test_the_modes_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ((0, "world_size"), 1, "damaged: modes of all-reduces among 1 ranks"),
-        ((1, "backend"), "gloo", "damaged: two lists of modes of gloo among 2 ranks"),
-        ((0, "backend"), KeyError, "lacks 'backend'"),
-        ((0, "modes"), [], "damaged: modes of gloo among 2 ranks have the names"),
-        ((0, "modes", 1, "name"), "float32", "have the names .'float32', 'float32'."),
-        ((0, "modes", 0, "times", "startup_us"), -1, "damaged: times of a mode are not negative"),
-        ((0, "modes", 0, "times", "startup_us"), float("nan"), "damaged: times of a mode are"),
-        ((0, "modes", 0, "times", "compute_rate"), 0, "damaged: a backward goes on"),
-        ((0, "modes", 0, "times", "compute_rate"), KeyError, "lacks 'compute_rate'"),
-        ((0, "modes", 0, "draws", "startup_us"), [1.0], "damaged"),
-        ((0, "modes", 0, "draws", "startup_us"), [1.0, -1.0], "damaged: times of a mode are"),
-        ((0, "modes", 0, "changes_values"), KeyError, "lacks 'changes_values'"),
-        ((0, "modes", 0, "held_out_percent"), -1, "damaged: mode float32 has an error of -1"),
+        ((0, "world_size"), 1, r"overlap\[0\].world_size: expected int >= 2, got 1"),
+        ((1, "backend"), "gloo", "two lists of modes of gloo among 2 ranks: make one"),
+        ((0, "backend"), KeyError, "'backend' is missing"),
+        ((0, "modes"), [], r"modes: expected array of length >= 1, got \[\]"),
+        ((0, "modes", 1, "name"), "float32", "modes have the names .'float32', 'float32'."),
+        ((0, "modes", 0, "times", "startup_us"), -1, "expected float >= 0.0, got -1"),
+        ((0, "modes", 0, "times", "startup_us"), float("nan"), "is no JSON"),
+        (
+            (0, "modes", 0, "times", "compute_rate"),
+            0,
+            "but a backward must go on",
+        ),
+        ((0, "modes", 0, "times", "compute_rate"), KeyError, "times lack 'compute_rate'"),
+        ((0, "modes", 0, "draws", "startup_us"), [1.0], "draws are not equally many"),
+        (
+            (0, "modes", 0, "draws", "startup_us"),
+            [1.0, -1.0],
+            "expected float >= 0.0, got -1.0",
+        ),
+        ((0, "modes", 0, "changes_values"), KeyError, "'changes_values' is missing"),
+        (
+            (0, "modes", 0, "held_out_percent"),
+            -1,
+            "percent: expected float >= 0.0",
+        ),
     ],
 )
 def test_an_overlap_that_cannot_be_used(path: tuple[Any, ...], value: Any, message: str) -> None:
     record = changed(with_overlap(), ("overlap", *path), value)
     with pytest.raises(ProfileError, match=message):
-        profile_from_json(record, "profile")
+        profile_from_json(json.dumps(record), "profile")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torchrec_bls.sharding.cost_interface import Gradient, LayerTimes
-from torchrec_bls.sharding.costs.dense.model import DenseModel, DenseOpModel
+from torchrec_bls.sharding.costs.dense.model import DenseModel, DenseOpModel, DenseRecord
 from torchrec_bls.sharding.costs.dense.ops import (
     ATTENTION,
     LAYERS,
@@ -23,6 +23,8 @@ from torchrec_bls.sharding.costs.fitting.dense import (
     fit_dense,
     held_out_us,
 )
+
+from tests.sharding.synthetic import read_back
 
 _CACHES = (2.0**16, 2.0**20)
 _KEYS = [(kind, direction) for kind in LAYERS for direction in ("forward", "backward")]
@@ -151,7 +153,7 @@ def test_kinds_that_were_not_measured_are_named() -> None:
 
 def test_a_saved_model_comes_back() -> None:
     model = _one_each()
-    again = DenseModel.from_json(json.loads(json.dumps(model.as_json())))
+    again = read_back(model.as_json(), DenseRecord).model()
     assert again.as_json() == model.as_json()
     op = DenseOp("pack", 1, 10)
     assert again.microseconds("pack", "forward", [op]) == pytest.approx([6.0])
@@ -160,12 +162,20 @@ def test_a_saved_model_comes_back() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["cache_bytes"], [-1.0], "caches of"),
-        (["kinds", "tanh"], {"forward": {}}, "'forward' of dense ops of kind 'tanh'"),
+        (["cache_bytes"], [-1.0], r"cache_bytes\[0\]: expected float > 0.0, got -1.0"),
+        (["kinds", "tanh"], {}, "dense ops are of kind 'tanh'"),
         (["kinds", "relu", "sideways"], {}, "'sideways'"),
-        (["kinds", "relu", "forward", "coefficients_us", "op"], -1.0, "negative"),
+        (
+            ["kinds", "relu", "forward", "coefficients_us", "op"],
+            -1.0,
+            "expected float >= 0.0, got -1.0",
+        ),
         (["kinds", "relu", "forward", "coefficients_us", "colour"], 1.0, "expected"),
-        (["kinds", "relu", "forward", "held_out_gmae_percent"], -1.0, "no error in per cent"),
+        (
+            ["kinds", "relu", "forward", "held_out_gmae_percent"],
+            -1.0,
+            "expected float >= 0.0, got -1.0",
+        ),
     ],
 )
 def test_models_that_cannot_be(path: list[str], value: Any, message: str) -> None:
@@ -175,7 +185,7 @@ def test_models_that_cannot_be(path: list[str], value: Any, message: str) -> Non
         place = place[name]
     place[path[-1]] = value
     with pytest.raises(ValueError, match=message):
-        DenseModel.from_json(record)
+        read_back(record, DenseRecord)
 
 
 def test_repeats_of_several_visits_are_one_sample() -> None:

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from torchrec_bls.sharding.costs.fitting.accuracy import gmae_percent
 from torchrec_bls.sharding.costs.fitting.lookups import fit_lookup, samples_of
 from torchrec_bls.sharding.costs.lookup.features import as_columns
 from torchrec_bls.sharding.costs.lookup.hash_maps import MAP_TERMS, map_terms
-from torchrec_bls.sharding.costs.lookup.model import LookupModel
+from torchrec_bls.sharding.costs.lookup.model import LookupRecord
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import make_problem
@@ -26,7 +25,13 @@ from torchrec_bls.sharding.report.prediction import rate
 from torchrec_bls.sharding.report.text import as_text
 from torchrec_bls.sharding.search.search import search
 
-from tests.sharding.synthetic import measured_ops, planted_model, random_works, small_profile
+from tests.sharding.synthetic import (
+    measured_ops,
+    planted_model,
+    random_works,
+    read_back,
+    small_profile,
+)
 
 MODEL = planted_model(shard=5.0, lookup=0.01, map_id=0.4, map_id_far=1.5)
 COSTS = ProfiledCosts(
@@ -93,7 +98,7 @@ def test_a_fit_recovers_planted_maps() -> None:
     unseen = measured_ops(MODEL, 100, noise=0.0, seed=1)
     assert model.shares_maps
     assert gmae_percent(unseen.predicted_us(model), unseen.measured_us) < 4.0
-    again = LookupModel.from_json(json.loads(json.dumps(model.as_json(), allow_nan=False)))
+    again = read_back(model.as_json(), LookupRecord).model()
     assert np.array_equal(unseen.predicted_us(again), unseen.predicted_us(model))
 
 

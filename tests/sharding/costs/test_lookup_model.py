@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -7,9 +6,15 @@ from torchrec_bls.sharding.cost_interface import LookupWork
 from torchrec_bls.sharding.costs.fitting.accuracy import bias_percent, gmae_percent, mape_percent
 from torchrec_bls.sharding.costs.fitting.lookups import fit_lookup
 from torchrec_bls.sharding.costs.lookup.features import TERMS, analytic_terms, as_columns
-from torchrec_bls.sharding.costs.lookup.model import LookupModel
+from torchrec_bls.sharding.costs.lookup.model import LookupRecord
 
-from tests.sharding.synthetic import measured_ops, plain_model, planted_model, random_works
+from tests.sharding.synthetic import (
+    measured_ops,
+    plain_model,
+    planted_model,
+    random_works,
+    read_back,
+)
 
 WORK = LookupWork(
     rows=1023, dim=20, weight_bytes=4, samples=100, pooling=3.0, unique_rows=50, pooled=True
@@ -115,7 +120,7 @@ def test_shards_unlike_any_that_were_calibrated_widen_the_interval() -> None:
 
 def test_json_gives_the_same_model_back() -> None:
     model = fit_lookup(measured_ops(planted_model(lookup=0.01), 30, noise=0.05))
-    again = LookupModel.from_json(json.loads(json.dumps(model.as_json(), allow_nan=False)))
+    again = read_back(model.as_json(), LookupRecord).model()
     works = as_columns(random_works(np.random.default_rng(5), 20))
     assert again.estimate(works) == model.estimate(works)
 

@@ -28,7 +28,7 @@ def test_a_saved_profile_comes_back(tmp_path: Path) -> None:
 def test_profiles_of_version_1_have_no_host_costs() -> None:
     record = changed(small_profile(), ["version"], 1)
     del record["hosts"]
-    assert profile_from_json(record, "old").hosts == {}
+    assert profile_from_json(json.dumps(record), "old").hosts == {}
 
 
 def test_dense_layers_of_a_profile_come_back_and_may_lack(tmp_path: Path) -> None:
@@ -48,35 +48,61 @@ def test_dense_layers_of_a_profile_come_back_and_may_lack(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["dense"], {"cache_bytes": [0.0], "kinds": {}}, "damaged: caches of"),
-        (["dense"], {"kinds": {}}, "lacks 'cache_bytes'"),
+        (
+            ["dense"],
+            {"cache_bytes": [0.0], "kinds": {}},
+            r"dense.cache_bytes\[0\]: expected",
+        ),
+        (["dense"], {"kinds": {}}, "dense: 'cache_bytes' is missing"),
         (["format"], "something", "make one with"),
-        (["version"], 3, "version 3 and this package reads 1 and 2: calibrate again"),
+        (["version"], 3, "version 3, and this package reads 1 and 2: make one with"),
         (["version"], KeyError, "version None"),
         (["machine", "kind"], "cuda", "kind 'cuda', and the plan is for 'cpu'"),
-        (["machine", "colour"], "red", "damaged"),
-        (["hosts", 0, "costs", "step"], -1, "step = -1.0, but must not be negative"),
-        (["hosts", 0, "costs", "colour"], 1, "damaged"),
-        (["hosts", 0, "costs", "feature"], float("nan"), "feature = nan"),
-        (["hosts", 0, "interval_log"], [0.1, 0.2], "have the interval"),
-        (["hosts", 0, "between_plans_log"], -0.1, "tell plans apart by -0.1"),
-        (["hosts", 0, "world_size"], 1, "host costs of 1 ranks"),
-        (["hosts", 0, "world_size"], 4, "two host costs of one backend"),
-        (["hosts", 0, "backend"], KeyError, "lacks 'backend'"),
-        (["lookups", "pooled"], KeyError, "lacks 'pooled'"),
-        (["lookups", "pooled", "forward", "op_us"], -1.0, "negative"),
-        (["lookups", "pooled", "forward", "op_us"], "soon", "damaged"),
+        (["machine", "cores"], "4", "machine.cores: expected int, got '4'"),
+        (["colour"], "red", "'colour' is unknown"),
+        (
+            ["hosts", 0, "costs", "step"],
+            -1,
+            r"costs\['step'\]: expected float >= 0.0, got -1",
+        ),
+        (["hosts", 0, "costs", "colour"], 1, "costs have 'colour', but must be of lookup,"),
+        (["hosts", 0, "costs", "feature"], float("nan"), "is no JSON"),
+        (["hosts", 0, "interval_log"], [0.1, 0.2], "but must have 0 within it"),
+        (
+            ["hosts", 0, "between_plans_log"],
+            -0.1,
+            "between_plans_log: expected float >= 0",
+        ),
+        (["hosts", 0, "world_size"], 1, r"hosts\[0\].world_size: expected int >= 2, got 1"),
+        (["hosts", 0, "world_size"], 4, r"hosts has .*, 4\) twice"),
+        (["hosts", 0, "backend"], KeyError, r"hosts\[0\]: 'backend' is missing: make one"),
+        (["lookups", "pooled"], KeyError, "lookups: 'pooled' is missing"),
+        (
+            ["lookups", "pooled", "forward", "op_us"],
+            -1.0,
+            r"pooled\['forward'\].op_us: expected",
+        ),
+        (["lookups", "pooled", "forward", "op_us"], "soon", "expected float, got 'soon'"),
         (["lookups", "pooled", "forward", "interval_log"], [0.1, 0.2], "interval_log"),
         (["lookups", "pooled", "forward", "coefficients_us", "lookup"], KeyError, "expected"),
-        (["lookups", "pooled", "forward", "calibrated_log2", "rows"], [9, 3], "empty"),
+        (
+            ["lookups", "pooled", "forward", "calibrated_log2", "rows"],
+            [9, 3],
+            "must ascend",
+        ),
         (["lookups", "pooled", "sideways"], {}, "sideways"),
-        (["collectives", 1, "world_size"], 2, "two models"),
-        (["collectives", 0, "world_size"], 1, "among 1 ranks"),
-        (["collectives", 0, "imbalance"], 1.5, "an imbalance"),
+        (["collectives", 1, "world_size"], 2, r"collectives has \(.*, 2\) twice"),
+        (
+            ["collectives", 0, "world_size"],
+            1,
+            "world_size: expected int >= 2, got 1",
+        ),
+        (["collectives", 0, "imbalance"], 1.5, "imbalance: expected float <= 1.0, got 1.5"),
         (["collectives", 0, "operation"], "broadcast", "broadcast"),
         (["collectives", 0, "curve", "kind"], "spline", "spline"),
-        (["memory", "row_us"], [0.0, 1.0], "positive"),
+        (["memory", "row_us"], [0.0, 1.0], r"memory.row_us\[0\]: expected float > 0.0, got 0.0"),
         (["memory", "buffer_bytes"], [2.0, 1.0], "ascending"),
+        (["memory", "row_us"], [1.0], "not equally many"),
     ],
 )
 def test_profiles_that_cannot_be_used(

@@ -1,11 +1,11 @@
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torchrec_bls.sharding.costs.lookup.trees import Bins, Trees, empty, grow
+from torchrec_bls.sharding.costs.lookup.trees import Bins, Trees, TreesRecord, empty, grow
+
+from tests.sharding.synthetic import read_back
 
 
 def one_by_one(trees: Trees, row: np.ndarray) -> float:
@@ -34,14 +34,14 @@ def test_json_gives_the_same_trees_back() -> None:
     feature, threshold, leaf = grow(Bins.of(rows), rows[:, 1], np.ones(50), 3, least_weight=20.0)
     assert np.isinf(threshold).any(), "some node should have had too few rows to split"
     trees = Trees(feature[None], threshold[None], random.normal(size=(1, 8)))
-    again = Trees.from_json(json.loads(json.dumps(trees.as_json(), allow_nan=False)), columns=3)
+    again = read_back(trees.as_json(), TreesRecord).trees(columns=3)
     assert np.array_equal(again.predict(rows), trees.predict(rows))
     assert np.array_equal(again.predict(rows), trees.value[0, leaf])
 
 
 def test_no_trees_predict_nothing() -> None:
     rows = np.ones((3, 2))
-    assert not Trees.from_json(empty().as_json(), columns=2).predict(rows).any()
+    assert not read_back(empty().as_json(), TreesRecord).trees(columns=2).predict(rows).any()
 
 
 def test_finds_the_one_cut_that_explains_everything() -> None:
@@ -60,7 +60,7 @@ def test_finds_the_one_cut_that_explains_everything() -> None:
         ({"feature": [[0, 0, 5]]}, "column outside"),
         ({"feature": [[0, -1, 0]]}, "column outside"),
         ({"value": [[0.0, 1.0]]}, "complete"),
-        ({"value": [[0.0, 1.0, 2.0, float("nan")]]}, "not finite"),
+        ({"value": [[0.0, 1.0, 2.0, float("nan")]]}, "no JSON"),
         ({"threshold": [[0.0, 1.0]]}, "complete"),
     ],
 )
@@ -70,6 +70,6 @@ def test_damaged_trees_are_refused(change: dict[str, object], message: str) -> N
         "threshold": [[0.0, None, 1.0]],
         "value": [[0.0, 1.0, 2.0, 3.0]],
     }
-    assert len(Trees.from_json(good, columns=2).value) == 1
+    assert len(read_back(good, TreesRecord).trees(columns=2).value) == 1
     with pytest.raises(ValueError, match=message):
-        Trees.from_json({**good, **change}, columns=2)
+        read_back({**good, **change}, TreesRecord).trees(columns=2)

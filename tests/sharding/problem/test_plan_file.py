@@ -14,7 +14,7 @@ from torchrec_bls.sharding.problem import plan_file
 from torchrec_bls.sharding.problem.job import Job
 from torchrec_bls.sharding.problem.options import options_of
 from torchrec_bls.sharding.problem.plan_file import PlanFileError, read_plan
-from torchrec_bls.sharding.problem.tables import SHARDING_TYPES, PlacedTable, Table
+from torchrec_bls.sharding.problem.tables import SHARDING_TYPES, TABLE_ROW_WISE, PlacedTable, Table
 from torchrec_bls.sharding.torchrec.plan import to_sharding_plan
 
 RANKS = 4
@@ -36,6 +36,9 @@ def placed_tables(draw: Any) -> list[PlacedTable]:
         )
         option = draw(st.sampled_from(options_of(number, table, JOB)))
         ranks = draw(st.permutations(range(RANKS)))[: option.shards]
+        if option.sharding_type == TABLE_ROW_WISE:
+            host = draw(st.integers(0, 1))
+            ranks = [2 * host, 2 * host + 1]
         placed.append(option.placed(table, ranks))
     return placed
 
@@ -43,7 +46,7 @@ def placed_tables(draw: Any) -> list[PlacedTable]:
 @given(placed_tables())
 def test_what_was_written_is_read(tmp_path_factory: Any, plan: list[PlacedTable]) -> None:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    plan_file.save_plan(path, plan, RANKS)
+    plan_file.save_plan(path, plan, RANKS, 2)
     saved = read_plan(path)
     assert saved.ranks == RANKS
     assert list(saved.of([placed.table for placed in plan], "it")) == plan
@@ -85,16 +88,16 @@ def test_a_plan_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("plan", "is not JSON"),
-        ([], "is not a torchrec-bls plan: make one with"),
+        ("plan", "is no JSON"),
+        ([], "is not a torchrec-bls plan: plan again, and save it with"),
         ({**PLAN, "format": "profile"}, "is not a torchrec-bls plan"),
         ({**PLAN, "version": 2}, "has version 2, and this package reads 1"),
-        ({**PLAN, "ranks": 0}, "lacks ranks or tables"),
-        ({**PLAN, "ranks": True}, "lacks ranks or tables"),
-        ({**PLAN, "tables": []}, "lacks ranks or tables"),
+        ({**PLAN, "ranks": 0}, "ranks: expected int >= 1, got 0: plan again"),
+        ({**PLAN, "ranks": True}, "ranks: expected int, got True"),
+        ({**PLAN, "tables": []}, r"tables: expected array of length >= 1, got \[\]"),
         ({**PLAN, "tables": [TABLE, TABLE]}, "plans a table twice"),
         ({**PLAN, "ranks": 1}, "'ebc.t' has a shard on rank 1, of 1 ranks"),
-        ({**PLAN, "tables": [7]}, "table number 0: must be an object of module, name"),
+        ({**PLAN, "tables": [7]}, r"tables\[0\]: expected object, got 7"),
     ],
 )
 def test_files_that_hold_no_plan(tmp_path: Path, content: Any, message: str) -> None:
@@ -106,14 +109,14 @@ def test_files_that_hold_no_plan(tmp_path: Path, content: Any, message: str) -> 
     ("change", "message"),
     [
         ({"sharding_type": "diagonal"}, "sharding type 'diagonal' is none of"),
-        ({"shards": 7}, "shards must be a list"),
-        ({"shards": [7]}, "a shard must be an object of column_offset"),
+        ({"shards": 7}, r"tables\[0\].shards: expected array, got 7"),
+        ({"shards": [7]}, r"tables\[0\].shards\[0\]: expected object, got 7"),
         ({"shards": TABLE["shards"][:1]}, "do not make up its 10 rows of 8 columns"),
         ({"shards": [TABLE["shards"][0]] * 2}, "do not make up"),
         ({"rows": 11}, "do not make up its 11 rows"),
-        ({"rows": 10.0}, "must be whole numbers"),
-        ({"rows": -10}, "must be whole numbers, not negative"),
-        ({"colour": 1}, "must be an object of module"),
+        ({"rows": 10.0}, r"tables\[0\].rows: expected int, got 10.0"),
+        ({"rows": -10}, "rows: expected int >= 1, got -10"),
+        ({"colour": 1}, "'colour' is unknown"),
     ],
 )
 def test_tables_that_are_none(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -138,8 +141,60 @@ def test_other_tables_than_the_plans(tmp_path: Path, tables: list[Table], messag
 
 def test_other_ranks_than_the_plans(tmp_path: Path) -> None:
     path = written(tmp_path / "plan.json", PLAN)
-    with pytest.raises(PlanFileError, match="is a plan for 2 ranks, and the topology has 4"):
+    with pytest.raises(PlanFileError, match="is a plan for 2 ranks, but there are 4"):
         load_plan(path, Topology(4, "cpu"))
+
+
+def of_host(ranks: list[int], hosts: dict[str, int]) -> dict[str, Any]:
+    """A plan for 4 ranks, with a table in rows of the host of some ranks."""
+    shard = TABLE["shards"][0]
+    rows = 60 // len(ranks)
+    shards = [
+        {**shard, "rank": rank, "rows": rows, "row_offset": rows * number}
+        for number, rank in enumerate(ranks)
+    ]
+    table = {**TABLE, "rows": 60, "sharding_type": "table_row_wise", "shards": shards}
+    return {**PLAN, "ranks": 4, **hosts, "tables": [table]}
+
+
+@pytest.mark.parametrize(
+    ("content", "per_host", "message"),
+    [
+        # All that can be told of files of before is where such tables are.
+        (of_host([0, 1, 2, 3], {}), 4, None),
+        (of_host([2, 3], {}), 2, None),
+        (of_host([0, 1, 2, 3], {}), 2, "in rows of one host, on ranks .0, 1, 2, 3., but there are"),
+        (of_host([2, 3], {}), 4, "on ranks .2, 3., but there are 1 host of 4 ranks"),
+        (of_host([1, 2], {}), 2, "on ranks .1, 2., but there are 2 hosts of 2 ranks: plan again"),
+        (of_host([2, 3], {"ranks_per_host": 2}), 2, None),
+        (
+            of_host([0, 1, 2, 3], {"ranks_per_host": 4}),
+            2,
+            "is a plan for 1 host of 4 ranks, but there are 2 hosts of 2 ranks: plan again",
+        ),
+        ({**PLAN, "ranks": 4}, 2, None),
+        ({**PLAN, "ranks": 4, "ranks_per_host": 1}, 4, "4 hosts of 1 ranks, but there are 1 host"),
+        ({**PLAN, "ranks": 4, "ranks_per_host": 3}, 4, "4 ranks do not fill hosts of 3"),
+    ],
+)
+def test_other_hosts_than_the_plans(
+    tmp_path: Path, content: dict[str, Any], per_host: int, message: str | None
+) -> None:
+    path = written(tmp_path / "plan.json", content)
+    topology = Topology(4, "cpu", local_world_size=per_host)
+    if message is None:
+        assert load_plan(path, topology).plan
+        return
+    with pytest.raises(PlanFileError, match=message):
+        load_plan(path, topology)
+
+
+def test_torchrecs_plan_says_its_hosts_where_that_matters(tmp_path: Path) -> None:
+    topology = Topology(4, "cpu", local_world_size=2)
+    for content, per_host in ((of_host([2, 3], {}), 2), ({**PLAN, "ranks": 4}, None)):
+        plan = load_plan(written(tmp_path / "plan.json", content), topology)
+        save_plan(plan, tmp_path / "again.json", world_size=4)
+        assert read_plan(tmp_path / "again.json").ranks_per_host == per_host
 
 
 def test_tables_that_nobody_exchanges_are_refused(tmp_path: Path) -> None:

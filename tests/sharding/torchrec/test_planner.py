@@ -1,5 +1,6 @@
 """BLSShardingPlanner in TorchRec's place: plans that run, constraints, statistics, errors."""
 
+import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torchrec import (
 )
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+from torchrec.distributed.planner.types import PlannerError, PlannerErrorType, StorageReservation
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import KeyValueParams, ModuleSharder, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -40,7 +41,7 @@ from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts
 from tests.sharding.synthetic import small_profile
 from tests.tiers import slow_but
-from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 SHARDERS = [BLSEmbeddingBagCollectionSharder(), BLSEmbeddingCollectionSharder()]
 ROWS = [40, 70, 100, 130]
@@ -200,6 +201,54 @@ def test_constraints_that_contradict(asked: dict[str, object], message: str) -> 
 def test_constraints_for_a_table_that_is_not_there() -> None:
     with pytest.raises(PlannerError, match=r"no sharder shards: \['t7'\]"):
         planned(bags([100]), constraints={"t7": ParameterConstraints()})
+
+
+def sharders_of(*bounds: int) -> list[ModuleSharder[nn.Module]]:
+    kinds = BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
+    return [kind(BLSConfig(bound=bound)) for kind, bound in zip(kinds, bounds, strict=False)]
+
+
+def test_the_bound_is_the_sharders() -> None:
+    reuse = {"t0": UniformReuse(100, 3.0)}
+    for bound, given in ((0, None), (2, None), (2, 2)):
+        ours = planner(reuse=reuse, bound=given)
+        ours.plan(bags([100]), sharders_of(bound, bound))
+        assert (ours.report().job.bound, ours.report().job.training) == (bound, bound == 0)
+    without = planner(reuse=reuse)
+    without.plan(bags([100]), [EmbeddingBagCollectionSharder()])
+    assert without.report().job.bound == 0
+    with pytest.raises(ValueError, match="bound is 0, but the sharders have bound 2: leave bound"):
+        planner(reuse=reuse, bound=0).plan(bags([100]), sharders_of(2))
+    with pytest.raises(ValueError, match=r"sharders have the bounds \{.*: 2, .*: 3\}, but one"):
+        planner(reuse=reuse).plan(bags([100]), sharders_of(2, 3))
+
+
+class Reservation(StorageReservation):  # type: ignore[misc]
+    """Leaves some ranks without memory, or leaves them out."""
+
+    def __init__(self, none: int, missing: int) -> None:
+        self._none, self._missing = none, missing
+
+    def reserve(self, topology: Topology, *_: object) -> Topology:
+        left = copy.deepcopy(topology)
+        for device in left.devices[: self._none]:
+            device.storage.ddr = -1
+        del left.devices[: self._missing]
+        return left
+
+    @property
+    def last_reserved_topology(self) -> None:
+        return None
+
+
+def test_a_reservation_that_leaves_too_little_is_named() -> None:
+    with pytest.raises(
+        PlannerError, match="Reservation reserves all memory of all ranks"
+    ) as caught:
+        planned(bags([100]), storage_reservation=Reservation(2, 0))
+    assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
+    with pytest.raises(ValueError, match=r"Reservation leaves memory to 1 ranks, but .* has 2"):
+        planned(bags([100]), storage_reservation=Reservation(0, 1))
 
 
 def test_nothing_to_plan() -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torchrec_bls.errors import PeerDiedError, PeerTimeoutError, ProtocolError, RendezvousError
+from torchrec_bls.records import decode
 
 #: Of the messages and the manifest in them.
 VERSION = 1
@@ -142,10 +143,8 @@ class Conversation:
         text = self._receive(length)
         for first in range(0, count, _STEP):
             self._receive_descriptors(min(_STEP, count - first), descriptors)
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise ProtocolError(f"{self._where} sends no manifest: {error}") from error
+        where = f"{self._where} sends no manifest, it"
+        return decode(text, object, where, "install one version of torchrec-bls", ProtocolError)
 
     def acknowledge(self) -> None:
         """Tells the other end that everything has arrived and is in use."""

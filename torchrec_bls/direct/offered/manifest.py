@@ -1,15 +1,18 @@
 """The facts about tables that a process needs if it did not share them itself, as JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import torch
+from msgspec import structs
 
 from torchrec_bls import _native
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import ProtocolError
+from torchrec_bls.records import Record, Whole, decode
 
 
 @dataclass(frozen=True)
@@ -120,23 +123,14 @@ class Manifest:
         Raises:
             ProtocolError: the content is something else.
         """
-        try:
-            manifest = cls(
-                str(content["host"]),
-                int(content["generation"]),
-                [_module(each) for each in content["modules"]],
-            )
-            names = [module.name for module in manifest.modules]
-            if not names or len(set(names)) < len(names):
-                raise ValueError(f"its modules are {names}")
-            if len({len(module.sizes) for module in manifest.modules}) > 1:
-                raise ValueError("its modules have different numbers of owners")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError(
-                f"{where} hands over a manifest that can't be read ({error!r}): install one "
-                "version of torchrec-bls in both processes"
-            ) from error
-        return manifest
+        data = msgspec.json.encode(content)
+        return decode(
+            data,
+            _ManifestRecord,
+            f"{where} hands over a manifest that can't be read",
+            "install one version of torchrec-bls in both processes",
+            ProtocolError,
+        ).manifest()
 
 
 def offsets_of(tables: SharedTables, layout: TableLayout) -> list[int]:
@@ -144,50 +138,85 @@ def offsets_of(tables: SharedTables, layout: TableLayout) -> list[int]:
     return [tables.offsets[layout.name, shard] for shard in layout.shards]
 
 
-def _module(content: Any) -> OfferedModule:
-    tables = [_table(each) for each in content["tables"]]
-    module = OfferedModule(**{**content, "tables": tables})
-    _check_type(str, module.name, module.bad_ids, module.dtype, module.digest)
-    _check_type(dict, module.form)
-    _check_type(list, module.sizes)
-    _check_type(bool, module.pooled, module.weighted, module.huge_pages)
-    _check_numbers(module.sizes)
-    if not tables or not module.sizes:
-        raise ValueError(f"module '{module.name}' has no tables or no owners")
-    if digest_of(_layouts(tables)).hex() != module.digest:
-        raise ValueError(f"the layouts of module '{module.name}' have another digest")
-    owners = {shard.owner for table in tables for shard in table.layout.shards}
-    if not owners <= set(range(len(module.sizes))):
-        raise ValueError(f"module '{module.name}' has owners {sorted(owners)}")
-    return module
+class _ShardRecord(Record):
+    owner: Whole
+    first_row: Whole
+    rows: Whole
+    first_column: Whole
+    columns: Whole
 
 
-def _layouts(tables: Sequence[OfferedTable]) -> list[TableLayout]:
-    return [table.layout for table in tables]
+class _LayoutRecord(Record):
+    name: str
+    rows: Whole
+    columns: Whole
+    dtype: str
+    shards: list[_ShardRecord]
+
+    def __post_init__(self) -> None:
+        self.layout().check_cover()
+
+    def layout(self) -> TableLayout:
+        shards = tuple(Shard(**structs.asdict(shard)) for shard in self.shards)
+        return TableLayout(self.name, self.rows, self.columns, self.dtype, shards)
 
 
-def _table(content: Any) -> OfferedTable:
-    shards = tuple(Shard(**shard) for shard in content["layout"]["shards"])
-    layout = TableLayout(**{**content["layout"], "shards": shards})
-    table = OfferedTable(**{**content, "layout": layout})
-    _check_type(list, table.features, table.offsets)
-    _check_type(str, layout.name, layout.dtype, table.pooling, *table.features)
-    _check_numbers([layout.rows, layout.columns, *table.offsets])
-    for shard in shards:
-        _check_numbers(astuple(shard))
-    if len(table.offsets) != len(shards):
-        raise ValueError(f"table '{layout.name}' has {len(table.offsets)} offsets")
-    layout.check_cover()
-    return table
+class _TableRecord(Record):
+    layout: _LayoutRecord
+    offsets: list[Whole]
+    features: list[str]
+    pooling: str
+
+    def __post_init__(self) -> None:
+        if len(self.offsets) != len(self.layout.shards):
+            raise ValueError(f"table '{self.layout.name}' has {len(self.offsets)} offsets")
 
 
-def _check_type(kind: type, *values: object) -> None:
-    wrong = [value for value in values if type(value) is not kind]
-    if wrong:
-        raise TypeError(f"{wrong} stand where a {kind.__name__} belongs")
+class _ModuleRecord(Record):
+    name: str
+    pooled: bool
+    weighted: bool
+    bad_ids: str
+    form: dict[str, Any]
+    tables: list[_TableRecord]
+    sizes: list[Whole]
+    dtype: str
+    huge_pages: bool
+    digest: str
+
+    def __post_init__(self) -> None:
+        if not self.tables or not self.sizes:
+            raise ValueError(f"module '{self.name}' has no tables or no owners")
+        if not isinstance(getattr(torch, self.dtype.removeprefix("torch."), None), torch.dtype):
+            raise ValueError(
+                f"module '{self.name}' has weights of {self.dtype!r}, which is no dtype"
+            )
+        layouts = [table.layout.layout() for table in self.tables]
+        if digest_of(layouts).hex() != self.digest:
+            raise ValueError(f"the layouts of module '{self.name}' have another digest")
+        owners = {shard.owner for layout in layouts for shard in layout.shards}
+        if not owners <= set(range(len(self.sizes))):
+            raise ValueError(f"module '{self.name}' has owners {sorted(owners)}")
+
+    def module(self) -> OfferedModule:
+        tables = [
+            OfferedTable(table.layout.layout(), table.offsets, table.features, table.pooling)
+            for table in self.tables
+        ]
+        return OfferedModule(**{**structs.asdict(self), "tables": tables})
 
 
-def _check_numbers(values: Iterable[object]) -> None:
-    wrong = [value for value in values if type(value) is not int or value < 0]
-    if wrong:
-        raise TypeError(f"{wrong} stand where numbers belong")
+class _ManifestRecord(Record):
+    host: str
+    generation: Whole
+    modules: list[_ModuleRecord]
+
+    def __post_init__(self) -> None:
+        names = [module.name for module in self.modules]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"its modules are {names}")
+        if len({len(module.sizes) for module in self.modules}) > 1:
+            raise ValueError("its modules have different numbers of owners")
+
+    def manifest(self) -> Manifest:
+        return Manifest(self.host, self.generation, [each.module() for each in self.modules])

@@ -27,8 +27,8 @@ from torchrec_bls.sharding.simulation.recorded.recording import (
 
 Floats = npt.NDArray[np.float64]
 
-_RANGE = re.compile(r"bls::(?P<channel>.+) (?P<action>post|wait) seq=(?P<sequence>\d+) "
-                    r"lag=\d+ bound=(?P<bound>\d+)")  # fmt: skip
+_RANGE = re.compile(r"bls::(?P<channel>.+) (?P<action>post|wait) seq=(?P<sequence>\d{1,18}) "
+                    r"lag=\d+ bound=(?P<bound>\d{1,6})")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ChannelCalls:
 
 def has_channel_calls(trace: KinetoTrace) -> bool:
     """Returns whether the trace has posts or waits."""
-    return any(_RANGE.fullmatch(str(event.get("name"))) for event in trace.events)
+    return any(_RANGE.fullmatch(event.name) for event in trace.events)
 
 
 def read_channel_calls(trace: KinetoTrace) -> ChannelCalls:
@@ -65,8 +65,8 @@ def read_channel_calls(trace: KinetoTrace) -> ChannelCalls:
     calls: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     bounds: dict[str, int] = {}
     for event in trace.events:
-        found = _RANGE.fullmatch(str(event.get("name")))
-        if event.get("ph") != "X" or found is None:
+        found = _RANGE.fullmatch(event.name)
+        if event.ph != "X" or found is None:
             continue
         of_call = calls.setdefault((found["channel"], found["action"]), {})
         of_call[int(found["sequence"])] = trace.span(event)

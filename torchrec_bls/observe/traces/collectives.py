@@ -15,12 +15,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchrec_bls.observe.traces.execution_trace import Node, read_execution_trace
-from torchrec_bls.observe.traces.kineto import KinetoTrace, TraceError
+from torchrec_bls.observe.traces.kineto import (
+    Event,
+    KinetoTrace,
+    RecordedCollective,
+    TraceError,
+)
 
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 _WORK = "gloo:"
 # gloo's name of the work, by the op that makes it.
 _WORK_OF = {
@@ -125,9 +130,9 @@ def read_steps(trace: KinetoTrace, execution: Path | None) -> RankSteps:
             group of a collective is not known.
         OSError: a file can't be read.
     """
-    ranges = [event for event in trace.events if event.get("ph") == "X"]
+    ranges = [event for event in trace.events if event.ph == "X"]
     steps = _steps(trace, ranges)
-    works = _in_order(trace, [e for e in ranges if str(e.get("name")).startswith(_WORK)])
+    works = _in_order(trace, [e for e in ranges if e.name.startswith(_WORK)])
     works = [each for each in works if _name(each) in _WORK_OF.values()]
     calls = _in_order(trace, [e for e in ranges if _called(e) is not None])
     if not works:
@@ -148,30 +153,29 @@ def read_steps(trace: KinetoTrace, execution: Path | None) -> RankSteps:
                 begun=begun,
                 start=start,
                 end=end,
-                worker=int(work.get("tid", 0)),
+                worker=_thread(trace, work),
                 sent_bytes=label.sent_bytes,
             )
         )
-    ops = [event for event in ranges if event.get("cat") == "cpu_op"]
+    ops = [event for event in ranges if event.cat == "cpu_op"]
     workers = {each.worker for each in found}
     found = _with_waits(found, _busy(trace, ranges, workers))
     if execution is not None:
         nodes = read_execution_trace(execution)
         found = _with_uses(trace, found, calls, ops, nodes, execution)
-    trains = any(str(event.get("name")).startswith(_TRAINS) for event in ranges)
+    trains = any(event.name.startswith(_TRAINS) for event in ranges)
     return RankSteps(trace, steps, found, groups, trains)
 
 
-def _steps(
-    trace: KinetoTrace, ranges: Iterable[Mapping[str, Any]]
-) -> dict[int, tuple[float, float]]:
+def _steps(trace: KinetoTrace, ranges: Iterable[Event]) -> dict[int, tuple[float, float]]:
     spans = {
         int(found[1]): trace.span(event)
         for event in ranges
-        if (found := _STEP.fullmatch(str(event.get("name"))))
-        and event.get("cat") != "gpu_user_annotation"
+        if (found := _STEP.fullmatch(event.name)) and event.cat != "gpu_user_annotation"
     }
-    done = trace.recorded.get("steps", max(spans, default=0) + 1)
+    done = trace.recorded.steps
+    if done is None:
+        done = max(spans, default=0) + 1
     numbers = [number for number in sorted(spans) if number < done]
     if not numbers:
         raise TraceError(
@@ -186,41 +190,41 @@ def _steps(
     return steps
 
 
-def _name(work: Mapping[str, Any]) -> str:
-    return str(work["name"]).removeprefix(_WORK)
+def _name(work: Event) -> str:
+    return work.name.removeprefix(_WORK)
 
 
-def _called(event: Mapping[str, Any]) -> str | None:
+def _called(event: Event) -> str | None:
     """Returns the work that an op of c10d makes; None for all other events."""
-    name = str(event.get("name"))
+    name = event.name
     return _WORK_OF.get(name.removeprefix("c10d::")) if name.startswith("c10d::") else None
 
 
-def _in_order(trace: KinetoTrace, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _in_order(trace: KinetoTrace, events: list[Event]) -> list[Event]:
     """Sorts by the record-function id: a work gets its id when it is called for. Without ids from
     the profiler it sorts by time."""
-    ids = [_id(event) for event in events]
-    key = _id if all(ids) else lambda event: trace.span(event)[0]
+    ids = [trace.id_of(event) for event in events]
+    key = trace.id_of if all(ids) else lambda event: trace.span(event)[0]
     return sorted(events, key=key)
 
 
-def _id(event: Mapping[str, Any]) -> int:
-    arguments = event.get("args")
-    return int(arguments.get("Record function id", 0)) if isinstance(arguments, dict) else 0
+def _thread(trace: KinetoTrace, event: Event) -> int:
+    thread = event.tid or 0
+    if not isinstance(thread, int):
+        raise TraceError(f"{trace.source} has a range on the thread {thread[:99]!r}, no number")
+    return thread
 
 
-def _calls_of(
-    trace: KinetoTrace, calls: Sequence[dict[str, Any]], works: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _calls_of(trace: KinetoTrace, calls: Sequence[Event], works: Sequence[Event]) -> list[Event]:
     """Returns the call that made each work: the last call before it."""
-    if all(map(_id, (*calls, *works))):
-        ids = [_id(call) for call in calls]
-        made_by = [bisect_left(ids, _id(work)) - 1 for work in works]
+    if all(map(trace.id_of, (*calls, *works))):
+        ids = [trace.id_of(call) for call in calls]
+        made_by = [bisect_left(ids, trace.id_of(work)) - 1 for work in works]
         found = [calls[number] for number in made_by if number >= 0]
     else:
-        size = int(trace.job.get("world_size", 1))
+        size = trace.job.world_size or 1
         several = "c10d::reduce_scatter_"  # makes an all-reduce for each rank
-        found = [call for call in calls for _ in range(size if call["name"] == several else 1)]
+        found = [call for call in calls for _ in range(size if call.name == several else 1)]
     if len(found) < len(works):
         raise TraceError(
             f"{trace.source}: rank {trace.rank} called {len(calls)} collectives, but gloo did "
@@ -229,26 +233,24 @@ def _calls_of(
     for number, (call, work) in enumerate(zip(found, works, strict=False)):
         if _called(call) != _name(work):
             raise TraceError(
-                f"{trace.source}: rank {trace.rank} called {call['name']} as its collective "
-                f"{number}, but gloo did {work['name']}: calls and works do not join"
+                f"{trace.source}: rank {trace.rank} called {call.name} as its collective "
+                f"{number}, but gloo did {work.name}: calls and works do not join"
             )
     return found
 
 
 def _groups(
-    trace: KinetoTrace, works: Sequence[Mapping[str, Any]]
+    trace: KinetoTrace, works: Sequence[Event]
 ) -> tuple[dict[str, tuple[int, ...] | None], list[_Label]]:
     """Returns the process groups, and the label of each work."""
-    configured = trace.job.get("pg_config")
-    configured = configured if isinstance(configured, list) else []
-    groups = {str(each["pg_name"]): tuple(each.get("ranks", ())) or None for each in configured}
-    entries = trace.recorded.get("collectives")
+    groups = {each.pg_name: each.ranks or None for each in trace.groups()}
+    entries = trace.recorded.collectives
     if entries is not None:
         for number, (entry, work) in enumerate(zip(entries, works, strict=False)):
-            if entry["name"] != work["name"]:
+            if entry.name != work.name:
                 raise TraceError(
                     f"{trace.source}: the flight recorder's collective {number} is a "
-                    f"{entry['name']}, but gloo did {work['name']}: {_RECORD} again"
+                    f"{entry.name}, but gloo did {work.name}: {_RECORD} again"
                 )
         if len(entries) < len(works):
             raise TraceError(
@@ -256,8 +258,7 @@ def _groups(
                 f"collectives: {_RECORD} again"
             )
         return groups, [
-            _Label(str(entry["group"]), int(entry["sequence"]), _sent_bytes(entry))
-            for entry in entries
+            _Label(entry.group, entry.sequence, _sent_bytes(entry)) for entry in entries
         ]
     used = list(groups) or [""]
     if len(used) > 1:
@@ -268,17 +269,19 @@ def _groups(
     return {used[0]: groups.get(used[0])}, [_Label(used[0])] * len(works)
 
 
-def _sent_bytes(entry: Mapping[str, Any]) -> float | None:
-    sizes, dtypes = entry.get("input_sizes"), entry.get("input_dtypes")
+def _sent_bytes(entry: RecordedCollective) -> float | None:
+    sizes, dtypes = entry.input_sizes, entry.input_dtypes
     if sizes is None or dtypes is None or not set(dtypes) <= _BYTES_OF.keys():
         return None
-    return float(
-        sum(math.prod(size) * _BYTES_OF[dtype] for size, dtype in zip(sizes, dtypes, strict=True))
+    # Of floats, the product of impossible sizes is infinite.
+    return sum(
+        math.prod(size, start=float(_BYTES_OF[dtype]))
+        for size, dtype in zip(sizes, dtypes, strict=False)
     )
 
 
 def _busy(
-    trace: KinetoTrace, ranges: Iterable[Mapping[str, Any]], workers: set[int]
+    trace: KinetoTrace, ranges: Iterable[Event], workers: set[int]
 ) -> list[tuple[float, float]]:
     """Returns when any thread of the rank surely ran: in ops that are part of no other op.
 
@@ -287,11 +290,11 @@ def _busy(
     """
     spans: dict[int, list[tuple[float, float, bool]]] = {}
     for each in ranges:
-        if each.get("cat") in _OF_THREADS and each.get("tid") not in workers:
-            name = str(each.get("name"))
-            is_op = each["cat"] == "cpu_op" and "::" in name and not name.startswith(_TRAINS)
+        if each.cat in _OF_THREADS and each.tid not in workers:
+            name = each.name
+            is_op = each.cat == "cpu_op" and "::" in name and not name.startswith(_TRAINS)
             start, end = trace.span(each)
-            spans.setdefault(int(each.get("tid", 0)), []).append((start, -end, is_op))
+            spans.setdefault(_thread(trace, each), []).append((start, -end, is_op))
     busy = []
     for own in spans.values():
         own.sort()
@@ -339,8 +342,8 @@ def _with_waits(
 def _with_uses(
     trace: KinetoTrace,
     collectives: Sequence[Collective],
-    calls: Sequence[Mapping[str, Any]],
-    ops: Iterable[Mapping[str, Any]],
+    calls: Sequence[Event],
+    ops: Iterable[Event],
     nodes: Mapping[int, Node],
     execution: Path,
 ) -> list[Collective]:
@@ -348,8 +351,8 @@ def _with_uses(
     reads: dict[int, list[float]] = {}
     joined = 0
     for op in ops:
-        node = nodes.get(_id(op))
-        if node is None or node.name != op.get("name"):
+        node = nodes.get(trace.id_of(op))
+        if node is None or node.name != op.name:
             continue
         joined += 1
         for storage in node.storages:
@@ -363,7 +366,7 @@ def _with_uses(
         times.sort()
     found = []
     for each, call in zip(collectives, calls, strict=False):
-        node = nodes.get(_id(call))
+        node = nodes.get(trace.id_of(call))
         later = [
             times[at]
             for storage in (node.first if node else ())

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchrec_bls.observe.traces.kineto import TraceError, read_json
+from msgspec import Raw, Struct
+
+from torchrec_bls.observe.traces.kineto import MOST_BYTES, TraceError
+from torchrec_bls.records import Format, decode
 
 # All of these have the same fields.
 _SCHEMA = re.compile(r"1\.1\.\d+-chakra\.0\.0\.4")
@@ -42,31 +45,54 @@ def read_execution_trace(path: Path) -> dict[int, Node]:
         TraceError: the file is no execution trace, or has an unknown schema.
         OSError: the file can't be read.
     """
-    content = read_json(path)
-    nodes = content.get("nodes") if isinstance(content, dict) else None
-    if not isinstance(nodes, list):
-        raise TraceError(f"{path} has no list of nodes: it is no execution trace")
-    schema = str(content.get("schema"))
-    if not _SCHEMA.fullmatch(schema):
+    content = _FILE.read(path)
+    if not _SCHEMA.fullmatch(content.schema):
         raise TraceError(
-            f"{path} has schema {schema!r}, but only 1.1.*-chakra.0.0.4 is known here: "
-            "record with another torch"
+            f"{path} has schema {content.schema[:99]!r}, but only 1.1.*-chakra.0.0.4 is known "
+            "here: record with another torch"
         )
+    nodes = {}
+    for number, node in enumerate(content.nodes):
+        where = f"{path}: nodes[{number}]"
+        for attribute in node.attrs:
+            if attribute.name == "rf_id":
+                if id_ := decode(attribute.value, int, f"{where}.rf_id", _CURE, TraceError):
+                    nodes[id_] = _node(node, where)
+                break
+    return nodes
+
+
+class _Attribute(Struct):
+    name: str
+    value: Raw
+
+
+class _Inputs(Struct):
+    values: Raw
+
+
+class _NodeRecord(Struct):
+    name: str
+    attrs: list[_Attribute]
+    inputs: _Inputs
+
+
+class _Content(Struct):
+    schema: str
+    nodes: list[_NodeRecord]
+
+
+_CURE = "it is no execution trace: record the job again with torchrec_bls.observe.record_step"
+_FILE = Format(_Content, _CURE, TraceError, most_bytes=MOST_BYTES)
+
+
+def _node(record: _NodeRecord, where: str) -> Node:
+    values = decode(record.inputs.values, list[Any], f"{where}.inputs.values", _CURE, TraceError)
     try:
-        ids = [_attribute(node, "rf_id") for node in nodes]
-        return {id_: _node(node) for id_, node in zip(ids, nodes, strict=True) if id_}
-    except (KeyError, TypeError, IndexError) as error:
-        raise TraceError(f"{path} has a node that is none: {error!r}") from error
-
-
-def _node(node: dict[str, Any]) -> Node:
-    values = node["inputs"]["values"]
-    first = frozenset(_storages(values[:1]))
-    return Node(node["name"], first, frozenset(_storages(values)))
-
-
-def _attribute(node: dict[str, Any], name: str) -> int:
-    return next((int(each["value"]) for each in node["attrs"] if each["name"] == name), 0)
+        first = frozenset(_storages(values[:1]))
+        return Node(record.name, first, frozenset(_storages(values)))
+    except RecursionError:
+        raise TraceError(f"{where} has lists too deep in each other: {_CURE}") from None
 
 
 def _storages(value: Any) -> Iterator[int]:

@@ -75,6 +75,11 @@ def _members(ranks: Sequence[RankSteps]) -> dict[str, tuple[int, ...]]:
     for own in ranks:
         for group, listed in own.groups.items():
             members[group] = listed or tuple(range(len(ranks)))
+            if beyond := [rank for rank in members[group] if rank >= len(ranks)]:
+                raise TraceError(
+                    f"{own.trace.source} has rank {beyond[0]} in process group '{group}', but "
+                    f"traces are of {len(ranks)} ranks"
+                )
     return members
 
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchrec_bls.observe.traces.kineto import KinetoTrace
+from msgspec import UNSET
+
+from torchrec_bls.observe.traces.kineto import Event, KinetoTrace
 from torchrec_bls.observe.traces.recorded_job import RecordedJob
 
 # A rank's processes in the merged trace are numbered from the rank times this on.
 _PROCESSES = 100
+_FIELDS = Event.__struct_fields__
+# What stands in place of a field that the file lacks.
+_ABSENT = dict(zip(_FIELDS, Event.__struct_defaults__, strict=True))
 
 
 def merged_trace(job: RecordedJob) -> dict[str, Any]:
-    """Returns one trace. Times are microseconds from the first event on, by rank 0's clock."""
+    """Returns one trace, for msgspec.json.encode. Times are microseconds from the first event on,
+    by rank 0's clock."""
     begins = [
-        trace.base_us + float(event["ts"]) - offset
+        trace.base_us + event.ts - offset
         for trace, offset in zip(job.traces, job.offsets, strict=True)
         for event in trace.events
-        if isinstance(event.get("ts"), (int, float)) and event.get("ph") == "X"
+        if event.ts is not None and event.ph == "X"
     ]
-    begin = min(begins)
+    begin = float(min(begins))
     events = [
         event
         for trace, offset in zip(job.traces, job.offsets, strict=True)
@@ -32,17 +38,20 @@ def merged_trace(job: RecordedJob) -> dict[str, Any]:
 def _events(trace: KinetoTrace, later_us: float) -> Iterator[dict[str, Any]]:
     numbers: dict[Any, int] = {}
     for event in trace.events:
-        process = event.get("pid")
+        process = event.pid
         if process not in numbers:
             numbers[process] = _PROCESSES * trace.rank + len(numbers)
             name = f"rank {trace.rank}" + (f", {process}" if len(numbers) > 1 else "")
             named = {"ph": "M", "name": "process_name", "pid": numbers[process]}
             yield {**named, "args": {"name": name}}
-        if event.get("ph") == "M" and event.get("name") == "process_name":
+        if event.ph == "M" and event.name == "process_name":
             continue
-        changed = {**event, "pid": numbers[process]}
-        if isinstance(event.get("ts"), (int, float)):
-            changed["ts"] = event["ts"] + later_us
-        if "id" in event:  # an arrow, which joins events of this rank only
-            changed["id"] = f"{trace.rank}: {event['id']}"
+        changed = {
+            name: value for name in _FIELDS if (value := getattr(event, name)) != _ABSENT[name]
+        }
+        changed["pid"] = numbers[process]
+        if event.ts is not None:
+            changed["ts"] = event.ts + later_us
+        if event.id is not UNSET:  # an arrow, which joins events of this rank only
+            changed["id"] = f"{trace.rank}: {event.id}"
         yield changed

@@ -60,9 +60,9 @@ def check_ranks(traces: Sequence[KinetoTrace]) -> None:
         TraceError: a rank is missing or there twice.
     """
     ranks = [trace.rank for trace in traces]
-    said = traces[0].job.get("world_size")
-    size = said if isinstance(said, int) else len(ranks)
-    if ranks != list(range(size)):
-        missing = sorted(set(range(size)) - set(ranks))
-        lacks = f"rank {missing[0]} is missing, " if missing else ""
+    said = traces[0].job.world_size
+    size = len(ranks) if said is None else said
+    if len(ranks) != size or ranks != list(range(size)):
+        missing = next((rank for rank in range(size) if rank not in ranks), None)
+        lacks = "" if missing is None else f"rank {missing} is missing, "
         raise TraceError(f"traces are of ranks {ranks}: {lacks}give one of each, from 0 on")

@@ -1,0 +1,1 @@
+"""Damaged and hostile files, for each reader of untrusted bytes."""

@@ -1,0 +1,216 @@
+"""Good files of each kind, and what their readers do with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torchrec_bls.sharding.costs.dense.model import DenseModel, DenseOpModel
+from torchrec_bls.sharding.costs.profile import load_profile
+from torchrec_bls.sharding.problem.model_file import read_model
+from torchrec_bls.sharding.problem.plan_file import read_plan, save_plan
+from torchrec_bls.sharding.problem.tables import PlacedShard, PlacedTable, Table
+
+from tests.analysis import sampled
+from tests.observe.traces.gloo_jobs import GlooJob
+from tests.overlap import plans
+from tests.sharding.synthetic import small_profile
+from torchrec_bls import CodecConfig
+from torchrec_bls.analysis.samples import Samples
+from torchrec_bls.cli.main import run
+from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
+from torchrec_bls.direct.offered.manifest import Manifest, OfferedModule, OfferedTable
+from torchrec_bls.errors import ProtocolError
+from torchrec_bls.observe.traces.execution_trace import read_execution_trace
+from torchrec_bls.overlap.plan import load_plan
+from torchrec_bls.records import decode, read_bytes
+
+#: Errors that readers promise; each has a reason.
+REFUSALS = (ValueError, OSError, ProtocolError)
+
+
+class Kind(NamedTuple):
+    """A kind of file.
+
+    Attributes:
+        write: writes a good file into a folder and returns its path.
+        read: reads such a file.
+    """
+
+    write: Callable[[Path], Path]
+    read: Callable[[Path], object]
+
+
+def _profile(folder: Path) -> Path:
+    dense = DenseModel((1e6,), {("relu", "forward"): DenseOpModel(np.arange(1.0, 5.0), 5.0)})
+    modes = dataclasses.replace(plans.FLOAT32, draws=(plans.FLOAT32.times,) * 2), plans.UINT8
+    profile = dataclasses.replace(small_profile(), dense=dense, overlap={("gloo", 2): modes})
+    profile.save(folder / "profile.json")
+    return folder / "profile.json"
+
+
+def _plan(folder: Path) -> Path:
+    halves = tuple(PlacedShard(rank, 5, 8, 5 * rank) for rank in range(2))
+    tables = (
+        PlacedTable(Table("t", 10, 8, "ebc"), "table_row_wise", halves),
+        PlacedTable(Table("u", 10, 8, "ebc"), "table_wise", (PlacedShard(3, 10, 8),)),
+    )
+    save_plan(folder / "plan.json", tables, 4, 2)
+    return folder / "plan.json"
+
+
+def _read_plan(path: Path) -> None:
+    saved = read_plan(path)
+    saved.check_shape(4, 2, str(path))
+    saved.of([Table("t", 10, 8, "ebc"), Table("u", 10, 8, "ebc")], str(path))
+
+
+def _overlap_plan(folder: Path) -> Path:
+    groups = plans.Group(2, 0, 1), plans.Group(2, 1)
+    plans.plan_of(groups, plans.FLOAT32, plans.UINT8).save(folder / "overlap.json")
+    return folder / "overlap.json"
+
+
+def _read_overlap_plan(path: Path) -> None:
+    profile = dataclasses.replace(small_profile(), name="by hand", measured_at="today")
+    load_plan(path, profile).report()
+
+
+def _model(folder: Path) -> Path:
+    tables = [
+        {"name": "t", "rows": 1000, "dim": 64, "pooling_factor": 2.5, "unique_rows": {"64": 140}},
+        {"name": "u", "rows": 9, "dim": 8, "pooling_factor": 1, "sharding_types": ["row_wise"]},
+    ]
+    path = folder / "model.json"
+    path.write_text(json.dumps({"tables": tables}))
+    return path
+
+
+def _bounds(folder: Path) -> Path:
+    measured = {"unique": {"ratio": 2.5, "encode": 4e9, "decode": 6e9}}
+    content = {
+        "version": 1,
+        "decay": {"start": 2.0, "iterations": 5000},
+        "backward": "fp32",
+        "link": 1.25e8,
+        "ranks_per_core": 2,
+        "tables": {
+            "t": {"bound": 0.01},
+            "u": {"codec": "fp16"},
+            "v": {"bound": 0.03, "stages": "auto", "measured": measured},
+        },
+    }
+    path = folder / "bounds.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def _samples(folder: Path) -> Path:
+    lookup = sampled.lookup(sampled.random_weights(), [[1], [2, 3]])
+    tables = [sampled.table("a"), sampled.table("b", features=("f", "g"))]
+    sampled.written(folder / "samples", tables, [[[lookup] * len(t.features) for t in tables]])
+    return folder / "samples" / "samples.json"
+
+
+def _batch(folder: Path) -> Path:
+    return _samples(folder).with_name("batch-00000.npz")
+
+
+def _read_samples(path: Path) -> None:
+    samples = Samples(path.parent)
+    for table in samples.tables:
+        samples.of(table)
+
+
+def _manifest(folder: Path) -> Path:
+    layout = TableLayout("t", 10, 8, "FP32", (Shard(0, 0, 5, 0, 8), Shard(1, 5, 5, 0, 8)))
+    tables = [OfferedTable(layout, [4096, 4096], ["f"], "SUM")]
+    form = {"names": ["f"], "kernel_means": [], "division": None}
+    module = OfferedModule(
+        *("bags", True, False, "raise", form, tables, [8192, 8192]),
+        *("torch.float32", True, digest_of([layout]).hex()),
+    )
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(Manifest("host", 3, [module]).as_json()))
+    return path
+
+
+def _read_manifest(path: Path) -> None:
+    where = str(path)
+    content = decode(read_bytes(path), object, where, "install one version", ProtocolError)
+    assert Manifest.from_json(content, where).descriptors > 0
+
+
+def _trace(folder: Path) -> Path:
+    times = [np.random.default_rng(0).uniform(500, 1500, (1, 3)) for _ in range(3)]
+    path = folder / "rank0.json"
+    path.write_text(json.dumps(GlooJob(*times).traces(np.zeros(1))[0]))
+    return path
+
+
+def _packed_trace(folder: Path) -> Path:
+    path = folder / "rank0.json.gz"
+    path.write_bytes(gzip.compress(_trace(folder).read_bytes()))
+    return path
+
+
+def _channel_trace(folder: Path) -> Path:
+    path = folder / "rank0.json"
+    events = [
+        {
+            **{"ph": "X", "pid": 1, "tid": 1, "ts": 100.0 * step + 10 * number, "dur": 5.0},
+            "name": f"bls::c {action} seq={step} lag=0 bound=1",
+        }
+        for step in range(4)
+        for number, action in enumerate(("post", "wait"))
+    ]
+    job = {"rank": 0, "world_size": 1}
+    path.write_text(json.dumps({"distributedInfo": job, "traceEvents": events}))
+    return path
+
+
+def _read_trace(path: Path) -> None:
+    said = StringIO()
+    with redirect_stdout(StringIO()), redirect_stderr(said):
+        status = run(["trace", str(path), f"--perfetto={path.with_suffix('.joined')}"])
+    if status:
+        assert status == 1
+        raise ValueError(said.getvalue())
+
+
+def _execution_trace(folder: Path) -> Path:
+    tensor: list[Any] = [90, 7, 0, 4, 4, "cpu"]
+    nodes = [
+        {
+            "name": "aten::add",
+            "inputs": {"values": [[tensor, [tensor]], "<Object>", 1.5]},
+            "attrs": [{"name": "rf_id", "type": "uint64", "value": number}],
+        }
+        for number in range(4)
+    ]
+    path = folder / "execution.json"
+    path.write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
+    return path
+
+
+KINDS = {
+    "profile": Kind(_profile, load_profile),
+    "plan": Kind(_plan, _read_plan),
+    "overlap plan": Kind(_overlap_plan, _read_overlap_plan),
+    "model": Kind(_model, read_model),
+    "bounds": Kind(_bounds, CodecConfig.from_file),
+    "samples": Kind(_samples, _read_samples),
+    "batch of samples": Kind(_batch, _read_samples),
+    "manifest": Kind(_manifest, _read_manifest),
+    "trace": Kind(_trace, _read_trace),
+    "packed trace": Kind(_packed_trace, _read_trace),
+    "trace of channels": Kind(_channel_trace, _read_trace),
+    "execution trace": Kind(_execution_trace, read_execution_trace),
+}

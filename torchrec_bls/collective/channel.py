@@ -126,8 +126,8 @@ class Arrival:
             return torch.empty(0, dtype=dtype)
         if view.nbytes % dtype.itemsize:
             raise ValueError(
-                f"part {part} from rank {source} has {view.nbytes} bytes, which is no multiple of "
-                f"{dtype}'s {dtype.itemsize}"
+                f"part {part} from {self._channel.names.of(source)} has {view.nbytes} bytes, "
+                f"which is no multiple of {dtype}'s {dtype.itemsize}"
             )
         return torch.frombuffer(view, dtype=dtype)
 
@@ -179,8 +179,10 @@ class BoundedLagChannel:
             "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among the ranks of
             a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: options of RDMA devices; None: as the environment variables say.
+        deadline_name: the variable that sets the deadline, for errors.
 
     Attributes:
+        names: names of the ranks in errors.
         own: objects with the memory of this rank's messages to itself, by sequence number,
             until they are released.
 
@@ -200,6 +202,7 @@ class BoundedLagChannel:
         deadline: float = 60.0,
         transport: str = "auto",
         verbs: VerbsConfig | None = None,
+        deadline_name: str = "the channel's argument deadline",
     ) -> None:
         check_bound(bound)
         check_slot_bytes(slot_bytes)
@@ -213,7 +216,9 @@ class BoundedLagChannel:
         self._pulled_seen = 0
         self._abandoned = False
         slots = 2 * (bound + 1)
-        rendezvous = Rendezvous(group, name, deadline)
+        rendezvous = Rendezvous(group, name, deadline, deadline_name)
+        self.names = rendezvous.names
+        self._where = f"channel '{name}' on {self.names.of(self.rank)}"
         hosts = self._agree(rendezvous, slot_bytes, transport)
         shape = Shape(name, self.rank, hosts, slots, slot_bytes, deadline)
         self.native = _native.Channel(
@@ -231,7 +236,7 @@ class BoundedLagChannel:
 
     def _agree(self, rendezvous: Rendezvous, slot_bytes: int, transport: str) -> list[str]:
         """Returns the hosts of all ranks, if all ranks want the same channel."""
-        with rendezvous.own_part("terms"):
+        with rendezvous.own_part():
             host = host_identity()
         record = {
             "package": _PACKAGE_VERSION,
@@ -243,7 +248,7 @@ class BoundedLagChannel:
             "host": host,
         }
         records = rendezvous.exchange("terms", record)
-        require_equal(self.name, records, _MUST_AGREE)
+        require_equal(self.name, records, _MUST_AGREE, rendezvous.names)
         return [record["host"] for record in records]
 
     def post(self, parts: Sequence[Sequence[torch.Tensor]]) -> int:
@@ -328,7 +333,7 @@ class BoundedLagChannel:
         if self._pulled_seen == 0:
             needed = self.native.stats().largest_message
             warnings.warn(
-                f"channel '{self.name}' on rank {self.rank}: a message needs {needed} bytes and "
+                f"{self._where}: a message needs {needed} bytes and "
                 f"slots have {self.native.slot_bytes}; larger messages are pulled, which is "
                 f"slower. Set slot_bytes to at least {needed}, or expected_batch to the largest "
                 "batch",
@@ -361,10 +366,7 @@ class BoundedLagChannel:
         raise."""
         lag = self.native.posted - 1 - arrival.sequence
         self.poison(reason)
-        return ProtocolError(
-            f"channel '{self.name}' on rank {self.rank}, sequence {arrival.sequence}, lag {lag}: "
-            f"{reason}"
-        )
+        return ProtocolError(f"{self._where}, sequence {arrival.sequence}, lag {lag}: {reason}")
 
     def abandon(self) -> None:
         """Makes further use of the channel in a forked child raise ChannelClosedError. The child
@@ -376,7 +378,7 @@ class BoundedLagChannel:
         """Raises ChannelClosedError in a forked child."""
         if self._abandoned:
             raise ChannelClosedError(
-                f"channel '{self.name}' on rank {self.rank} belongs to the process that made it: "
+                f"{self._where} belongs to the process that made it: "
                 "its messages are not there in a forked child. Copy them before the fork"
             )
 

@@ -200,7 +200,7 @@ def share_tables(
     """
     rendezvous = Rendezvous(group, f"{name} tables", deadline)
     digest = digest_of(tables)
-    with rendezvous.own_part("tables"):
+    with rendezvous.own_part():
         segment = _native.TableSegment.create(
             (group.rank(), FIRST_GENERATION, digest),
             [(storage.data_ptr(), storage.nbytes, at) for storage, at in own.live.storages()],
@@ -219,7 +219,7 @@ def share_tables(
     records = rendezvous.exchange("tables", record)
     segments: list[_native.TableSegment] = []
     places: dict[tuple[str, Shard], int] = {}
-    with rendezvous.own_part("mapped"):
+    with rendezvous.own_part():
         if page is None:
             page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
         for rank, told_by in enumerate(records):
@@ -263,12 +263,14 @@ def find_obstacles(
     rendezvous = Rendezvous(group, f"{name} direct reads", deadline)
     records = rendezvous.exchange("possible", {"reason": reason, "host": host_identity()})
     reasons = [(rank, record["reason"]) for rank, record in enumerate(records) if record["reason"]]
-    refusal = f"rank {reasons[0][0]}: {reasons[0][1]}" if reasons else ""
+    names = rendezvous.names
+    refusal = f"{names.of(reasons[0][0])}: {reasons[0][1]}" if reasons else ""
     hosts = [record["host"] for record in records]
     if len(set(hosts)) == 1:
         return refusal, ""
     other = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
-    return refusal, f"ranks 0 and {other} are on different hosts, or in different PID namespaces"
+    apart = names.of_all([0, other])
+    return refusal, f"{apart} are on different hosts, or in different PID or user namespaces"
 
 
 def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]]:

@@ -59,7 +59,15 @@ class DirectModule(ExchangedModule):
     def _agree_on_lookup(self) -> bool:
         state, exchanges = self._bls, self._bls.exchanges
         exchanges.deadline.training = torch.is_grad_enabled()
-        state.agreement.reach()
+        state.meet()
+        try:
+            return self._share_tables()
+        except BaseException:
+            state.meet_again()
+            raise
+
+    def _share_tables(self) -> bool:
+        state, exchanges = self._bls, self._bls.exchanges
         reason = agree_on_direct_reads(
             exchanges.group, exchanges.name, exchanges.deadline.seconds, self._why_not_direct()
         )

@@ -96,6 +96,11 @@ class ModuleExchanges:
         for exchange in sorted(self._made.values(), key=lambda each: each.channel is None):
             exchange.fail(reason)
 
+    def withdraw_failures(self) -> None:
+        """Takes back what `fail` told ranks that set up channels, before this rank tries again."""
+        for exchange in self._made.values():
+            exchange.withdraw_failure()
+
     def expect_batch(self, largest_batch: int) -> None:
         """Makes slots with room for `largest_batch` samples of a rank, from the first batch on.
 
@@ -150,6 +155,23 @@ class ModuleState:
         self.forget_lookup()
         self.routes = None
         self.lookup_tables = None
+
+    def meet(self) -> None:
+        """Makes sure that the ranks have the same plan, collectively at first.
+
+        Raises:
+            RendezvousError: see Agreement.reach.
+        """
+        if not self.agreement.reached:
+            self.exchanges.withdraw_failures()
+            self.agreement.reach()
+
+    def meet_again(self) -> None:
+        """Makes the next forward begin at the agreement, if this one came to no channel. So ranks
+        that failed in different places of it meet again."""
+        if not self.exchanges.channels():
+            self.agreement.forget()
+            self.forget_lookup()
 
     def forget_lookup(self) -> None:
         """Makes the ranks agree again on the way of lookups, where there is a choice."""

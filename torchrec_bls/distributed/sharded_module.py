@@ -42,7 +42,7 @@ class BoundedLagModule(DirectModule, OwnInputDist):
             config.codecs.check(tables)
             if not config.codecs.encode_any(tables):
                 config = replace(config, codecs=None)
-        name = module_fqn or type(self).__name__
+        name = config.name_of(module_fqn or type(self).__name__)
         self._init_exchanges(config, group, name, tables, params, is_weighted)
 
     def _swap_ids_dists(
@@ -187,9 +187,8 @@ class BoundedLagModule(DirectModule, OwnInputDist):
             return
         if any(tables.has_hooks() for tables in self._lookup_tables()):
             raise ValueError(
-                f"{self._bls.exchanges.name} on rank {self._bls.exchanges.group.rank()}: a hook of "
-                "its lookups may give equal ids different rows, of which one would travel: remove "
-                "the hook, or leave CodecConfig's unique off"
+                f"{self._where}: a hook of its lookups may give equal ids different rows, of which "
+                "one would travel: remove the hook, or leave CodecConfig's unique off"
             )
 
     def _lookup_tables(self) -> list[LookupTables]:

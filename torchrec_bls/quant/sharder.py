@@ -11,6 +11,7 @@ from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionS
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
 from torchrec_bls.collective.exchange_options import timeout_of
+from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.shared_tables import find_obstacles
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.initial_weights import check_device
@@ -84,7 +85,8 @@ class QuantSharder:
         """
         check_device(device)
         self._check_plan(params)
-        group, name = sharding_group(env), module_fqn or type(module).__name__
+        group = sharding_group(env)
+        name = self._config.name_of(module_fqn or type(module).__name__)
         reason = why_not(module, params, self._checkpoint)
         sharded = (
             ShardedQuantCollection
@@ -114,7 +116,7 @@ class QuantSharder:
             refusal = refusal or apart
         if refusal:
             raise ValueError(
-                f"{name} on rank {group.rank()}: it can't be sharded over processes. {refusal}"
+                f"{name} on {rank_name(group)}: it can't be sharded over processes. {refusal}"
             )
         return self._config.lookup != "exchange" and not apart
 

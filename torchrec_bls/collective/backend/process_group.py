@@ -28,6 +28,7 @@ from torchrec_bls.collective.transport.rendezvous import (
 )
 
 NAME = "bls"
+_DEADLINE = "BLSOptions(deadline=...) or TORCHREC_BLS_BACKEND='deadline=SECONDS'"
 # torch's names for it; the first one is used from 2.13 on.
 _REDUCE_SCATTER = next(
     name
@@ -284,11 +285,12 @@ class BLSProcessGroup(dist.ProcessGroup):
     def _make_all_reduces(self) -> AllReduces | Literal[False]:
         """Makes the channel of the all-reduces if all ranks share a host's memory."""
         name = f"all-reduce of group {self.group_name}"
-        rendezvous = Rendezvous(self, f"{name}, hosts", self._deadline)
-        with rendezvous.own_part("hosts"):
+        rendezvous = Rendezvous(self, f"{name}, hosts", self._deadline, _DEADLINE)
+        with rendezvous.own_part():
             record = {"host": host_identity(), "transport": self._options.transport}
         records = rendezvous.exchange("hosts", record)
-        require_equal(name, records, {"transport": "Give every rank the same transport"})
+        cure = {"transport": "Give every rank the same transport"}
+        require_equal(name, records, cure, rendezvous.names)
         one_host = len({each["host"] for each in records}) == 1
         if self._options.transport not in ("auto", "shm") or not one_host:
             return False
@@ -300,6 +302,7 @@ class BLSProcessGroup(dist.ProcessGroup):
                 name=name,
                 deadline=self._deadline,
                 transport="shm",
+                deadline_name=_DEADLINE,
             )
         )
 
@@ -312,6 +315,7 @@ class BLSProcessGroup(dist.ProcessGroup):
             deadline=self._deadline,
             transport=self._options.transport,
             verbs=self._options.verbs,
+            deadline_name=_DEADLINE,
         )
 
     def get_group_store(self) -> Store:

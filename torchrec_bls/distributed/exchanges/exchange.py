@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.ordered_window import OrderedWindow
-from torchrec_bls.collective.transport.rendezvous import Rendezvous
+from torchrec_bls.collective.transport.rendezvous import DEADLINE_NAME, Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import ProtocolError, RendezvousError, named
 from torchrec_bls.slot_size import HEADROOM, SMALLEST_SLOT_BYTES, wanted_slot_bytes
@@ -113,6 +113,7 @@ class Exchange:
         self._deadline = deadline or Deadline(config.deadline, group)
         self._on_failure = on_failure or self.fail
         self._window: OrderedWindow[Pending[Any]] = OrderedWindow(config.bound)
+        self._told: Rendezvous | None = None
         self._slot_bytes = 0
         self._grows = config.slot_bytes is None
         self._pulled_posts = 0
@@ -166,12 +167,21 @@ class Exchange:
         for channel in (self.channel, *(channel for channel, _ in self._retired)):
             if channel is not None:
                 channel.poison(reason)
-        if self.channel is None or self.growth_is_due:
+        if self._told is None and (self.channel is None or self.growth_is_due):
             slots_are_known = self._config.slot_bytes is not None or self.channel is not None
-            name, phase = (self.name, "terms") if slots_are_known else (self._slots_name, "bytes")
             # Without a store no rank is setting up anything.
             with suppress(RuntimeError):
-                Rendezvous(self._group, name, self._deadline.seconds).fail(phase, reason)
+                self._told = self._rendezvous(self.name if slots_are_known else self._slots_name)
+                self._told.fail(reason)
+
+    def withdraw_failure(self) -> None:
+        """Takes back what `fail` told ranks that set up a channel, before this rank tries again."""
+        if self._told is not None:
+            self._told.withdraw_failure()
+            self._told = None
+
+    def _rendezvous(self, name: str) -> Rendezvous:
+        return Rendezvous(self._group, name, self._deadline.seconds)
 
     @property
     def _slots_name(self) -> str:
@@ -183,7 +193,7 @@ class Exchange:
         expected = self.expected_batch
         scale = max(1.0, expected / batch) if expected is not None and batch > 0 else 1.0
         wanted = wanted_slot_bytes(message_bytes * scale)
-        rendezvous = Rendezvous(self._group, self._slots_name, self._deadline.seconds)
+        rendezvous = self._rendezvous(self._slots_name)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
         return max(SMALLEST_SLOT_BYTES, *(int(record["bytes"]) for record in records))
 
@@ -196,6 +206,7 @@ class Exchange:
             deadline=self._deadline.seconds,
             transport=self._config.transport,
             verbs=self._config.verbs,
+            deadline_name=DEADLINE_NAME,
         )
 
     def _grow(self, old: BoundedLagChannel, slot_bytes: int) -> None:
@@ -206,7 +217,7 @@ class Exchange:
             channel = self._make_channel(slot_bytes)
         except RendezvousError as error:
             failure = str(error)
-        rendezvous = Rendezvous(self._group, f"{self.name} growth", self._deadline.seconds)
+        rendezvous = self._rendezvous(f"{self.name} growth")
         failures = [r["failure"] for r in rendezvous.exchange("made", {"failure": failure})]
         self._pulled_posts = 0
         self.growth_is_due = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.publisher import Publication
 from torchrec_bls.direct.serving_state import ServingState
 from torchrec_bls.serving.served_model import ServedModel, reading_modules
@@ -49,6 +50,7 @@ def publish(
         RendezvousError: there is no memory for two generations. Nothing is announced.
         PeerTimeoutError: a rank has not announced the generation before; the text names such ranks.
     """
+    check_deadline(deadline)
     served = ServedModel.of(model)
     if owner is not None and owner != served.rank:
         return served.publish_for(owner, state_dict, deadline)

@@ -1,6 +1,7 @@
 """How the ranks of a channel meet: failures between exchanges, late ranks, and what is left."""
 
-import json
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -8,9 +9,13 @@ import pytest
 import torch.distributed as dist
 
 from tests.processes import run
-from tests.tiers import two_sided_is_slow
-from torchrec_bls.collective.transport.rendezvous import Rendezvous
+from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity
 from torchrec_bls.errors import RendezvousError
+
+
+@pytest.fixture(scope="module")
+def transport() -> None:
+    """In the place of the one for the other files: what ranks tell each other is the same."""
 
 
 def fail_behind_a_phase(rank: int, told: str | None) -> str | None:
@@ -75,8 +80,6 @@ def test_a_phase_to_which_all_came_ends_well_whatever_follows() -> None:
 
 
 @pytest.mark.parametrize("told", ["", "[]", "{}", '{"rank": "x", "error": 1}', "[" * 100_000])
-@two_sided_is_slow
-@pytest.mark.usefixtures("transport")
 def test_anything_in_place_of_a_failure_is_refused(told: str) -> None:
     message, _ = run(2, fail_behind_a_phase, told)
     assert "Install one version" in message
@@ -226,11 +229,22 @@ def give_up_in_a_group(rank: int) -> str | None:
     group = dist.new_group([1, 3])
     if rank != 3:
         return None
-    message = raised(lambda: Rendezvous(group, "part", 0.05).exchange("terms", {}))
-    json.dumps(message)
-    return message
+    return raised(lambda: Rendezvous(group, "part", 0.05).exchange("terms", {}))
 
 
 def test_ranks_of_a_group_have_their_global_numbers() -> None:
     message = run(4, give_up_in_a_group)[3]
-    assert "channel 'part' on rank 3 (1 of its group): ranks [1] ([0] of their group) did" in message
+    assert "channel 'part' on rank 3 (1 of its group): ranks [1] ([0] of their group)" in message
+
+
+_HOST = "from torchrec_bls.collective.transport import rendezvous as r; print(r.host_identity())"
+
+
+def test_a_user_namespace_is_a_host_of_its_own() -> None:
+    """Its processes may not open the descriptors of others, though all have one PID namespace."""
+    command = ["unshare", "--user", sys.executable, "-c", _HOST]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
+    boot, processes, users = told.strip().split("/")
+    ours = host_identity().split("/")
+    assert [boot, processes] == ours[:2]
+    assert users != ours[2]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
+from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity, require_equal
 from torchrec_bls.collective.transport.set_up import TRANSPORTS, set_up
 from torchrec_bls.collective.transport.shape import Shape
@@ -39,9 +40,6 @@ _Number = TypeVar("_Number", int, float)
 
 # Found at import: a rank that has run out of descriptors could not find it.
 _PACKAGE_VERSION = metadata.version("torchrec-bls")
-
-# Seconds; the clock counts nanoseconds in 64 bits.
-LONGEST_DEADLINE = 1e9
 
 _channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
 
@@ -230,6 +228,8 @@ class BoundedLagChannel:
             deadline,
             name,
             len(shape.local_ranks),
+            self.names.global_ranks,
+            deadline_name,
         )
         self.native.keep(self.own)
         _channels.add(self)
@@ -428,14 +428,6 @@ def check_slot_bytes(slot_bytes: int) -> None:
         raise ValueError(
             f"slot_bytes is {slot_bytes}, but a message header alone may take {least}: use at "
             "least that plus the usual message size"
-        )
-
-
-def check_deadline(deadline: float) -> None:
-    """Raises ValueError unless `deadline` is a number of seconds that a clock can count."""
-    if not 0 < deadline <= LONGEST_DEADLINE:
-        raise ValueError(
-            f"deadline is {deadline} s, but must be positive and at most {LONGEST_DEADLINE:.0e}"
         )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls import _native
+from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.collective.transport.rendezvous import host_identity
 from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
@@ -71,7 +72,7 @@ def attach(
 
     Raises:
         ValueError: `model` is another one than the served one, or is sharded already; or `owner` is
-            no rank, or lives. `model` stays as it was.
+            no rank, or lives; or no clock counts to `deadline`. `model` stays as it was.
         RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left.
         PeerTimeoutError: the other process is stopped or stuck.
         PeerDiedError: the other process ended meanwhile.
@@ -79,6 +80,7 @@ def attach(
             another container. Or it hands over something else than it announced.
             container, or hands over something else than was announced.
     """
+    check_deadline(deadline)
     where = os.fspath(path)
     collections = collections_of(model)
     if not collections:

@@ -20,7 +20,8 @@ from torchrec_bls.collective.backend import buffers
 from torchrec_bls.collective.backend.all_reduces import SLOT_BYTES, AllReduces, reduction_of
 from torchrec_bls.collective.backend.calls import CallQueue, CallWork, Receive
 from torchrec_bls.collective.backend.options import DEFAULT_SLOT_BYTES, BLSOptions
-from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
+from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.transport.deadlines import LONGEST_DEADLINE
 from torchrec_bls.collective.transport.rendezvous import (
     Rendezvous,
     host_identity,

@@ -158,7 +158,7 @@ void bind_channel(py::module_& module) {
            }),
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
            py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"), py::arg("local_ranks"),
-           py::arg("global_ranks") = std::vector<int>(), py::arg("deadline_name") = "deadline")
+           py::arg("global_ranks") = std::vector<int>(), py::arg("deadline_name") = "the deadline")
       .def("post", &post)
       .def("post_blocks", &post_blocks)
       .def("label", &Channel::label)

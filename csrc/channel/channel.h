@@ -33,7 +33,7 @@ struct ChannelConfig {
   /// close or poison the channel.
   Interrupt interrupt{};
   RankNames names{};                       ///< in errors
-  std::string deadline_name = "deadline";  ///< what a user changes to wait longer, in errors
+  std::string deadline_name = "the deadline";  ///< what a user changes to wait longer, in errors
 };
 
 struct ChannelStats {

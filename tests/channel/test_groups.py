@@ -2,6 +2,7 @@
 of other ranks."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -111,16 +112,16 @@ def lose_a_rank(rank: int, how: str) -> str:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("killed", "rank 3 (1 of its group) died while"),
-        ("late", "rank 3 (1 of its group) did not send within"),
-        ("other sizes", "rank 3 (1 of its group) sent 12 bytes"),
+        ("killed", r"rank 3 \(1 of its group\) died while"),
+        ("late", r"rank 3 \(1 of its group\) did not send within"),
+        ("other sizes", r"rank (1 \(0|3 \(1) of its group\) sent \d+ bytes"),
     ],
 )
 def test_a_rank_of_a_group_has_its_global_number(how: str, text: str) -> None:
     outcome = run_outcomes(4, lose_a_rank, how)[1]
     assert outcome.error is None, outcome
     assert "on rank 1 (0 of its group), sequence 1" in outcome.value or how == "other sizes"
-    assert text in outcome.value
+    assert re.search(text, outcome.value)
     if how == "late":
         assert "raise BLSOptions(deadline=...) or TORCHREC_BLS_BACKEND" in outcome.value
 

@@ -6,6 +6,7 @@ what each rank knows, and all states are visited, each once.
 """
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -229,9 +230,9 @@ def _check(ranks: list[Rank]) -> None:
                 assert step == int(result.split()[rank.number].split(".")[2])
                 if other.tries == tries and other.state in ("waiting", "look", "next", "met"):
                     continue  # it is in this try, and may still find out
-                assert result in other.results or other.tries == tries, (result, other.results)
                 if other.tries > tries or other.state == "new":
-                    assert result in other.results, (result, other.results)
+                    failed_behind = "failed" in other.results and step == rank.steps - 1
+                    assert result in other.results or failed_behind, (result, other.results)
 
 
 @pytest.mark.parametrize(
@@ -240,11 +241,10 @@ def _check(ranks: list[Rank]) -> None:
         ([("stay",), ("stay",)], 2),
         ([("leave", "stay"), ("stay",)], 1),
         ([("stay",), ("leave", "stay")], 1),
-        ([("leave", "stay"), ("leave", "stay")], 1),
-        ([("fail", "stay"), ("stay", "stay")], 1),
         ([("leave", "stay"), ("stay", "stay")], 2),
-        ([("fail", "stay"), ("stay", "stay")], 2),
-        ([("stay",), ("stay",), ("stay",)], 1),
+        pytest.param([("leave", "stay"), ("leave", "stay")], 1, marks=pytest.mark.slow),
+        pytest.param([("stay",), ("stay",), ("stay",)], 1, marks=pytest.mark.slow),
+        pytest.param([("leave", "stay"), ("stay",), ("stay",)], 1, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_that_come_again_meet(scripts: list[tuple[str, ...]], steps: int) -> None:
@@ -256,8 +256,15 @@ def test_ranks_that_come_again_meet(scripts: list[tuple[str, ...]], steps: int) 
         assert last.pop().count(".") == 2 * len(ranks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("leaves", [("leave", "stay"), ("fail", "stay")])
-def test_three_ranks_that_come_again_meet(leaves: tuple[str, ...]) -> None:
-    for _, ranks in visit([leaves, ("stay", "stay"), ("stay", "stay")]):
-        assert len({rank.results[-1] for rank in ranks}) == 1, [rank.results for rank in ranks]
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_rank_that_fails_is_heard_or_has_met_the_others(steps: int) -> None:
+    finals = visit([("fail", "stay"), ("stay", "stay")], steps)
+    assert finals
+    for content, (failed, other) in finals:
+        if failed.results[-1] == other.results[-1]:
+            continue
+        # It failed after the last exchange, and says so in the next, for which nobody comes.
+        assert "failed" in failed.results[-1]
+        assert other.results[-1] == f"0.1.{steps - 1} 1.1.{steps - 1}"
+        word = content[f"{BASE}/{other.meeting.joined}/{steps}"]
+        assert json.loads(word) == {"rank": 0, "error": "broken"}

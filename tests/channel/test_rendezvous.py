@@ -151,23 +151,21 @@ def test_a_rank_hears_of_a_failed_try_once() -> None:
     meet(store, 2)
 
 
-def test_a_failure_that_nobody_heard_is_withdrawn_by_the_next_try() -> None:
+def test_a_failure_of_another_session_is_none() -> None:
+    store = dist.HashStore()
+    group: Any = Group(store, 0, 2)
+    Rendezvous(group, "exchange", 50.0, session="before").fail("no memory")
+    message = raised(lambda: rendezvous_of(store, 1, 2, 0.05).exchange("terms", {}))
+    assert "ranks [0] did not come" in message
+    meet(store, 2)
+
+
+def test_a_failure_that_nobody_heard_ends_with_the_next_try() -> None:
     store = dist.HashStore()
     rendezvous_of(store, 0, 2).fail("no memory")
-    first = threading.Event()
-
-    def come_first() -> None:
-        first.set()
-        rendezvous_of(store, 0, 2).exchange("terms", {})
-
-    thread = threading.Thread(target=come_first)
-    told = rendezvous_of(store, 0, 2)
-    told.fail("no descriptor")
-    told.withdraw_failure()
-    thread.start()
-    first.wait()
-    rendezvous_of(store, 1, 2).exchange("terms", {})
-    thread.join()
+    raised(lambda: rendezvous_of(store, 0, 2, 0.05).exchange("terms", {}))
+    message = raised(lambda: rendezvous_of(store, 1, 2, 0.05).exchange("terms", {}))
+    assert "ranks [0] did not come" in message
 
 
 def test_two_threads_cannot_meet_under_one_name_at_once() -> None:

@@ -6,8 +6,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec import KeyedTensor
 
 from tests.distributed import models
+from tests.distributed.test_reshard import by_key
 from tests.processes import run
 from tests.quant import models as quant_models
 from torchrec_bls import BLSConfig
@@ -35,6 +37,18 @@ def short() -> Any:
     return mock.patch.object(Deadline, "seconds", 0.3)
 
 
+def values_of(output: Any) -> dict[str, torch.Tensor]:
+    output = models.arrived(output)
+    return by_key(output) if isinstance(output, KeyedTensor) else models.flatten(output)
+
+
+def check(ours: dict[str, torch.Tensor], unsharded: Any) -> None:
+    theirs = values_of(unsharded)
+    for name, values in ours.items():
+        torch.testing.assert_close(values, theirs[name], rtol=1e-6, atol=1e-6)
+    assert len(ours) == len(theirs)
+
+
 def answer(rank: int, kind: models.Kind, lookup: str, bound: int) -> str:
     batches = [models.Batch(models.make_ids(kind, rank + 3 * i, 4)) for i in range(3)]
     unsharded = kind.module()
@@ -42,12 +56,10 @@ def answer(rank: int, kind: models.Kind, lookup: str, bound: int) -> str:
         kind, "row_wise", kind.bls_sharder(BLSConfig(lookup=lookup, bound=bound, name="late one"))
     )
     with torch.no_grad():
-        message, first = come(rank, lambda: models.flatten(model(batches[0])), short())
-        answers = [first, *(models.flatten(model(batch)) for batch in batches[1:])]
+        message, first = come(rank, lambda: values_of(model(batches[0])), short())
+        answers = [first, *(values_of(model(batch)) for batch in batches[1:])]
         for batch, ours in zip(batches, answers, strict=True):
-            theirs = models.flatten(unsharded(batch.ids))
-            for mine, other in zip(ours.values(), theirs.values(), strict=True):
-                torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+            check(ours, unsharded(batch.ids))
     dist.barrier()
     return message
 
@@ -156,10 +168,8 @@ def fail_at_first(rank: int) -> str:
             with pytest.raises(RendezvousError) as caught:
                 model(batch)
             message = str(caught.value)
-        ours = models.flatten(model(batch))
-        theirs = models.flatten(kind.module()(batch.ids))
-        for mine, other in zip(ours.values(), theirs.values(), strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+        ours = values_of(model(batch))
+        check(ours, kind.module()(batch.ids))
     dist.barrier()
     return message
 

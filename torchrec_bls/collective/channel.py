@@ -32,6 +32,8 @@ _MUST_AGREE = {
     "transport": "Give every rank the same transport",
 }
 
+_DEADLINE_NAME = "the channel's argument deadline"
+
 # Every call asks it.
 _profiler_runs = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _NO_RANGE = nullcontext()
@@ -177,7 +179,7 @@ class BoundedLagChannel:
             "c10d" is asynchronous all-to-alls of gloo; "auto" is shared memory among the ranks of
             a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: options of RDMA devices; None: as the environment variables say.
-        deadline_name: the variable that sets the deadline, for errors.
+        rendezvous: place where the ranks meet; None: one for this name.
 
     Attributes:
         names: names of the ranks in errors.
@@ -200,7 +202,7 @@ class BoundedLagChannel:
         deadline: float = 60.0,
         transport: str = "auto",
         verbs: VerbsConfig | None = None,
-        deadline_name: str = "the channel's argument deadline",
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         check_bound(bound)
         check_slot_bytes(slot_bytes)
@@ -214,7 +216,7 @@ class BoundedLagChannel:
         self._pulled_seen = 0
         self._abandoned = False
         slots = 2 * (bound + 1)
-        rendezvous = Rendezvous(group, name, deadline, deadline_name)
+        rendezvous = rendezvous or Rendezvous(group, name, deadline, _DEADLINE_NAME)
         self.names = rendezvous.names
         self._where = f"channel '{name}' on {self.names.of(self.rank)}"
         hosts = self._agree(rendezvous, slot_bytes, transport)
@@ -229,7 +231,7 @@ class BoundedLagChannel:
             name,
             len(shape.local_ranks),
             self.names.global_ranks,
-            deadline_name,
+            rendezvous.deadline_name,
         )
         self.native.keep(self.own)
         _channels.add(self)

@@ -182,6 +182,7 @@ def share_tables(
     own: OwnTables,
     dtype: torch.dtype,
     huge_pages: bool,
+    session: str = "",
 ) -> tuple[SharedTables, Generation]:
     """Makes this rank's segment and maps those of all other ranks, collectively.
 
@@ -193,12 +194,13 @@ def share_tables(
         own: weights of this rank.
         dtype: dtype of the weights.
         huge_pages: whether to ask for pages of 2 MiB.
+        session: session of the module's agreement.
 
     Raises:
         RendezvousError: a rank has no memory for its tables, or cannot map another rank's; all
             ranks raise.
     """
-    rendezvous = Rendezvous(group, f"{name} tables", deadline)
+    rendezvous = Rendezvous(group, f"{name} tables", deadline, session=session)
     digest = digest_of(tables)
     with rendezvous.own_part():
         segment = _native.TableSegment.create(
@@ -242,7 +244,9 @@ def share_tables(
     return shared, shared.generation(FIRST_GENERATION, segments)
 
 
-def agree_on_direct_reads(group: dist.ProcessGroup, name: str, deadline: float, reason: str) -> str:
+def agree_on_direct_reads(
+    group: dist.ProcessGroup, name: str, deadline: float, reason: str, session: str = ""
+) -> str:
     """Returns why the ranks can't read tables directly, the same on all; empty if they can.
 
     Args:
@@ -250,17 +254,18 @@ def agree_on_direct_reads(group: dist.ProcessGroup, name: str, deadline: float, 
         name: name of the module.
         deadline: seconds to wait for the other ranks.
         reason: reason why this rank can't; empty if it can.
+        session: session of the module's agreement.
     """
-    refusal, apart = find_obstacles(group, name, deadline, reason)
+    refusal, apart = find_obstacles(group, name, deadline, reason, session)
     return refusal or apart
 
 
 def find_obstacles(
-    group: dist.ProcessGroup, name: str, deadline: float, reason: str
+    group: dist.ProcessGroup, name: str, deadline: float, reason: str, session: str = ""
 ) -> tuple[str, str]:
     """Returns which rank has a reason not to read tables directly, and which ranks are on different
     hosts; each is empty if there is none. The arguments are those of `agree_on_direct_reads`."""
-    rendezvous = Rendezvous(group, f"{name} direct reads", deadline)
+    rendezvous = Rendezvous(group, f"{name} direct reads", deadline, session=session)
     records = rendezvous.exchange("possible", {"reason": reason, "host": host_identity()})
     reasons = [(rank, record["reason"]) for rank, record in enumerate(records) if record["reason"]]
     names = rendezvous.names

@@ -69,7 +69,11 @@ class DirectModule(ExchangedModule):
     def _share_tables(self) -> bool:
         state, exchanges = self._bls, self._bls.exchanges
         reason = agree_on_direct_reads(
-            exchanges.group, exchanges.name, exchanges.deadline.seconds, self._why_not_direct()
+            exchanges.group,
+            exchanges.name,
+            exchanges.deadline.seconds,
+            self._why_not_direct(),
+            exchanges.session,
         )
         if reason and exchanges.config.lookup == "direct":
             raise ValueError(f'{self._where}: lookup="direct" is not possible. {reason}')

@@ -35,6 +35,7 @@ class ModuleExchanges:
         config: see above, with the batch size that `expect_batch` was given.
         name: see above.
         deadline: deadline of every wait.
+        session: session of the ranks' agreement.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ModuleExchanges:
         self.config = config
         self.name = name
         self.deadline = Deadline(config.deadline, group)
+        self.session = ""
         self._on_failure = on_failure
         self._made: dict[str, Exchange] = {}
         self._growth: dict[str, SlotGrowth] = {}
@@ -57,7 +59,12 @@ class ModuleExchanges:
         name = f"{self.name}.{sharding_type}.{direction}"
         if name not in self._made:
             self._made[name] = Exchange(
-                self.group, self.config, name, self._on_failure, self.deadline
+                self.group,
+                self.config,
+                name,
+                self._on_failure,
+                self.deadline,
+                lambda: self.session,
             )
         return self._made[name]
 
@@ -95,11 +102,6 @@ class ModuleExchanges:
         # slow.
         for exchange in sorted(self._made.values(), key=lambda each: each.channel is None):
             exchange.fail(reason)
-
-    def withdraw_failures(self) -> None:
-        """Takes back what `fail` told ranks that set up channels, before this rank tries again."""
-        for exchange in self._made.values():
-            exchange.withdraw_failure()
 
     def expect_batch(self, largest_batch: int) -> None:
         """Makes slots with room for `largest_batch` samples of a rank, from the first batch on.
@@ -163,8 +165,8 @@ class ModuleState:
             RendezvousError: see Agreement.reach.
         """
         if not self.agreement.reached:
-            self.exchanges.withdraw_failures()
             self.agreement.reach()
+            self.exchanges.session = self.agreement.session
 
     def meet_again(self) -> None:
         """Makes the next forward begin at the agreement, if this one came to no channel. So ranks

@@ -303,20 +303,21 @@ class BLSProcessGroup(dist.ProcessGroup):
                 name=name,
                 deadline=self._deadline,
                 transport="shm",
-                deadline_name=_DEADLINE,
+                rendezvous=Rendezvous(self, name, self._deadline, _DEADLINE, rendezvous.session),
             )
         )
 
     def _make_channel(self) -> BoundedLagChannel:
+        name = f"all-to-all of group {self.group_name}"
         return BoundedLagChannel(
             self,
             bound=self._options.bound,
             slot_bytes=self._options.slot_bytes or DEFAULT_SLOT_BYTES,
-            name=f"all-to-all of group {self.group_name}",
+            name=name,
             deadline=self._deadline,
             transport=self._options.transport,
             verbs=self._options.verbs,
-            deadline_name=_DEADLINE,
+            rendezvous=Rendezvous(self, name, self._deadline, _DEADLINE),
         )
 
     def get_group_store(self) -> Store:

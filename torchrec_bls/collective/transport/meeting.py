@@ -66,6 +66,7 @@ class Meeting:
         rank: this rank's number in the group.
         world_size: number of ranks in the group.
         nonce: a name that no other try has.
+        session: what the ranks have met for before; tries of other sessions are none for this one.
 
     Attributes:
         missing: ranks that had not come when the store was asked last.
@@ -73,13 +74,20 @@ class Meeting:
     """
 
     def __init__(
-        self, store: StoreOperations, base: str, rank: int, world_size: int, nonce: str
+        self,
+        store: StoreOperations,
+        base: str,
+        rank: int,
+        world_size: int,
+        nonce: str,
+        session: str = "",
     ) -> None:
         self._store = store
         self._base = base
         self._rank = rank
         self._world_size = world_size
         self._nonce = nonce
+        self._session = session
         self.joined = ""
         self.missing: list[int] = []
         self._step = 0
@@ -187,11 +195,6 @@ class Meeting:
         rank, theirs = self._failure_in(decided)
         return None if rank == self._rank else (rank, theirs)
 
-    def withdraw_failure(self) -> None:
-        """Takes the word of `fail` back: ranks that have not read it do not hear it any more."""
-        if self._seat:
-            self._withdraw()
-
     def key(self, phase: str, name: str) -> str:
         """Returns a key that only the tries of this set have."""
         return f"{self._base}/{self.joined}/{phase}/{name}"
@@ -230,7 +233,7 @@ class Meeting:
         nonce, error = seat.get("nonce"), seat.get("error")
         if not isinstance(nonce, str) or not isinstance(error, str | None):
             raise _foreign(rank, text)
-        return nonce, error
+        return (nonce, error) if seat.get("session") == self._session else ("", None)
 
     def _has_lost_a_rank(self) -> bool:
         """Returns whether a rank has ended the try that this set has of it."""
@@ -314,7 +317,13 @@ class Meeting:
 
     def _seat_text(self, nonce: str, error: str | None = None) -> str:
         return json.dumps(
-            {"nonce": nonce, "error": error, "heard": self._heard, "left": self._left}
+            {
+                "nonce": nonce,
+                "session": self._session,
+                "error": error,
+                "heard": self._heard,
+                "left": self._left,
+            }
         )
 
     def _forget_last(self) -> None:

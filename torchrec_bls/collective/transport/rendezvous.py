@@ -53,6 +53,12 @@ class Rendezvous:
         deadline: seconds to wait for the other ranks in each exchange.
         deadline_name: the variable that sets the deadline, for messages; by default that of
             modules.
+        session: session of an earlier rendezvous, if only those meet that have met there: a
+            failure of another session is none here.
+
+    Attributes:
+        names: names of the ranks.
+        deadline_name: see above.
     """
 
     def __init__(
@@ -61,17 +67,23 @@ class Rendezvous:
         name: str,
         deadline: float,
         deadline_name: str = DEADLINE_NAME,
+        session: str = "",
     ) -> None:
         self._name = name
         self._deadline = deadline
-        self._deadline_name = deadline_name
+        self.deadline_name = deadline_name
         self._rank = group.rank()
         self.group = group
         self.names = RankNames(global_ranks(group))
         self._where = f"channel '{name}' on {self.names.of(self._rank)}"
         self._store = group.get_group_store()
         self._meeting = Meeting(
-            self._store, f"torchrec_bls/{name}", self._rank, group.size(), uuid.uuid4().hex
+            self._store,
+            f"torchrec_bls/{name}",
+            self._rank,
+            group.size(),
+            uuid.uuid4().hex,
+            session,
         )
         # A signal may end an exchange while its thread goes on: the failure must be told last.
         self._telling = threading.Lock()
@@ -156,7 +168,7 @@ class Rendezvous:
             return self._meeting.texts()
         raise RendezvousError(
             f"{self._where}: {self.names.of_all(self._meeting.missing)} did not come to phase "
-            f"'{phase}' within {self._deadline} s, which {self._deadline_name} sets. Every rank of "
+            f"'{phase}' within {self._deadline} s, which {self.deadline_name} sets. Every rank of "
             "the group must create the channel (shard the module, run its first batch) under the "
             "same name; a rank that is late meets the others at their next try"
         )
@@ -211,6 +223,11 @@ class Rendezvous:
     def _interrupted(self, error: BaseException) -> None:
         self.fail(f"{self._where}: {named(error)}", _TELLING_OF_AN_INTERRUPT)
 
+    @property
+    def session(self) -> str:
+        """Returns the name of this meeting, the same on all ranks, after the first exchange."""
+        return self._meeting.joined
+
     def own_store(self, phase: str) -> Store:
         """Returns a store that only the ranks of this channel have, for use in `phase`."""
         return PrefixStore(self._meeting.key(phase, "own"), self._store)
@@ -233,16 +250,6 @@ class Rendezvous:
         with suppress(RuntimeError, TooLateError):
             return within(min(self._deadline, telling), tell)
         return None
-
-    def withdraw_failure(self) -> None:
-        """Takes the word of `fail` back, before this rank tries again."""
-
-        def withdraw() -> None:
-            with self._telling:
-                self._meeting.withdraw_failure()
-
-        with suppress(RuntimeError, TooLateError):
-            within(min(self._deadline, _TELLING), withdraw)
 
     def _silent_store(self, phase: str) -> str:
         return (

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.ordered_window import OrderedWindow
-from torchrec_bls.collective.transport.rendezvous import DEADLINE_NAME, Rendezvous
+from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import ProtocolError, RendezvousError, named
 from torchrec_bls.slot_size import HEADROOM, SMALLEST_SLOT_BYTES, wanted_slot_bytes
@@ -89,6 +89,7 @@ class Exchange:
         on_failure: function called with the reason when a post or its completion fails; by default
             `fail`. The other ranks may be waiting for this one in another exchange of the module.
         deadline: deadline of the module; that of `config` by default.
+        session_of: function that returns the session of the module's agreement.
 
     Attributes:
         channel: channel that posts go through; None before the first post.
@@ -103,6 +104,7 @@ class Exchange:
         name: str,
         on_failure: Callable[[str], None] | None = None,
         deadline: Deadline | None = None,
+        session_of: Callable[[], str] = lambda: "",
     ) -> None:
         self.name = name
         self.channel: BoundedLagChannel | None = None
@@ -112,8 +114,8 @@ class Exchange:
         self._config = config
         self._deadline = deadline or Deadline(config.deadline, group)
         self._on_failure = on_failure or self.fail
+        self._session_of = session_of
         self._window: OrderedWindow[Pending[Any]] = OrderedWindow(config.bound)
-        self._told: Rendezvous | None = None
         self._slot_bytes = 0
         self._grows = config.slot_bytes is None
         self._pulled_posts = 0
@@ -167,21 +169,14 @@ class Exchange:
         for channel in (self.channel, *(channel for channel, _ in self._retired)):
             if channel is not None:
                 channel.poison(reason)
-        if self._told is None and (self.channel is None or self.growth_is_due):
+        if self.channel is None or self.growth_is_due:
             slots_are_known = self._config.slot_bytes is not None or self.channel is not None
             # Without a store no rank is setting up anything.
             with suppress(RuntimeError):
-                self._told = self._rendezvous(self.name if slots_are_known else self._slots_name)
-                self._told.fail(reason)
-
-    def withdraw_failure(self) -> None:
-        """Takes back what `fail` told ranks that set up a channel, before this rank tries again."""
-        if self._told is not None:
-            self._told.withdraw_failure()
-            self._told = None
+                self._rendezvous(self.name if slots_are_known else self._slots_name).fail(reason)
 
     def _rendezvous(self, name: str) -> Rendezvous:
-        return Rendezvous(self._group, name, self._deadline.seconds)
+        return Rendezvous(self._group, name, self._deadline.seconds, session=self._session_of())
 
     @property
     def _slots_name(self) -> str:
@@ -206,7 +201,7 @@ class Exchange:
             deadline=self._deadline.seconds,
             transport=self._config.transport,
             verbs=self._config.verbs,
-            deadline_name=DEADLINE_NAME,
+            rendezvous=self._rendezvous(self.name),
         )
 
     def _grow(self, old: BoundedLagChannel, slot_bytes: int) -> None:

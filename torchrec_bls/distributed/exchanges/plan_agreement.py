@@ -41,6 +41,7 @@ class Agreement:
 
     Attributes:
         reached: whether all ranks are known to have the same terms.
+        session: what names their meeting, the same on all ranks.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Agreement:
         self._group = group
         self._name = f"{name} plan"
         self.reached = False
+        self.session = ""
         self._deadline = deadline
         self._text = "\n".join(f"{name}: {value}" for name, value in terms.items())
         self._tried: Rendezvous | None = None
@@ -72,6 +74,7 @@ class Agreement:
         if any(record["digest"] != digest for record in records):
             self._explain(rendezvous)
         self._tried = None
+        self.session = rendezvous.session
         self.reached = True
         _open.discard(self)
 

@@ -63,9 +63,10 @@ class BLSConfig(ExchangeOptions):
                 'codecs out, or use lookup="exchange"'
             )
 
-    def name_of(self, module: str) -> str:
-        """Returns the name among the ranks of a module, given its path in the model."""
-        return module if self.name is None else f"{self.name}/{module}"
+
+def name_of_module(config: BLSConfig, path: str) -> str:
+    """Returns the name of a module among the ranks, given its path in the model."""
+    return path if config.name is None else f"{config.name}/{path}"
 
 
 def _is_name(name: object) -> bool:

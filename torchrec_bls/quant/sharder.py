@@ -13,7 +13,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.shared_tables import find_obstacles
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.sharder import sharding_group
 from torchrec_bls.quant.exchanged_module import ExchangedQuantCollection
@@ -86,7 +86,7 @@ class QuantSharder:
         check_device(device)
         self._check_plan(params)
         group = sharding_group(env)
-        name = self._config.name_of(module_fqn or type(module).__name__)
+        name = name_of_module(self._config, module_fqn or type(module).__name__)
         reason = why_not(module, params, self._checkpoint)
         sharded = (
             ShardedQuantCollection

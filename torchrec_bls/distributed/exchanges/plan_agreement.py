@@ -20,6 +20,7 @@ from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import RendezvousError
 
 _CURE = "Shard the same model by the same plan and configuration on every rank"
+_CURES = {"bound": "Give every rank the same bound"}
 _NOTHING = "nothing"
 
 # Agreements that the ranks have not come to yet.
@@ -124,7 +125,9 @@ class Agreement:
         terms = [dict(line.partition(": ")[::2] for line in text.splitlines()) for text in texts]
         names = list(dict.fromkeys(name for of_rank in terms for name in of_rank))
         records = [{name: of_rank.get(name, _NOTHING) for name in names} for of_rank in terms]
-        require_equal(self._name, records, dict.fromkeys(names, _CURE), rendezvous.names)
+        require_equal(
+            self._name, records, {name: _CURES.get(name, _CURE) for name in names}, rendezvous.names
+        )
         raise RendezvousError(
             f"channel '{self._name}': digests differ between ranks, but terms do not. Install one "
             "version of torchrec-bls on all ranks"
@@ -141,8 +144,12 @@ def terms_of(
         tables: EmbeddingConfig or EmbeddingBagConfig of each table.
         params: the module's plan.
     """
-    # The channels themselves compare the bound and the transport.
-    terms = {"slot_bytes": str(config.slot_bytes), "lookup": config.lookup}
+    # The channels themselves compare the transport.
+    terms = {
+        "bound": str(config.bound),
+        "slot_bytes": str(config.slot_bytes),
+        "lookup": config.lookup,
+    }
     for number, table in enumerate(tables):
         planned = params[table.name]
         shards: list[Any] = getattr(planned.sharding_spec, "shards", [])

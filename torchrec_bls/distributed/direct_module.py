@@ -63,7 +63,7 @@ class DirectModule(ExchangedModule):
         try:
             return self._share_tables()
         except BaseException:
-            state.meet_again()
+            state.agreement.forget()
             raise
 
     def _share_tables(self) -> bool:

@@ -84,6 +84,11 @@ class ModuleExchanges:
         }
 
     @property
+    def lacks_channels(self) -> bool:
+        """Returns whether there are exchanges, and none of them has a channel yet."""
+        return bool(self._made) and not self.channels()
+
+    @property
     def under_way(self) -> bool:
         """Returns whether this rank has posted something that it has not waited for."""
         return any(exchange.under_way for exchange in self._made.values())
@@ -169,9 +174,9 @@ class ModuleState:
             self.exchanges.session = self.agreement.session
 
     def meet_again(self) -> None:
-        """Makes the next forward begin at the agreement, if this one came to no channel. So ranks
-        that failed in different places of it meet again."""
-        if not self.exchanges.channels():
+        """Makes the next forward begin at the agreement, if this one came to none of its channels.
+        So ranks that failed in different places of it meet again."""
+        if self.exchanges.lacks_channels:
             self.agreement.forget()
             self.forget_lookup()
 

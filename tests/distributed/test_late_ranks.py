@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torchrec import KeyedTensor
+from torchrec.distributed.types import ShardingEnv
 
 from tests.distributed import models
 from tests.distributed.test_reshard import by_key
@@ -126,8 +127,12 @@ def shard_quantized(rank: int) -> str:
 
     def shard() -> Any:
         config = BLSConfig(lookup="direct", deadline=deadline)
-        model = quant_models.model_of("ebc", types)
-        return quant_models.shard(model, quant_models.sharder_of("ebc", config), "row_wise")
+        # Not by DistributedModelParallel, whose constructor waits for all ranks before.
+        module = quant_models.model_of("ebc", types).embeddings
+        sharder = quant_models.sharder_of("ebc", config)
+        plan = quant_models.plan_of(module, sharder, "row_wise")
+        env = ShardingEnv.from_process_group(dist.group.WORLD)
+        return sharder.shard(module, plan, env, torch.device("cpu"), "embeddings")
 
     class Short:
         def __enter__(self) -> None:
@@ -140,7 +145,8 @@ def shard_quantized(rank: int) -> str:
 
     message, sharded = come(rank, shard, Short())
     with torch.no_grad():
-        models.assert_same_bits(models.flatten(sharded(batch)), models.flatten(unsharded(batch)))
+        ours, theirs = models.flatten(sharded(batch.ids)), models.flatten(unsharded(batch))
+        models.assert_same_bits(ours, theirs)
     dist.barrier()
     return message
 

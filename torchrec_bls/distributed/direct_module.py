@@ -62,6 +62,8 @@ class DirectModule(ExchangedModule):
         state.meet()
         try:
             return self._share_tables()
+        except ValueError:  # all ranks know why, and that there is nothing to repeat
+            raise
         except BaseException:
             state.agreement.forget()
             raise

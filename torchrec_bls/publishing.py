@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from torchrec_bls.direct.arguments import check_deadline, check_owner
+from torchrec_bls.collective.transport.deadlines import check_deadline
+from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.publisher import Publication
 from torchrec_bls.direct.serving_state import ServingState
 from torchrec_bls.serving.served_model import ServedModel, reading_modules

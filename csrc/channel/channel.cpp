@@ -33,6 +33,7 @@ Channel::Channel(std::unique_ptr<Transport> transport, const ChannelConfig& conf
     }
     round.arrival.views_.resize(world * kMaxParts);
     round.arrival.counts_.assign(world, 0);
+    round.arrival.names_ = config_.names;
   }
   next_post_ = next_wait_ = rounds_.begin();
   stats_.wait_seconds.assign(world, 0.0);

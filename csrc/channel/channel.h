@@ -13,6 +13,7 @@
 #include "channel/call_gate.h"
 #include "channel/channel_errors.h"
 #include "channel/protocol.h"
+#include "channel/rank_names.h"
 #include "channel/waiter.h"
 #include "errors.h"
 #include "transport/transport.h"
@@ -31,6 +32,8 @@ struct ChannelConfig {
   /// Ends long waits of post, wait and close, or nothing. Called by the threads that wait. It may
   /// close or poison the channel.
   Interrupt interrupt{};
+  RankNames names{};                       ///< in errors
+  std::string deadline_name = "the deadline";  ///< what a user changes to wait longer, in errors
 };
 
 struct ChannelStats {

@@ -7,7 +7,6 @@
 namespace bls::channel_errors {
 namespace {
 
-constexpr const char* kCausesDelay = " causes this; raise the deadline if it is only slow";
 constexpr const char* kCauseOfDamage =
     ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
     "this";
@@ -15,11 +14,15 @@ constexpr const char* kCauseOfDamage =
 std::string name_of(const ChannelConfig& channel) { return "channel '" + channel.name + "'"; }
 
 std::string name_and_rank(const ChannelConfig& channel) {
-  return name_of(channel) + " on rank " + std::to_string(channel.rank);
+  return name_of(channel) + " on " + channel.names.of(channel.rank);
 }
 
 std::string about(const Place& place, int peer) {
-  return text_of(place) + ": rank " + std::to_string(peer) + " ";
+  return text_of(place) + ": " + place.channel.names.of(peer) + " ";
+}
+
+std::string causes_delay(const Place& place) {
+  return " causes this; raise " + place.channel.deadline_name + " if it is only slow";
 }
 
 std::string deadline_of(const Place& place) {
@@ -27,11 +30,11 @@ std::string deadline_of(const Place& place) {
   return std::to_string(seconds.count()) + " s";
 }
 
-std::string list(const std::vector<Missing>& peers) {
+std::string list(const RankNames& names, const std::vector<Missing>& peers) {
   std::string list;
   for (const auto& [peer, state] : peers) {
     if (!list.empty()) list += ", ";
-    list += "rank " + std::to_string(peer);
+    list += names.of(peer);
     if (state == PeerState::kDead) list += " (dead)";
     if (state == PeerState::kFailed) list += " (lost)";
     if (state == PeerState::kClosed) list += " (closed)";
@@ -98,22 +101,22 @@ ChannelError closed_meanwhile(const Place& place) {
 }
 
 ChannelError poisoned(const Place& place, const Poison& poison) {
-  return {ErrorKind::kPoisoned, text_of(place) + ": stopped because rank " +
-                                    std::to_string(poison.origin) + " failed: " + poison.message};
+  return {ErrorKind::kPoisoned, text_of(place) + ": stopped because " +
+                                    place.channel.names.of(poison.origin) + " failed: " + poison.message};
 }
 
 ChannelError not_sent(const Place& place, int source, const std::vector<Missing>& missing) {
   return {ErrorKind::kTimeout, about(place, source) + "did not send within " + deadline_of(place) +
-                                   ". Missing: " + list(missing) +
+                                   ". Missing: " + list(place.channel.names, missing) +
                                    ". A rank that is stuck, stopped or ran fewer iterations" +
-                                   kCausesDelay};
+                                   causes_delay(place)};
 }
 
 ChannelError not_read(const Place& place, int destination, uint64_t messages) {
   return {ErrorKind::kTimeout,
           about(place, destination) + "did not read " + std::to_string(messages) +
               " earlier messages within " + deadline_of(place) +
-              ". A rank that is stuck, stopped or releases nothing" + kCausesDelay};
+              ". A rank that is stuck, stopped or releases nothing" + causes_delay(place)};
 }
 
 ChannelError no_memory(const Place& place, int destination, const ChannelError& error) {
@@ -163,7 +166,7 @@ ChannelError unreadable(const Place& place, int source, ErrorKind kind, const st
                         uint64_t slot_bytes) {
   std::string cure;
   if (kind == ErrorKind::kTimeout) {
-    cure = std::string(". A rank that is stuck or stopped") + kCausesDelay;
+    cure = ". A rank that is stuck or stopped" + causes_delay(place);
   } else if (kind == ErrorKind::kTransport) {
     cure = ". Look at that rank's own output, then at the network";
   }

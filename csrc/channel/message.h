@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "channel/rank_names.h"
+
 namespace bls {
 
 /// Parts of a message.
@@ -68,10 +70,12 @@ class Arrival {
     return views_[static_cast<size_t>(source) * kMaxParts + index];
   }
   int world_size() const { return static_cast<int>(counts_.size()); }
+  const RankNames& names() const { return names_; }
 
  private:
   friend class Channel;
   uint64_t sequence_ = 0;
+  RankNames names_;
   std::vector<View> views_;     // [source][kMaxParts]
   std::vector<size_t> counts_;  // [source]
   std::vector<std::byte> own_;  // this rank's message to itself, when it is not one block a part

@@ -174,10 +174,10 @@ class AllReduce {
 
   [[noreturn]] void refuse(const Arrival& arrival, size_t source, const std::string& what) {
     const ChannelConfig& config = channel_.config();
-    const std::string text = "rank " + std::to_string(source) + " " + what;
+    const std::string text = config.names.of(static_cast<int>(source)) + " " + what;
     channel_.poison(text);
     throw ChannelError(ErrorKind::kProtocol,
-                       "channel '" + config.name + "' on rank " + std::to_string(config.rank) +
+                       "channel '" + config.name + "' on " + config.names.of(config.rank) +
                            ", sequence " + std::to_string(arrival.sequence()) + ", lag " +
                            std::to_string(channel_.posted() - 1 - arrival.sequence()) + ": " +
                            text);

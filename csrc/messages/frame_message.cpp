@@ -47,17 +47,16 @@ void collect_frames(const Arrival& arrival, Frames<float> frames) {
   check_ranks(frames.size(), arrival.world_size());
   for (int source = 0; source < arrival.world_size(); ++source) {
     const View* const part = only_part(arrival, source);
-    const std::string rank = "rank " + std::to_string(source);
     if (part == nullptr) {
       throw ChannelError(ErrorKind::kProtocol,
-                         rank + " sent " + std::to_string(arrival.parts(source).size()) +
+                         arrival.names().of(source) + " sent " + std::to_string(arrival.parts(source).size()) +
                              " parts in place of a frame of encoded rows. All ranks must shard the "
                              "same module by the same plan, with the same codecs");
     }
     try {
       decode_frame({part->data, part->bytes}, frames[static_cast<size_t>(source)]);
     } catch (const ChannelError& error) {
-      throw ChannelError(error.kind(), "from " + rank + ", " + error.what());
+      throw ChannelError(error.kind(), "from " + arrival.names().of(source) + ", " + error.what());
     }
   }
 }

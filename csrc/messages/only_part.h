@@ -15,13 +15,14 @@ inline const View* only_part(const Arrival& arrival, int source) {
   return parts.size() == 1 ? parts.data() : nullptr;
 }
 
-/// What is wrong with `found` bytes from `source` where `expected` are due.
-using Misfit = std::string (*)(int source, uint64_t found, uint64_t expected);
+/// What is wrong with `found` bytes from the rank of the name `source` where `expected` are due.
+using Misfit = std::string (*)(const std::string& source, uint64_t found, uint64_t expected);
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_part(int source, const View* part,
-                                                               uint64_t expected, Misfit misfit) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_part(const Arrival& arrival, int source,
+                                                               const View* part, uint64_t expected,
+                                                               Misfit misfit) {
   throw ChannelError(ErrorKind::kProtocol,
-                     misfit(source, part != nullptr ? part->bytes : 0, expected));
+                     misfit(arrival.names().of(source), part != nullptr ? part->bytes : 0, expected));
 }
 
 /// The bytes of a message of exactly one part of `bytes`. Throws ChannelError(kProtocol) with the
@@ -29,7 +30,7 @@ using Misfit = std::string (*)(int source, uint64_t found, uint64_t expected);
 inline const std::byte* only_part(const Arrival& arrival, int source, uint64_t bytes,
                                   Misfit misfit) {
   const View* const part = only_part(arrival, source);
-  if (part == nullptr || part->bytes != bytes) refuse_part(source, part, bytes, misfit);
+  if (part == nullptr || part->bytes != bytes) refuse_part(arrival, source, part, bytes, misfit);
   return part->data;
 }
 

@@ -1,10 +1,12 @@
 """Whatever another rank writes into the store, setting up a channel ends in a documented error."""
 
+import hashlib
 import json
 import os
 from contextlib import suppress
 from importlib import metadata
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -26,6 +28,7 @@ TERMS = {
     "transport": "auto",
     "host": host_identity(),
 }
+SET = hashlib.sha256(b'["ours", "theirs"]').hexdigest()[:32]
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +41,13 @@ class TwoRanks:
 
     group_name = "two ranks"
 
-    def __init__(self, records: dict[str, bytes]) -> None:
+    def __init__(self, records: dict[str, bytes], seat: object = None) -> None:
         self._store = dist.HashStore()
+        base = "torchrec_bls/hostile"
+        seat = seat or {"nonce": "theirs", "session": "", "error": None}
+        self._store.set(f"{base}/seat/1", json.dumps(seat))
         for phase, text in records.items():
-            self._store.set(f"torchrec_bls/hostile/1/{phase}/1", text)
+            self._store.set(f"{base}/{SET}/{phase}/1", text)
 
     def rank(self) -> int:
         return 0
@@ -55,8 +61,13 @@ class TwoRanks:
 
 def create(terms: bytes, memory: bytes = b"") -> None:
     records = {"terms": terms, "memory": memory, "connected": b"{}"}
-    group = TwoRanks(records)
-    BoundedLagChannel(group, slot_bytes=SLOT_BYTES, name="hostile", deadline=0.1).close()  # type: ignore[arg-type]
+    join(TwoRanks(records))
+
+
+def join(group: TwoRanks) -> None:
+    ours = mock.Mock(hex="ours")
+    with mock.patch("torchrec_bls.collective.transport.rendezvous.uuid.uuid4", lambda: ours):
+        BoundedLagChannel(group, slot_bytes=SLOT_BYTES, name="hostile", deadline=0.1).close()  # type: ignore[arg-type]
 
 
 def refused(terms: bytes, memory: bytes = b"") -> str:
@@ -118,8 +129,9 @@ def test_a_record_nested_beyond_the_parser_is_refused() -> None:
     assert "another form" in refused(b"[" * 100_000)
 
 
-def test_an_error_of_any_type_is_quoted() -> None:
-    for error in ("no space", 7, None, ["a", "b"]):
-        with pytest.raises(RendezvousError, match="rank 1 could not set it up") as caught:
-            create(encoded({"error": error}))
-        assert str(error) in str(caught.value)
+def test_an_error_is_quoted_and_anything_else_refused() -> None:
+    with pytest.raises(RendezvousError, match="rank 1 could not set it up: no space"):
+        join(TwoRanks({}, {"nonce": "theirs", "session": "", "error": "no space"}))
+    for error in (7, ["a", "b"]):
+        with pytest.raises(RendezvousError, match=r"rank 1 of the group announced .*Install one"):
+            join(TwoRanks({}, {"nonce": "theirs", "error": error}))

@@ -226,8 +226,9 @@ def test_what_direct_reads_cannot_do_is_refused_on_all_ranks() -> None:
 
 def choose(rank: int) -> None:
     ids = models.make_ids(models.EBC, 0, 2)
-    reads, trains, hooked = make(lookup="auto"), make(lookup="auto"), make(lookup="auto")
-    replicated = make(lookup="auto", sharding="data_parallel")
+    names = ("reads", "trains", "hooked")
+    reads, trains, hooked = (make(lookup="auto", name=name) for name in names)
+    replicated = make(lookup="auto", sharding="data_parallel", name="replicated")
     if rank == 1:
         hooked.module.embeddings._lookups[0].register_forward_hook(lambda *_: None)
     with warnings.catch_warnings(record=True) as said:

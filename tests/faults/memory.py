@@ -6,10 +6,14 @@ Every rank maps the segments of all others. The records of the rendezvous tell t
 
 import ctypes
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.faults.row import Scene
+from torchrec_bls.collective.transport.meeting import Meeting
 
 # Offset and type of each field of MessageHeader (csrc/channel/protocol.h), and of what follows it
 # in a message: the lengths of its parts and, if it is one part, its address (pulled) or the frame
@@ -33,6 +37,24 @@ FIELDS: dict[str, tuple[int, type[Any]]] = {
     "frame rows": (64 + 8, ctypes.c_uint64),
 }
 
+# The records of all ranks about their memory, by the first part of their keys.
+_records: dict[str, list[bytes]] = {}
+
+
+@contextmanager
+def kept_records() -> Iterator[None]:
+    """Keeps what ranks tell each other about their memory meanwhile."""
+    texts = Meeting.texts
+
+    def keep(meeting: Meeting) -> list[bytes]:
+        phase, told = meeting._phase, texts(meeting)
+        if phase == "memory":
+            _records[meeting._base] = told
+        return told
+
+    with mock.patch.object(Meeting, "texts", keep):
+        yield
+
 
 class Slot:
     """The slot at `victim` that this rank's message `sequence` stands in."""
@@ -40,7 +62,7 @@ class Slot:
     def __init__(self, scene: Scene, victim: int, sequence: int) -> None:
         channel = scene.channel
         assert channel is not None
-        record = scene.group.get_group_store().get(f"torchrec_bls/{channel.name}/1/memory/{victim}")
+        record = _records[f"torchrec_bls/{channel.name}"][victim]
         *_, inode, segment_bytes = json.loads(record)["address"]
         stats = channel.stats()
         slots = 2 * (channel.bound + 1)

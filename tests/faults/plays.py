@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torchrec.distributed.sharding_plan import table_wise
 from tests.distributed import models
 from tests.distributed.pipeline.test_torchrec_pipelines import sharded
 from tests.distributed.test_reshard import batch_of, by_key, new_plan
+from tests.faults.memory import kept_records
 from tests.faults.row import LeaveError, Row, Scene
 from torchrec_bls import (
     BLSConfig,
@@ -22,7 +22,6 @@ from torchrec_bls import (
     BoundedLagPipeline,
     CodecConfig,
 )
-from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.errors import PipelineError
 
 ITERATIONS = 8
@@ -46,7 +45,7 @@ def play(rank: int, row: Row, folder: Path) -> None:
         scene = Scene(row, rank, group or dist.group.WORLD, folder, arguments)
         try:
             # Damage finds its slot by the records of the set-up, long after these are forgotten.
-            with mock.patch.object(Rendezvous, "_forget_last"):
+            with kept_records():
                 (row.play or exchange)(scene)
         except LeaveError:
             pass

@@ -1,8 +1,11 @@
 """Our channel and a rank that another program plays, which was written from docs/wire-format.md."""
 
+import hashlib
 import json
 import os
 import subprocess
+import uuid
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +45,20 @@ def stand_in(rank: int, scene: str, damage: dict[str, int]) -> str:
     }
     assert dist.group.WORLD is not None
     store = dist.group.WORLD.get_group_store()
-    created = store.add(f"torchrec_bls/wire/created/{rank}", 1)
-    path = f"torchrec_bls/wire/{created}"
+    ranks = range(dist.get_world_size())
+    base = "torchrec_bls/wire"
+    seat = {"nonce": uuid.uuid4().hex, "session": "", "error": None, "heard": {}, "left": []}
+    store.set(f"{base}/seat/{rank}", json.dumps(seat))
+    store.add(f"{base}/changes", 1)
+    nonces = [json.loads(store.get(f"{base}/seat/{peer}"))["nonce"] for peer in ranks]
+    path = f"{base}/{hashlib.sha256(json.dumps(nonces).encode()).hexdigest()[:32]}"
+    steps = count()
 
     def exchange(phase: str, record: Any) -> list[Any]:
         store.set(f"{path}/{phase}/{rank}", json.dumps(record))
-        ranks = range(dist.get_world_size())
-        return [json.loads(store.get(f"{path}/{phase}/{peer}")) for peer in ranks]
+        records = [json.loads(store.get(f"{path}/{phase}/{peer}")) for peer in ranks]
+        assert store.compare_set(f"{path}/{next(steps)}", "", "done") == b"done"
+        return records
 
     # All ranks must agree, so this one agrees with the first.
     terms = json.loads(store.get(f"{path}/terms/0"))

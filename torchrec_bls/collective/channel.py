@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
+from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity, require_equal
 from torchrec_bls.collective.transport.set_up import TRANSPORTS, set_up
 from torchrec_bls.collective.transport.shape import Shape
@@ -32,6 +33,8 @@ _MUST_AGREE = {
     "transport": "Give every rank the same transport",
 }
 
+_DEADLINE_NAME = "the channel's argument deadline"
+
 # Every call asks it.
 _profiler_runs = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _NO_RANGE = nullcontext()
@@ -40,9 +43,6 @@ _Number = TypeVar("_Number", int, float)
 
 # Found at import: a rank that has run out of descriptors could not find it.
 _PACKAGE_VERSION = metadata.version("torchrec-bls")
-
-# Seconds; the clock counts nanoseconds in 64 bits.
-LONGEST_DEADLINE = 1e9
 
 _channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
 
@@ -130,8 +130,8 @@ class Arrival:
             return torch.empty(0, dtype=dtype)
         if view.nbytes % dtype.itemsize:
             raise ValueError(
-                f"part {part} from rank {source} has {view.nbytes} bytes, which is no multiple of "
-                f"{dtype}'s {dtype.itemsize}"
+                f"part {part} from {self._channel.names.of(source)} has {view.nbytes} bytes, "
+                f"which is no multiple of {dtype}'s {dtype.itemsize}"
             )
         return torch.frombuffer(view, dtype=dtype)
 
@@ -183,8 +183,10 @@ class BoundedLagChannel:
             "c10d" is gloo's messages from rank to rank, over TCP; "auto" is shared memory among the
             ranks of a host and RDMA between hosts, or c10d for all where a host has no RDMA.
         verbs: options of RDMA devices; None: as the environment variables say.
+        rendezvous: place where the ranks meet; None: one for this name.
 
     Attributes:
+        names: names of the ranks in errors.
         own: objects with the memory of this rank's messages to itself, by sequence number,
             until they are released.
 
@@ -204,6 +206,7 @@ class BoundedLagChannel:
         deadline: float = 60.0,
         transport: str = "auto",
         verbs: VerbsConfig | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         check_bound(bound)
         check_slot_bytes(slot_bytes)
@@ -217,7 +220,9 @@ class BoundedLagChannel:
         self._pulled_seen = 0
         self._abandoned = False
         slots = 2 * (bound + 1)
-        rendezvous = Rendezvous(group, name, deadline)
+        rendezvous = rendezvous or Rendezvous(group, name, deadline, _DEADLINE_NAME)
+        self.names = rendezvous.names
+        self._where = f"channel '{name}' on {self.names.of(self.rank)}"
         hosts = self._agree(rendezvous, slot_bytes, transport)
         shape = Shape(name, self.rank, hosts, slots, slot_bytes, deadline)
         self.native = _native.Channel(
@@ -229,6 +234,8 @@ class BoundedLagChannel:
             deadline,
             name,
             len(shape.local_ranks),
+            self.names.global_ranks,
+            rendezvous.deadline_name,
         )
         self.native.keep(self.own)
         self._created = time.monotonic()
@@ -236,7 +243,7 @@ class BoundedLagChannel:
 
     def _agree(self, rendezvous: Rendezvous, slot_bytes: int, transport: str) -> list[str]:
         """Returns the hosts of all ranks, if all ranks want the same channel."""
-        with rendezvous.own_part("terms"):
+        with rendezvous.own_part():
             host = host_identity()
         record = {
             "package": _PACKAGE_VERSION,
@@ -248,7 +255,7 @@ class BoundedLagChannel:
             "host": host,
         }
         records = rendezvous.exchange("terms", record)
-        require_equal(self.name, records, _MUST_AGREE)
+        require_equal(self.name, records, _MUST_AGREE, rendezvous.names)
         return [record["host"] for record in records]
 
     def post(self, parts: Sequence[Sequence[torch.Tensor]]) -> int:
@@ -333,7 +340,7 @@ class BoundedLagChannel:
         if self._pulled_seen == 0:
             needed = self.native.stats().largest_message
             warnings.warn(
-                f"channel '{self.name}' on rank {self.rank}: a message needs {needed} bytes and "
+                f"{self._where}: a message needs {needed} bytes and "
                 f"slots have {self.native.slot_bytes}; larger messages are pulled, which is "
                 f"slower. Set slot_bytes to at least {needed}, or expected_batch to the largest "
                 "batch",
@@ -367,10 +374,7 @@ class BoundedLagChannel:
         raise."""
         lag = self.native.posted - 1 - arrival.sequence
         self.poison(reason)
-        return ProtocolError(
-            f"channel '{self.name}' on rank {self.rank}, sequence {arrival.sequence}, lag {lag}: "
-            f"{reason}"
-        )
+        return ProtocolError(f"{self._where}, sequence {arrival.sequence}, lag {lag}: {reason}")
 
     def abandon(self) -> None:
         """Makes further use of the channel in a forked child raise ChannelClosedError. The child
@@ -382,7 +386,7 @@ class BoundedLagChannel:
         """Raises ChannelClosedError in a forked child."""
         if self._abandoned:
             raise ChannelClosedError(
-                f"channel '{self.name}' on rank {self.rank} belongs to the process that made it: "
+                f"{self._where} belongs to the process that made it: "
                 "its messages are not there in a forked child. Copy them before the fork"
             )
 
@@ -432,14 +436,6 @@ def check_slot_bytes(slot_bytes: int) -> None:
         raise ValueError(
             f"slot_bytes is {slot_bytes}, but a message header alone may take {least}: use at "
             "least that plus the usual message size"
-        )
-
-
-def check_deadline(deadline: float) -> None:
-    """Raises ValueError unless `deadline` is a number of seconds that a clock can count."""
-    if not 0 < deadline <= LONGEST_DEADLINE:
-        raise ValueError(
-            f"deadline is {deadline} s, but must be positive and at most {LONGEST_DEADLINE:.0e}"
         )
 
 

@@ -9,12 +9,11 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from torchrec_bls.collective.channel import (
-    LONGEST_DEADLINE,
     check_bound,
-    check_deadline,
     check_slot_bytes,
     check_transport,
 )
+from torchrec_bls.collective.transport.deadlines import LONGEST_DEADLINE, check_deadline
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 
 

@@ -1,7 +1,5 @@
 """Checks of arguments that several calls share."""
 
-import threading
-
 
 def check_owner(owner: object, owners: int | None = None) -> None:
     """Raises ValueError unless `owner` is a rank.
@@ -13,9 +11,3 @@ def check_owner(owner: object, owners: int | None = None) -> None:
     if type(owner) is not int or owner < 0 or (owners is not None and owner >= owners):
         among = "" if owners is None else f" of {owners}"
         raise ValueError(f"owner is {owner!r}, but must be a rank{among}, counted from 0")
-
-
-def check_deadline(deadline: float) -> None:
-    """Raises ValueError unless `deadline` is a number of seconds that one can wait for."""
-    if not 0 <= deadline <= threading.TIMEOUT_MAX:
-        raise ValueError(f"deadline is {deadline} s, but must be a number that is not negative")

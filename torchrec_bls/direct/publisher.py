@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchrec_bls import _native
+from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.follower import Follower
 from torchrec_bls.direct.generation import Generation
@@ -258,4 +259,5 @@ class Publication:
             PeerTimeoutError: the generation does not serve by then. The text names the ranks that
                 have not announced it, or says why it can't be mapped.
         """
+        check_deadline(deadline)
         self._publisher.wait_for(self.generation, deadline)

@@ -183,6 +183,7 @@ def share_tables(
     own: OwnTables,
     dtype: torch.dtype,
     huge_pages: bool,
+    session: str = "",
 ) -> tuple[SharedTables, Generation]:
     """Makes this rank's segment and maps those of all other ranks, collectively.
 
@@ -194,14 +195,15 @@ def share_tables(
         own: weights of this rank.
         dtype: dtype of the weights.
         huge_pages: whether to ask for pages of 2 MiB.
+        session: session of the module's agreement.
 
     Raises:
         RendezvousError: a rank has no memory for its tables, or cannot map another rank's; all
             ranks raise.
     """
-    rendezvous = Rendezvous(group, f"{name} tables", deadline)
+    rendezvous = Rendezvous(group, f"{name} tables", deadline, session=session)
     digest = digest_of(tables)
-    with rendezvous.own_part("tables"):
+    with rendezvous.own_part():
         segment = _native.TableSegment.create(
             (group.rank(), FIRST_GENERATION, digest),
             [(storage.data_ptr(), storage.nbytes, at) for storage, at in own.live.storages()],
@@ -220,7 +222,7 @@ def share_tables(
     records = rendezvous.exchange("tables", record)
     segments: list[_native.TableSegment] = []
     places: dict[tuple[str, Shard], int] = {}
-    with rendezvous.own_part("mapped"):
+    with rendezvous.own_part():
         if page is None:
             page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
         for rank, told_by in enumerate(records):
@@ -243,7 +245,9 @@ def share_tables(
     return shared, shared.generation(FIRST_GENERATION, segments)
 
 
-def agree_on_direct_reads(group: dist.ProcessGroup, name: str, deadline: float, reason: str) -> str:
+def agree_on_direct_reads(
+    group: dist.ProcessGroup, name: str, deadline: float, reason: str, session: str = ""
+) -> str:
     """Returns why the ranks can't read tables directly, the same on all; empty if they can.
 
     Args:
@@ -251,25 +255,28 @@ def agree_on_direct_reads(group: dist.ProcessGroup, name: str, deadline: float, 
         name: name of the module.
         deadline: seconds to wait for the other ranks.
         reason: reason why this rank can't; empty if it can.
+        session: session of the module's agreement.
     """
-    refusal, apart = find_obstacles(group, name, deadline, reason)
+    refusal, apart = find_obstacles(group, name, deadline, reason, session)
     return refusal or apart
 
 
 def find_obstacles(
-    group: dist.ProcessGroup, name: str, deadline: float, reason: str
+    group: dist.ProcessGroup, name: str, deadline: float, reason: str, session: str = ""
 ) -> tuple[str, str]:
     """Returns which rank has a reason not to read tables directly, and which ranks are on different
     hosts; each is empty if there is none. The arguments are those of `agree_on_direct_reads`."""
-    rendezvous = Rendezvous(group, f"{name} direct reads", deadline)
+    rendezvous = Rendezvous(group, f"{name} direct reads", deadline, session=session)
     records = rendezvous.exchange("possible", {"reason": reason, "host": host_identity()})
     reasons = [(rank, record["reason"]) for rank, record in enumerate(records) if record["reason"]]
-    refusal = f"rank {reasons[0][0]}: {reasons[0][1]}" if reasons else ""
+    names = rendezvous.names
+    refusal = f"{names.of(reasons[0][0])}: {reasons[0][1]}" if reasons else ""
     hosts = [record["host"] for record in records]
     if len(set(hosts)) == 1:
         return refusal, ""
     other = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
-    return refusal, f"ranks 0 and {other} are on different hosts, or in different PID namespaces"
+    apart = names.of_all([0, other])
+    return refusal, f"{apart} are on different hosts, or in different PID or user namespaces"
 
 
 def warn_of_exchange(group: dist.ProcessGroup, name: str, reason: str) -> None:

@@ -30,6 +30,9 @@ class BLSConfig(ExchangeOptions):
             for no other rank, and is for inference on one host, where tables do not change
             (docs/design/direct-reads.md). "auto": direct, if all ranks can at the first forward;
             otherwise exchange, and rank 0 warns with the reason.
+        name: name of the model. Models with equal modules need one each if they are in use at the
+            same time: by it the ranks tell them apart. It is the same on all ranks, and begins the
+            names of channels.
         huge_pages: whether direct reads ask for pages of 2 MiB. They make reads faster, and take
             seconds per GB of tables at the first forward.
     """
@@ -39,12 +42,17 @@ class BLSConfig(ExchangeOptions):
     codecs: CodecConfig | None = None
     lookup: str = "exchange"
     huge_pages: bool = False
+    name: str | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that no channel can have."""
         super().__post_init__()
         if self.expected_batch is not None and self.expected_batch < 1:
             raise ValueError(f"expected_batch is {self.expected_batch}, but must be positive")
+        if self.name is not None and not _is_name(self.name):
+            raise ValueError(
+                f"name is {self.name!r}, but must be a text of printable characters, as 'canary'"
+            )
         for name, possible in (("bad_ids", _BAD_IDS), ("lookup", _LOOKUPS)):
             value = getattr(self, name)
             if value not in possible:
@@ -54,6 +62,15 @@ class BLSConfig(ExchangeOptions):
                 'codecs encode embeddings on their way, and lookup="direct" sends none: leave '
                 'codecs out, or use lookup="exchange"'
             )
+
+
+def name_of_module(config: BLSConfig, path: str) -> str:
+    """Returns the name of a module among the ranks, given its path in the model."""
+    return path if config.name is None else f"{config.name}/{path}"
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isprintable() and bool(name.strip())
 
 
 class Deadline:

@@ -61,9 +61,23 @@ class DirectModule(ExchangedModule):
     def _agree_on_lookup(self) -> bool:
         state, exchanges = self._bls, self._bls.exchanges
         exchanges.deadline.training = torch.is_grad_enabled()
-        state.agreement.reach()
+        state.meet()
+        try:
+            return self._share_tables()
+        except ValueError:  # all ranks know why, and that there is nothing to repeat
+            raise
+        except BaseException:
+            state.agreement.forget()
+            raise
+
+    def _share_tables(self) -> bool:
+        state, exchanges = self._bls, self._bls.exchanges
         reason = agree_on_direct_reads(
-            exchanges.group, exchanges.name, exchanges.deadline.seconds, self._why_not_direct()
+            exchanges.group,
+            exchanges.name,
+            exchanges.deadline.seconds,
+            self._why_not_direct(),
+            exchanges.session,
         )
         if reason and exchanges.config.lookup == "direct":
             raise ValueError(f'{self._where}: lookup="direct" is not possible. {reason}')

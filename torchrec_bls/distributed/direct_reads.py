@@ -273,6 +273,7 @@ def share(
         OwnTables(live, shards),
         dtype,
         exchanges.config.huge_pages,
+        exchanges.session,
     )
     return live, tables, generation
 

@@ -12,6 +12,7 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterShardi
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.direct_reads import DirectReads
@@ -41,9 +42,11 @@ class _AllOrNone:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        # All ranks already know a BLSError.
-        if error is not None and not isinstance(error, BLSError):
+        if error is None:
+            return
+        if not isinstance(error, BLSError):  # all ranks know a BLSError already
             self._module.fail(f"{self._what} failed: {named(error)}")
+        self._module._bls.meet_again()
 
 
 class ExchangedModule:
@@ -165,7 +168,7 @@ class ExchangedModule:
     @property
     def _where(self) -> str:
         exchanges = self._bls.exchanges
-        return f"{exchanges.name} on rank {exchanges.group.rank()}"
+        return f"{exchanges.name} on {rank_name(exchanges.group)}"
 
     def nothing(self) -> CheckedBatch:
         """Returns a batch without samples, for a rank that has none but takes part."""
@@ -201,7 +204,7 @@ class ExchangedModule:
             note: message that goes along with the ids.
         """
         self._bls.exchanges.deadline.training = torch.is_grad_enabled()
-        self._bls.agreement.reach()
+        self._bls.meet()
         self._bls.note = note
         self.calls.note()
         with self._all_or_none("posting ids"):

@@ -38,6 +38,7 @@ class ModuleExchanges:
         config: see above, with the batch size that `expect_batch` was given.
         name: see above.
         deadline: deadline of every wait.
+        session: session of the ranks' agreement.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ModuleExchanges:
         self.config = config
         self.name = name
         self.deadline = Deadline(config.deadline, group)
+        self.session = ""
         self._on_failure = on_failure
         self._made: dict[str, Exchange] = {}
         self._growth: dict[str, SlotGrowth] = {}
@@ -60,7 +62,12 @@ class ModuleExchanges:
         name = f"{self.name}.{sharding_type}.{direction}"
         if name not in self._made:
             self._made[name] = Exchange(
-                self.group, self.config, name, self._on_failure, self.deadline
+                self.group,
+                self.config,
+                name,
+                self._on_failure,
+                self.deadline,
+                lambda: self.session,
             )
         return self._made[name]
 
@@ -78,6 +85,11 @@ class ModuleExchanges:
             for exchange in self._made.values()
             if exchange.channel is not None
         }
+
+    @property
+    def lacks_channels(self) -> bool:
+        """Returns whether there are exchanges, and none of them has a channel yet."""
+        return bool(self._made) and not self.channels()
 
     @property
     def under_way(self) -> bool:
@@ -162,6 +174,23 @@ class ModuleState:
         self.forget_lookup()
         self.routes = None
         self.lookup_tables = None
+
+    def meet(self) -> None:
+        """Makes sure that the ranks have the same plan, collectively at first.
+
+        Raises:
+            RendezvousError: see Agreement.reach.
+        """
+        if not self.agreement.reached:
+            self.agreement.reach()
+            self.exchanges.session = self.agreement.session
+
+    def meet_again(self) -> None:
+        """Makes the next forward begin at the agreement, if this one came to none of its channels.
+        So ranks that failed in different places of it meet again."""
+        if self.exchanges.lacks_channels:
+            self.agreement.forget()
+            self.forget_lookup()
 
     def forget_lookup(self) -> None:
         """Makes the ranks agree again on the way of lookups, where there is a choice."""

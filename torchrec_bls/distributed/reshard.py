@@ -19,6 +19,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer
 
+from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.module_state import ModuleExchanges
@@ -94,7 +95,7 @@ def reshard(
     try:
         _check_change(module, changed, env, device)
     except ValueError as error:
-        agreement.fail(f"rank {module._bls.exchanges.group.rank()} refuses to reshard: {error}")
+        agreement.fail(f"{rank_name(module._bls.exchanges.group)} refuses to reshard: {error}")
         raise
     agreement.reach()
     # The next batch compares the plan, even if this rank does not get to the new one.

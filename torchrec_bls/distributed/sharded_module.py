@@ -11,7 +11,7 @@ from torch import nn
 from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.direct_module import DirectModule
 from torchrec_bls.distributed.direct_reads import UnsentBatch
@@ -42,7 +42,7 @@ class BoundedLagModule(DirectModule, OwnInputDist):
             config.codecs.check(tables)
             if not config.codecs.encode_any(tables):
                 config = replace(config, codecs=None)
-        name = module_fqn or type(self).__name__
+        name = name_of_module(config, module_fqn or type(self).__name__)
         self._init_exchanges(config, group, name, tables, params, is_weighted)
 
     def _swap_ids_dists(
@@ -195,9 +195,8 @@ class BoundedLagModule(DirectModule, OwnInputDist):
             return
         if any(tables.has_hooks() for tables in self._lookup_tables()):
             raise ValueError(
-                f"{self._bls.exchanges.name} on rank {self._bls.exchanges.group.rank()}: a hook of "
-                "its lookups may give equal ids different rows, of which one would travel: remove "
-                "the hook, or leave CodecConfig's unique off"
+                f"{self._where}: a hook of its lookups may give equal ids different rows, of which "
+                "one would travel: remove the hook, or leave CodecConfig's unique off"
             )
 
     def _lookup_tables(self) -> list[LookupTables]:

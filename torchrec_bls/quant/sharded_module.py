@@ -12,6 +12,7 @@ from torchrec.distributed.types import LazyAwaitable, ParameterSharding, Sharded
 from torchrec.streamable import Multistreamable
 
 from torchrec_bls.collective.exchange_options import timeout_of
+from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.shared_tables import FIRST_GENERATION
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.direct_reads import DirectEmbeddings, UnsentBatch, layouts_of
@@ -79,7 +80,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
         super().__init__()
         self.calls = Calls()
         self.reads_directly = True
-        self._where = f"{name} on rank {group.rank()}"
+        self._where = f"{name} on {rank_name(group)}"
         deadline = timeout_of(group) if config.deadline is None else config.deadline
         children: nn.ModuleDict = getattr(module, tables_name)
         configs = [each for tables in module._key_to_tables.values() for each in tables]

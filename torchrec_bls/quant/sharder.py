@@ -11,8 +11,9 @@ from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionS
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
 from torchrec_bls.collective.exchange_options import timeout_of
+from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.shared_tables import find_obstacles, warn_of_exchange
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.sharder import sharding_group
 from torchrec_bls.quant.exchanged_module import ExchangedQuantCollection
@@ -89,7 +90,8 @@ class QuantSharder:
         """
         check_device(device)
         self._check_plan(params)
-        group, name = sharding_group(env), module_fqn or type(module).__name__
+        group = sharding_group(env)
+        name = name_of_module(self._config, module_fqn or type(module).__name__)
         reason = why_not(module, params, self._checkpoint)
         sharded = (
             ShardedQuantCollection
@@ -119,7 +121,7 @@ class QuantSharder:
             refusal = refusal or apart
         if refusal:
             raise ValueError(
-                f"{name} on rank {group.rank()}: it can't be sharded over processes. {refusal}"
+                f"{name} on {rank_name(group)}: it can't be sharded over processes. {refusal}"
             )
         if apart:
             warn_of_exchange(group, name, apart)

@@ -58,13 +58,13 @@ class SharedRows:
         shares = page_shares(extents, total, page, first_offset)
         digest = hashlib.sha256(repr((tables, shares)).encode()).digest()
         rendezvous = Rendezvous(group, f"{name} quantized tables", deadline)
-        with rendezvous.own_part("tables"):
+        with rendezvous.own_part():
             segment = _segment(group.rank(), digest, tables, shares, source, huge_pages)
             weights = _digest_of_some_rows(tables, shares, source)
         records = rendezvous.exchange("tables", {"address": segment.address, "weights": weights})
         cure = "Load the same weights on every rank before the module is sharded"
-        require_equal(name, records, {"weights": cure})
-        with rendezvous.own_part("mapped"):
+        require_equal(name, records, {"weights": cure}, rendezvous.names)
+        with rendezvous.own_part():
             self.segments = [
                 segment
                 if rank == group.rank()

@@ -10,8 +10,9 @@ from torch import nn
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls import _native
+from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.collective.transport.rendezvous import host_identity
-from torchrec_bls.direct.arguments import check_deadline, check_owner
+from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
@@ -72,7 +73,7 @@ def attach(
 
     Raises:
         ValueError: `model` is another one than the served one, or is sharded already; or `owner` is
-            no rank, or lives. `model` stays as it was.
+            no rank, or lives; or no clock counts to `deadline`. `model` stays as it was.
         RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left.
         PeerTimeoutError: the other process is stopped or stuck.
         PeerDiedError: the other process ended meanwhile.

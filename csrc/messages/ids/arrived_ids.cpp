@@ -11,24 +11,24 @@
 namespace bls {
 namespace {
 
-[[noreturn]] void bad_message(int source, const std::string& what) {
+[[noreturn]] void bad_message(const RankNames& names, int source, const std::string& what) {
   throw ChannelError(ErrorKind::kProtocol,
-                     "ids from rank " + std::to_string(source) + " do not fit: " + what +
+                     "ids from " + names.of(source) + " do not fit: " + what +
                          ". All ranks must shard the same module by the same plan and feed ids "
                          "of the same dtypes");
 }
 
-IdsPreamble preamble_of(int source, std::span<const View> parts) {
+IdsPreamble preamble_of(const RankNames& names, int source, std::span<const View> parts) {
   IdsPreamble preamble;
   if (parts.size() < 3 || parts.size() > 4 || parts[kPreamble].bytes != sizeof(preamble)) {
-    bad_message(source, std::to_string(parts.size()) + " parts");
+    bad_message(names, source, std::to_string(parts.size()) + " parts");
   }
   std::memcpy(&preamble, parts[kPreamble].data, sizeof(preamble));
   return preamble;
 }
 
 /// `bytes` of lengths have to be those of all features and samples.
-void check_lengths(int source, uint64_t bytes, size_t features, size_t length_bytes,
+void check_lengths(const RankNames& names, int source, uint64_t bytes, size_t features, size_t length_bytes,
                    int64_t stride) {
   // By division: a product with the peer's batch size could overflow, and so could a sum of batch
   // sizes beyond all memory, which nothing else refutes where there is no feature.
@@ -37,7 +37,7 @@ void check_lengths(int source, uint64_t bytes, size_t features, size_t length_by
       (features == 0
            ? bytes != 0
            : bytes % bag_bytes != 0 || bytes / bag_bytes != static_cast<uint64_t>(stride))) {
-    bad_message(source, std::to_string(bytes) + " bytes of lengths for " +
+    bad_message(names, source, std::to_string(bytes) + " bytes of lengths for " +
                             std::to_string(features) + " features of batch size " +
                             std::to_string(stride));
   }
@@ -59,7 +59,7 @@ int64_t copy_ids(std::byte* to, const std::byte* from, size_t count, size_t id_b
 }  // namespace
 
 ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const int> order)
-    : features_(features), order_(order.begin(), order.end()) {
+    : names_(&arrival.names()), features_(features), order_(order.begin(), order.end()) {
   const size_t world = order_.size();
   strides_.resize(world);
   values_per_source_.resize(world);
@@ -67,18 +67,18 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
   for (size_t place = 0; place < world; ++place) {
     const int source = order_[place];
     const auto parts = arrival.parts(source);
-    const IdsPreamble preamble = preamble_of(source, parts);
+    const IdsPreamble preamble = preamble_of(*names_, source, parts);
     read_note(source, preamble, parts);
     if (preamble.stride == 0) {
       // Nothing whose size could differ: a rank without a batch need not know of what it is.
       if (parts[kLengths].bytes != 0 || parts[kValues].bytes != 0) {
-        bad_message(source, std::to_string(parts[kLengths].bytes) + " bytes of lengths and " +
+        bad_message(*names_, source, std::to_string(parts[kLengths].bytes) + " bytes of lengths and " +
                                 std::to_string(parts[kValues].bytes) + " of ids without samples");
       }
       continue;
     }
     check_items(source, preamble);
-    check_lengths(source, parts[kLengths].bytes, features, length_bytes_, preamble.stride);
+    check_lengths(*names_, source, parts[kLengths].bytes, features, length_bytes_, preamble.stride);
     count_values(place, preamble, parts);
   }
 }
@@ -95,10 +95,10 @@ void ArrivedIds::check_items(int source, const IdsPreamble& preamble) {
       (value_bytes_ == 4 || value_bytes_ == 8) && weight_bytes_ <= 8) {
     return;
   }
-  bad_message(source, "items of " + std::to_string(preamble.length_bytes) + " (lengths), " +
+  bad_message(*names_, source, "items of " + std::to_string(preamble.length_bytes) + " (lengths), " +
                           std::to_string(preamble.value_bytes) + " (ids) and " +
-                          std::to_string(preamble.weight_bytes) + " (weights) bytes, rank " +
-                          std::to_string(sized_by_) + " sent " + std::to_string(length_bytes_) +
+                          std::to_string(preamble.weight_bytes) + " (weights) bytes, " +
+                          names_->of(sized_by_) + " sent " + std::to_string(length_bytes_) +
                           ", " + std::to_string(value_bytes_) + " and " +
                           std::to_string(weight_bytes_));
 }
@@ -111,18 +111,18 @@ void ArrivedIds::count_values(size_t place, const IdsPreamble& preamble,
   for (size_t feature = 0; feature < features_; ++feature) {
     const int64_t count =
         sum_lengths(parts[kLengths].data + feature * stride * length_bytes_, stride, length_bytes_);
-    if (count < 0) bad_message(source, "a length is negative or beyond 32 bits");
+    if (count < 0) bad_message(*names_, source, "a length is negative or beyond 32 bits");
     counts_[feature * order_.size() + place] = count;
     total += count;
   }
   if (parts[kValues].bytes != static_cast<uint64_t>(total) * value_bytes_) {
-    bad_message(source, std::to_string(parts[kValues].bytes) + " bytes for " +
+    bad_message(*names_, source, std::to_string(parts[kValues].bytes) + " bytes for " +
                             std::to_string(total) + " ids");
   }
   if (weight_bytes_ != 0 &&
       (parts.size() != 4 ||
        parts[kWeights].bytes != static_cast<uint64_t>(total) * weight_bytes_)) {
-    bad_message(source, "weights and ids differ in number");
+    bad_message(*names_, source, "weights and ids differ in number");
   }
   strides_[source] = preamble.stride;
   values_per_source_[source] = total;
@@ -132,7 +132,7 @@ void ArrivedIds::count_values(size_t place, const IdsPreamble& preamble,
 
 void ArrivedIds::read_note(int source, const IdsPreamble& preamble, std::span<const View> parts) {
   if ((preamble.flags & ~kKnownFlags) != 0) {
-    bad_message(source, "unknown flags " + std::to_string(preamble.flags));
+    bad_message(*names_, source, "unknown flags " + std::to_string(preamble.flags));
   }
   all_ended_ = all_ended_ && (preamble.flags & kEnded) != 0;
   updates_ = std::min(updates_, preamble.updates);
@@ -141,7 +141,7 @@ void ArrivedIds::read_note(int source, const IdsPreamble& preamble, std::span<co
   }
   if ((preamble.flags & kRefused) == 0) return;
   if (preamble.stride != 0 || parts.size() != 4) {
-    bad_message(source, "a refused batch of " + std::to_string(preamble.stride) + " samples in " +
+    bad_message(*names_, source, "a refused batch of " + std::to_string(preamble.stride) + " samples in " +
                             std::to_string(parts.size()) + " parts");
   }
   const View& reason = parts[kReason];
@@ -172,7 +172,7 @@ std::vector<int64_t> ArrivedIds::assemble(const Arrival& arrival, std::byte* len
       // The sender can still write into the message: what was checked is not what is read here.
       if (sum_lengths(lengths, static_cast<size_t>(strides_[source]), length_bytes_) !=
           counts_[feature * world + place]) {
-        bad_message(source, "its lengths changed while they were read");
+        bad_message(arrival.names(), source, "its lengths changed while they were read");
       }
       lengths += stride_bytes;
       if (count == 0) continue;

@@ -59,6 +59,7 @@ class ArrivedIds {
   void check_items(int source, const IdsPreamble& preamble);
   void count_values(size_t place, const IdsPreamble& preamble, std::span<const View> parts);
 
+  const RankNames* names_;  // only for the constructor
   size_t features_;
   std::vector<int> order_;
   int sized_by_ = 0;  // the rank that the item sizes are from

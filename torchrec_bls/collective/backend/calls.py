@@ -106,10 +106,10 @@ class CallQueue:
     def _stopped(self, reason: str) -> PoisonedError:
         channel = self.channel
         lag = max(0, channel.native.posted - 1 - channel.native.completed)
+        rank = channel.names.of(channel.rank)
         return PoisonedError(
-            f"channel '{channel.name}' on rank {channel.rank}, sequence "
-            f"{channel.native.completed}, lag {lag}: stopped because rank {channel.rank} failed: "
-            f"{reason}"
+            f"channel '{channel.name}' on {rank}, sequence {channel.native.completed}, lag {lag}: "
+            f"stopped because {rank} failed: {reason}"
         )
 
 

@@ -20,7 +20,8 @@ from torchrec_bls.collective.backend import buffers
 from torchrec_bls.collective.backend.all_reduces import SLOT_BYTES, AllReduces, reduction_of
 from torchrec_bls.collective.backend.calls import CallQueue, CallWork, Receive
 from torchrec_bls.collective.backend.options import DEFAULT_SLOT_BYTES, BLSOptions
-from torchrec_bls.collective.channel import LONGEST_DEADLINE, BoundedLagChannel
+from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.transport.deadlines import LONGEST_DEADLINE
 from torchrec_bls.collective.transport.rendezvous import (
     Rendezvous,
     host_identity,
@@ -28,6 +29,7 @@ from torchrec_bls.collective.transport.rendezvous import (
 )
 
 NAME = "bls"
+_DEADLINE = "BLSOptions(deadline=...) or TORCHREC_BLS_BACKEND='deadline=SECONDS'"
 # torch's names for it; the first one is used from 2.13 on.
 _REDUCE_SCATTER = next(
     name
@@ -284,11 +286,12 @@ class BLSProcessGroup(dist.ProcessGroup):
     def _make_all_reduces(self) -> AllReduces | Literal[False]:
         """Makes the channel of the all-reduces if all ranks share a host's memory."""
         name = f"all-reduce of group {self.group_name}"
-        rendezvous = Rendezvous(self, f"{name}, hosts", self._deadline)
-        with rendezvous.own_part("hosts"):
+        rendezvous = Rendezvous(self, f"{name}, hosts", self._deadline, _DEADLINE)
+        with rendezvous.own_part():
             record = {"host": host_identity(), "transport": self._options.transport}
         records = rendezvous.exchange("hosts", record)
-        require_equal(name, records, {"transport": "Give every rank the same transport"})
+        cure = {"transport": "Give every rank the same transport"}
+        require_equal(name, records, cure, rendezvous.names)
         one_host = len({each["host"] for each in records}) == 1
         if self._options.transport not in ("auto", "shm") or not one_host:
             return False
@@ -300,18 +303,21 @@ class BLSProcessGroup(dist.ProcessGroup):
                 name=name,
                 deadline=self._deadline,
                 transport="shm",
+                rendezvous=Rendezvous(self, name, self._deadline, _DEADLINE, rendezvous.session),
             )
         )
 
     def _make_channel(self) -> BoundedLagChannel:
+        name = f"all-to-all of group {self.group_name}"
         return BoundedLagChannel(
             self,
             bound=self._options.bound,
             slot_bytes=self._options.slot_bytes or DEFAULT_SLOT_BYTES,
-            name=f"all-to-all of group {self.group_name}",
+            name=name,
             deadline=self._deadline,
             transport=self._options.transport,
             verbs=self._options.verbs,
+            rendezvous=Rendezvous(self, name, self._deadline, _DEADLINE),
         )
 
     def get_group_store(self) -> Store:

@@ -42,12 +42,13 @@ def set_up(
     hosts = _ranks_by_host(shape)
     if len(hosts) == 1:
         return _shm(rendezvous, shape, range(shape.world_size))
-    told = "; ".join(f"ranks {ranks} on host {host}" for host, ranks in hosts.items())
+    names = rendezvous.names
+    told = "; ".join(f"{names.of_all(ranks)} on host {host}" for host, ranks in hosts.items())
     if transport == "shm":
         raise RendezvousError(
             f"channel '{shape.name}': host differs between ranks ({told}). Shared memory joins "
-            "processes of one host and one PID namespace only: use transport='auto', 'verbs' or "
-            "'c10d'"
+            "processes of one host, one PID namespace and one user namespace only: use "
+            "transport='auto', 'verbs' or 'c10d'"
         )
     return _between_hosts(rendezvous, shape, config, told)
 
@@ -68,9 +69,9 @@ def _between_hosts(
             if shape.rank == 0:  # all ranks know the same
                 warnings.warn(
                     "Ranks on several hosts have no RDMA between them and use the two-sided "
-                    "transport 'c10d' over TCP instead, which is slower. On rank "
-                    f"{rank}: {record['missing']} (`torchrec-bls doctor` says more). Set "
-                    "transport='c10d' to choose it",
+                    "transport 'c10d' over TCP instead, which is slower. On "
+                    f"{rendezvous.names.of(rank)}: {record['missing']} (`torchrec-bls "
+                    "doctor` says more). Set transport='c10d' to choose it",
                     stacklevel=2,
                 )
             return _two_sided(rendezvous, shape)
@@ -95,13 +96,13 @@ def _others(shape: Shape) -> list[int]:
 
 def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.ShmTransport:
     """Joins `ranks`, which are numbered anew within the transport."""
-    with rendezvous.own_part("memory"):
+    with rendezvous.own_part():
         transport = _native.ShmTransport(
             ranks.index(shape.rank), len(ranks), shape.slots, shape.slot_bytes
         )
     records = rendezvous.exchange("memory", {"address": transport.address})
     addresses = [tuple(records[rank]["address"]) for rank in ranks]
-    with rendezvous.own_part("connected"):
+    with rendezvous.own_part():
         try:
             transport.connect(addresses)
         except TypeError as error:
@@ -114,10 +115,10 @@ def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.
 
 
 def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTransport:
-    with rendezvous.own_part("memory"):
+    with rendezvous.own_part():
         messenger = TwoSidedMessenger(shape)
     rendezvous.exchange("memory", {})
-    with rendezvous.own_part("connected"):
+    with rendezvous.own_part():
         messenger.connect(rendezvous.group, rendezvous.own_store("connected"))
     rendezvous.exchange("connected", {})
     return messenger.transport()
@@ -125,7 +126,7 @@ def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTranspor
 
 @contextmanager
 def _own_part_of_verbs(rendezvous: Rendezvous, why: str) -> Iterator[None]:
-    with rendezvous.own_part("RDMA"):
+    with rendezvous.own_part():
         try:
             yield
         except (RendezvousError, ValueError) as error:
@@ -136,8 +137,8 @@ def _connect_verbs(
     rendezvous: Rendezvous, shape: Shape, transport: _native.VerbsTransport
 ) -> _native.VerbsTransport:
     records = rendezvous.exchange("RDMA memory", _record(transport))
-    require_equal(shape.name, records, _ONE_KIND_OF_LINK)
-    with rendezvous.own_part("RDMA connected"):
+    require_equal(shape.name, records, _ONE_KIND_OF_LINK, rendezvous.names)
+    with rendezvous.own_part():
         try:
             transport.connect([_address(record) for record in records])
         except (TypeError, ValueError) as error:

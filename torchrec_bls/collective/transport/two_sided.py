@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.gloo_threads import loop_threads, stop_preempting
-from torchrec_bls.collective.transport.rendezvous import TooLateError, within
+from torchrec_bls.collective.transport.in_time import TooLateError, within
 from torchrec_bls.collective.transport.rounds import (
     FOREVER,
     PAUSE,

@@ -89,6 +89,7 @@ class Exchange:
         on_failure: function called with the reason when a post or its completion fails; by default
             `fail`. The other ranks may be waiting for this one in another exchange of the module.
         deadline: deadline of the module; that of `config` by default.
+        session_of: function that returns the session of the module's agreement.
 
     Attributes:
         channel: channel that posts go through; None before the first post.
@@ -103,6 +104,7 @@ class Exchange:
         name: str,
         on_failure: Callable[[str], None] | None = None,
         deadline: Deadline | None = None,
+        session_of: Callable[[], str] = lambda: "",
     ) -> None:
         self.name = name
         self.channel: BoundedLagChannel | None = None
@@ -112,6 +114,7 @@ class Exchange:
         self._config = config
         self._deadline = deadline or Deadline(config.deadline, group)
         self._on_failure = on_failure or self.fail
+        self._session_of = session_of
         self._window: OrderedWindow[Pending[Any]] = OrderedWindow(config.bound)
         self._slot_bytes = 0
         self._grows = config.slot_bytes is None
@@ -168,10 +171,12 @@ class Exchange:
                 channel.poison(reason)
         if self.channel is None or self.growth_is_due:
             slots_are_known = self._config.slot_bytes is not None or self.channel is not None
-            name, phase = (self.name, "terms") if slots_are_known else (self._slots_name, "bytes")
             # Without a store no rank is setting up anything.
             with suppress(RuntimeError):
-                Rendezvous(self._group, name, self._deadline.seconds).fail(phase, reason)
+                self._rendezvous(self.name if slots_are_known else self._slots_name).fail(reason)
+
+    def _rendezvous(self, name: str) -> Rendezvous:
+        return Rendezvous(self._group, name, self._deadline.seconds, session=self._session_of())
 
     @property
     def _slots_name(self) -> str:
@@ -183,7 +188,7 @@ class Exchange:
         expected = self.expected_batch
         scale = max(1.0, expected / batch) if expected is not None and batch > 0 else 1.0
         wanted = wanted_slot_bytes(message_bytes * scale)
-        rendezvous = Rendezvous(self._group, self._slots_name, self._deadline.seconds)
+        rendezvous = self._rendezvous(self._slots_name)
         records = rendezvous.exchange("bytes", {"bytes": wanted})
         return max(SMALLEST_SLOT_BYTES, *(int(record["bytes"]) for record in records))
 
@@ -196,6 +201,7 @@ class Exchange:
             deadline=self._deadline.seconds,
             transport=self._config.transport,
             verbs=self._config.verbs,
+            rendezvous=self._rendezvous(self.name),
         )
 
     def _grow(self, old: BoundedLagChannel, slot_bytes: int) -> None:
@@ -206,7 +212,7 @@ class Exchange:
             channel = self._make_channel(slot_bytes)
         except RendezvousError as error:
             failure = str(error)
-        rendezvous = Rendezvous(self._group, f"{self.name} growth", self._deadline.seconds)
+        rendezvous = self._rendezvous(f"{self.name} growth")
         failures = [r["failure"] for r in rendezvous.exchange("made", {"failure": failure})]
         self._pulled_posts = 0
         self.growth_is_due = False

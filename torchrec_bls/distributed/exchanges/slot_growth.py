@@ -36,11 +36,16 @@ class SlotGrowth:
         self._agreed: deque[tuple[int, SlotBytes]] = deque()
 
     def begin(self) -> tuple[int, SlotBytes]:
-        """Returns the number of the next batch to post, and the slots for it."""
-        number, self._posted = self._posted, self._posted + 1
+        """Returns the number of the next batch to post, and the slots for it. It is the next until
+        `posted`."""
+        number = self._posted
         while self._agreed and self._agreed[0][0] <= number:
             self._in_force = self._agreed.popleft()[1]
         return number, self._in_force
+
+    def posted(self) -> None:
+        """Counts a batch. One whose channel could not be made does not count on any rank."""
+        self._posted += 1
 
     def wanted(self) -> SlotBytes:
         """Returns the slot sizes that this rank's messages need."""

@@ -280,6 +280,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             return self._put_together(arrival, own)
 
         pending = self._exchange.post(send, collect, tensors, number)
+        self._growth.posted()
         return IdsAwaitable(IdsTensorsAwaitable(self._rank, self._exchange.name, pending))
 
     def _put_together(

@@ -19,6 +19,7 @@ from torchrec_bls.collective.backend import process_group
 from torchrec_bls.collective.backend.options import BLSOptions
 from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
+from torchrec_bls.end_together import EndTogether
 
 if TYPE_CHECKING:
     __version__: str
@@ -56,6 +57,7 @@ __all__ = [
     "ChannelStats",
     "CodecConfig",
     "Decay",
+    "EndTogether",
     "ErrorBound",
     "Offer",
     "Publication",

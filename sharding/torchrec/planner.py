@@ -152,14 +152,23 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         Raises:
             PlannerError, ValueError: an error that `plan` raises on rank 0; it is raised on all
                 ranks.
-            RuntimeError: there is no process group, or planning failed otherwise.
+            RuntimeError: there is no process group, planning failed otherwise, or the plan did not
+                come within the group's timeout.
         """
         group = pg or dist.group.WORLD
         if group is None:
             raise RuntimeError("collective_plan needs a process group; plan goes without")
-        plan, error = invoke_on_rank_and_broadcast_result(
-            group, 0, self._plan_or_error, module, sharders or get_default_sharders()
-        )
+        try:
+            plan, error = invoke_on_rank_and_broadcast_result(
+                group, 0, self._plan_or_error, module, sharders or get_default_sharders()
+            )
+        except RuntimeError as failure:  # of the group: what fails in planning is returned
+            raise RuntimeError(
+                f"rank {group.rank()} of {group.size()} could not share rank 0's plan: {failure}. "
+                "The others wait for it only as long as the group's timeout. If planning takes "
+                "longer, pass a group with a longer one: "
+                "pg=torch.distributed.new_group(timeout=datetime.timedelta(hours=2))"
+            ) from failure
         if error is not None:
             raise error
         assert plan is not None

@@ -85,4 +85,6 @@ def _matrix(rows: torch.Tensor) -> tuple[int, int, int, int]:
         )
     if rows.shape[1] > 1 and rows.stride(1) != 1:
         raise ValueError(f"rows have strides {rows.stride()}, but each must be contiguous")
+    if rows.is_neg():
+        raise ValueError("rows are a view that negates what is in its memory: use resolve_neg()")
     return rows.data_ptr(), rows.shape[0], rows.shape[1], rows.stride(0)

@@ -1,110 +1,135 @@
 #include "messages/ids/equal_bags.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
+#include "codecs/scratch.h"
+#include "messages/ids/group_table.h"
 #include "messages/ids/jagged_ids.h"
 
 namespace bls {
 namespace {
 
-/// Groups of one block, found by their hashes. Its memory is used for the next block again.
-class GroupTable {
- public:
-  void clear(size_t bags) {
-    const size_t slots = std::bit_ceil(2 * bags);
-    shift_ = 64 - std::countr_zero(slots);
-    mask_ = slots - 1;
-    slots_.assign(slots, 0);
-    count_ = 0;
+/// Numbers groups as they first appear. `less` is a strict order of rows, in which those of a group
+/// are equal.
+template <class Less>
+uint32_t sort_into_groups(size_t rows, const Less& less, uint32_t* groups) {
+  std::vector<uint32_t> order(rows);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), less);
+  uint32_t first = 0;  // the group's first row
+  for (size_t i = 0; i < rows; ++i) {
+    if (i == 0 || less(order[i - 1], order[i])) first = order[i];
+    groups[order[i]] = first;
   }
-
-  size_t count() const { return count_; }
-
-  /// The number of the group that `is_equal(group)` says yes to, or of a new one.
-  template <class IsEqual>
-  uint32_t find(uint64_t hash, const IsEqual& is_equal) {
-    // A table of one slot has no bits to take from the hash.
-    for (size_t slot = shift_ == 64 ? 0 : hash >> shift_;; slot = (slot + 1) & mask_) {
-      if (slots_[slot] == 0) {
-        slots_[slot] = ++count_;
-        return count_ - 1;
-      }
-      const uint32_t group = slots_[slot] - 1;
-      if (is_equal(group)) return group;
-    }
+  uint32_t count = 0;
+  for (uint32_t row = 0; row < rows; ++row) {
+    groups[row] = groups[row] == row ? count++ : groups[groups[row]];
   }
-
- private:
-  std::vector<uint32_t> slots_;  // a group's number and one; 0: free
-  int shift_ = 64;
-  size_t mask_ = 0;
-  uint32_t count_ = 0;
-};
-
-// The golden ratio's bits: ids that differ by little are spread over all slots.
-constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
-
-template <class Id>
-void group_ids(const Id* ids, size_t count, GroupTable& table, std::vector<uint64_t>& first,
-               uint32_t* groups) {
-  table.clear(count);
-  first.resize(count);
-  for (size_t i = 0; i < count; ++i) {
-    const auto id = static_cast<uint64_t>(ids[i]);
-    groups[i] = table.find(id * kSpread, [&](uint32_t group) { return first[group] == id; });
-    first[groups[i]] = id;
-  }
+  return count;
 }
 
+/// The first of each group.
 struct Bag {
   uint64_t hash;
   size_t at, ids;
 };
 
+struct GroupingScratch {
+  GroupTable table;
+  Scratch<uint64_t> ids;
+  Scratch<Bag> bags;
+};
+
+// Slots are found and fetched for so many ids before the first of them is looked for.
+constexpr size_t kIdsTogether = 32;
+
+template <class Id>
+uint32_t group_ids(const Id* ids, size_t count, const HashKey& key, GroupingScratch& scratch,
+                   uint32_t* groups) {
+  GroupTable& table = scratch.table;
+  table.clear(count);
+  uint64_t* const first = scratch.ids.of(count);
+  size_t slots[kIdsTogether];
+  for (size_t begin = 0; begin < count; begin += kIdsTogether) {
+    const size_t end = std::min(begin + kIdsTogether, count);
+    for (size_t i = begin; i < end; ++i) {
+      slots[i - begin] = table.slot_of(key.of(static_cast<uint64_t>(ids[i])));
+      __builtin_prefetch(table.slots() + slots[i - begin]);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const auto id = static_cast<uint64_t>(ids[i]);
+      const uint32_t group =
+          table.find(slots[i - begin], [&](uint32_t other) { return first[other] == id; });
+      if (group == GroupTable::kNone) {
+        const auto less = [&](uint32_t a, uint32_t b) { return ids[a] < ids[b]; };
+        return sort_into_groups(count, less, groups);
+      }
+      first[group] = id;
+      groups[i] = group;
+    }
+  }
+  return table.count();
+}
+
 template <class Length, class Id>
-void group_bags(const Length* lengths, size_t bags, const Id* ids, GroupTable& table,
-                std::vector<Bag>& first, uint32_t* groups) {
+uint32_t sort_bags(const Length* lengths, size_t bags, const Id* ids, uint32_t* groups) {
+  std::vector<std::span<const Id>> bag(bags);
+  for (size_t i = 0; i < bags; ++i) {
+    bag[i] = {ids, static_cast<size_t>(lengths[i])};
+    ids += bag[i].size();
+  }
+  const auto less = [&](uint32_t a, uint32_t b) {
+    if (bag[a].size() != bag[b].size()) return bag[a].size() < bag[b].size();
+    return std::ranges::lexicographical_compare(bag[a], bag[b]);
+  };
+  return sort_into_groups(bags, less, groups);
+}
+
+template <class Length, class Id>
+uint32_t group_bags(const Length* lengths, size_t bags, const Id* ids, const HashKey& key,
+                    GroupingScratch& scratch, uint32_t* groups) {
+  GroupTable& table = scratch.table;
   table.clear(bags);
-  first.resize(bags);
+  Bag* const first = scratch.bags.of(bags);
   size_t at = 0;
   for (size_t i = 0; i < bags; ++i) {
     const auto length = static_cast<size_t>(lengths[i]);
-    uint64_t hash = length * kSpread;
-    for (size_t j = at; j < at + length; ++j) {
-      hash = (std::rotl(hash, 29) ^ static_cast<uint64_t>(ids[j])) * kSpread;
-    }
-    groups[i] = table.find(hash, [&](uint32_t group) {
-      const Bag& other = first[group];
+    const uint64_t hash = key.of(ids + at, length);
+    const uint32_t group = table.find(table.slot_of(hash), [&](uint32_t number) {
+      const Bag& other = first[number];
       return other.hash == hash && other.ids == length &&
              std::equal(ids + at, ids + at + length, ids + other.at);
     });
-    first[groups[i]] = {hash, at, length};
+    if (group == GroupTable::kNone) return sort_bags(lengths, bags, ids, groups);
+    first[group] = {hash, at, length};
+    groups[i] = group;
     at += length;
   }
+  return table.count();
 }
 
 /// Finds the groups of one block after the other.
 class Grouping {
  public:
-  explicit Grouping(const BagsOfIds& bags) : bags_(bags) {}
+  Grouping(const BagsOfIds& bags, const HashKey& key, GroupingScratch& scratch)
+      : bags_(bags), key_(key), scratch_(scratch) {}
 
   RowGroups next(const BagBlock& block, uint32_t* groups) {
     check(block);
-    const bool known = block.wanted && block.bags > 0;
-    if (known) {
-      if (bags_.id_bytes == 4) {
-        group(reinterpret_cast<const int32_t*>(bags_.ids) + ids_, block, groups);
-      } else {
-        group(reinterpret_cast<const int64_t*>(bags_.ids) + ids_, block, groups);
-      }
+    RowGroups found;
+    if (block.wanted && block.bags > 0) {
+      found.of_row = {groups, block.bags};
+      found.count = bags_.id_bytes == 4
+                        ? group(reinterpret_cast<const int32_t*>(bags_.ids) + ids_, block, groups)
+                        : group(reinterpret_cast<const int64_t*>(bags_.ids) + ids_, block, groups);
     }
     lengths_ += block.bags * bags_.length_bytes;
     ids_ += block.ids;
-    return known ? RowGroups{{groups, block.bags}, table_.count()} : RowGroups{};
+    return found;
   }
 
  private:
@@ -121,34 +146,34 @@ class Grouping {
   }
 
   template <class Id>
-  void group(const Id* ids, const BagBlock& block, uint32_t* groups) {
+  uint32_t group(const Id* ids, const BagBlock& block, uint32_t* groups) {
     if (bags_.lengths == nullptr) {
-      group_ids(ids, block.ids, table_, first_ids_, groups);
-    } else if (bags_.length_bytes == 4) {
-      const auto* lengths = reinterpret_cast<const int32_t*>(bags_.lengths + lengths_);
-      group_bags(lengths, block.bags, ids, table_, first_bags_, groups);
-    } else {
-      const auto* lengths = reinterpret_cast<const int64_t*>(bags_.lengths + lengths_);
-      group_bags(lengths, block.bags, ids, table_, first_bags_, groups);
+      return group_ids(ids, block.ids, key_, scratch_, groups);
     }
+    if (bags_.length_bytes == 4) {
+      const auto* lengths = reinterpret_cast<const int32_t*>(bags_.lengths + lengths_);
+      return group_bags(lengths, block.bags, ids, key_, scratch_, groups);
+    }
+    const auto* lengths = reinterpret_cast<const int64_t*>(bags_.lengths + lengths_);
+    return group_bags(lengths, block.bags, ids, key_, scratch_, groups);
   }
 
   const BagsOfIds& bags_;
+  const HashKey& key_;
   size_t lengths_ = 0, ids_ = 0;  // bytes and ids of the blocks behind
-  GroupTable table_;
-  std::vector<uint64_t> first_ids_;
-  std::vector<Bag> first_bags_;
+  GroupingScratch& scratch_;
 };
 
 }  // namespace
 
-EqualBags::EqualBags(const BagsOfIds& bags) {
+EqualBags::EqualBags(const BagsOfIds& bags, const HashKey& key) {
   size_t count = 0;
   for (const BagBlock& block : bags.blocks) count += block.bags;
-  of_bag_.resize(count);
+  of_bag_ = std::make_unique_for_overwrite<uint32_t[]>(count);
   groups_.reserve(bags.blocks.size());
-  Grouping grouping(bags);
-  uint32_t* groups = of_bag_.data();
+  static thread_local GroupingScratch scratch;
+  Grouping grouping(bags, key, scratch);
+  uint32_t* groups = of_bag_.get();
   for (const BagBlock& block : bags.blocks) {
     groups_.push_back(grouping.next(block, groups));
     groups += block.bags;

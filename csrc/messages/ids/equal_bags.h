@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "codecs/row_groups.h"
+#include "messages/ids/hash_key.h"
 
 namespace bls {
 
@@ -26,11 +28,12 @@ struct BagsOfIds {
 };
 
 /// Which bags of a block hold the same ids in the same order. Their rows are equal, and both ends
-/// of an exchange can tell from the ids.
+/// of an exchange can tell from the ids. Groups are numbered as they first appear, whatever the key
+/// is.
 class EqualBags {
  public:
   /// Throws std::invalid_argument when the lengths of a block do not add up to its ids.
-  explicit EqualBags(const BagsOfIds& bags);
+  explicit EqualBags(const BagsOfIds& bags, const HashKey& key = process_hash_key());
   EqualBags(EqualBags&&) = default;  // not copied: groups point into the memory
 
   size_t blocks() const { return groups_.size(); }
@@ -38,7 +41,7 @@ class EqualBags {
   const RowGroups& of(size_t block) const { return groups_[block]; }
 
  private:
-  std::vector<uint32_t> of_bag_;
+  std::unique_ptr<uint32_t[]> of_bag_;  // nothing where a block is not wanted
   std::vector<RowGroups> groups_;
 };
 

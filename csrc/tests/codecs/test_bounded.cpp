@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "codecs/bounded/grid.h"
+#include "codecs/bounded/kernels/kernels.h"
 #include "errors.h"
 #include "tests/support/encoded.h"
 
@@ -299,6 +301,45 @@ TEST_CASE("streams of impossible sizes are refused") {
     CHECK(wrong({1, 0, 0}).find("less than no bytes") != std::string::npos);
     CHECK(wrong({0x80, 0, 0, 0}).find("more bytes than it needs") != std::string::npos);
     CHECK(wrong({0xfe, 0x7f, 0, 0}).find("end within a stream") != std::string::npos);
+  });
+}
+
+TEST_CASE("rows whose hashes collide take few probes and arrive as they were") {
+  // Codes of one word, which all instruction sets hash alike.
+  constexpr size_t kColumns = 8, kDifferent = 2000, kRows = 2 * kDifferent;
+  const size_t mask = std::bit_ceil(2 * kRows) - 1;
+  const float scale = bounded::grid_of(0.5f, 8).scale;
+  std::mt19937_64 random(1);
+  Floats values;
+  while (values.size() < kDifferent * kColumns) {
+    const uint64_t word = random() & 0x3f3f3f3f3f3f3f3f;  // of codes that are not escaped
+    uint64_t hash = word * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
+    if (((hash ^ hash >> 32) & mask) != 0) continue;
+    int8_t codes[kColumns];
+    std::memcpy(codes, &word, sizeof codes);
+    for (const int8_t code : codes) values.push_back(code * scale);
+  }
+  values.insert(values.end(), values.begin(), values.begin() + kDifferent * kColumns);
+  on_each_instruction_set([&] {
+    const Matrix<const float> rows{values.data(), kRows, kColumns, kColumns};
+    std::vector<int8_t> kinds(kRows), codes((kRows + bounded::kRowsTogether) * kColumns);
+    std::vector<uint32_t> earlier(kRows), slots(mask + 1);
+    bounded::RowSearch search{rows,
+                              nullptr,
+                              kRows,
+                              bounded::grid_of(0.5f, 8),
+                              kinds.data(),
+                              earlier.data(),
+                              slots.data(),
+                              mask,
+                              0,
+                              0,
+                              0};
+    bounded::kernels().find_rows8(search, codes.data());
+    CHECK(search.new_count + search.earlier_count == kRows);
+    CHECK(search.new_count > kDifferent);  // the others were not looked for to the end
+    CHECK(decoded(0.5f, encoded(0.5f, rows), kRows, kColumns) == values);
   });
 }
 

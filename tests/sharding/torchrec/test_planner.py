@@ -4,10 +4,12 @@ import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
@@ -327,6 +329,30 @@ def test_all_ranks_are_told_why_there_is_no_plan(costs: object, error: str, mess
     for name, text in run(2, plan_the_impossible, costs, deadline=120):
         assert name == error
         assert message in text
+
+
+def plan_for_too_long(rank: int) -> str:
+    told = torch.empty(1)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
+    ours = planner()
+
+    def plan(*_: object) -> None:
+        dist.recv(told, 1)  # until the other rank has given up
+        raise ValueError("too late")
+
+    ours.plan = plan  # type: ignore[method-assign, assignment]
+    try:
+        ours.collective_plan(bags([64]), SHARDERS, group)
+    except (RuntimeError, ValueError) as error:
+        if rank == 1:
+            dist.send(told, 0)
+        return str(error)
+    return ""
+
+
+def test_a_plan_that_comes_after_the_timeout_names_the_cure() -> None:
+    text = run(2, plan_for_too_long)[1]
+    assert "rank 1 of 2" in text and "timeout=datetime.timedelta(" in text
 
 
 def test_table_row_wise_over_two_hosts() -> None:

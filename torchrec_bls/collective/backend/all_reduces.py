@@ -149,7 +149,7 @@ class AllReduceWork(dist.Work):
         """Does the all-reduce. `wait` raises its errors."""
         tensor = self._tensor
         try:
-            flat = tensor.contiguous()
+            flat = tensor.resolve_neg().contiguous()  # its memory has the values
             with self._channel.range("all-reduce"):
                 _native.all_reduce(
                     self._channel.native,

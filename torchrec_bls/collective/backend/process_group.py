@@ -83,7 +83,11 @@ class BLSProcessGroup(dist.ProcessGroup):
     SUM, AVG, MAX and MIN. The first call of either kind sets up its channel: all ranks have to make
     it.
 
-    - Inputs that are not contiguous are copied. Outputs that are not contiguous are refused.
+    - Inputs are copied if they are not contiguous, share memory with an output, or are views that
+      negate or conjugate when they are read. Outputs that are not contiguous, share memory with
+      each other or are such views are refused, and so is an all-reduce of a tensor whose elements
+      share memory. A call that is refused raises ValueError on its rank, has sent nothing, and may
+      be made again.
     - An input stays unchanged until its handle is completed. An output is undefined until then.
     - Sizes are checked: a rank has to send exactly what the receiver's output has room for.
 
@@ -141,8 +145,8 @@ class BLSProcessGroup(dist.ProcessGroup):
         timeout: Any = None,
     ) -> CallWork:
         """Does the all-to-all of `torch.distributed.all_to_all_single`."""
-        buffers.check_output(output)
-        source = buffers.sent_part(input)
+        buffers.check_outputs([output])
+        source = buffers.sent_part(input, [output])
         return self._post(
             buffers.split(source, input_split_sizes, self._world_size, "input"),
             buffers.copy_to(buffers.split(output, output_split_sizes, self._world_size, "output")),
@@ -167,9 +171,8 @@ class BLSProcessGroup(dist.ProcessGroup):
                     f"{name}_tensor_list has {len(tensors)} tensors, but needs one for each of "
                     f"{self._world_size} ranks"
                 )
-        for tensor in output:
-            buffers.check_output(tensor)
-        sources = [buffers.sent_part(tensor) for tensor in input]
+        buffers.check_outputs(output)
+        sources = [buffers.sent_part(tensor, output) for tensor in input]
         copy = buffers.copy_to(buffers.whole(output))
         return self._post(buffers.whole(sources), copy, sources, output, opts)
 
@@ -189,8 +192,8 @@ class BLSProcessGroup(dist.ProcessGroup):
         if opts.reduceOp != dist.ReduceOp.SUM or input.dtype != torch.float32:
             work: dist.Work = getattr(self._plain, _REDUCE_SCATTER)(output, input, opts)
             return work
-        buffers.check_output(output)
-        source = buffers.sent_part(input)
+        buffers.check_outputs([output])
+        source = buffers.sent_part(input, [output])
         if output.dtype != input.dtype or input.numel() != self._world_size * output.numel():
             raise ValueError(
                 f"reduce_scatter of {input.numel()} x {input.dtype} among {self._world_size} ranks "
@@ -219,6 +222,8 @@ class BLSProcessGroup(dist.ProcessGroup):
         """
         opts = opts or dist.AllreduceOptions()
         reduction = reduction_of(tensors, opts.reduceOp)
+        if reduction is not None:
+            buffers.check_reduced(tensors[0])
         if reduction is not None and (all_reduces := self._made_all_reduces()):
             return all_reduces.start(tensors[0], reduction, not getattr(opts, "asyncOp", True))
         work: dist.Work = self._plain.allreduce(tensors, opts)

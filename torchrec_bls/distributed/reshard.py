@@ -22,6 +22,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.module_state import ModuleExchanges
+from torchrec_bls.distributed.sharder import NAME_THE_FUSED_KERNEL
 
 _PREFIX = "embedding_bags."
 
@@ -176,7 +177,8 @@ def _check_change(
         if old.compute_kernel != "fused":
             raise ValueError(
                 f"table '{name}' has the {old.compute_kernel} kernel, whose optimizer is outside "
-                "of the module and would go on with the old shards: use the fused kernel"
+                "of the module and would go on with the old shards: shard the model with the "
+                f"fused kernel. To get it, {NAME_THE_FUSED_KERNEL}"
             )
         table = module._table_name_to_config[name]
         _check_blocks(name, _blocks_of(new), table.num_embeddings, table.embedding_dim, world_size)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torchrec.distributed.fused_params import (
     FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS,
     FUSED_PARAM_REGISTER_TBE_BOOL,
@@ -23,7 +22,7 @@ from torchrec_bls import (
 SHARDERS = [BLSQuantEmbeddingBagCollectionSharder, BLSQuantEmbeddingCollectionSharder]
 TYPES = ["int8"] * 4
 OF_THE_MODULE = {
-    FUSED_PARAM_REGISTER_TBE_BOOL: False,
+    FUSED_PARAM_REGISTER_TBE_BOOL: True,
     FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS: False,
     "output_dtype": torch.float32,
 }
@@ -68,13 +67,14 @@ def test_environments_without_a_process_group_are_refused(sharder: Any, env: Any
 @pytest.mark.parametrize(
     ("fused_params", "message"),
     [
-        ({FUSED_PARAM_REGISTER_TBE_BOOL: True}, "quantized with False: give both the same"),
+        ({FUSED_PARAM_REGISTER_TBE_BOOL: False}, "quantized with True: give both the same"),
         ({"bounds_check_mode": 1}, "'bounds_check_mode': 1, but lookups stay as the module"),
     ],
 )
 def test_fused_params_without_effect_are_refused(fused_params: Any, message: str) -> None:
     sharder = BLSQuantEmbeddingBagCollectionSharder(fused_params=fused_params)
-    env = ShardingEnv(2, 0, dist.ProcessGroup(0, 2))
+    group: Any = object()  # refused before anybody asks it for anything
+    env = ShardingEnv(2, 0, group)
     with pytest.raises(ValueError, match=message):
         sharder.shard(models.model_of("ebc", TYPES).embeddings, {}, env)
 

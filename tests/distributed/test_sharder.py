@@ -91,7 +91,8 @@ def test_a_dense_kernel_where_none_is_possible_names_the_fused_one() -> None:
     )
     group: Any = object()  # refused before anybody asks it for anything
     message = (
-        "table 't0' is planned with compute kernel dense, but only fused are possible with row_wise, since FBGEMM's dense kernel.*"
+        "table 't0' is planned with compute kernel dense, but only fused are possible with "
+        "row_wise, since FBGEMM's dense kernel.*"
         r'table_wise\(rank=0, compute_kernel="fused"\)'
     )
     with pytest.raises(ValueError, match=message):

@@ -89,14 +89,15 @@ def test_a_dense_kernel_where_none_is_possible_names_the_fused_one() -> None:
         local_size=2,
         device_type="cpu",
     )
-    group: Any = object()  # refused before anybody asks it for anything
+    env: Any = ShardingEnv.from_local(2, 0)
+    env.process_group = object()  # refused before anybody asks it for anything
     message = (
         "table 't0' is planned with compute kernel dense, but only fused are possible with "
         "row_wise, since FBGEMM's dense kernel.*"
         r'table_wise\(rank=0, compute_kernel="fused"\)'
     )
     with pytest.raises(ValueError, match=message):
-        sharder.shard(EC.module(), plan, ShardingEnv(2, 0, group))
+        sharder.shard(EC.module(), plan, env)
 
 
 def test_planners_may_choose_what_every_table_can_have() -> None:

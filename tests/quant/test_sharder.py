@@ -73,8 +73,8 @@ def test_environments_without_a_process_group_are_refused(sharder: Any, env: Any
 )
 def test_fused_params_without_effect_are_refused(fused_params: Any, message: str) -> None:
     sharder = BLSQuantEmbeddingBagCollectionSharder(fused_params=fused_params)
-    group: Any = object()  # refused before anybody asks it for anything
-    env = ShardingEnv(2, 0, group)
+    env: Any = ShardingEnv.from_local(2, 0)
+    env.process_group = object()  # refused before anybody asks it for anything
     with pytest.raises(ValueError, match=message):
         sharder.shard(models.model_of("ebc", TYPES).embeddings, {}, env)
 

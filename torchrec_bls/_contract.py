@@ -114,7 +114,12 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
     f"{_DISTRIBUTED}dist_data:KJTAllToAll": ("_splits", "_stagger"),
     f"{_DISTRIBUTED}embedding": ("get_ec_index_dedup",),
     f"{_DISTRIBUTED}embedding:EmbeddingCollectionAwaitable": ("_awaitables_per_sharding",),
-    f"{_DISTRIBUTED}embedding:EmbeddingCollectionContext": ("seq_vbe_ctx", "sharding_contexts"),
+    f"{_DISTRIBUTED}embedding:EmbeddingCollectionContext": (
+        "input_features",
+        "reverse_indices",
+        "seq_vbe_ctx",
+        "sharding_contexts",
+    ),
     f"{_DISTRIBUTED}embedding:ShardedEmbeddingCollection": (
         *_OF_COLLECTIONS,
         "_embedding_dim",

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.embedding import pad_vbe_kjt_lengths
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.embedding import (
+    EmbeddingCollectionAwaitable,
+    EmbeddingCollectionContext,
+    pad_vbe_kjt_lengths,
+)
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingDist, DpSparseFeaturesDist
@@ -87,6 +92,22 @@ def vary_the_batch(rank: int) -> None:
 def test_batch_sizes_per_key_are_padded_before_the_input_dist() -> None:
     """And the order of the first inverse indices is kept."""
     run(2, vary_the_batch)
+
+
+def test_reverse_indices_choose_rows_with_gradients() -> None:
+    """And lengths are those of `input_features`, whose values nobody reads."""
+    rows = torch.arange(6.0).view(3, 2).requires_grad_()
+    whole = KeyedJaggedTensor(
+        ["f"], torch.empty(0, dtype=torch.int64), lengths=torch.tensor([1, 2]), length_per_key=[3]
+    )
+    context = EmbeddingCollectionContext(
+        input_features=[whole], reverse_indices=[torch.tensor([2, 0, 2])]
+    )
+    output = EmbeddingCollectionAwaitable([NoWait(rows)], [whole], [["f"]], context).wait()["f"]
+    assert output.lengths().tolist() == [1, 2]
+    assert output.values().tolist() == [[4, 5], [0, 1], [4, 5]]
+    output.values().sum().backward()
+    assert rows.grad is not None and rows.grad.tolist() == [[1, 1], [0, 0], [2, 2]]
 
 
 def manage_collisions(rank: int) -> None:

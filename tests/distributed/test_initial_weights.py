@@ -111,6 +111,39 @@ def test_of_a_module_made_on_the_meta_device(kind: str) -> None:
     run(2, start_on_the_meta_device, KINDS[kind])
 
 
+def start_from_other_seeds(rank: int, kind: models.Kind) -> None:
+    """As a program that makes its model before it sets the same seed on all ranks."""
+    models.set_nodes(1)
+    modules = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        modules.append(
+            type(kind.module())(
+                tables=kind.module().embedding_bag_configs(), is_weighted=kind.name == "weighted"
+            )
+        )
+    types = ["data_parallel", "table_wise", "data_parallel", "row_wise", "table_wise"]
+    sharder = kind.bls_sharder(BLSConfig())
+    plan = models.make_plan(modules[rank], types, sharder)
+    model = sharded(kind, copy.deepcopy(modules[rank]), plan)
+    found = models.replicas(model)
+    assert len(found) == 2
+    for name, table in found.items():
+        assert torch.equal(table, modules[0].state_dict()[name.removeprefix("embeddings.")]), name
+    assert_weights(model, modules[rank])
+    ids = models.make_ids(kind, 1, 4)
+    with torch.no_grad():
+        output = models.arrived(model(models.Batch(ids)))["f2"]
+        first = [torch.empty_like(output) for _ in range(2)]
+        dist.all_gather(first, output)
+    assert torch.equal(*first)
+
+
+@pytest.mark.parametrize("kind", slow_but(["ebc"], ["ebc", "weighted"]))
+def test_tables_that_all_ranks_have_are_the_first_ranks(kind: str) -> None:
+    run(2, start_from_other_seeds, KINDS[kind])
+
+
 def shard_to_the_meta_device(rank: int, kind: models.Kind) -> None:
     models.set_nodes(NODES)
     module = kind.module()

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingEnv
 
 from tests.distributed.models import EBC, EC, SGD
 from torchrec_bls import (
@@ -69,6 +71,33 @@ def test_devices_without_host_memory_are_refused(kind: Any) -> None:
     sharder = kind.bls_sharder(CONFIG)
     with pytest.raises(ValueError, match=r"on the device 'meta'.*device=torch.device\('cpu'\)"):
         sharder.shard(kind.module(), {}, None, torch.device("meta"))
+
+
+@pytest.mark.parametrize("kind", [EC, EBC], ids=lambda kind: kind.name)
+def test_environments_without_a_process_group_are_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"from_local.*ShardingEnv\.from_process_group\("):
+        kind.bls_sharder(CONFIG).shard(kind.module(), {}, ShardingEnv.from_local(2, 0))
+
+
+def test_a_dense_kernel_where_none_is_possible_names_the_fused_one() -> None:
+    sharder = EC.bls_sharder(CONFIG)
+    plan = construct_module_sharding_plan(
+        EC.module(),
+        {f"t{table}": row_wise() for table in range(EC.tables)},
+        sharder=sharder,
+        world_size=2,
+        local_size=2,
+        device_type="cpu",
+    )
+    env: Any = ShardingEnv.from_local(2, 0)
+    env.process_group = object()  # refused before anybody asks it for anything
+    message = (
+        "table 't0' is planned with compute kernel dense, but only fused are possible with "
+        "row_wise, since FBGEMM's dense kernel.*"
+        r'table_wise\(rank=0, compute_kernel="fused"\)'
+    )
+    with pytest.raises(ValueError, match=message):
+        sharder.shard(EC.module(), plan, env)
 
 
 def test_planners_may_choose_what_every_table_can_have() -> None:

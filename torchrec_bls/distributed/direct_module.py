@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
@@ -28,6 +29,9 @@ from torchrec_bls.distributed.inputs.refused_batches import (
 )
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.distributed.sharder import NAME_THE_FUSED_KERNEL
+
+_DENSE = EmbeddingComputeKernel.DENSE.value
 
 
 class DirectModule(ExchangedModule):
@@ -132,6 +136,12 @@ class DirectModule(ExchangedModule):
             return "codecs encode embeddings on their way, and direct reads send none"
         if replicated:
             return f"tables {replicated} are planned data_parallel: plan them table_wise"
+        dense = [name for name in plan if plan[name].compute_kernel == _DENSE]
+        if dense:
+            return (
+                f"tables {dense} are planned with compute kernel dense, and only tables of the "
+                f"fused kernel can be shared: {NAME_THE_FUSED_KERNEL}"
+            )
         if len(types) > 1:
             return f"tables are of several types, {sorted(each.name for each in types)}"
         if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:

@@ -23,6 +23,7 @@ from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.module_state import ModuleExchanges
+from torchrec_bls.distributed.sharder import NAME_THE_FUSED_KERNEL
 
 _PREFIX = "embedding_bags."
 
@@ -177,7 +178,8 @@ def _check_change(
         if old.compute_kernel != "fused":
             raise ValueError(
                 f"table '{name}' has the {old.compute_kernel} kernel, whose optimizer is outside "
-                "of the module and would go on with the old shards: use the fused kernel"
+                "of the module and would go on with the old shards: shard the model with the "
+                f"fused kernel. To get it, {NAME_THE_FUSED_KERNEL}"
             )
         table = module._table_name_to_config[name]
         _check_blocks(name, _blocks_of(new), table.num_embeddings, table.embedding_dim, world_size)

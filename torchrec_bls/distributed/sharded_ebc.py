@@ -38,6 +38,11 @@ from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
+from torchrec_bls.distributed.outputs.shared_means import (
+    Misdivided,
+    correct,
+    find_misdivided,
+)
 from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
 from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
 from torchrec_bls.distributed.reshard import reshard
@@ -148,6 +153,22 @@ class BLSEmbeddingBagCollection(
                 self._output_dists[index] = CodedPooledOutputDist(
                     plan, codecs.non_finite, lambda: self._bls.iterations, *arguments
                 )
+        self._misdivided = self._find_misdivided()
+
+    def _find_misdivided(self) -> Misdivided:
+        plan = self.module_sharding_plan
+        by_rows = [table for table in self._tables() if plan[table.name].sharding_type in _BY_ROWS]
+        features = [name for each in self._embedding_shardings for name in each.feature_names()]
+        found = find_misdivided(by_rows, features, self._embedding_names)
+        if any(found) and self._env.rank == 0:  # all ranks have the same plan
+            warnings.warn(
+                f"{self._bls.exchanges.name}: features are looked up in tables with sum and with "
+                f"mean pooling, sharded by rows. TorchRec leaves the means {list(found.means)} "
+                f"undivided there, and divides the sums {found.sums}. Here they are right, so that "
+                "results differ from TorchRec's",
+                stacklevel=4,
+            )
+        return found
 
     def _plan_routes(self, keys: list[str]) -> list[Route] | None:
         if self._has_mean_pooling_callback or self._enabled_feature_score_auto_collection:
@@ -169,7 +190,11 @@ class BLSEmbeddingBagCollection(
             batch = batch._replace(varying=None)
         mean_pooling: bool = self._has_mean_pooling_callback  # type: ignore[has-type]
         if not (mean_pooling and batch.features.stride() == 0):
-            return super()._post_ids(ctx, batch)
+            awaitable = super()._post_ids(ctx, batch)
+            if any(self._misdivided):
+                names, dims = self._embedding_names, self._embedding_dims
+                correct(ctx.divisor, self._misdivided, names, dims, batch.features)
+            return awaitable
         # TorchRec cannot compute the divisors of a batch without samples, which need none.
         first_batch = self._has_uninitialized_input_dist
         self._has_mean_pooling_callback = False
@@ -241,6 +266,7 @@ class BLSEmbeddingBagCollection(
             division = SumDivision(
                 [name for each in self._embedding_shardings for name in each.feature_names()],
                 list(self._pooling_type_to_rs_features[PoolingType.SUM.value]),
+                self._misdivided,
             )
         features = [self._bls.features_of_names[name] for name in self._embedding_names]
         return PooledOutput(self._embedding_names, self._embedding_dims, features, means, division)

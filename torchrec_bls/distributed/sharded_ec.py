@@ -31,6 +31,7 @@ from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.distributed.outputs.sample_rows import choose_rows_with_gradients
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
 from torchrec_bls.distributed.reading.row_output import RowOutput
@@ -70,6 +71,11 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         super()._create_input_dist(*args, **kwargs)
         shardings = self._sharding_type_to_sharding.items()
         self._swap_ids_dists(shardings, self._input_dists, pooled=False)
+
+    def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
+        awaitable = super()._post_ids(ctx, batch)
+        choose_rows_with_gradients(ctx)
+        return awaitable
 
     def _create_output_dist(self) -> None:
         codecs = self._bls.exchanges.config.codecs

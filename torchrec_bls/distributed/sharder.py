@@ -18,12 +18,33 @@ from torchrec.distributed.types import (
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.initial_weights import check_device
 
+#: How a plan gets the kernel that rows can be read from.
+NAME_THE_FUSED_KERNEL = (
+    'name it in the plan, since TorchRec\'s generators take "dense" on the CPU: '
+    'table_wise(rank=0, compute_kernel="fused") of sharding_plan, '
+    'ParameterConstraints(compute_kernels=["fused"]), or '
+    'plan[table].compute_kernel = "fused" where a generator has no such argument'
+)
+
 
 def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
-    """Returns the ranks that a module is sharded over; in two dimensions, those of one replica."""
-    group: dist.ProcessGroup = (
-        env.sharding_pg if isinstance(env, ShardingEnv2D) else env.process_group
+    """Returns the ranks that a module is sharded over; in two dimensions, those of one replica.
+
+    Raises:
+        ValueError: the environment has no process group.
+    """
+    group: dist.ProcessGroup | None = (
+        env.sharding_pg
+        if isinstance(env, ShardingEnv2D)
+        else getattr(env, "process_group", None)  # TorchRec's quantized sharders take dicts, too
     )
+    if group is None:
+        raise ValueError(
+            "the sharding environment has no process group, as that of ShardingEnv.from_local, but "
+            "bounded-lag modules are sharded over the processes of one: call "
+            "init_process_group, and shard on every rank with "
+            "env=ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
+        )
     return group
 
 
@@ -99,10 +120,11 @@ class BoundedLagSharder:
         """Shards `module` by `params`. DistributedModelParallel calls it on every rank.
 
         Raises:
-            ValueError: a table has a sharding type or kernel that is not supported, or `device` is
-                not the CPU.
+            ValueError: a table has a sharding type or kernel that is not supported, `device` is not
+                the CPU, or `env` has no process group.
         """
         check_device(device)
+        sharding_group(env)
         self._check_plan(module, params)
         return self._sharded_module(
             self._config,
@@ -143,13 +165,18 @@ class BoundedLagSharder:
                     reason = self._refused.get(planned, "")
                     if planned in self._sharding_types:
                         reason = 'lookup="direct" reads shared tables, and these are replicas'
+                    cure = (
+                        NAME_THE_FUSED_KERNEL
+                        if planned == EmbeddingComputeKernel.DENSE.value
+                        else "name it in the plan (ParameterConstraints, or the generators of "
+                        "sharding_plan)"
+                    )
                     raise ValueError(
                         f"{type(self).__name__}: table '{table}' is planned with {what} {planned}, "
                         f"but only {', '.join(possible)} are possible"
                         + (f" with {parameter.sharding_type}" if what == "compute kernel" else "")
                         + (f", since {reason}" if reason else "")
-                        + "; name it in the plan (ParameterConstraints, or the generators of "
-                        "sharding_plan)"
+                        + f"; {cure}"
                     )
 
 

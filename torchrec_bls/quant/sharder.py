@@ -6,6 +6,10 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.fused_params import (
+    FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS,
+    FUSED_PARAM_REGISTER_TBE_BOOL,
+)
 from torchrec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
@@ -27,6 +31,9 @@ _TYPES = (
 )
 # The generators of sharding_plan use the second name.
 _KERNELS = (EmbeddingComputeKernel.QUANT.value, EmbeddingComputeKernel.DENSE.value)
+# Quantized modules have attributes of these names.
+_OF_MODULE = (FUSED_PARAM_REGISTER_TBE_BOOL, FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS)
+_OUTPUT_DTYPE = "output_dtype"
 
 
 class QuantSharder:
@@ -46,8 +53,14 @@ class QuantSharder:
         checkpoint: state dict of the float model, with a [rows, columns] tensor of float32 or
             float16 for each table, under its name there. Each rank quantizes its own rows of it,
             and the module may be on the meta device. None: the module has its weights.
+        fused_params: parameters of lookups, as TorchRec's sharders take them. The lookups of the
+            module go on here. So only entries that say what these do are accepted: TorchRec's
+            names for `register_tbes` and for split scales and shifts in the state dict. An
+            "output_dtype" is ignored, as in TorchRec, which takes the module's.
+        shardable_params: names of the tables that a planner may place, as in TorchRec.
 
     Raises:
+        TypeError: `config` or `fused_params` is of another type.
         ValueError: codecs are given.
     """
 
@@ -58,8 +71,18 @@ class QuantSharder:
         config: BLSConfig | None = None,
         *,
         checkpoint: Mapping[str, torch.Tensor] | None = None,
+        fused_params: dict[str, Any] | None = None,
+        shardable_params: list[str] | None = None,
     ) -> None:
-        super().__init__()
+        name = type(self).__name__
+        if config is not None and not isinstance(config, BLSConfig):
+            raise TypeError(
+                f"{name}: config is {config!r}, but must be a BLSConfig: name the others, "
+                f"{name}(config, fused_params=..., shardable_params=...)"
+            )
+        if fused_params is not None and not isinstance(fused_params, dict):
+            raise TypeError(f"{name}: fused_params are {fused_params!r}, but must be a dict")
+        super().__init__(fused_params, shardable_params)  # type: ignore[call-arg]
         self._config = config or BLSConfig(lookup="auto")
         self._checkpoint = checkpoint
         if self._config.codecs is not None:
@@ -84,14 +107,16 @@ class QuantSharder:
         """Shards `module`, which is taken over. DistributedModelParallel calls it on every rank.
 
         Raises:
-            ValueError: the module or its plan can't be sharded in this way; the text says why.
+            ValueError: the module or its plan can't be sharded in this way, or `env` has no process
+                group; the text says why.
             RendezvousError: a rank did not come, has no memory for its shards, or has other
                 weights.
         """
         check_device(device)
-        self._check_plan(params)
         group = sharding_group(env)
         name = name_of_module(self._config, module_fqn or type(module).__name__)
+        self._check_plan(params)
+        self._check_fused_params(module)
         reason = why_not(module, params, self._checkpoint)
         sharded = (
             ShardedQuantCollection
@@ -130,6 +155,21 @@ class QuantSharder:
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Returns the sharding types that a planner may choose from."""
         return list(_TYPES[:2])
+
+    def _check_fused_params(self, module: Any) -> None:
+        fused_params: dict[str, Any] = self.fused_params or {}  # type: ignore[attr-defined]
+        for name, value in fused_params.items():
+            if name == _OUTPUT_DTYPE:
+                continue
+            if name not in _OF_MODULE:
+                cure = "lookups stay as the module was quantized: leave it out"
+            elif value != getattr(module, name, False):
+                cure = f"the module was quantized with {not value}: give both the same"
+            else:
+                continue
+            raise ValueError(
+                f"{type(self).__name__}: fused_params have '{name}': {value!r}, but {cure}"
+            )
 
     def _check_plan(self, params: Mapping[str, ParameterSharding]) -> None:
         for table, planned in params.items():

@@ -241,6 +241,30 @@ def test_a_retained_graph_goes_backward_twice(kind: str) -> None:
     run(2, compare_retained, KINDS[kind])
 
 
+def go_backward_through_an_older_forward(rank: int, kind: models.Kind) -> dict[str, torch.Tensor]:
+    """The loss of step 0 is part of that of step 2; step 1 goes backward in between."""
+    model = shard(kind, {"a": "mixed"}, ["a"])
+    for step in range(0, 30, 3):
+        losses = []
+        for each in range(step, step + 3):
+            losses.append(model(*inputs(kind, rank, each, 1)))
+            if each == step + 1:
+                losses.pop().backward()
+        sum(losses, torch.zeros(())).backward()
+    return state_of(model)
+
+
+def compare_older_forwards(rank: int, kind: models.Kind) -> None:
+    with early_wait():
+        expected = go_backward_through_an_older_forward(rank, kind)
+    models.assert_same_bits(go_backward_through_an_older_forward(rank, kind), expected)
+
+
+@pytest.mark.parametrize("kind", ["ec", "ebc"])
+def test_an_older_forward_has_the_bits_of_an_early_wait(kind: str) -> None:
+    run(2, compare_older_forwards, KINDS[kind])
+
+
 def fail_in_a_backward(rank: int, kind: models.Kind) -> None:
     """Rank 1's bottom MLP raises in the backward of step 1, and all go on."""
     model = shard(kind, {"only": "mixed"}, ["only"])

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed import DistributedModelParallel
 
 from tests.distributed import models
@@ -12,7 +13,12 @@ from tests.distributed.results.test_exactness import with_a_sample, without_samp
 from tests.distributed.results.test_training import loss_of
 from tests.processes import run
 from tests.tiers import slow_but, slow_where
-from torchrec_bls import BLSConfig, BoundedLagPipeline, CodecConfig
+from torchrec_bls import (
+    BLSConfig,
+    BLSEmbeddingBagCollectionSharder,
+    BoundedLagPipeline,
+    CodecConfig,
+)
 
 NODES = {2: 2, 4: 2}
 KINDS = {kind.name: kind for kind in (models.EBC, models.WEIGHTED)}
@@ -163,6 +169,100 @@ def shard_means_by_rows(rank: int) -> None:
 
 def test_what_torchrec_divides_too_often_is_warned_about() -> None:
     run(2, shard_means_by_rows)
+
+
+def pool_a_feature_in_both_ways(rank: int, weighted: bool) -> None:
+    """The mean's table comes first or last, alone or beside one sharded by columns."""
+    models.set_nodes(1)
+    sum_, mean = PoolingType.SUM, PoolingType.MEAN
+    for poolings, types in (
+        ([mean, sum_], ["row_wise"] * 2),
+        ([sum_, mean], ["row_wise"] * 2),
+        ([mean, sum_, mean], ["row_wise"] * 3),
+        ([mean, sum_], ["row_wise", "table_row_wise"]),
+    ):
+        tables = [
+            EmbeddingBagConfig(
+                num_embeddings=9,
+                embedding_dim=8,
+                name=f"t{i}",
+                feature_names=["f", f"own{i}"],
+                pooling=pooling,
+            )
+            for i, pooling in enumerate(poolings)
+        ]
+        torch.manual_seed(0)
+        module = EmbeddingBagCollection(tables=tables, is_weighted=weighted)
+        keys = ["f", *(f"own{i}" for i in range(len(tables)))]
+        draw = torch.Generator().manual_seed(rank)
+        lengths = torch.randint(5, (len(keys) * 6,), generator=draw, dtype=torch.int32)
+        ids = torch.randint(9, (int(lengths.sum()),), generator=draw)
+        bag_weights = torch.rand(len(ids), generator=draw) if weighted else None
+        batch = KeyedJaggedTensor(keys, ids, bag_weights, lengths)
+        expected = pooled_by_hand(module, batch)
+        for config in (BLSConfig(), BLSConfig(lookup="direct")):
+            sharder = BLSEmbeddingBagCollectionSharder(config)
+            plan = models.make_plan(module, types, sharder)
+            model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
+            with torch.no_grad():
+                ours = models.arrived(model(models.Batch(batch))).to_dict()
+            assert ours.keys() == expected.keys()
+            for name, wanted in expected.items():
+                close = torch.allclose(ours[name], wanted, rtol=1e-4, atol=1e-5)
+                assert close, f"{name} of {poolings} by {types}, {config.lookup}"
+
+
+def pooled_by_hand(
+    module: EmbeddingBagCollection, batch: KeyedJaggedTensor
+) -> dict[str, torch.Tensor]:
+    expected = {}
+    for table in module.embedding_bag_configs():
+        weight = module.embedding_bags[table.name].weight.detach()
+        for feature in table.feature_names:
+            bags = batch[feature]
+            of_ids = (
+                torch.ones(len(bags.values())) if bags.weights_or_none() is None else bags.weights()
+            )
+            samples = torch.arange(batch.stride()).repeat_interleave(bags.lengths())
+            rows = weight[bags.values()] * of_ids[:, None]
+            sums = torch.zeros(batch.stride(), weight.shape[1]).index_add(0, samples, rows)
+            if table.pooling == PoolingType.MEAN:
+                sums /= torch.zeros(batch.stride()).index_add(0, samples, of_ids)[:, None] + 1e-6
+            expected[f"f@{table.name}" if feature == "f" else feature] = sums
+    return expected
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_feature_is_right_in_tables_of_both_poolings(weighted: bool) -> None:
+    """Sums and means by hand are the reference: TorchRec's sharded module gets these wrong."""
+    run(2, pool_a_feature_in_both_ways, weighted)
+
+
+def warn_of_the_difference(rank: int) -> None:
+    told = []
+    for poolings in ([PoolingType.MEAN, PoolingType.SUM], [PoolingType.SUM, PoolingType.MEAN]):
+        tables = [
+            EmbeddingBagConfig(
+                num_embeddings=9, embedding_dim=4, name=f"t{i}", feature_names=["f"], pooling=each
+            )
+            for i, each in enumerate(poolings)
+        ]
+        module = EmbeddingBagCollection(tables=tables)
+        sharder = BLSEmbeddingBagCollectionSharder(BLSConfig())
+        plan = models.make_plan(module, ["row_wise"] * 2, sharder)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
+        told.append([str(each.message) for each in caught if "pooling" in str(each.message)])
+    assert [len(each) for each in told] == [1 - rank, 0]
+    if rank == 0:
+        assert (
+            "leaves the means ['f@t0'] undivided there, and divides the sums ['f@t1']" in told[0][0]
+        )
+
+
+def test_results_other_than_torchrecs_are_warned_about() -> None:
+    run(2, warn_of_the_difference)
 
 
 def encode_beside_replicas(rank: int) -> None:

@@ -5,8 +5,10 @@ the tables themselves, into the slots of their receivers. The receiver writes it
 from its slots.
 """
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +21,37 @@ from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
 
 
 class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):
-    """The embeddings of this rank's samples. `finish` returns them."""
+    """The embeddings of this rank's samples. `finish` returns them, and is called once."""
 
     def __init__(self, finish: Callable[[], torch.Tensor]) -> None:
         super().__init__()
-        self._finish = finish
+        self._finish: Callable[[], torch.Tensor] | None = finish
+        self._embeddings: torch.Tensor | None = None
 
     def _wait_impl(self) -> torch.Tensor:
-        return self._finish()
+        if self._finish is not None:
+            self._embeddings = self._finish()
+            self._finish = None
+        assert self._embeddings is not None
+        return self._embeddings
+
+
+class _Forwards(threading.local):
+    """The number of forwards that autograd has followed in this thread, of all output dists.
+
+    It stays below the numbers that torch gives to the nodes of this thread's graphs: each forward
+    makes several nodes.
+    """
+
+    number = 0
+
+    def next(self) -> int:
+        """Returns the number of the next forward, from 0 on."""
+        self.number += 1
+        return self.number - 1
+
+
+_forwards = _Forwards()
 
 
 class OutputDist(nn.Module):
@@ -38,9 +63,6 @@ class OutputDist(nn.Module):
         gradients: the module's channel for gradients, made at the first forward that needs them.
         gradient_divisors: numbers by which TorchRec divides gradients, one after the other.
         callbacks: operations of TorchRec's own output dist on the embeddings that have arrived.
-
-    Attributes:
-        forwards: number of forwards that autograd follows, since gradients were last sent.
     """
 
     def __init__(
@@ -57,7 +79,6 @@ class OutputDist(nn.Module):
         self._gradients = gradients
         self._gradient_divisors = gradient_divisors
         self._callbacks = list(callbacks)
-        self.forwards = 0
 
     def forward(self, local_embs: torch.Tensor, sharding_ctx: Any) -> EmbeddingsAwaitable:
         """Posts the rows. Returns the awaitable of this rank's embeddings.
@@ -67,15 +88,15 @@ class OutputDist(nn.Module):
             sharding_ctx: TorchRec's context, in which the input dist left its layout.
         """
         request = Request(self, sharding_ctx, local_embs)
+        pending = self.post(request, local_embs.detach().contiguous())
+        finish: Callable[[], torch.Tensor] = pending.wait
         if torch.is_grad_enabled() and local_embs.requires_grad:
-            request.dummy = _Send.apply(request, local_embs)  # type: ignore[no-untyped-call]
+            dummy = _Send.apply(request, local_embs)  # type: ignore[no-untyped-call]
             # Without this, a module used several times in a step would update its rows in that
             # order.
-            run_last(request.dummy, self.forwards)
-            self.forwards += 1
-        else:
-            request.send(local_embs.detach())
-        awaitable = EmbeddingsAwaitable(request.finish)
+            run_last(dummy, _forwards.next())
+            finish = partial(_Receive.apply, request, pending, dummy)
+        awaitable = EmbeddingsAwaitable(finish)
         awaitable.callbacks.extend(self._callbacks)
         return awaitable
 
@@ -96,7 +117,14 @@ class OutputDist(nn.Module):
 
 
 class Request:
-    """One forward through an output dist, and its backward."""
+    """The facts of one forward through an output dist that its posts and its backward need.
+
+    The nodes of the graph own it. So it may not own the output, nor anything that does: the
+    garbage collector does not see a cycle that goes through the graph.
+
+    Attributes:
+        gradient: gradient of the rows, from its post in the backward until it is waited for.
+    """
 
     def __init__(self, output_dist: OutputDist, sharding_ctx: Any, local: torch.Tensor) -> None:
         self.dist = output_dist
@@ -104,19 +132,7 @@ class Request:
         self.layout: IdsLayout = layout_of(sharding_ctx)
         self.shape = local.shape
         self.dtype = local.dtype
-        self.pending: Pending[torch.Tensor]
-        self.dummy: torch.Tensor | None = None
-
-    def send(self, rows: torch.Tensor) -> None:
-        """Posts the rows."""
-        self.pending = self.dist.post(self, rows.contiguous())
-
-    def finish(self) -> torch.Tensor:
-        """Returns this rank's embeddings."""
-        if self.dummy is None:
-            return self.pending.wait()
-        output: torch.Tensor = _Receive.apply(self, self.dummy)  # type: ignore[no-untyped-call]
-        return output
+        self.gradient: Pending[torch.Tensor] | None = None
 
 
 def run_last(output: torch.Tensor, place: int) -> None:
@@ -138,28 +154,29 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, request: Request, rows: torch.Tensor) -> torch.Tensor:
         ctx.request = request
-        request.send(rows)
         return rows.new_zeros(1)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[None, torch.Tensor]:
         request: Request = ctx.request
-        return None, request.dist.divide_gradient(request.pending.wait())
+        gradient, request.gradient = request.gradient, None
+        assert gradient is not None, "_Receive's backward comes before"
+        return None, request.dist.divide_gradient(gradient.wait())
 
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, request: Request, dummy: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, request: Request, pending: Pending[torch.Tensor], dummy: torch.Tensor
+    ) -> torch.Tensor:
         ctx.request = request
-        ctx.dummy = dummy
-        return request.pending.wait()
+        return pending.wait()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, torch.Tensor]:
         request: Request = ctx.request
-        request.dist.forwards = 0
-        request.pending = request.dist.post_gradient(request, gradient.contiguous())
-        return None, torch.zeros_like(ctx.dummy)
+        request.gradient = request.dist.post_gradient(request, gradient.contiguous())
+        return None, None, gradient.new_zeros(1)
 
 
 def order_of(sharding_ctx: Any) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
+from torchrec_bls.distributed.outputs.shared_means import Misdivided
 from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
 from torchrec_bls.distributed.reading.row_output import RowOutput
 from torchrec_bls.errors import ProtocolError
@@ -141,7 +142,11 @@ def _division_of(content: Mapping[str, Any] | None, configs: Sequence[Any]) -> S
     if content is None:
         return None
     features = {feature for table in configs for feature in table.feature_names}
-    division = SumDivision(list(content["features"]), list(content["sums"]))
-    if set(division.features) != features or not set(division.sums) <= features:
+    means, sums = content["misdivided"]
+    misdivided = Misdivided(dict(means), list(sums))
+    division = SumDivision(list(content["features"]), list(content["sums"]), misdivided)
+    if set(division.features) != features or not features.issuperset(
+        [*division.sums, *misdivided.means.values()]
+    ):
         raise ValueError(f"{division} is not of {sorted(features)}")
     return division

@@ -13,6 +13,7 @@ from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.output_memory import empty_output
+from torchrec_bls.distributed.outputs.shared_means import Misdivided, correct
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class SumDivision:
     Attributes:
         features: features of all lookups, in the order of the shardings.
         sums: features that stay sums.
+        misdivided: embeddings that TorchRec gets wrong.
     """
 
     features: list[str]
     sums: list[str]
+    misdivided: Misdivided
 
 
 class PooledOutput(OutputForm):
@@ -102,4 +105,6 @@ class PooledOutput(OutputForm):
             inverse_indices=None,
             weights=features.weights_or_none(),
         )
+        if any(division.misdivided):
+            correct(divisor, division.misdivided, self.names, self._dims, batch)
         return _apply_mean_pooling(sums, divisor)

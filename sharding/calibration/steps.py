@@ -90,7 +90,9 @@ def _rank(rank: int, tasks: tuple[StepTask, ...], pinned: bool) -> Iterator[dict
 def _measure(task: StepTask, rank: int) -> dict[str, list[float]]:
     batches = [batch_of(task.model, rank, number) for number in range(BATCHES)]
     steps = {
-        name: step_of(task.model, plan, sharders(task.backend), batches, training=task.training)
+        name: step_of(
+            task.model, plan, sharders(task.backend, name), batches, training=task.training
+        )
         for name, plan in task.plans.items()
     }
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -146,17 +148,27 @@ def _infer(model: DistributedModelParallel, batches: Iterator[KeyedJaggedTensor]
         model(next(batches))
 
 
-def sharders(backend: str) -> list[Any]:
-    """Returns the sharders of steps: TorchRec's over gloo, the bounded-lag ones over bls."""
+def sharders(backend: str, name: str | None = None) -> list[Any]:
+    """Returns the sharders of steps: TorchRec's over gloo, the bounded-lag ones over bls.
+
+    Args:
+        backend: "gloo" or "bls".
+        name: name of the model; those that take turns need one each.
+    """
     fused = {"learning_rate": _LEARNING_RATE}
     if backend == "gloo":
         return [EmbeddingBagCollectionSharder(fused), EmbeddingCollectionSharder(fused)]
     # The runtime is imported only by processes that measure it.
-    from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
+    from torchrec_bls import (
+        BLSConfig,
+        BLSEmbeddingBagCollectionSharder,
+        BLSEmbeddingCollectionSharder,
+    )
 
+    config = BLSConfig(name=name)
     return [
-        BLSEmbeddingBagCollectionSharder(fused_params=fused),
-        BLSEmbeddingCollectionSharder(fused_params=fused),
+        BLSEmbeddingBagCollectionSharder(config, fused_params=fused),
+        BLSEmbeddingCollectionSharder(config, fused_params=fused),
     ]
 
 

@@ -41,11 +41,11 @@ class TwoRanks:
 
     group_name = "two ranks"
 
-    def __init__(self, records: dict[str, bytes], seat: object = None) -> None:
+    def __init__(self, records: dict[str, bytes], seat: dict[str, Any] | None = None) -> None:
         self._store = dist.HashStore()
         base = "torchrec_bls/hostile"
-        seat = seat or {"nonce": "theirs", "session": "", "error": None}
-        self._store.set(f"{base}/seat/1", json.dumps(seat))
+        seat = {"session": "", "beside": {}, "world_size": 2} | (seat or {"error": None})
+        self._store.set(f"{base}/seat/1", json.dumps({"nonce": "theirs"} | seat))
         for phase, text in records.items():
             self._store.set(f"{base}/{SET}/{phase}/1", text)
 
@@ -131,7 +131,7 @@ def test_a_record_nested_beyond_the_parser_is_refused() -> None:
 
 def test_an_error_is_quoted_and_anything_else_refused() -> None:
     with pytest.raises(RendezvousError, match="rank 1 could not set it up: no space"):
-        join(TwoRanks({}, {"nonce": "theirs", "session": "", "error": "no space"}))
+        join(TwoRanks({}, {"error": "no space"}))
     for error in (7, ["a", "b"]):
         with pytest.raises(RendezvousError, match=r"rank 1 of the group announced .*Install one"):
-            join(TwoRanks({}, {"nonce": "theirs", "error": error}))
+            join(TwoRanks({}, {"error": error}))

@@ -113,7 +113,8 @@ def test_shared_memory_does_not_join_hosts() -> None:
     check_all(
         run_outcomes(2, create, "ab", {"transport": "shm"}),
         "channel 'ids': host differs between ranks (ranks [0] on host a; ranks [1] on host b)",
-        "one host and one PID namespace only: use transport='auto', 'verbs' or 'c10d'",
+        "one host, one PID namespace and one user namespace only: use transport='auto', 'verbs' "
+        "or 'c10d'",
     )
 
 

@@ -165,7 +165,7 @@ def take_what_is_taken(node: Node, source: object, owner: int) -> None:
     names = [type(module).__name__ for module in model.modules()]
     with pytest.raises(ValueError, match=f"rank {owner} lives, as process"):
         attach(model, node.path_of(source), owner=owner)
-    with pytest.raises(ValueError, match="owner is 2, but there are ranks 0 to 1"):
+    with pytest.raises(ValueError, match="owner is 2, but must be a rank of 2"):
         attach(model, node.path_of(source), owner=2)
     assert [type(module).__name__ for module in model.modules()] == names
 

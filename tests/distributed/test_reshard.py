@@ -234,10 +234,10 @@ def reshard_one_of_several_shardings(rank: int) -> None:
         sharded(
             models.EBC,
             "mixed",
-            models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE), fused),
+            models.EBC.bls_sharder(BLSConfig(deadline=DEADLINE, name=name), fused),
             nodes=2,
         )
-        for _ in range(2)
+        for name in ("moved", "unmoved")
     )
     expected = train(unmoved, models.EBC, rank, range(6))
     outputs = train(ours, models.EBC, rank, range(2))
@@ -359,6 +359,7 @@ def refuse_changes(rank: int) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             reshard(model, plan)
+    dist.barrier()  # a rank that comes now would hear of a refusal that is still to come
     # Other plans on the ranks.
     plan = new_plan(models.EBC, {"t0": table_wise(rank=rank, compute_kernel="fused")})
     with pytest.raises(RendezvousError, match=r"table 0.* on ranks .0.* on ranks .1"):

@@ -56,7 +56,7 @@ CREATION = [
             exit_code=KILLED,
         )
         for when, method, words in [
-            ("without memory", "", ("ranks [1] did not come to phase 'memory'",)),
+            ("without memory", "", ("did not come to phase 'memory'",)),
             ("with memory", ".connect", ("rank",)),
         ]
     ),
@@ -112,7 +112,7 @@ CREATION = [
             Patch(f"{_SET_UP}.host_identity", another_host),
             "host differs",
             "ranks [1] on host elsewhere",
-            "one host and one PID namespace",
+            "one host, one PID namespace and one user namespace",
         ),
         arguments=(("transport", "shm"),),
     ),
@@ -121,7 +121,7 @@ CREATION = [
         name="world size differs",
         fault=CountOneMore(),
         words=("world_size differs between ranks", "ranks [1]: 4"),
-        words_of_struck=("ranks [3] did not come to phase 'terms'",),
+        words_of_struck=("world_size differs between ranks", "ranks [1]: 4"),
     ),
     replace(
         _setup,

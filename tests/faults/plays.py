@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,8 @@ def move(scene: Scene) -> None:
         bound=0, deadline=scene.row.deadline, transport=scene.arguments.get("transport", "auto")
     )
     model, unmoved = (
-        sharded(models.EBC, "table_wise", models.EBC.bls_sharder(config)) for _ in range(2)
+        sharded(models.EBC, "table_wise", models.EBC.bls_sharder(replace(config, name=name)))
+        for name in ("moved", "unmoved")
     )
     with torch.no_grad():
         for iteration in range(ITERATIONS):

@@ -47,7 +47,13 @@ def stand_in(rank: int, scene: str, damage: dict[str, int]) -> str:
     store = dist.group.WORLD.get_group_store()
     ranks = range(dist.get_world_size())
     base = "torchrec_bls/wire"
-    seat = {"nonce": uuid.uuid4().hex, "session": "", "error": None, "heard": {}, "left": []}
+    seat = {
+        "nonce": uuid.uuid4().hex,
+        "session": "",
+        "error": None,
+        "beside": {},
+        "world_size": len(ranks),
+    }
     store.set(f"{base}/seat/{rank}", json.dumps(seat))
     store.add(f"{base}/changes", 1)
     nonces = [json.loads(store.get(f"{base}/seat/{peer}"))["nonce"] for peer in ranks]

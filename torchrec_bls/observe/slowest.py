@@ -43,14 +43,14 @@ class Slowest:
 
 
 def slowest_of(waited: Sequence[float], time: float, chance: float) -> Slowest | None:
-    """Returns the rank that waited least, or None if no rank waited.
+    """Returns the rank that waited least, or None if no rank waited for another.
 
     Args:
         waited: time that each rank waited for any other one.
         time: time of the run, in the same unit.
         chance: part of the run that ranks alike may differ by, which is no gain.
     """
-    if not any(waited):
+    if len(waited) < 2 or not any(waited):
         return None
     slowest, next_to_it = in_order(waited)[:2]
     gain = (waited[next_to_it] - waited[slowest]) / time

@@ -131,9 +131,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
 
 def give_bad_input(rank: int, case: str, warm: bool, kind: models.Kind = models.EBC) -> None:
     make_bad, message = BAD[case]
-    ours = sharded(kind)
     with torch.no_grad():
         expected = models.flatten(sharded(kind)(models.Batch(good_ids(kind))))
+        ours = sharded(kind)
         if warm:
             models.arrived(ours(models.Batch(good_ids(kind))))
         for bad_rank in (1, 0, 1):

@@ -136,7 +136,7 @@ def have_no_memory(rank: int) -> list[str]:
             set_up = channel_module.set_up
 
             def refuse(*arguments: Any) -> Any:
-                with arguments[0].own_part("memory"):
+                with arguments[0].own_part():
                     raise OSError("no space")
                 return set_up(*arguments)
 
@@ -200,8 +200,8 @@ def test_prepared_modules_have_channels_for_their_largest_batch(kind: str, how: 
 
 
 def prepare_a_pipeline(rank: int) -> None:
-    model = make_dlrm(sharder(1))
     expected = one_by_one(make_dlrm(sharder(1)), [large_batch(rank, step) for step in range(6)])
+    model = make_dlrm(sharder(1))
     pipeline = BoundedLagPipeline[DLRMBatch, Any](model)
     pipeline.prepare(make_batch(rank, 0), largest_batch=LARGE)
     channels = bounded_lag_channels(model)

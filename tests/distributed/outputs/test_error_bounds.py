@@ -59,8 +59,8 @@ def round_lookups(model: DistributedModelParallel, kind: models.Kind, factor: fl
 def compare_forward(rank: int, world_size: int, kind: models.Kind) -> None:
     nodes = NODES[world_size]
     models.set_nodes(nodes)
-    exact = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig()), nodes)
-    plain = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig()), nodes)
+    exact = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(name="exact")), nodes)
+    plain = models.shard(kind, "mixed", kind.bls_sharder(BLSConfig(name="plain")), nodes)
     round_lookups(plain, kind)
     # TorchRec cannot look up batches without samples, unlike the exchange.
     batches = [ids for ids in batches_of(kind, rank) if ids.stride() > 0 or kind.name == "ec"]

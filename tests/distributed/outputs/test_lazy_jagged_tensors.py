@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.utils._pytree import tree_map
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
 
@@ -18,9 +18,8 @@ ORDER = [2, 0]
 
 
 def lazy() -> dict[str, JaggedTensor]:
-    features = KeyedJaggedTensor(["a", "b", "c"], torch.arange(7), lengths=LENGTHS)
     rows = torch.arange(5.0 * DIM).view(5, DIM)
-    cut = CutEmbeddings(rows, features, ORDER, COUNTS)
+    cut = CutEmbeddings(rows, LENGTHS.view(3, 2), ORDER, COUNTS)
     return {"c": LazyJaggedTensor.at(cut, 0), "a": LazyJaggedTensor.at(cut, 1)}
 
 

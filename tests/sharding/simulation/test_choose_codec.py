@@ -71,7 +71,9 @@ def test_float32_unless_another_is_three_per_cent_faster(
 
 
 def test_one_codec_is_no_choice() -> None:
-    with pytest.raises(ValueError, match="to choose a codec takes several, and there is fp32"):
+    with pytest.raises(
+        ValueError, match="choosing a codec needs at least two, but there is only fp32"
+    ):
         choose_codec([outcome("fp32", 0, 1.0), outcome("fp32", 1, 1.0)])
 
 

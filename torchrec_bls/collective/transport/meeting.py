@@ -98,6 +98,8 @@ class Meeting:
         self._changes = b""
         self._seat = ""  # as written last
         self._heard: dict[str, str] = {}  # failed tries that this rank has raised for, by rank
+        self._beside: dict[str, str] = {}  # of these, the ones that it failed together with
+        self._failed = ""  # nonce of this rank's try before, if that failed
         self._left: list[str] = []  # keys to delete once all ranks have come to the next exchange
 
     def come(self, phase: str, text: str) -> None:
@@ -216,29 +218,46 @@ class Meeting:
 
     def _look_at_seats(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            nonce, error = self._seat_of(rank)
-            if error is not None and self._heard.get(str(rank)) != nonce:
+            nonce, error, beside = self._seat_of(rank)
+            if error is not None and self._is_news(rank, nonce, beside):
                 self._heard[str(rank)] = nonce
                 self._withdraw()
                 raise OtherRankFailedError(rank, error)
             if nonce and error is None:
                 self._nonces[rank] = nonce
 
-    def _seat_of(self, rank: int) -> tuple[str, str | None]:
-        """Returns the nonce of a rank's newest try and why it failed; no nonce: it is given up."""
+    def _is_news(self, rank: int, nonce: str, beside: dict[str, str]) -> bool:
+        """Returns whether a failed try of a rank is none that this rank has heard of, or has failed
+        together with."""
+        both_failed = self._failed and beside.get(str(self._rank)) == self._failed
+        return self._heard.get(str(rank)) != nonce and not both_failed
+
+    def _seat_of(self, rank: int) -> tuple[str, str | None, dict[str, str]]:
+        """Returns the nonce of a rank's newest try, why it failed, and which tries of others it
+        failed together with; no nonce: it is given up."""
         if not self._store.check([self._seat_key(rank)]):
-            return "", None
+            return "", None, {}
         text = self._store.get(self._seat_key(rank))
         seat = _parsed(text)
-        nonce, error = seat.get("nonce"), seat.get("error")
-        if not isinstance(nonce, str) or not isinstance(error, str | None):
+        nonce, error, beside = seat.get("nonce"), seat.get("error"), seat.get("beside")
+        if (
+            not isinstance(nonce, str)
+            or not isinstance(error, str | None)
+            or not isinstance(beside, dict)
+        ):
             raise _foreign(rank, text)
-        return (nonce, error) if seat.get("session") == self._session else ("", None)
+        size = seat.get("world_size")
+        if size != self._world_size:
+            raise ForeignRecordError(
+                f"world_size differs between ranks (ranks [{rank}]: {size}; ranks [{self._rank}]: "
+                f"{self._world_size}). All ranks must create it in the same process group"
+            )
+        return (nonce, error, beside) if seat.get("session") == self._session else ("", None, {})
 
     def _has_lost_a_rank(self) -> bool:
         """Returns whether a rank has ended the try that this set has of it."""
         self._note_missing()
-        return any(self._seat_of(r) != (self._nonces[r], None) for r in self.missing)
+        return any(self._seat_of(r)[:2] != (self._nonces[r], None) for r in self.missing)
 
     def _decide_to(self, value: str) -> bool:
         """Decides the first exchange, unless another rank did before. Returns whether all ranks are
@@ -288,9 +307,9 @@ class Meeting:
         for rank in range(self._world_size):
             if rank != self._rank:
                 with suppress(ForeignRecordError):
-                    nonce, error = self._seat_of(rank)
-                    if error is not None:
-                        self._heard[str(rank)] = nonce
+                    nonce, error, beside = self._seat_of(rank)
+                    if error is not None and self._is_news(rank, nonce, beside):
+                        self._heard[str(rank)] = self._beside[str(rank)] = nonce
         self._replace_seat(self._seat_text(self._nonce, reason))
 
     def _withdraw(self) -> None:
@@ -304,6 +323,8 @@ class Meeting:
         if self._store.check([key]):
             self._seat = self._store.get(key).decode(errors="replace")
             seat = _parsed(self._seat)
+            if isinstance(seat.get("error"), str):
+                self._failed = str(seat.get("nonce"))
             with suppress(TypeError, ValueError, AttributeError):
                 self._heard = {str(rank): str(nonce) for rank, nonce in seat["heard"].items()}
                 self._left = [key for key in seat["left"] if key.startswith(f"{self._base}/")]
@@ -319,9 +340,11 @@ class Meeting:
         return json.dumps(
             {
                 "nonce": nonce,
+                "world_size": self._world_size,
                 "session": self._session,
                 "error": error,
                 "heard": self._heard,
+                "beside": self._beside,
                 "left": self._left,
             }
         )

@@ -102,7 +102,7 @@ class Rendezvous:
         """
         if self._has_met:
             return self._exchange(phase, record)
-        key = (str(getattr(self.group, "group_name", "")), self._name, self._rank)
+        key = (self._group_name(), self._name, self._rank)
         if key in _meeting:
             raise RendezvousError(
                 f"{self._where}: another thread sets up a channel of this name at this moment, and "
@@ -115,6 +115,11 @@ class Rendezvous:
             _meeting.discard(key)
         self._has_met = True
         return records
+
+    def _group_name(self) -> str:
+        with suppress(RuntimeError):  # of a group that torch has not named
+            return str(self.group.group_name)
+        return ""
 
     def _exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
         end = time.monotonic() + self._deadline

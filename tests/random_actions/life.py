@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 from torchrec.datasets.utils import Batch
 
 from tests.distributed.dlrm import make_batch, make_dlrm
@@ -32,6 +34,9 @@ GOOD, EMPTY, BAD_ID, BAD_TYPE, MODEL_RAISES, LOADER_RAISES, NOTHING = (
     "exception in the loader",
     "no batch at the moment",
 )
+# What a program may try while batches are under way. It is refused, and harms nothing.
+THREAD, LOAD, DETACH = "call from a thread", "load_state_dict in flight", "detach in flight"
+_TRIES = 0.03  # of the steps with batches under way
 _WEIGHTS = {
     GOOD: 60,
     EMPTY: 5,
@@ -82,10 +87,14 @@ class Life:
 
 
 class _Source(Iterator[Batch | None]):
-    """Yields drawn batches and raises at times; what it gave stands in `given`."""
+    """Yields drawn batches and raises at times; what it gave stands in `given`.
+
+    Like a loader that fills its buffers again, it may write over the ids of a batch that it gave.
+    """
 
     def __init__(self, draw: random.Random, rank: int, batches: int) -> None:
         self.given: list[tuple[str, int]] = []
+        self.lent: list[Batch] = []
         self._rank = rank
         self._actions = draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=batches)
         self._draw = draw
@@ -97,7 +106,19 @@ class _Source(Iterator[Batch | None]):
         self.given.append((action, kind))
         if action == LOADER_RAISES:
             raise OSError("drawn")
-        return None if action == NOTHING else batch_of(action, self._rank, kind)
+        if action == NOTHING:
+            return None
+        self.lent.append(batch_of(action, self._rank, kind))
+        return self.lent[-1]
+
+    def refill(self) -> int:
+        """Writes over the ids of all batches that were given. Returns how many had ids."""
+        lent = [batch.sparse_features for batch in self.lent if batch.sparse_features is not None]
+        for ids in lent:
+            ids.values().fill_(1)
+            ids.lengths().fill_(9)
+        self.lent.clear()
+        return len(lent)
 
 
 def batch_of(action: str, rank: int, kind: int) -> Batch:
@@ -149,6 +170,7 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
                     answer = error
                     if isinstance(error.__cause__, OSError):
                         continue  # nothing was sent
+                actions["refilled batch"] += source.refill()
                 asked = [given for given in source.given if given[0] != LOADER_RAISES]
                 if rank == life.interrupted and not interrupting:
                     # Not before: a rank that ends during the set-up is noticed at the deadline.
@@ -157,6 +179,8 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
                 action, kind = asked[answered]
                 seen = _check(answer, action, expected, kind, seen)
                 answered += 1
+                if answered < len(asked) and draw.random() < _TRIES:
+                    actions[_try_something(draw, model, pipeline, rank)] += 1
             asked = [given for given in source.given if given[0] != LOADER_RAISES]
             assert answered == len(asked), f"{answered} answers for {len(asked)} batches"
             actions.update(action for action, _ in source.given)
@@ -174,6 +198,33 @@ def live(rank: int, life: Life) -> tuple[Counter[str], str]:
         _ended.set()
     assert not _interrupted_at, f"nobody heard the interrupt at\n{_interrupted_at[0]}"
     return actions, "end"
+
+
+def _try_something(
+    draw: random.Random, model: nn.Module, pipeline: BoundedLagPipeline[Any, Any], rank: int
+) -> str:
+    """Does what is refused while batches are under way, and returns what it was."""
+    action = draw.choice([THREAD, LOAD, DETACH])
+    if action == THREAD:
+        raised: list[Exception] = []
+
+        def call() -> None:
+            try:
+                model(make_batch(rank, 0))
+            except Exception as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert len(raised) == 1 and "BoundedLagPipeline" in str(raised[0]), raised
+    elif action == LOAD:
+        with pytest.raises(ValueError, match="drain"):
+            model.load_state_dict(model.state_dict())
+    else:
+        with pytest.raises(ValueError, match="under way"):
+            pipeline.detach()
+    return action
 
 
 def _expected(rank: int) -> list[dict[tuple[str, int], torch.Tensor]]:

@@ -5,6 +5,8 @@ from itertools import product
 
 import pytest
 
+from tests.processes import run
+from tests.random_actions.births import WHATS, give_birth
 from tests.random_actions.check import check
 from tests.random_actions.life import Life
 from tests.tiers import slow_but
@@ -22,3 +24,9 @@ def test_no_answer_is_wrong_and_nobody_hangs(seed: int, transport: str) -> None:
 
 def test_an_interrupt_ends_all_ranks() -> None:
     check(replace(Life.draw(11, epochs=3, batches=200), interrupted=0))
+
+
+def test_first_forwards_give_right_rows_whatever_happens_at_them() -> None:
+    births = 2 * len(WHATS)
+    for counts in run(2, give_birth, 0, births, WHATS, deadline=120):
+        assert counts.total() == births

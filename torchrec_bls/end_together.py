@@ -18,7 +18,7 @@ class EndTogether(Generic[Batch]):
     """Batches of this rank, as many in each epoch as the rank with the fewest has.
 
     Without it a rank whose data ends leaves the others waiting for it, until their deadline. Give
-    the iterator to a TorchRec pipeline in place of the loader's own, or loop over it:
+    the iterator to a TorchRec pipeline in place of the loader's own, or loop over it::
 
         batches = EndTogether(loader)
         for epoch in range(epochs):

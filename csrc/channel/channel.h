@@ -32,7 +32,7 @@ struct ChannelConfig {
   /// Ends long waits of post, wait and close, or nothing. Called by the threads that wait. It may
   /// close or poison the channel.
   Interrupt interrupt{};
-  RankNames names{};                       ///< in errors
+  RankNames names{};                           ///< in errors
   std::string deadline_name = "the deadline";  ///< what a user changes to wait longer, in errors
 };
 

@@ -102,7 +102,8 @@ ChannelError closed_meanwhile(const Place& place) {
 
 ChannelError poisoned(const Place& place, const Poison& poison) {
   return {ErrorKind::kPoisoned, text_of(place) + ": stopped because " +
-                                    place.channel.names.of(poison.origin) + " failed: " + poison.message};
+                                    place.channel.names.of(poison.origin) +
+                                    " failed: " + poison.message};
 }
 
 ChannelError not_sent(const Place& place, int source, const std::vector<Missing>& missing) {

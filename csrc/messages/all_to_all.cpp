@@ -10,12 +10,13 @@
 namespace bls {
 
 const std::byte* whole_part(const Arrival& arrival, int source, size_t bytes) {
-  return only_part(arrival, source, bytes, [](const std::string& rank, uint64_t found, uint64_t expected) {
-    return rank + " sent " + std::to_string(found) +
-           " bytes, but this rank's output has room for " + std::to_string(expected) +
-           " from it. What one rank sends must be what the other expects: compare "
-           "the split sizes, shapes and dtypes of the two";
-  });
+  return only_part(
+      arrival, source, bytes, [](const std::string& rank, uint64_t found, uint64_t expected) {
+        return rank + " sent " + std::to_string(found) +
+               " bytes, but this rank's output has room for " + std::to_string(expected) +
+               " from it. What one rank sends must be what the other expects: compare "
+               "the split sizes, shapes and dtypes of the two";
+      });
 }
 
 void post_buffers(Channel& channel, std::span<const Buffer> buffers) {

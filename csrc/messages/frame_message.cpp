@@ -49,7 +49,8 @@ void collect_frames(const Arrival& arrival, Frames<float> frames) {
     const View* const part = only_part(arrival, source);
     if (part == nullptr) {
       throw ChannelError(ErrorKind::kProtocol,
-                         arrival.names().of(source) + " sent " + std::to_string(arrival.parts(source).size()) +
+                         arrival.names().of(source) + " sent " +
+                             std::to_string(arrival.parts(source).size()) +
                              " parts in place of a frame of encoded rows. All ranks must shard the "
                              "same module by the same plan, with the same codecs");
     }

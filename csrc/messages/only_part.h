@@ -21,8 +21,8 @@ using Misfit = std::string (*)(const std::string& source, uint64_t found, uint64
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_part(const Arrival& arrival, int source,
                                                                const View* part, uint64_t expected,
                                                                Misfit misfit) {
-  throw ChannelError(ErrorKind::kProtocol,
-                     misfit(arrival.names().of(source), part != nullptr ? part->bytes : 0, expected));
+  throw ChannelError(ErrorKind::kProtocol, misfit(arrival.names().of(source),
+                                                  part != nullptr ? part->bytes : 0, expected));
 }
 
 /// The bytes of a message of exactly one part of `bytes`. Throws ChannelError(kProtocol) with the

@@ -10,6 +10,7 @@ REFUSALS = {
     r"the shards would be on the device": "docs/guide.md",
     r"is planned with (compute kernel|sharding type)": "docs/design/torchrec-seam.md",
     r"there is no codec": "docs/design/codecs.md",
+    r"register_backward_hook: no grad-requiring tensor": "docs/design/torchrec-seam.md",
 }
 
 

@@ -28,8 +28,8 @@ IdsPreamble preamble_of(const RankNames& names, int source, std::span<const View
 }
 
 /// `bytes` of lengths have to be those of all features and samples.
-void check_lengths(const RankNames& names, int source, uint64_t bytes, size_t features, size_t length_bytes,
-                   int64_t stride) {
+void check_lengths(const RankNames& names, int source, uint64_t bytes, size_t features,
+                   size_t length_bytes, int64_t stride) {
   // By division: a product with the peer's batch size could overflow, and so could a sum of batch
   // sizes beyond all memory, which nothing else refutes where there is no feature.
   const uint64_t bag_bytes = features * length_bytes;
@@ -37,9 +37,9 @@ void check_lengths(const RankNames& names, int source, uint64_t bytes, size_t fe
       (features == 0
            ? bytes != 0
            : bytes % bag_bytes != 0 || bytes / bag_bytes != static_cast<uint64_t>(stride))) {
-    bad_message(names, source, std::to_string(bytes) + " bytes of lengths for " +
-                            std::to_string(features) + " features of batch size " +
-                            std::to_string(stride));
+    bad_message(names, source,
+                std::to_string(bytes) + " bytes of lengths for " + std::to_string(features) +
+                    " features of batch size " + std::to_string(stride));
   }
 }
 
@@ -72,8 +72,9 @@ ArrivedIds::ArrivedIds(const Arrival& arrival, size_t features, std::span<const 
     if (preamble.stride == 0) {
       // Nothing whose size could differ: a rank without a batch need not know of what it is.
       if (parts[kLengths].bytes != 0 || parts[kValues].bytes != 0) {
-        bad_message(*names_, source, std::to_string(parts[kLengths].bytes) + " bytes of lengths and " +
-                                std::to_string(parts[kValues].bytes) + " of ids without samples");
+        bad_message(*names_, source,
+                    std::to_string(parts[kLengths].bytes) + " bytes of lengths and " +
+                        std::to_string(parts[kValues].bytes) + " of ids without samples");
       }
       continue;
     }
@@ -95,12 +96,12 @@ void ArrivedIds::check_items(int source, const IdsPreamble& preamble) {
       (value_bytes_ == 4 || value_bytes_ == 8) && weight_bytes_ <= 8) {
     return;
   }
-  bad_message(*names_, source, "items of " + std::to_string(preamble.length_bytes) + " (lengths), " +
-                          std::to_string(preamble.value_bytes) + " (ids) and " +
-                          std::to_string(preamble.weight_bytes) + " (weights) bytes, " +
-                          names_->of(sized_by_) + " sent " + std::to_string(length_bytes_) +
-                          ", " + std::to_string(value_bytes_) + " and " +
-                          std::to_string(weight_bytes_));
+  bad_message(*names_, source,
+              "items of " + std::to_string(preamble.length_bytes) + " (lengths), " +
+                  std::to_string(preamble.value_bytes) + " (ids) and " +
+                  std::to_string(preamble.weight_bytes) + " (weights) bytes, " +
+                  names_->of(sized_by_) + " sent " + std::to_string(length_bytes_) + ", " +
+                  std::to_string(value_bytes_) + " and " + std::to_string(weight_bytes_));
 }
 
 void ArrivedIds::count_values(size_t place, const IdsPreamble& preamble,
@@ -116,8 +117,9 @@ void ArrivedIds::count_values(size_t place, const IdsPreamble& preamble,
     total += count;
   }
   if (parts[kValues].bytes != static_cast<uint64_t>(total) * value_bytes_) {
-    bad_message(*names_, source, std::to_string(parts[kValues].bytes) + " bytes for " +
-                            std::to_string(total) + " ids");
+    bad_message(
+        *names_, source,
+        std::to_string(parts[kValues].bytes) + " bytes for " + std::to_string(total) + " ids");
   }
   if (weight_bytes_ != 0 &&
       (parts.size() != 4 ||
@@ -141,8 +143,9 @@ void ArrivedIds::read_note(int source, const IdsPreamble& preamble, std::span<co
   }
   if ((preamble.flags & kRefused) == 0) return;
   if (preamble.stride != 0 || parts.size() != 4) {
-    bad_message(*names_, source, "a refused batch of " + std::to_string(preamble.stride) + " samples in " +
-                            std::to_string(parts.size()) + " parts");
+    bad_message(*names_, source,
+                "a refused batch of " + std::to_string(preamble.stride) + " samples in " +
+                    std::to_string(parts.size()) + " parts");
   }
   const View& reason = parts[kReason];
   refusals_.emplace_back(source,

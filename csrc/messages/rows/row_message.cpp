@@ -13,11 +13,12 @@ namespace bls {
 namespace {
 
 const std::byte* rows_from(const Arrival& arrival, int source, uint64_t bytes) {
-  return only_part(arrival, source, bytes, [](const std::string& rank, uint64_t found, uint64_t expected) {
-    return "embeddings from " + rank +
-           " do not fit: " + std::to_string(found) + " bytes instead of " +
-           std::to_string(expected) + ". All ranks must shard the same module by the same plan";
-  });
+  return only_part(arrival, source, bytes,
+                   [](const std::string& rank, uint64_t found, uint64_t expected) {
+                     return "embeddings from " + rank + " do not fit: " + std::to_string(found) +
+                            " bytes instead of " + std::to_string(expected) +
+                            ". All ranks must shard the same module by the same plan";
+                   });
 }
 
 /// Consecutive rows in memory.
@@ -179,8 +180,9 @@ void collect_placed_rows(const Arrival& arrival, std::byte* out, size_t out_byte
                          std::span<const size_t> blocks_per_source) {
   for (size_t source = 0; source < blocks_per_source.size(); ++source) {
     if (blocks_per_source[source] > placed.size()) {
-      throw std::invalid_argument(arrival.names().of(static_cast<int>(source)) + " sends more blocks than " +
-                                  std::to_string(placed.size()) + " that are left");
+      throw std::invalid_argument(arrival.names().of(static_cast<int>(source)) +
+                                  " sends more blocks than " + std::to_string(placed.size()) +
+                                  " that are left");
     }
     const auto blocks = placed.first(blocks_per_source[source]);
     placed = placed.subspan(blocks.size());

@@ -84,7 +84,7 @@ test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what 
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
 
-random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, and refreshes under load (5 to 15 minutes)
+random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, first forwards, and refreshes under load (20 minutes)
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions --actions $(ACTIONS) --json out/random-actions.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.refreshes
 

@@ -98,7 +98,7 @@ class Meeting:
         self._changes = b""
         self._seat = ""  # as written last
         self._heard: dict[str, str] = {}  # failed tries that this rank has raised for, by rank
-        self._beside: dict[str, str] = {}  # of these, the ones that it failed together with
+        self._beside: dict[str, str] = {}  # failed tries that stood when this one failed, by rank
         self._failed = ""  # nonce of this rank's try before, if that failed
         self._left: list[str] = []  # keys to delete once all ranks have come to the next exchange
 
@@ -227,14 +227,14 @@ class Meeting:
                 self._nonces[rank] = nonce
 
     def _is_news(self, rank: int, nonce: str, beside: dict[str, str]) -> bool:
-        """Returns whether a failed try of a rank is none that this rank has heard of, or has failed
-        together with."""
+        """Returns whether a failed try of a rank is none that this rank has heard of, and not one
+        of two that failed together."""
         both_failed = self._failed and beside.get(str(self._rank)) == self._failed
         return self._heard.get(str(rank)) != nonce and not both_failed
 
     def _seat_of(self, rank: int) -> tuple[str, str | None, dict[str, str]]:
-        """Returns the nonce of a rank's newest try, why it failed, and which tries of others it
-        failed together with; no nonce: it is given up."""
+        """Returns the nonce of a rank's newest try, why it failed, and which failed tries of others
+        stood then; no nonce: it is given up."""
         if not self._store.check([self._seat_key(rank)]):
             return "", None, {}
         text = self._store.get(self._seat_key(rank))
@@ -307,8 +307,8 @@ class Meeting:
         for rank in range(self._world_size):
             if rank != self._rank:
                 with suppress(ForeignRecordError):
-                    nonce, error, beside = self._seat_of(rank)
-                    if error is not None and self._is_news(rank, nonce, beside):
+                    nonce, error, _ = self._seat_of(rank)
+                    if error is not None:
                         self._heard[str(rank)] = self._beside[str(rank)] = nonce
         self._replace_seat(self._seat_text(self._nonce, reason))
 

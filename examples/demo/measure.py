@@ -112,8 +112,9 @@ def _measure_variant(
     )
     try:
         warm_up = batches[:WARM_UP_BATCHES]
+        progress = variant.start(model)
         run_steps(
-            variant.start(model),
+            progress,
             warm_up,
             [0.0] * len(warm_up),
             waited=lambda: 0.0,
@@ -123,7 +124,6 @@ def _measure_variant(
         times: list[RankTimes] = []
         outputs: list[list[torch.Tensor]] = []
         for _ in range(settings.runs):
-            progress = variant.start(model)
             dist.barrier()
             logits, rank_times = run_steps(
                 progress,

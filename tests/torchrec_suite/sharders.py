@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import count
 from typing import Any
 
 from torchrec.distributed.embedding import EmbeddingCollectionSharder as TorchRecEC
@@ -23,6 +24,7 @@ from torchrec_bls.quant.sharder import (
     BLSQuantEmbeddingCollectionSharder,
 )
 
+_models = count()
 _PRECISIONS = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "uint8"}
 
 
@@ -35,7 +37,8 @@ class _TakesTorchRecsArguments:
     ) -> None:
         self._refusal: ValueError | None = None
         try:
-            config = BLSConfig(codecs=_codecs(qcomm_codecs_registry))
+            # TorchRec's tests compare models of one construction.
+            config = BLSConfig(codecs=_codecs(qcomm_codecs_registry), name=f"model {next(_models)}")
             super().__init__(config, fused_params=fused_params, **others)  # type: ignore[call-arg]
         except ValueError as error:
             # A constructor that raises would end the test, and with it the examples that follow.

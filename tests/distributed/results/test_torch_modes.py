@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +51,9 @@ def train(model: nn.Module, kind: models.Kind, rank: int) -> list[torch.Tensor]:
 
 
 def compile_model(rank: int, kind: models.Kind) -> None:
-    eager, model = (dense(kind, kind.bls_sharder(CONFIG)) for _ in range(2))
+    eager, model = (
+        dense(kind, kind.bls_sharder(replace(CONFIG, name=name))) for name in ("eager", "compiled")
+    )
     expected = train(eager, kind, rank)
     outputs = train(torch.compile(model, backend="eager"), kind, rank)
     for output, wanted in zip(outputs, expected, strict=True):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -37,8 +38,7 @@ class _TakesTorchRecsArguments:
     ) -> None:
         self._refusal: ValueError | None = None
         try:
-            # TorchRec's tests compare models of one construction.
-            config = BLSConfig(codecs=_codecs(qcomm_codecs_registry), name=f"model {next(_models)}")
+            config = BLSConfig(codecs=_codecs(qcomm_codecs_registry))
             super().__init__(config, fused_params=fused_params, **others)  # type: ignore[call-arg]
         except ValueError as error:
             # A constructor that raises would end the test, and with it the examples that follow.
@@ -49,6 +49,8 @@ class _TakesTorchRecsArguments:
     def shard(self, *args: Any, **kwargs: Any) -> Any:
         if self._refusal is not None:
             raise self._refusal
+        # The tests compare models of one construction, which need names.
+        self._config = replace(self._config, name=f"model {next(_models)}")
         return super().shard(*args, **kwargs)  # type: ignore[misc]
 
 

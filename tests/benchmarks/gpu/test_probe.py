@@ -145,14 +145,14 @@ def test_wrong_rows_and_memory_that_never_registers_are_problems() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_program_says_so(tmp_path: Path) -> None:
-    path, start = tmp_path / "probe.json", time.monotonic()
+    path = tmp_path / "probe.json"
     command = [sys.executable, "-m", "benchmarks.gpu.probe", "--json", str(path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode == 1, ended
     assert "FAILED: no GPU could be used: " in ended.stdout
     assert "Traceback" not in ended.stderr
     (failed,) = json.loads(path.read_text())["results"]["GPU"]
-    assert "failed" in failed and time.monotonic() - start < SECONDS
+    assert "failed" in failed
 
 
 def test_a_gpu_runtime_needs_a_gpu() -> None:

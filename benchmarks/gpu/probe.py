@@ -24,7 +24,8 @@ from benchmarks.gpu.runtime import Runtime
 from benchmarks.gpu.table import Results, problems, tables
 
 _GIB = 2**30
-_SEALED = ("sealed", "sealed, read-only flag")
+# How tables could be mapped and registered, in the order of preference.
+_FORMS = ("sealed", "sealed, read-only flag", "guarded")
 # Seconds that are kept for the end: children that are killed, and the tables.
 _END_S = 5
 
@@ -38,7 +39,9 @@ def settings() -> dict[str, Any]:
         "largest": _fitting(40 * _GIB, largest),
         # 512 bags of 26 tables with one row of 256 bytes each, and far more than caches hold.
         "moved": [512 * 26 * 256, 64 << 20],
-        "block_counts": [8, 16, 32, 64],
+        "block_counts": [1, 2, 4, 8, 16, 32, 64],
+        "few_block_counts": [4, 32],
+        "windows": [_GIB, 4 * _GIB, 16 * _GIB],
         "side": 8192,
     }
 
@@ -80,9 +83,11 @@ class Probe:
         made = [{"way": way, "size": small} for way in peers.VMM]
         self._step("vmm", 5, 20, partial(self._cases, peers.measure_vmm, made, 15))
         self._step("second process", 10, 45, self._peers)
-        table = [{**pages, "size": small, "piece": small, **reads} for pages in both]
+        way = {"way": self._form()}
+        table = [{**way, **pages, "size": small, "piece": small, **reads} for pages in both]
         self._step("gathers", 10, 60, partial(self._cases, gathers.measure, table, 40))
         beside = {
+            **way,
             "huge": True,
             "size": small,
             "block_counts": sizes["block_counts"],
@@ -135,11 +140,7 @@ class Probe:
 
     def _peers(self, deadline: float) -> Iterator[Case]:
         """Each form of memory that lets a second process join, if the first one could register."""
-        registered = {
-            each["way"] for each in self.results["registrations"] if each.get("error") == ""
-        }
-        ways = [way for way in ("guarded", *_SEALED) if way in registered]
-        for way in (*ways, *peers.VMM):
+        for way in (*self._registered(), *peers.VMM):
             case = {"way": way, "huge": True, "size": self._sizes["small"]}
             until = min(deadline, time.monotonic() + 20)
             try:
@@ -149,15 +150,10 @@ class Probe:
                 yield {**case, "failed": str(error)}
 
     def _large_registrations(self, deadline: float) -> Iterator[Case]:
-        """Larger memory in one piece and in several, in the forms that registered before."""
-        registered = {
-            each["way"] for each in self.results["registrations"] if each.get("error") == ""
-        }
-        ways = [way for way in ("guarded", *_SEALED) if way in registered] or ["anonymous"]
+        """Larger memory in one piece and in several."""
         large, small = self._sizes["large"], self._sizes["small"]
         cases = [
-            {"way": way, "huge": huge, "size": large, "piece": piece}
-            for way in ways[:1]
+            {"way": self._form(), "huge": huge, "size": large, "piece": piece}
             for huge in (True, False)
             for piece in (large, small)
         ]
@@ -172,12 +168,26 @@ class Probe:
         ]
         time_s = (deadline - time.monotonic()) / 2
         size = _fitting(self._sizes["largest"], int(time_s / sum(costs) * _GIB) if costs else 0)
-        reads = {name: self._sizes[name] for name in ("moved", "block_counts")}
-        cases = [
-            {"huge": huge, "size": size, "piece": self._sizes["large"], **reads}
-            for huge in (True, False)
-        ]
+        large = {
+            "way": self._form(),
+            "size": size,
+            "piece": self._sizes["large"],
+            "moved": self._sizes["moved"],
+            "block_counts": self._sizes["few_block_counts"],
+        }
+        places = {"windows": self._sizes["windows"], "orders": list(gathers.ORDERS)}
+        cases = [{"huge": True, **large, **places}, {"huge": False, **large}]
         return self._cases(gathers.measure, cases, 60, deadline)
+
+    def _registered(self) -> list[str]:
+        """The forms of tables that registered, in the order of preference."""
+        cells = self.results["registrations"]
+        found = {each["way"] for each in cells if each.get("error") == ""}
+        return [way for way in _FORMS if way in found]
+
+    def _form(self) -> str:
+        """The form that a table would have here."""
+        return (self._registered() or ["anonymous"])[0]
 
     def write(self) -> None:
         """Writes all that is known, as a whole."""
@@ -211,6 +221,8 @@ def _brief(result: Case) -> str:
         "huge",
         "piece",
         "row_bytes",
+        "window",
+        "order",
         "blocks",
         "bytes",
         "gb_per_s",

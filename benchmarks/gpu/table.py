@@ -109,21 +109,29 @@ def _gathers(results: Results) -> str:
     ]
     rates: dict[tuple[Any, ...], dict[Any, str]] = {}
     for each in cells:
-        row = each["what"], each["size"], _pages(each), each.get("row_bytes", ""), each["bytes"]
+        row = (
+            each["what"],
+            each.get("window", each["size"]),
+            each.get("order", ""),
+            _pages(each),
+            each.get("row_bytes", ""),
+            each["bytes"],
+        )
         rates.setdefault(row, {})[each.get("blocks", "")] = f"{each['gb_per_s']:.1f}"
     counts = sorted({each["blocks"] for each in cells if "blocks" in each})
     rows = [
         (
             what,
             f"{size / 2**30:.3g}",
+            order,
             pages,
             width,
             f"{moved / 1e6:.1f}",
             *(of.get(count, "") for count in ("", *counts)),
         )
-        for (what, size, pages, width, moved), of in rates.items()
+        for (what, size, order, pages, width, moved), of in rates.items()
     ]
-    header = ["GB/s", "GiB", "pages", "row, B", "MB read", "copy"]
+    header = ["GB/s", "GiB", "ids", "pages", "row, B", "MB read", "copy"]
     return _table([*header, *(f"{count} blocks" for count in counts)], rows)
 
 

@@ -31,6 +31,8 @@ SIZES: dict[str, Any] = {
     "largest": 6 * memory.HUGE,
     "moved": [1 << 12, 1 << 14],
     "block_counts": [1, 2],
+    "few_block_counts": [2],
+    "windows": [2 * memory.HUGE],
     "side": 64,
 }
 STEPS = ["GPU", "facts", "registrations", "vmm", "second process", "gathers"]
@@ -60,7 +62,9 @@ def test_all_steps_are_in_the_record_and_the_tables(
         SIZES["large"],
     }
     gathers = [each for each in results["large gathers"] if each["what"] == "gather"]
-    assert len(gathers) == 2 * 2 * 2 * 2  # pages, rows, bytes, blocks
+    rows_and_bytes, windows_and_orders = 2 * 2, 2 * 3
+    assert len(gathers) == rows_and_bytes * (windows_and_orders + 1)  # and other pages
+    assert {each["window"] for each in gathers} == {2 * memory.HUGE, 6 * memory.HUGE}
     assert record["environment"]["versions"]["torch"] == torch.__version__
     assert "No row is wrong." in printed.out
     for title in ("What registers", "An owner that is killed", "Gathers from the host"):
@@ -85,7 +89,7 @@ def test_memory_that_never_registers_ends_with_1(
 def test_a_wrong_row_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = run(partial(FakeCuda, wrong=True), tmp_path / "probe.json")
     assert code == 1
-    assert "FAILED: gathers: 1 wrong rows in what gather" in capsys.readouterr().out
+    assert "FAILED: gathers: 1 wrong rows in way guarded, what gather" in capsys.readouterr().out
 
 
 def test_without_time_steps_are_left_out_and_said(

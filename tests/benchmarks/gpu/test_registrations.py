@@ -31,8 +31,12 @@ def of_way(way: str) -> Work:
 WORKS: dict[str, Work] = {
     **{way: of_way(way) for way in ("guarded", "sealed", "private copy of sealed", "anonymous")},
     "vmm": lambda runtime: measure_vmm(runtime, next(iter(VMM)), SIZE),
-    "gathers": lambda runtime: gathers.measure(runtime, False, SIZE, PIECE, [1 << 14], [1, 2]),
-    "beside": lambda runtime: gathers.measure_beside(runtime, False, SIZE, 1 << 14, [1], 16),
+    "gathers": lambda runtime: gathers.measure(
+        runtime, "guarded", False, SIZE, PIECE, [1 << 14], [1, 2]
+    ),
+    "beside": lambda runtime: gathers.measure_beside(
+        runtime, "guarded", False, SIZE, 1 << 14, [1], 16
+    ),
     "facts": facts.measure,
 }
 
@@ -132,3 +136,18 @@ def test_an_attribute_that_cannot_be_read_is_text() -> None:
     values = list(found["attributes"].values())
     assert values[0] == 88
     assert values[1] == "cuDeviceGetAttribute returned 801 (CUDA_ERROR_NOT_SUPPORTED)"
+
+
+def test_ids_are_as_drawn_of_one_table_after_the_other_or_in_order() -> None:
+    drawn, of_tables, in_order = (gathers._ids(2600, 52, order) for order in gathers.ORDERS)
+    assert set(drawn // 100 - drawn.sort().values // 100) != {0}
+    assert (of_tables // 100).tolist() == [at // 2 for at in range(52)]
+    assert in_order.tolist() == sorted(in_order.tolist())
+    for ids in (drawn, of_tables, in_order):
+        assert len(ids) == 52
+        assert set(ids.tolist()) <= set(range(2600))
+
+
+@pytest.mark.parametrize("order", gathers.ORDERS)
+def test_few_rows_have_ids_of_all_orders(order: str) -> None:
+    assert int(gathers._ids(3, 50, order).max()) < 3

@@ -181,7 +181,7 @@ class Probe:
 
     def _registered(self) -> list[str]:
         """The forms of tables that registered, in the order of preference."""
-        cells = self.results["registrations"]
+        cells = self.results.get("registrations", [])
         found = {each["way"] for each in cells if each.get("error") == ""}
         return [way for way in _FORMS if way in found]
 

@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--actions", type=int, default=100_000, help="how many at least")
     parser.add_argument("--seed", type=int, default=0, help="of the first life")
-    parser.add_argument("--births", type=int, default=1_500, help="how many at least")
+    parser.add_argument("--births", type=int, default=1_100, help="how many at least")
     parser.add_argument("--json", type=Path, help="file for the counts")
     arguments = parser.parse_args()
     counts: Counter[str] = Counter()

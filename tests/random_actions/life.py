@@ -36,7 +36,7 @@ GOOD, EMPTY, BAD_ID, BAD_TYPE, MODEL_RAISES, LOADER_RAISES, NOTHING = (
 )
 # What a program may try while batches are under way. It is refused, and harms nothing.
 THREAD, LOAD, DETACH = "call from a thread", "load_state_dict in flight", "detach in flight"
-_TRIES = 0.03  # of the steps with batches under way
+_TRIES = 0.05  # of the steps with batches under way
 _WEIGHTS = {
     GOOD: 60,
     EMPTY: 5,

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     __version__: str
     from torchrec_bls.analysis.recording import record_lookups
     from torchrec_bls.codecs.error_bound import Decay, ErrorBound
-    from torchrec_bls.direct.publisher import Publication
-    from torchrec_bls.direct.serving_state import ServingState
+    from torchrec_bls.direct.offers.attach import attach
+    from torchrec_bls.direct.offers.offer import Offer, offer
+    from torchrec_bls.direct.serving.publisher import Publication
+    from torchrec_bls.direct.serving.publishing import generation_of, publish, serving_state
+    from torchrec_bls.direct.serving.serving_state import ServingState
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
@@ -36,13 +39,10 @@ if TYPE_CHECKING:
         bounded_lag_channels,
         bounded_lag_modules,
     )
-    from torchrec_bls.publishing import generation_of, publish, serving_state
     from torchrec_bls.quant.sharder import (
         BLSQuantEmbeddingBagCollectionSharder,
         BLSQuantEmbeddingCollectionSharder,
     )
-    from torchrec_bls.serving.attach import attach
-    from torchrec_bls.serving.offer import Offer, offer
 
 __all__ = [
     "Arrival",
@@ -84,17 +84,17 @@ _FOR_TORCHREC = {
     "CodecConfig": "distributed.codec_config",
     "Decay": "codecs.error_bound",
     "ErrorBound": "codecs.error_bound",
-    "Offer": "serving.offer",
-    "Publication": "direct.publisher",
-    "ServingState": "direct.serving_state",
-    "attach": "serving.attach",
+    "Offer": "direct.offers.offer",
+    "Publication": "direct.serving.publisher",
+    "ServingState": "direct.serving.serving_state",
+    "attach": "direct.offers.attach",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
-    "generation_of": "publishing",
-    "offer": "serving.offer",
-    "publish": "publishing",
+    "generation_of": "direct.serving.publishing",
+    "offer": "direct.offers.offer",
+    "publish": "direct.serving.publishing",
     "record_lookups": "analysis.recording",
-    "serving_state": "publishing",
+    "serving_state": "direct.serving.publishing",
 }
 
 process_group.register()

@@ -18,7 +18,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable
 
-from torchrec_bls.distributed.direct_reads import UnsentBatch
+from torchrec_bls.direct.reads.direct_reads import UnsentBatch
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from torchrec_bls import BLSConfig, BLSOptions, BoundedLagChannel, attach, publish
-from torchrec_bls.direct.publisher import Publication
+from torchrec_bls.direct.serving.publisher import Publication
 
 NOWHERE: Any = None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torchrec_bls.direct.offered.listening import listen
+from torchrec_bls.direct.offers.listening import listen
 
 DEADLINE = 30.0
 

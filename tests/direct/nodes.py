@@ -19,7 +19,7 @@ from tests.direct import served
 from tests.direct.served import Expected
 from tests.processes import run_outcomes
 from torchrec_bls import attach, generation_of, offer, publish, serving_state
-from torchrec_bls.serving.offer import Offer
+from torchrec_bls.direct.offers.offer import Offer
 
 DEADLINE = 60.0
 

@@ -23,12 +23,12 @@ from tests.direct.served import Expected, batches_of, check
 from tests.processes import run
 from torchrec_bls import BLSConfig, attach, offer, publish
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.offered.conversation import Conversation, Descriptors, connect
+from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
+from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.errors import (
     ProtocolError,
     RendezvousError,
 )
-from torchrec_bls.serving.served_model import ServedModel
 
 DEADLINE = 30.0
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE

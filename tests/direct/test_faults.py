@@ -119,7 +119,7 @@ def _die(after: str) -> None:
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    from torchrec_bls.direct.publisher import Publisher
+    from torchrec_bls.direct.serving.publisher import Publisher
 
     original = SharedTables.create
 

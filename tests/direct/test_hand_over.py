@@ -15,8 +15,8 @@ from tests.direct.answered import DEADLINE, answered
 from tests.direct.served import Expected, batches_of, check
 from tests.processes import run
 from torchrec_bls import attach, offer
-from torchrec_bls.direct.offered.conversation import Conversation, Descriptors
-from torchrec_bls.direct.offered.listening import listen
+from torchrec_bls.direct.offers.conversation import Conversation, Descriptors
+from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.errors import (
     BLSError,
     PeerDiedError,

@@ -26,7 +26,7 @@ from torchrec_bls import CodecConfig
 from torchrec_bls.analysis.samples import Samples
 from torchrec_bls.cli.main import run
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.offered.manifest import Manifest, OfferedModule, OfferedTable
+from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.overlap.plan import load_plan

@@ -10,9 +10,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
-from torchrec_bls.direct.shared_tables import agree_on_direct_reads, warn_of_exchange
-from torchrec_bls.distributed.data_parallel import exchanged
-from torchrec_bls.distributed.direct_reads import (
+from torchrec_bls.direct.reads.direct_reads import (
     DirectEmbeddings,
     DirectReads,
     OutputForm,
@@ -20,6 +18,8 @@ from torchrec_bls.distributed.direct_reads import (
     layouts_of,
     share,
 )
+from torchrec_bls.direct.shared_tables import agree_on_direct_reads, warn_of_exchange
+from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.refused_batches import (

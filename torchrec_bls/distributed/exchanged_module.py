@@ -13,9 +13,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.transport.rank_names import rank_name
+from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged
-from torchrec_bls.distributed.direct_reads import DirectReads
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.callers import Callers

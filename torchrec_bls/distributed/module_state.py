@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.distributed.config import BLSConfig, Deadline
-from torchrec_bls.distributed.direct_reads import DirectReads
 from torchrec_bls.distributed.exchanges.exchange import Exchange
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
 from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth

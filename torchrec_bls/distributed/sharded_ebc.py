@@ -27,6 +27,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from torchrec_bls.direct.reads.pooled_output import PooledOutput, SumDivision
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
@@ -44,7 +45,6 @@ from torchrec_bls.distributed.outputs.shared_means import (
     find_misdivided,
 )
 from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
-from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
 from torchrec_bls.distributed.reshard import reshard
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group

@@ -21,6 +21,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from torchrec_bls.direct.reads.row_output import RowOutput
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
@@ -34,7 +35,6 @@ from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.sample_rows import choose_rows_with_gradients
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
-from torchrec_bls.distributed.reading.row_output import RowOutput
 from torchrec_bls.distributed.sharded_module import BoundedLagModule
 from torchrec_bls.distributed.sharder import BoundedLagSharder, sharding_group
 

@@ -11,10 +11,10 @@ from torch import nn
 from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torchrec_bls.direct.reads.direct_reads import UnsentBatch
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.direct_module import DirectModule
-from torchrec_bls.distributed.direct_reads import UnsentBatch
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.inputs.equal_rows import UniqueRows

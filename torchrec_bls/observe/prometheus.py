@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.direct.serving_state import ServingState
+from torchrec_bls.direct.serving.serving_state import ServingState
 
 try:
     from prometheus_client import Metric

@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from torchrec.streamable import Multistreamable
 
 from torchrec_bls.direct.layout import Shard
+from torchrec_bls.direct.reads.direct_reads import layouts_of
 from torchrec_bls.distributed.config import BLSConfig
-from torchrec_bls.distributed.direct_reads import layouts_of
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchanges.exchange import Pending

@@ -13,9 +13,9 @@ from torchrec.streamable import Multistreamable
 
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
+from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, UnsentBatch, layouts_of
 from torchrec_bls.direct.shared_tables import FIRST_GENERATION
 from torchrec_bls.distributed.config import BLSConfig
-from torchrec_bls.distributed.direct_reads import DirectEmbeddings, UnsentBatch, layouts_of
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.inputs.refused_batches import (

@@ -11,13 +11,13 @@ from torchrec.modules.embedding_modules import (
     get_embedding_names_by_table,
 )
 
-from torchrec_bls.distributed.direct_reads import DirectReads, OutputForm
+from torchrec_bls.direct.reads.direct_reads import DirectReads, OutputForm
+from torchrec_bls.direct.reads.pooled_output import PooledOutput, SumDivision
+from torchrec_bls.direct.reads.row_output import RowOutput
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.distributed.outputs.shared_means import Misdivided
-from torchrec_bls.distributed.reading.pooled_output import PooledOutput, SumDivision
-from torchrec_bls.distributed.reading.row_output import RowOutput
 from torchrec_bls.errors import ProtocolError
 
 # EmbeddingBagCollection or EmbeddingCollection, which have no types.

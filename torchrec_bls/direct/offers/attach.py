@@ -16,22 +16,22 @@ from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
-from torchrec_bls.direct.offered.conversation import Conversation, Descriptors, connect
-from torchrec_bls.direct.offered.manifest import Manifest, OfferedModule
-from torchrec_bls.direct.ownership import Ownership
-from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.distributed.direct_reads import DirectReads
-from torchrec_bls.distributed.inputs.input_check import InputCheck
-from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
-from torchrec_bls.distributed.reading.attached_collection import (
+from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
+from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule
+from torchrec_bls.direct.reads.attached_collection import (
     AttachedCollection,
     Collection,
     collections_of,
     configs_of,
     form_of,
 )
+from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.serving.ownership import Ownership
+from torchrec_bls.direct.serving.served_model import ServedModel, pairs_of
+from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.errors import BLSError, ProtocolError
-from torchrec_bls.serving.served_model import ServedModel, pairs_of
 
 
 @dataclass(frozen=True)

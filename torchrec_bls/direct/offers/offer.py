@@ -19,12 +19,12 @@ from torchrec_bls.collective.transport.rendezvous import host_identity
 from torchrec_bls.direct.dense_weights import dense_parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.holders import identity_of
-from torchrec_bls.direct.offered.conversation import Conversation
-from torchrec_bls.direct.offered.listening import listen
-from torchrec_bls.direct.offered.manifest import Manifest, OfferedModule, OfferedTable, offsets_of
+from torchrec_bls.direct.offers.conversation import Conversation
+from torchrec_bls.direct.offers.listening import listen
+from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable, offsets_of
+from torchrec_bls.direct.serving.served_model import ReadingModule, ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
-from torchrec_bls.serving.served_model import ReadingModule, ServedModel
 
 # Seconds that one process may take; it spends most of them mapping tables.
 _DEADLINE = 60.0

@@ -12,11 +12,11 @@ import torch
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
-from torchrec_bls.direct.follower import Follower
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.holders import is_alive
 from torchrec_bls.direct.new_weights import cut, entry_of
-from torchrec_bls.direct.ownership import Ownership
+from torchrec_bls.direct.serving.follower import Follower
+from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import PeerTimeoutError
 

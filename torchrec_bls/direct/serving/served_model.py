@@ -12,12 +12,12 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.holders import is_alive, pid_of
 from torchrec_bls.direct.new_weights import check_is_dense, entry_of, prefix_of
-from torchrec_bls.direct.publisher import Publication, Publisher
-from torchrec_bls.direct.serving_state import ServingState
-from torchrec_bls.distributed.direct_reads import DirectReads
+from torchrec_bls.direct.reads.attached_collection import AttachedCollection
+from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.serving.publisher import Publication, Publisher
+from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
-from torchrec_bls.distributed.reading.attached_collection import AttachedCollection
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.pipeline import bounded_lag_modules
 

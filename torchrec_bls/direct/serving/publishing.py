@@ -10,9 +10,9 @@ from torch import nn
 
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner
-from torchrec_bls.direct.publisher import Publication
-from torchrec_bls.direct.serving_state import ServingState
-from torchrec_bls.serving.served_model import ServedModel, reading_modules
+from torchrec_bls.direct.serving.publisher import Publication
+from torchrec_bls.direct.serving.served_model import ServedModel, reading_modules
+from torchrec_bls.direct.serving.serving_state import ServingState
 
 
 def publish(

@@ -1,1 +1,0 @@
-"""Hands tables over to a process that comes later."""

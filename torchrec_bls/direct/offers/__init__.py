@@ -1,0 +1,1 @@
+"""Tables handed over to processes that come later."""

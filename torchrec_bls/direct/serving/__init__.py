@@ -1,0 +1,1 @@
+"""Versions of a model's weights in one process: who announces, who follows, what is served."""

@@ -1,1 +1,0 @@
-"""Outputs of modules that read directly, and the modules of attached processes."""

@@ -1,1 +1,0 @@
-"""Models that read tables directly: their generations, and processes that attach to them."""

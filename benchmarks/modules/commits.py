@@ -3,6 +3,7 @@
 import gc
 import itertools
 import statistics
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -30,13 +31,21 @@ def _cases(ranks: int) -> list[Case]:
     return found
 
 
-def _measure(rank: int, cases: list[Case]) -> commits.Turn:
-    """Milliseconds of a forward on the slowest rank, the median of some samples."""
+def measure(rank: int, cases: list[Case], options: Mapping[str, Any]) -> commits.Turn:
+    """Milliseconds of a forward on the slowest rank, the median of some samples.
+
+    Args:
+        rank: this process.
+        cases: those of one module and sharding one after the other.
+        options: of BLSConfig.
+    """
     found: commits.Turn = {}
     with torch.no_grad():
         for (kind, sharding), of_model in itertools.groupby(cases, lambda case: case[:2]):
             of_kind = list(of_model)
-            ours = sharded(of_kind[0], KINDS[kind][3](BLSConfig()), dist.group.WORLD, sharding)
+            ours = sharded(
+                of_kind[0], KINDS[kind][3](BLSConfig(**options)), dist.group.WORLD, sharding
+            )
             for case in of_kind:
                 label = f"{kind} {sharding}, {case.ranks} ranks, {case.batch} x {case.ids} ids"
                 found[label] = _sampled(ours, case, rank)
@@ -60,7 +69,7 @@ def _sampled(ours: Any, case: Case, rank: int) -> float:
 def _turn() -> commits.Turn:
     found: commits.Turn = {}
     for ranks in (2, 4):
-        found |= on_ranks(ranks, _measure, _cases(ranks))
+        found |= on_ranks(ranks, measure, _cases(ranks), {})
     return found
 
 

@@ -22,7 +22,10 @@ NODES = 2
 
 
 def sharded(
-    kind: models.Kind, module: nn.Module, plan: Any, device: torch.device = models.CPU
+    kind: models.Kind,
+    module: nn.Module,
+    plan: Any,
+    device: torch.device = models.CPU,
 ) -> DistributedModelParallel:
     return DistributedModelParallel(
         models.SparseOnly(module),
@@ -113,14 +116,10 @@ def test_of_a_module_made_on_the_meta_device(kind: str) -> None:
 def start_from_other_seeds(rank: int, kind: models.Kind) -> None:
     """As a program that makes its model before it sets the same seed on all ranks."""
     models.set_nodes(1)
-    modules = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        modules.append(
-            type(kind.module())(
-                tables=kind.module().embedding_bag_configs(), is_weighted=kind.name == "weighted"
-            )
-        )
+    modules = [kind.module() for _ in range(2)]
+    with torch.no_grad():
+        for parameter in modules[1].parameters():
+            parameter.neg_()
     types = ["data_parallel", "table_wise", "data_parallel", "row_wise", "table_wise"]
     sharder = kind.bls_sharder(BLSConfig())
     plan = models.make_plan(modules[rank], types, sharder)

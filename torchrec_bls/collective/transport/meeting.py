@@ -254,7 +254,8 @@ class Meeting:
         if size != self._world_size:
             raise ForeignRecordError(
                 f"world_size differs between ranks ({self._names.of_all([rank])}: {size}; "
-                f"{self._names.of_all([self._rank])}: {self._world_size}). All ranks must create it in the same process group"
+                f"{self._names.of_all([self._rank])}: {self._world_size}). All "
+                "ranks must create it in the same process group"
             )
         return (nonce, error, beside) if seat.get("session") == self._session else ("", None, {})
 

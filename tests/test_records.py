@@ -3,13 +3,26 @@
 import gzip
 import json
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 import pytest
 from msgspec import Meta
+from torchrec_bls.sharding.costs.profile import load_profile
 
-from torchrec_bls.records import Format, Positive, Record, Whole, decode, read_bytes
+from torchrec_bls.observe.traces.execution_trace import read_execution_trace
+from torchrec_bls.observe.traces.kineto import TraceError, read_kineto
+from torchrec_bls.records import (
+    MOST_BYTES,
+    Format,
+    Positive,
+    Record,
+    Whole,
+    decode,
+    read_bytes,
+)
 
 
 class Refused(ValueError):
@@ -113,6 +126,22 @@ def test_a_packed_file(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(Refused, match=r"file\.json\.gz is a damaged \.gz, or cut off"):
             read_bytes(path, error=Refused)
+
+
+@pytest.mark.parametrize("part", [b"{}", b"[]", b'{"ph":"X"}'])
+def test_a_trace_of_little_but_objects_is_not_read(tmp_path: Path, part: bytes) -> None:
+    """The first of them would take 35 times as much memory as its text."""
+    path = tmp_path / "rank0.json"
+    parts = b",".join([part] * ((MOST_BYTES + (1 << 20)) // (len(part) + 1)))
+    path.write_bytes(b'{"schema":"1.1.1-chakra.0.0.4","traceEvents":[' + parts + b'],"nodes":[]}')
+    reason = r"rank0\.json has [\d,]+ objects and [\d,]+ lists in [\d,]+ bytes.*so is not read"
+    with mock.patch("msgspec.json.decode", side_effect=AssertionError):
+        for read in (partial(read_kineto, rank=0), read_execution_trace):
+            with pytest.raises(TraceError, match=reason):
+                read(path)
+    # Others than traces are never that large.
+    with pytest.raises(ValueError, match="has more than 16,777,216 bytes, and so is not read"):
+        load_profile(path)
 
 
 def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:

@@ -111,8 +111,9 @@ class ReadStages(ModuleStages):
     def post_ids(self, iteration: object, batch: CheckedBatch, note: IdsNote) -> None:
         """Copies the ids of a batch."""
         varying = None if batch.varying is None else kept(batch.varying)
-        unsent = UnsentBatch(batch._replace(features=kept(batch.features), varying=varying))
-        self._ids.append((iteration, self.owner.create_context(), unsent))
+        context = self.owner.create_context()
+        batch = batch._replace(features=kept(batch.features), varying=varying)
+        self._ids.append((iteration, context, UnsentBatch(batch, context)))
 
     def look_up(self) -> None:
         """Moves the oldest batch on."""

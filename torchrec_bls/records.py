@@ -22,8 +22,11 @@ import msgspec
 
 T = TypeVar("T")
 
-#: Bytes of a file, unpacked, unless its reader says otherwise.
-MOST_BYTES = 64 << 20
+#: Bytes of a file, unpacked, unless its reader says otherwise. Lists of nothing take 20 times as
+#: much memory as their text.
+MOST_BYTES = 16 << 20
+# Of text for each object and each list in larger ones, on average. Real traces have twice as much.
+_OBJECT_BYTES, _LIST_BYTES = 32, 8
 # Real traces are up to 20 times as large unpacked. So a small file can't ask for much memory.
 _MOST_TIMES, _LEAST_UNPACKED = 100, 16 << 20
 _LONGEST_REASON = 300
@@ -122,6 +125,13 @@ def decode(
     Raises:
         error: the bytes are something else.
     """
+    if isinstance(data, bytes) and len(data) > MOST_BYTES:
+        objects, lists = data.count(b"{"), data.count(b"[")
+        if objects * _OBJECT_BYTES + lists * _LIST_BYTES > len(data):
+            raise error(
+                f"{where} has {objects:,} objects and {lists:,} lists in {len(data):,} bytes, "
+                f"which take many times as much memory, and so is not read: {cure}"
+            )
     try:
         return msgspec.json.decode(data, type=form)
     except msgspec.ValidationError as refused:

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -147,10 +148,10 @@ void bind_channel(py::module_& module) {
   py::class_<Channel, ChannelHolder>(module, "Channel")
       .def(py::init([](TransportHandle& transport, int rank, int world_size, uint32_t bound,
                        uint32_t slots, double deadline_seconds, const std::string& name,
-                       int local_ranks, const std::vector<int>& global_ranks,
+                       int local_ranks, const std::vector<std::string>& names,
                        const std::string& deadline_name) {
              ChannelConfig config{rank, world_size, bound, slots, {}, name, local_ranks};
-             config.names = RankNames(global_ranks);
+             config.names = RankNames(names);
              config.deadline_name = deadline_name;
              config.deadline = milliseconds(deadline_seconds);
              config.interrupt = SignalCheck();
@@ -158,7 +159,7 @@ void bind_channel(py::module_& module) {
            }),
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
            py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"), py::arg("local_ranks"),
-           py::arg("global_ranks") = std::vector<int>(), py::arg("deadline_name") = "the deadline")
+           py::arg("names") = std::vector<std::string>(), py::arg("deadline_name") = "the deadline")
       .def("post", &post)
       .def("post_blocks", &post_blocks)
       .def("label", &Channel::label)

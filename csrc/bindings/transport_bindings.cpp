@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -29,11 +30,13 @@ void bind_transports(py::module_& module) {
 
   using ShmHandle = Handle<ShmTransport>;
   py::class_<ShmHandle, TransportHandle>(module, "ShmTransport")
-      .def(py::init([](int rank, int world_size, uint32_t slots, size_t slot_bytes) {
-             return ShmHandle(
-                 std::make_unique<ShmTransport>(RingShape{rank, world_size, slots, slot_bytes}));
+      .def(py::init([](int rank, int world_size, uint32_t slots, size_t slot_bytes,
+                       const std::vector<std::string>& names) {
+             return ShmHandle(std::make_unique<ShmTransport>(
+                 RingShape{rank, world_size, slots, slot_bytes, RankNames(names)}));
            }),
-           py::arg("rank"), py::arg("world_size"), py::arg("slots"), py::arg("slot_bytes"))
+           py::arg("rank"), py::arg("world_size"), py::arg("slots"), py::arg("slot_bytes"),
+           py::arg("names") = std::vector<std::string>())
       .def_property_readonly("address",
                              [](const ShmHandle& t) { return to_tuple(t.get().address()); })
       .def("connect",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -75,14 +76,17 @@ void bind_verbs(py::module_& module) {
   using VerbsHandle = Handle<VerbsTransport>;
   py::class_<VerbsHandle, TransportHandle>(module, "VerbsTransport")
       .def(py::init([](const VerbsConfig& config, int rank, int world_size, uint32_t slots,
-                       size_t slot_bytes, double deadline_seconds, const std::vector<int>& peers) {
+                       size_t slot_bytes, double deadline_seconds, const std::vector<int>& peers,
+                       const std::vector<std::string>& names) {
              const py::gil_scoped_release release;
              return VerbsHandle(std::make_unique<VerbsTransport>(
-                 load_ibverbs(), config, RingShape{rank, world_size, slots, slot_bytes},
+                 load_ibverbs(), config,
+                 RingShape{rank, world_size, slots, slot_bytes, RankNames(names)},
                  milliseconds(deadline_seconds), peers));
            }),
            py::arg("config"), py::arg("rank"), py::arg("world_size"), py::arg("slots"),
-           py::arg("slot_bytes"), py::arg("deadline_seconds"), py::arg("peers"))
+           py::arg("slot_bytes"), py::arg("deadline_seconds"), py::arg("peers"),
+           py::arg("names") = std::vector<std::string>())
       .def_property_readonly("address",
                              [](const VerbsHandle& t) { return to_tuple(t.get().address()); })
       .def_property_readonly("device",

@@ -13,9 +13,9 @@
 #include "channel/call_gate.h"
 #include "channel/channel_errors.h"
 #include "channel/protocol.h"
-#include "channel/rank_names.h"
 #include "channel/waiter.h"
 #include "errors.h"
+#include "transport/rank_names.h"
 #include "transport/transport.h"
 
 namespace bls {

@@ -7,6 +7,9 @@
 namespace bls::channel_errors {
 namespace {
 
+constexpr const char* kUnequalEnds =
+    ". torchrec_bls.EndTogether ends all ranks together where their numbers of batches differ";
+
 constexpr const char* kCauseOfDamage =
     ". Two versions of torchrec-bls, or a write out of bounds in one of the two processes, cause "
     "this";
@@ -110,7 +113,7 @@ ChannelError not_sent(const Place& place, int source, const std::vector<Missing>
   return {ErrorKind::kTimeout, about(place, source) + "did not send within " + deadline_of(place) +
                                    ". Missing: " + list(place.channel.names, missing) +
                                    ". A rank that is stuck, stopped or ran fewer iterations" +
-                                   causes_delay(place)};
+                                   causes_delay(place) + kUnequalEnds};
 }
 
 ChannelError not_read(const Place& place, int destination, uint64_t messages) {
@@ -136,7 +139,8 @@ ChannelError gone(const Place& place, int peer, PeerState state, const char* doi
     return {kind, who + "died while" + waited + "look at that rank's own output for the cause"};
   }
   return {ErrorKind::kPeerClosed, who + "closed the channel while" + waited +
-                                      "all ranks must run the same number of iterations"};
+                                      "all ranks must run the same number of iterations" +
+                                      kUnequalEnds};
 }
 
 ChannelError overwritten(const Place& place, int source, uint64_t found) {

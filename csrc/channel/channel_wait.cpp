@@ -64,7 +64,7 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
   PairSlot& pair = next_wait_->pairs[source];
   ParsedMessage message;
   try {
-    parse_message(pair.inbox, {config_.rank, source, completed_, slot_bytes_}, message);
+    parse_message(pair.inbox, {source, slot_bytes_}, message);
   } catch (const ChannelError& error) {
     fail_damaged(source, error);
   }

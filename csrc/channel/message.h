@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "channel/rank_names.h"
+#include "transport/rank_names.h"
 
 namespace bls {
 

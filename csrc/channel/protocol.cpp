@@ -8,11 +8,8 @@
 namespace bls {
 namespace {
 
-[[noreturn]] void damaged(const Expectation& expected, const std::string& what) {
-  throw ChannelError(ErrorKind::kProtocol, "rank " + std::to_string(expected.rank) +
-                                               ": damaged message from rank " +
-                                               std::to_string(expected.source) + " at sequence " +
-                                               std::to_string(expected.sequence) + ": " + what);
+[[noreturn]] void damaged(const std::string& what) {
+  throw ChannelError(ErrorKind::kProtocol, "damaged header: " + what);
 }
 
 }  // namespace
@@ -20,18 +17,18 @@ namespace {
 void parse_message(const std::byte* slot, const Expectation& expected, ParsedMessage& message) {
   MessageHeader header;
   std::memcpy(&header, slot, sizeof(header));
-  if (header.magic != kMagic) damaged(expected, "magic " + std::to_string(header.magic));
+  if (header.magic != kMagic) damaged("magic " + std::to_string(header.magic));
   if (header.version != kWireVersion) {
-    damaged(expected, "wire version " + std::to_string(header.version) + ", this rank speaks " +
-                          std::to_string(kWireVersion) + ": install one version on all ranks");
+    damaged("wire version " + std::to_string(header.version) + ", this rank speaks " +
+            std::to_string(kWireVersion) + ": install one version on all ranks");
   }
   if (header.source != expected.source) {
-    damaged(expected, "it says it comes from rank " + std::to_string(header.source));
+    damaged("it says it comes from rank " + std::to_string(header.source) + " of the group");
   }
-  if ((header.flags & ~kFlagPulled) != 0) damaged(expected, "unknown flags");
+  if ((header.flags & ~kFlagPulled) != 0) damaged("unknown flags");
   if (header.parts > kMaxParts) {
-    damaged(expected, std::to_string(header.parts) + " parts, at most " +
-                          std::to_string(kMaxParts) + " exist");
+    damaged(std::to_string(header.parts) + " parts, at most " + std::to_string(kMaxParts) +
+            " exist");
   }
   message.credit = header.credit;
   message.batch = header.batch;
@@ -42,19 +39,19 @@ void parse_message(const std::byte* slot, const Expectation& expected, ParsedMes
   try {
     layout.place(message.pulled ? 0 : header_bytes(layout.count));
   } catch (const std::length_error& error) {
-    damaged(expected, error.what());
+    damaged(error.what());
   }
   if (!message.pulled) {
     if (layout.end > expected.slot_bytes) {
-      damaged(expected, std::to_string(layout.end) + " bytes in a slot of " +
-                            std::to_string(expected.slot_bytes));
+      damaged(std::to_string(layout.end) + " bytes in a slot of " +
+              std::to_string(expected.slot_bytes));
     }
     return;
   }
   std::memcpy(&message.address, slot + header_bytes(layout.count), sizeof(MemoryAddress));
   if (message.address.bytes < layout.end) {
-    damaged(expected, std::to_string(layout.end) + " bytes in a pulled message's memory of " +
-                          std::to_string(message.address.bytes));
+    damaged(std::to_string(layout.end) + " bytes in a pulled message's memory of " +
+            std::to_string(message.address.bytes));
   }
 }
 

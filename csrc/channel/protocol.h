@@ -68,9 +68,7 @@ inline SlotSequence check_sequence(std::byte* slot, uint64_t awaited) {
 
 /// What a receiver checks a header against.
 struct Expectation {
-  int rank;
   int source;
-  uint64_t sequence;
   size_t slot_bytes;
 };
 
@@ -110,7 +108,7 @@ inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, 
 }
 
 /// Reads and checks the header in `slot`; nothing of it is trusted before. Throws
-/// ChannelError(kProtocol) naming rank, source, sequence and the field that is wrong.
+/// ChannelError(kProtocol) naming the field that is wrong.
 void parse_message(const std::byte* slot, const Expectation& expected, ParsedMessage& message);
 
 }  // namespace bls

@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool likely = input.take<uint8_t>() % 4 != 0;
   std::vector<std::byte> slot = input.take_bytes(slot_bytes);
   if (likely) write_constants(slot.data());
-  const Expectation expected{.rank = 1, .source = kSource, .sequence = 7, .slot_bytes = slot_bytes};
+  const Expectation expected{.source = kSource, .slot_bytes = slot_bytes};
 
   View views[kMaxParts];
   size_t parts = 0;

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/rank_names.h"
+
 namespace bls {
 
 /// What the ranks agree on before memory is shared. `slots` per ordered pair of ranks.
@@ -11,6 +13,7 @@ struct RingShape {
   int world_size = 1;
   uint32_t slots = 2;
   size_t slot_bytes = 4096;
+  RankNames names{};  ///< in errors
 };
 
 inline constexpr size_t kCacheLine = 64;

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from torchrec_bls.records import AboveZero, Amount, Positive, Whole
 
 Integers = npt.NDArray[np.int64]
 
@@ -34,10 +36,10 @@ class TableConfiguration:
         skew: exponent of the Zipf law that the ids follow; 0 is uniform.
     """
 
-    rows: int
-    dim: int
-    pooling: float
-    skew: float
+    rows: Positive
+    dim: Positive
+    pooling: AboveZero
+    skew: Amount
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class LookupConfiguration:
     """
 
     tables: tuple[TableConfiguration, ...]
-    samples: int
-    weight_bytes: int
+    samples: Positive
+    weight_bytes: Literal[4, 2]
     pooled: bool
-    seed: int
+    seed: Whole
 
     def as_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -96,7 +98,7 @@ def _draw(
     random: np.random.Generator, memory_bytes: int, unpooled_share: float
 ) -> LookupConfiguration:
     pooled = bool(random.random() >= unpooled_share)
-    weight_bytes = 4 if random.random() < 0.75 else 2
+    weight_bytes: Literal[4, 2] = 4 if random.random() < 0.75 else 2
     tables = int(random.choice([1, 1, 2, 3, 4, 6, 8, MOST_TABLES]))
     samples = round(_log_uniform(random, LEAST_SAMPLES, MOST_SAMPLES))
     alike = random.random() < 1 / 3

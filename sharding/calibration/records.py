@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchrec_bls.records import decode, read_bytes
+from torchrec_bls.records import Format, decode, read_bytes
 
 from ..costs.machine import Machine
 from ..costs.profile import ProfileError
+from .entries import Entry, Head, check_together
 
 _FORMAT = "torchrec-bls measurements"
 _VERSION = 1
+_CURE = "remove the file"
+_MOST_BYTES = 64 << 20  # read line by line
+_HEAD = Format(Head, _CURE, ProfileError, _FORMAT, (_VERSION,))
+_ENTRY: Any = Entry
 
 
 class Records:
@@ -74,26 +79,32 @@ def read_records(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Reads a file of measurements and returns its first line, and all others.
 
     Raises:
-        ProfileError: the file is no file of measurements.
+        ProfileError: the file is no file of measurements; the text has the line, the place in it
+            and the reason.
     """
     head, *entries = _read(path)
     return head, entries
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
-    lines = read_bytes(path, error=ProfileError).splitlines(keepends=True)
-    entries = []
-    for number, line in enumerate(lines):
-        where = f"{path}, line {number + 1}"
+    first, *lines = read_bytes(path, _MOST_BYTES, ProfileError).splitlines(keepends=True) or [b""]
+    _HEAD.decode(first, f"{path}, line 1")
+    yield decode(first, dict[str, Any], str(path), _CURE, ProfileError)
+    entries: list[tuple[str, Any]] = []
+    for number, line in enumerate(lines, 2):
+        where = f"{path}, line {number}"
         try:
-            entries.append(decode(line, dict[str, Any], where, "remove the file", ProfileError))
+            entries.append((where, decode(line, _ENTRY, where, _CURE, ProfileError)))
         except ProfileError:
-            if number == len(lines) - 1 and number:
-                break
-            raise
-    if not entries or entries[0].get("format") != _FORMAT:
-        raise ProfileError(f"{path} is no {_FORMAT}")
-    return iter(entries)
+            if line.endswith(b"\n"):
+                raise
+            lines.pop()
+    try:
+        check_together(entries)
+    except ValueError as error:
+        raise ProfileError(f"{error}: {_CURE}") from error
+    for line in lines:
+        yield decode(line, dict[str, Any], str(path), _CURE, ProfileError)
 
 
 def _line(entry: dict[str, Any]) -> str:

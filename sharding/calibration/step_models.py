@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from torchrec_bls.records import Positive, Whole
+
 from ..problem.job import Job
 from ..problem.options import ALL_RANKS, options_of
 from ..problem.tables import COLUMN_WISE, ROW_WISE, TABLE_WISE, PlacedTable, Table, Workload
@@ -45,8 +47,8 @@ class StepModel:
 
     name: str
     collections: tuple[Collection, ...]
-    batch: int
-    seed: int
+    batch: Positive
+    seed: Whole
 
     def as_json(self) -> dict[str, Any]:
         """The fields by name."""

@@ -13,6 +13,9 @@ import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
 from torchrec_bls import BLSOptions, BoundedLagChannel
+from torchrec_bls.collective.transport.meeting import Meeting
+from torchrec_bls.collective.transport.rank_names import RankNames
+from torchrec_bls.distributed.inputs.refused_batches import refused
 from torchrec_bls.errors import BLSError, RendezvousError
 
 NEVER = 3600.0
@@ -138,3 +141,49 @@ def disagree(rank: int) -> str:
 def test_terms_that_differ_are_told_with_global_numbers() -> None:
     for message in run(4, disagree)[1::2]:
         assert "ranks [1] ([0] of their group): 256; ranks [3] ([1] of their group): 768" in message
+
+
+def want_too_much(rank: int) -> str:
+    group = dist.new_group(MEMBERS)
+    if rank not in MEMBERS:
+        return ""
+    with pytest.raises(RendezvousError) as caught:
+        BoundedLagChannel(group, slot_bytes=1 << 40)
+    return str(caught.value)
+
+
+def test_a_transport_names_ranks_by_their_global_numbers() -> None:
+    for rank, message in zip(MEMBERS, run(4, want_too_much)[1::2], strict=True):
+        number = MEMBERS.index(rank)
+        assert f"bytes on rank {rank} ({number} of its group)" in message
+
+
+def refuse(rank: int) -> str:
+    group = dist.new_group(MEMBERS)
+    return str(refused(group, "ids", {1: "no such id"})) if rank in MEMBERS else ""
+
+
+def test_a_refused_batch_is_told_with_global_numbers() -> None:
+    _, told, _, own = run(4, refuse)
+    assert "ids on rank 1 (0 of its group): rank 3 (1 of its group) refused its batch" in told
+    assert own == "no such id"
+
+
+def announce_another_size(rank: int) -> str:
+    group: Any = dist.new_group(MEMBERS)
+    if rank not in MEMBERS:
+        return ""
+    size = 4 if rank == 3 else 2
+    meeting = Meeting(
+        group.get_group_store(), "m", group.rank(), size, f"try {rank}", "", RankNames(MEMBERS)
+    )
+    meeting.come("terms", "{}")
+    dist.barrier(group)
+    with pytest.raises(RendezvousError) as caught:
+        meeting.look()
+    return str(caught.value)
+
+
+def test_ranks_of_other_groups_are_told_with_global_numbers() -> None:
+    message = run(4, announce_another_size)[1]
+    assert "ranks [3] ([1] of their group): 4; ranks [1] ([0] of their group): 2" in message

@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from torchrec_bls.sharding.calibration.configurations import (
+    LookupConfiguration,
+    TableConfiguration,
+)
+from torchrec_bls.sharding.calibration.fit import collectives_of, lookups_of
+from torchrec_bls.sharding.calibration.messages import Message
+from torchrec_bls.sharding.calibration.records import Records, read_records
+from torchrec_bls.sharding.calibration.step_models import Collection, StepModel
 from torchrec_bls.sharding.costs.dense.model import DenseModel, DenseOpModel
+from torchrec_bls.sharding.costs.dense.ops import DenseOp
+from torchrec_bls.sharding.costs.fitting.dense import dense_samples
+from torchrec_bls.sharding.costs.fitting.lookups import samples_of
+from torchrec_bls.sharding.costs.machine import Machine
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.problem.model_file import read_model
 from torchrec_bls.sharding.problem.plan_file import read_plan, save_plan
@@ -54,6 +66,58 @@ def _profile(folder: Path) -> Path:
     profile = dataclasses.replace(small_profile(), dense=dense, overlap={("gloo", 2): modes})
     profile.save(folder / "profile.json")
     return folder / "profile.json"
+
+
+def write_measurements(folder: Path) -> Path:
+    """Writes a calibration with a measurement of each kind, and two visits. Returns the path."""
+    path = folder / "profile.measurements.jsonl"
+    path.unlink(missing_ok=True)
+    records = Records(path, {"seed": 1}, Machine("cpu", "a processor", 2, 2**30))
+    records.add(
+        "memory", 1.0, {"buffer_bytes": [64, 128], "bytes_per_us": [9, 8], "row_us": [1, 2]}
+    )
+    random = np.random.default_rng(0)
+    configuration = LookupConfiguration(
+        (TableConfiguration(100, 4, 1.5, 0.0), TableConfiguration(9, 8, 2.0, 1.1)), 32, 4, True, 7
+    )
+    description = {"lookups": [48, 64], "unique_rows": [40, 9], "reuse_factors": [[1.0], [0, 1.0]]}
+    described = {"index": 3, "configuration": configuration.as_json(), **description}
+    records.add("workload", 0.0, described)
+    for kind in ("lookup", "retest"):
+        times = {f"{d}_us": random.uniform(1, 2, 3).tolist() for d in ("forward", "backward")}
+        records.add(kind, 0.1, {"visit": 0, "index": 3, **times})
+    op = dataclasses.asdict(DenseOp("linear", 4, 8, 2, gradient_bytes=(64,)))
+    records.add("dense", 0.1, {"visit": 0, "index": 0, "op": op, "times": {"forward_us": [1.5]}})
+    for visit in (0, 2):
+        messages = [
+            {**each.as_json(), "backend": "gloo", "world_size": 2, "us": [5.5], "cpu_us": [3]}
+            for each in (
+                Message("all_to_all", "uneven", ((64, 128), (0, 64))),
+                Message("all_reduce", "grid", ((256,),)),
+            )
+        ]
+        entry = {"backend": "gloo", "world_size": 2, "visit": visit, "messages": messages}
+        records.add("collectives", 0.1, entry)
+    model = StepModel("m", (Collection(True, configuration.tables),), 64, 5)
+    us = {"table_wise": [900.0], "mixed": [800.0]}
+    entry = {"world_size": 2, "index": 0, "model": model.as_json(), "backend": "bls"}
+    records.add("steps", 0.1, {**entry, "training": True, "us": us})
+    return path
+
+
+def _read_measurements(path: Path) -> None:
+    _, entries = read_records(path)
+    for visits in (lookups_of(entries), lookups_of(entries, "retest")):
+        for direction in ("forward", "by_exchange"):
+            samples_of([*visits.values()], direction, True, "tenth percentile")
+    collectives_of(entries)
+    dense_samples([entry for entry in entries if entry["kind"] == "dense"])
+    for entry in entries:
+        if entry["kind"] == "workload":
+            LookupConfiguration.from_json(entry["configuration"])
+        elif entry["kind"] == "steps":
+            model = StepModel.from_json(entry["model"])
+            assert model.batch > 0
 
 
 def _plan(folder: Path) -> Path:
@@ -202,6 +266,7 @@ def _execution_trace(folder: Path) -> Path:
 
 KINDS = {
     "profile": Kind(_profile, load_profile),
+    "measurements": Kind(write_measurements, _read_measurements),
     "plan": Kind(_plan, _read_plan),
     "overlap plan": Kind(_overlap_plan, _read_overlap_plan),
     "model": Kind(_model, read_model),

@@ -55,7 +55,12 @@ def _one(data: bytes, random: Random) -> bytes:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
-        return _bytes_changed(data, random)
+        lines = data.splitlines(keepends=True)
+        place = random.randrange(len(lines)) if len(lines) > 1 else 0
+        if not place or not lines[place].endswith(b"}\n"):
+            return _bytes_changed(data, random)
+        lines[place] = _one(lines[place], random) + b"\n"  # JSON in each line
+        return b"".join(lines)
     return _json_changed(content, random)
 
 

@@ -224,7 +224,7 @@ class BoundedLagChannel:
         self.names = rendezvous.names
         self._where = f"channel '{name}' on {self.names.of(self.rank)}"
         hosts = self._agree(rendezvous, slot_bytes, transport)
-        shape = Shape(name, self.rank, hosts, slots, slot_bytes, deadline)
+        shape = Shape(name, self.rank, hosts, slots, slot_bytes, deadline, self.names.every)
         self.native = _native.Channel(
             set_up(rendezvous, shape, transport, verbs),
             self.rank,
@@ -234,7 +234,7 @@ class BoundedLagChannel:
             deadline,
             name,
             len(shape.local_ranks),
-            self.names.global_ranks,
+            shape.names,
             rendezvous.deadline_name,
         )
         self.native.keep(self.own)

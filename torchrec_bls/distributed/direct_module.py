@@ -105,10 +105,10 @@ class DirectModule(ExchangedModule):
             )
         self.calls.note()
         try:
-            return UnsentBatch(self.check_input(features))
+            return UnsentBatch(self.check_input(features), ctx)
         except ValueError as error:
             ctx.bls_refusal = RefusedBatchError(str(error))
-            return UnsentBatch(self.nothing())
+            return UnsentBatch(self.nothing(), ctx)
 
     @outside_inference_mode
     def _direct_output(self, ctx: Any, batch: CheckedBatch) -> LazyAwaitable[Any]:

@@ -71,7 +71,7 @@ class ExchangedModule:
             Agreement(group, name, exchanges.deadline, terms_of(config, tables, params)),
             InputCheck(name, tables, is_weighted, config.bad_ids),
             list(tables),
-            Callers(f"{name} on rank {group.rank()}", lambda: exchanges.under_way),
+            Callers(f"{name} on {rank_name(group)}", lambda: exchanges.under_way),
         )
         self._bls.forget_lookup()
         self.calls = Calls()

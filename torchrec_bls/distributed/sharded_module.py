@@ -113,6 +113,10 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         """Looks up and posts the embeddings; see TorchRec."""
         if isinstance(input, UnsentBatch):
             return self._direct_output(ctx, input.batch)
+        if self.reads_directly:
+            (processed,) = input  # from a FeatureProcessedEmbeddingBagCollection
+            batch = self._bls.input_check.check_processed(processed, ctx.bls_unsent)
+            return self._direct_output(ctx, batch)
         return super().compute_and_output_dist(ctx, input)
 
     @outside_inference_mode

@@ -139,10 +139,10 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
             )
         self.calls.note()
         try:
-            return UnsentBatch(checked(self._check, features))
+            return UnsentBatch(checked(self._check, features), ctx)
         except Exception as error:  # whatever a request holds, the fault is that request's
             ctx.refusal = ValueError(f"{self._where}: {error}")
-            return UnsentBatch(self._check.nothing())
+            return UnsentBatch(self._check.nothing(), ctx)
 
     def compute(self, ctx: _Context, dist_input: UnsentBatch) -> Any:
         """Returns the embeddings, as the unsharded module does."""

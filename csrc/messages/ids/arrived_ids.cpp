@@ -96,6 +96,14 @@ void ArrivedIds::check_items(int source, const IdsPreamble& preamble) {
       (value_bytes_ == 4 || value_bytes_ == 8) && weight_bytes_ <= 8) {
     return;
   }
+  if ((preamble.weight_bytes == 0) != (weight_bytes_ == 0)) {
+    const bool has = preamble.weight_bytes != 0;
+    throw ChannelError(ErrorKind::kProtocol,
+                       "ids from " + names_->of(source) + " do not fit: they have " +
+                           (has ? "" : "no ") + "weights, but those from " + names_->of(sized_by_) +
+                           (has ? " have none" : " have some") +
+                           ". Give the KeyedJaggedTensors of all ranks weights, or of none");
+  }
   bad_message(*names_, source,
               "items of " + std::to_string(preamble.length_bytes) + " (lengths), " +
                   std::to_string(preamble.value_bytes) + " (ids) and " +

@@ -75,7 +75,7 @@ TEST_CASE("messages that contradict themselves or the local plan are refused") {
     check_refused({.value_bytes = 4}, "items of 8 (lengths), 4 (ids) and 0 (weights) bytes");
   }
   SUBCASE("weights that this rank does not send") {
-    check_refused({.weight_bytes = 4, .parts = 4}, "items of 8 (lengths), 8 (ids) and 4");
+    check_refused({.weight_bytes = 4, .parts = 4}, "they have weights, but those from rank ");
   }
   SUBCASE("lengths of another batch size") {
     check_refused({.stride = 3}, "16 bytes of lengths for 1 features of batch size 3");

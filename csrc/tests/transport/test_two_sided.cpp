@@ -20,7 +20,7 @@ using namespace bls::testing;
 
 namespace {
 
-constexpr RingShape kShape{.rank = 0, .world_size = 3, .slots = 2, .slot_bytes = 64};
+const RingShape kShape{.rank = 0, .world_size = 3, .slots = 2, .slot_bytes = 64};
 // Whoever waits as long has failed: the test hangs until its own deadline.
 const Clock::time_point kNever = Clock::now() + std::chrono::hours(1);
 

@@ -72,7 +72,7 @@ ShmTransport::ShmTransport(const RingShape& shape)
   own_ = ShmSegment::create(
       ring_offset_ + bls::ring_bytes(world_size, shape.slots, shape.slot_bytes),
       std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) + " slots of " +
-          std::to_string(slot_stride_) + " bytes on rank " + std::to_string(shape.rank));
+          std::to_string(slot_stride_) + " bytes on " + shape.names.of(shape.rank));
   new (own_.data()) ControlBlock{};
   // Before any peer can sleep on this rank's messages; see `sleep`.
   syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
@@ -98,17 +98,17 @@ void ShmTransport::connect(std::span<const SegmentAddress> addresses) {
       continue;
     }
     if (addresses[peer].bytes != own_.size()) {
-      throw ChannelError(ErrorKind::kProtocol,
-                         "rank " + std::to_string(peer) + " announced a segment of " +
-                             std::to_string(addresses[peer].bytes) + " bytes, rank " +
-                             std::to_string(shape_.rank) + " has " + std::to_string(own_.size()));
+      throw ChannelError(ErrorKind::kProtocol, shape_.names.of(peer) + " announced a segment of " +
+                                                   std::to_string(addresses[peer].bytes) +
+                                                   " bytes, " + shape_.names.of(shape_.rank) +
+                                                   " has " + std::to_string(own_.size()));
     }
     // Before the segment is opened: a process that opens is alive, so the handle is its own.
     process_handles_[peer] = static_cast<int>(syscall(SYS_pidfd_open, addresses[peer].pid, 0));
     try {
       peers_[peer] = ShmSegment::open(addresses[peer]);
     } catch (const ChannelError& error) {
-      throw ChannelError(error.kind(), "rank " + std::to_string(peer) + ": " + error.what());
+      throw ChannelError(error.kind(), shape_.names.of(peer) + ": " + error.what());
     }
     bases_[peer] = peers_[peer].data();
   }
@@ -151,9 +151,8 @@ std::byte* ShmTransport::expose(int destination, uint32_t slot, size_t bytes,
   ShmSegment& segment = exposed_[pair_index(destination, slot)];
   if (segment.size() < bytes) {
     segment = ShmSegment();
-    segment =
-        ShmSegment::create(bytes, "a message of rank " + std::to_string(shape_.rank) + " to rank " +
-                                      std::to_string(destination) + " larger than a slot");
+    segment = ShmSegment::create(bytes, "a message of " + shape_.names.of(shape_.rank) + " to " +
+                                            shape_.names.of(destination) + " larger than a slot");
   }
   address = std::bit_cast<MemoryAddress>(segment.address());
   return segment.data();
@@ -171,8 +170,8 @@ const std::byte* ShmTransport::pull(int source, uint32_t slot, const MemoryAddre
   if (segment.data() == nullptr || known.inode != address.inode || known.device != address.device ||
       known.bytes != address.bytes) {
     if (address.pid != process_ids_[source]) {
-      throw ChannelError(ErrorKind::kProtocol, "rank " + std::to_string(source) +
-                                                   " announced memory of a foreign process");
+      throw ChannelError(ErrorKind::kProtocol,
+                         shape_.names.of(source) + " announced memory of a foreign process");
     }
     segment = ShmSegment();
     segment = ShmSegment::open(address);

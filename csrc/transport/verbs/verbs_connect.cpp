@@ -22,8 +22,7 @@ uint32_t places_of(const VerbsAddress& rank) {
 
 std::string purpose_of(const RingShape& shape) {
   return std::to_string(shape.world_size) + " x " + std::to_string(shape.slots) + " slots of " +
-         std::to_string(slot_stride(shape.slot_bytes)) + " bytes on rank " +
-         std::to_string(shape.rank);
+         std::to_string(slot_stride(shape.slot_bytes)) + " bytes on " + shape.names.of(shape.rank);
 }
 
 }  // namespace
@@ -100,7 +99,7 @@ void VerbsTransport::connect(std::span<const VerbsAddress> addresses) {
     Peer& peer = peers_[rank];
     if (!peer.queue) continue;
     const VerbsAddress& remote = addresses[static_cast<size_t>(rank)];
-    const std::string who = "rank " + std::to_string(rank);
+    const std::string who = shape_.names.of(rank);
     const auto own = static_cast<size_t>(shape_.rank);
     const VerbsLayout there(places_of(remote), shape_.slots, shape_.slot_bytes);
     if (remote.queue_pairs.size() != peers_.size() || remote.places.size() != peers_.size() ||
@@ -108,8 +107,8 @@ void VerbsTransport::connect(std::span<const VerbsAddress> addresses) {
       throw ChannelError(ErrorKind::kProtocol,
                          who + " announced an inbox of " + std::to_string(remote.memory_bytes) +
                              " bytes for " + std::to_string(remote.queue_pairs.size()) +
-                             " ranks, in which there is no room for the slots of rank " +
-                             std::to_string(shape_.rank));
+                             " ranks, in which there is no room for the slots of " +
+                             shape_.names.of(shape_.rank));
     }
     peer.memory = remote.memory;
     peer.remote_key = remote.remote_key;

@@ -21,8 +21,8 @@ std::byte* VerbsTransport::outbox(int destination, uint32_t slot) {
                           [&] { return sending_[pair] == 0 || peers_[destination].fault; });
   if (!free) {
     throw ChannelError(ErrorKind::kTransport,
-                       "RDMA device " + device_.label() + " did not complete a message to rank " +
-                           std::to_string(destination) + " that was read long ago" + kKernelLog);
+                       "RDMA device " + device_.label() + " did not complete a message to " +
+                           shape_.names.of(destination) + " that was read long ago" + kKernelLog);
   }
   return outbox_.data() + layout_.slot_offset(peers_[destination].place, slot);
 }
@@ -95,8 +95,8 @@ std::byte* VerbsTransport::expose(int destination, uint32_t slot, size_t bytes,
   if (memory.size() < bytes) {
     memory = VerbsMemory();
     memory = VerbsMemory(device_, bytes, IBV_ACCESS_REMOTE_READ,
-                         "a message of rank " + std::to_string(shape_.rank) + " to rank " +
-                             std::to_string(destination) + " larger than a slot");
+                         "a message of " + shape_.names.of(shape_.rank) + " to " +
+                             shape_.names.of(destination) + " larger than a slot");
   }
   address = {{reinterpret_cast<uintptr_t>(memory.data()), memory.remote_key(), 0}, bytes};
   return memory.data();
@@ -112,8 +112,8 @@ const std::byte* VerbsTransport::pull(int source, uint32_t slot, const MemoryAdd
   if (memory.size() < bytes) {
     memory = VerbsMemory();
     memory = VerbsMemory(device_, bytes, IBV_ACCESS_LOCAL_WRITE,
-                         "a message of rank " + std::to_string(source) + " to rank " +
-                             std::to_string(shape_.rank) + " larger than a slot");
+                         "a message of " + shape_.names.of(source) + " to " +
+                             shape_.names.of(shape_.rank) + " larger than a slot");
   }
   std::unique_lock lock(mutex_);
   Peer& peer = peers_[source];

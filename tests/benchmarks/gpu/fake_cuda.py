@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import facts, gathers
 from benchmarks.gpu.memory import NAME, _libc, _map
 from benchmarks.gpu.runtime import READ_ONLY, Runtime
 
@@ -212,6 +213,12 @@ class FakeCuda(Runtime):
             if first <= address and address + size <= last:
                 return place[3]
         return ""
+
+
+def quick_cuda(faults: Sequence[Fault] = (), wrong: bool = False) -> FakeCuda:
+    """A FakeCuda in a process of the probe, which copies few bytes and makes few calls there."""
+    facts._COPIED, gathers._MOST = 1 << 10, 3
+    return FakeCuda(faults, wrong)
 
 
 def _us(calls: Sequence[Callable[[], Any]]) -> float:

@@ -19,7 +19,7 @@ from benchmarks.gpu.facts import sandbox
 from benchmarks.gpu.registrations import WAYS
 from benchmarks.gpu.runtime import Runtime
 from benchmarks.gpu.table import problems, tables
-from tests.benchmarks.gpu.fake_cuda import FakeCuda, Fault
+from tests.benchmarks.gpu.fake_cuda import FakeCuda, Fault, quick_cuda
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.full
@@ -47,7 +47,7 @@ def run(open_runtime: Any, path: Path, seconds: float = SECONDS) -> tuple[int, d
 def test_all_steps_are_in_the_record_and_the_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, record = run(FakeCuda, tmp_path / "new" / "probe.json")
+    code, record = run(quick_cuda, tmp_path / "new" / "probe.json")
     printed = capsys.readouterr()
     assert code == 0, printed
     assert [(each["step"], each["outcome"]) for each in record["steps"]] == [
@@ -79,7 +79,7 @@ def test_memory_that_never_registers_ends_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     always = Fault("cudaHostRegister", times=10**6)
-    code, record = run(partial(FakeCuda, [always]), tmp_path / "probe.json")
+    code, record = run(partial(quick_cuda, [always]), tmp_path / "probe.json")
     assert code == 1
     assert "FAILED: no host memory could be registered" in capsys.readouterr().out
     assert [each["step"] for each in record["steps"]] == STEPS  # the others were tried all the same
@@ -87,7 +87,7 @@ def test_memory_that_never_registers_ends_with_1(
 
 @pytest.mark.slow
 def test_a_wrong_row_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _ = run(partial(FakeCuda, wrong=True), tmp_path / "probe.json")
+    code, _ = run(partial(quick_cuda, wrong=True), tmp_path / "probe.json")
     assert code == 1
     assert "FAILED: gathers: 1 wrong rows in way guarded, what gather" in capsys.readouterr().out
 

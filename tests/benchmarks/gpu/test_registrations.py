@@ -93,6 +93,15 @@ def few_bytes_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathers, "_MOST", 3)
 
 
+@pytest.fixture
+def counted_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel walks through all memory of the process to count pages, several times a work."""
+    monkeypatch.setattr(memory, "memory_kib", dict)
+    none = dict.fromkeys(("rss", "pss", "anonymous"), 0)
+    monkeypatch.setattr(memory.Mapping, "pages", lambda self: {**none, "huge": self.size})
+
+
+@pytest.mark.usefixtures("counted_pages")
 @pytest.mark.parametrize("name", WORKS)
 def test_nothing_is_left_after_a_failure_of_any_call(name: str) -> None:
     work = WORKS[name]

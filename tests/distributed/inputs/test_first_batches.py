@@ -14,6 +14,7 @@ from tests.processes import run
 from tests.quant import models as quant
 from tests.tiers import slow_but
 from torchrec_bls import BLSConfig, BoundedLagPipeline
+from torchrec_bls.errors import BLSError
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 LOOKUPS = ["exchange", "direct"]
@@ -57,6 +58,25 @@ def exact(kind: models.Kind, seed: int, samples: int = 3) -> KeyedJaggedTensor:
 def look_up(model: Any, ids: Any) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         return models.flatten(model(models.Batch(ids)))
+
+
+def begin_with_weights_on_one_rank(rank: int, kind: models.Kind) -> str:
+    model = models.shard(kind, mix_of(kind), kind.bls_sharder(BLSConfig(deadline=60)))
+    ids = models.make_ids(kind, rank, 3)
+    if rank == 1:
+        weights = torch.ones(ids.values().numel())
+        ids = KeyedJaggedTensor(ids.keys(), ids.values(), weights, ids.lengths())
+    with pytest.raises(BLSError) as caught:
+        models.arrived(look_up(model, ids))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", slow_but(["ebc"], ["ebc", "ec"]))
+def test_ranks_of_which_one_has_weights_are_told_apart(kind: str) -> None:
+    """TorchRec's ranks then send messages of other sizes than they receive, over gloo."""
+    for text in run(2, begin_with_weights_on_one_rank, KINDS[kind]):
+        assert "rank 1 do not fit: they have weights, but those from rank 0 have none" in text
+        assert "Give the KeyedJaggedTensors of all ranks weights, or of none" in text
 
 
 def begin_with_other_dtypes(rank: int, kind: models.Kind, lookup: str) -> None:

@@ -205,6 +205,38 @@ def test_they_go_among_other_batches_at_any_bound(kind: str) -> None:
     run(2, go_on_with_other_batches, KINDS[kind])
 
 
+def send_rows_without_samples(rank: int, sharding: str) -> None:
+    """Rank 1 has ids, but no sample that they belong to, in its first batch and in a later one."""
+    kind, full = models.EC, batches_of(models.EC, rank)
+    without = make_variable(kind, rank, [3, 1, 4, 2, 2], 0) if rank else full[1]
+    batches = [without, full[0], without]
+    reference = models.shard(kind, sharding, kind.bls_sharder(BLSConfig(name="reference")))
+    with torch.no_grad():
+        # With a size for all keys each output of rank 0 is the same, and rank 1 has nothing.
+        nothing = KeyedJaggedTensor(
+            kind.features,
+            torch.empty(0, dtype=torch.int64),
+            lengths=torch.empty(0, dtype=torch.int32),
+            stride=0,
+        )
+        plain = [nothing if rank and ids is without else in_full(kind, ids) for ids in batches]
+        expected = [models.flatten(reference(models.Batch(ids))) for ids in plain]
+    for grad in (False, True):
+        model = models.shard(kind, sharding, kind.bls_sharder(BLSConfig(name=f"grad {grad}")))
+        with torch.set_grad_enabled(grad):
+            for ids, wanted in zip(batches, expected, strict=True):
+                output = models.arrived(model(models.Batch(ids)))
+                if grad:
+                    loss_of(output).backward()
+                    break  # the weights are others from here on
+                models.assert_same_bits(models.flatten(output), wanted)
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise"])
+def test_rows_without_samples_are_no_samples(sharding: str) -> None:
+    run(2, send_rows_without_samples, sharding)
+
+
 def change_the_order_of_inverse_indices(rank: int) -> None:
     model = models.shard(models.EC, "table_wise", models.EC.bls_sharder(BLSConfig()))
     first, second = batches_of(models.EC, rank)[:2]

@@ -256,28 +256,39 @@ def test_lookaheads_that_are_none(lookahead: Any) -> None:
         EndTogether([])
 
 
-def end_alone(rank: int, kind: str, name: str) -> None:
+def end_alone(rank: int, kind: str, name: str, lives_on: bool) -> None:
     module = KINDS[kind]
     model = sharded(module, "mixed", module.bls_sharder(BLSConfig(deadline=4)))
-    outputs_of(make_pipeline(name, model), batches(module, rank, 3 if rank == 1 else 6))
+    store = dist.group.WORLD.get_group_store()  # type: ignore[union-attr]
+    try:
+        outputs_of(make_pipeline(name, model), batches(module, rank, 3 if rank == 1 else 6))
+    finally:
+        if lives_on and rank == 1:
+            store.wait(["told"])
+        store.set("told", "")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "kind", "name"),
+    ("ranks", "kind", "name", "lives_on"),
     slow_but(
-        [(2, "ec", "TrainPipelineSparseDist")],
+        [(2, "ec", "TrainPipelineSparseDist", False), (2, "ebc", "TrainPipelineBase", True)],
         [
-            (ranks, kind, name)
+            (ranks, kind, name, lives_on)
             for ranks in (2, 3)
             for kind in ("ec", "ebc")
             for name in ("TrainPipelineSparseDist", "TrainPipelineBase")
+            for lives_on in (False, True)
         ],
     ),
 )
 def test_without_an_agreement_the_others_name_the_rank_that_ended(
-    ranks: int, kind: str, name: str
+    ranks: int, kind: str, name: str, lives_on: bool
 ) -> None:
-    outcomes = run_outcomes(ranks, end_alone, kind, name)
+    outcomes = run_outcomes(ranks, end_alone, kind, name, lives_on)
     for rank in {*range(ranks)} - {1}:
         text = str(outcomes[rank])
         assert "rank 1" in text, text
+        assert "torchrec_bls.EndTogether ends all ranks together" in text
+    waited = [str(outcome) for outcome in outcomes if outcome.error == "PeerTimeoutError"]
+    assert bool(waited) == lives_on
+    assert all("rank 1 did not send within 4" in text for text in waited)

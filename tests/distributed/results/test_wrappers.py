@@ -107,6 +107,44 @@ def test_feature_processed_collections_are_torchrecs() -> None:
     run(2, process_features, deadline=120)
 
 
+def read_processed_features(rank: int) -> None:
+    models.set_nodes(2)
+    mixes = {**MIXES, "mixed": ["column_wise", "row_wise", "table_wise"]}
+    for mix, as_collection in product(mixes, (True, False)):
+        torch.manual_seed(1)
+        module = processed(as_collection)
+        outputs = []
+        for inner in (
+            TO_WEIGH.torchrec_sharder(),
+            TO_WEIGH.bls_sharder(BLSConfig(lookup="direct")),
+        ):
+            sharder = FeatureProcessedEmbeddingBagCollectionSharder(inner)
+            plan = models.make_plan(module, mixes[mix], sharder, 2)
+            model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
+            with torch.no_grad():
+                # New ones for each: row-wise, TorchRec writes positions to a batch.
+                batches = [models.make_ids(PLAIN, 9 * rank + i, 4, most_ids=8) for i in range(3)]
+                outputs.append(
+                    [models.flatten(models.arrived(model(models.Batch(ids)))) for ids in batches]
+                )
+        assert model.module.embeddings._embedding_bag_collection.reads_directly
+        with torch.no_grad():
+            samples = 0 if rank else 3
+            output = models.arrived(model(models.Batch(models.make_ids(PLAIN, 0, samples))))
+            assert len(output.values()) == samples
+            bad = models.make_ids(PLAIN, 1, 4)
+            bad.values()[0] = 10_000
+            with pytest.raises(ValueError, match="id 10000 at position 0 of feature 'f0'"):
+                models.arrived(model(models.Batch(bad)))
+        theirs, ours = outputs
+        for output, wanted in zip(ours, theirs, strict=True):
+            models.assert_same_bits(output, wanted)
+
+
+def test_processed_features_are_read_directly() -> None:
+    run(2, read_processed_features, deadline=120)
+
+
 def sharded_by(
     module: nn.Module, types: Sequence[str], sharder: ModuleSharder[Any]
 ) -> DistributedModelParallel:

@@ -19,8 +19,10 @@ from torchrec_bls.sharding.costs.machine import Machine, this_machine
 from torchrec_bls.sharding.costs.profile import ProfileError, load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
+from tests.mutations.files import write_measurements
 from torchrec_bls.cli.main import run
 
+MEMORY = {"buffer_bytes": [2**14, 2**15], "bytes_per_us": [9e3, 8e3], "row_us": [0.01, 0.02]}
 SETTINGS = calibration.Settings(
     minutes=0.12, memory_bytes=2**22, world_sizes=(2,), between=2, uneven=2
 )
@@ -97,10 +99,10 @@ def test_measurements_of_another_machine_or_other_settings(
 ) -> None:
     path = tmp_path / "m.jsonl"
     machine = Machine("cpu", "a processor", 2, 2**30, versions={"torch": "2"})
-    Records(path, {"seed": 1}, machine).add("lookup", 0.5, {"index": 3})
+    Records(path, {"seed": 1}, machine).add("memory", 0.5, MEMORY)
     again = Records(path, {"seed": 1}, machine)
-    assert again.of("lookup")[0]["index"] == 3
-    assert again.seconds("lookup") == 0.5
+    assert again.of("memory") == [{"kind": "memory", "seconds": 0.5, **MEMORY}]
+    assert again.seconds("memory") == 0.5
     settings = {"seed": change.pop("seed", 1)}
     with pytest.raises(ProfileError, match=f"{re.escape(said)}.*remove it to start anew"):
         Records(path, settings, dataclasses.replace(machine, **change))
@@ -148,14 +150,48 @@ def test_how_much_two_measurements_of_a_lookup_differ() -> None:
 
 def test_measurements_that_are_damaged(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    Records(path, {}, Machine("cpu", "a processor", 2, 2**30)).add("lookup", 0.5, {})
+    Records(path, {}, Machine("cpu", "a processor", 2, 2**30)).add("memory", 0.5, MEMORY)
     whole = path.read_text()
-    path.write_text(whole.replace('{"kind":"l', "{l") + "{}\n")
+    path.write_text(whole.replace('{"kind":"m', "{m") + "{}\n")
     with pytest.raises(ProfileError, match="line 2 is no JSON"):
         read_records(path)
     path.write_text("{}\n")
     with pytest.raises(ProfileError, match="is no torchrec-bls measurements"):
         read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("memory", {"row_us": [1]}, "buffer_bytes, bytes_per_us and row_us differ in length"),
+        ("workload", {"index": -1}, "index: expected int >= 0, got -1"),
+        ("workload", {"configuration": {}}, "configuration: 'tables' is missing"),
+        ("workload", {"lookups": []}, "need an item for each of 2 tables"),
+        ("lookup", {"index": 8}, "index: no workload 8 stands before it"),
+        ("lookup", {"forward_us": "1"}, "forward_us: expected array, got '1'"),
+        ("retest", {"index": 8}, "index: no lookup 8 stands before it"),
+        ("dense", {"op": {"kind": "x", "rows": 1, "width": 1}}, "op: "),
+        ("dense", {"times": {"us": [1.0]}}, "times['us']: Invalid enum value 'us'"),
+        ("collectives", {"messages": []}, "messages: the visit before measured others"),
+        ("steps", {"model": {"name": "m"}}, "model: 'collections' is missing"),
+        ("steps", {"us": {"best": [1.0]}}, "us['best']: Invalid enum value 'best'"),
+        ("steps", {"world_size": 2**30}, "ids is larger than any that is measured"),
+        ("steps", {"kind": "step"}, "Invalid value 'step'"),
+    ],
+)
+def test_a_measurement_of_another_form_is_refused_with_its_place(
+    tmp_path: Path, kind: str, change: dict[str, Any], said: str
+) -> None:
+    path = write_measurements(tmp_path)
+    read_records(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    number = max(n for n, line in enumerate(lines) if line.get("kind") == kind)
+    lines[number] |= change
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ProfileError, match=re.escape(said)) as caught:
+        read_records(path)
+    assert str(caught.value).startswith(f"{path}, line {number + 1}: ")
+    assert str(caught.value).endswith(": remove the file")
 
 
 def test_the_command_measures_the_world_sizes_that_it_is_given(

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from torchrec_bls.collective.transport.rank_names import RankNames
 from torchrec_bls.errors import RendezvousError
 
 # Values of the word that decides an exchange, written once. Any other value is a failure.
@@ -67,6 +68,7 @@ class Meeting:
         world_size: number of ranks in the group.
         nonce: a name that no other try has.
         session: what the ranks have met for before; tries of other sessions are none for this one.
+        names: names of the ranks in errors; None: their numbers.
 
     Attributes:
         missing: ranks that had not come when the store was asked last.
@@ -81,7 +83,9 @@ class Meeting:
         world_size: int,
         nonce: str,
         session: str = "",
+        names: RankNames | None = None,
     ) -> None:
+        self._names = names or RankNames(range(world_size))
         self._store = store
         self._base = base
         self._rank = rank
@@ -245,12 +249,13 @@ class Meeting:
             or not isinstance(error, str | None)
             or not isinstance(beside, dict)
         ):
-            raise _foreign(rank, text)
+            raise _foreign(self._names.of(rank), text)
         size = seat.get("world_size")
         if size != self._world_size:
             raise ForeignRecordError(
-                f"world_size differs between ranks (ranks [{rank}]: {size}; ranks [{self._rank}]: "
-                f"{self._world_size}). All ranks must create it in the same process group"
+                f"world_size differs between ranks ({self._names.of_all([rank])}: {size}; "
+                f"{self._names.of_all([self._rank])}: {self._world_size}). All "
+                "ranks must create it in the same process group"
             )
         return (nonce, error, beside) if seat.get("session") == self._session else ("", None, {})
 
@@ -370,7 +375,7 @@ class Meeting:
         failure = _parsed(decided)
         rank, reason = failure.get("rank"), failure.get("error")
         if not isinstance(rank, int) or not 0 <= rank < self._world_size:
-            raise _foreign(None, decided.encode())
+            raise _foreign("a rank", decided.encode())
         return rank, str(reason)
 
     @property
@@ -399,8 +404,7 @@ def _parsed(text: bytes | str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _foreign(rank: int | None, text: bytes) -> ForeignRecordError:
-    who = "a rank" if rank is None else f"rank {rank} of the group"
+def _foreign(who: str, text: bytes) -> ForeignRecordError:
     return ForeignRecordError(
         f"{who} announced {text[:200]!r}. Install one version of torchrec-bls on all ranks"
     )

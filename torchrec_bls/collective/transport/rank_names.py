@@ -25,24 +25,26 @@ class RankNames:
 
     Args:
         ranks: global rank of each rank of the group.
-
-    Attributes:
-        global_ranks: see above.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self.global_ranks = list(ranks)
+        self._global_ranks = list(ranks)
         self._differ = any(rank != number for number, rank in enumerate(ranks))
 
     def of(self, number: int) -> str:
         """Returns "rank 3", or "rank 3 (1 of its group)" for rank 1 of a group of other ranks."""
         if not self._differ:
             return f"rank {number}"
-        return f"rank {self.global_ranks[number]} ({number} of its group)"
+        return f"rank {self._global_ranks[number]} ({number} of its group)"
+
+    @property
+    def every(self) -> list[str]:
+        """Returns the names of all ranks."""
+        return [self.of(number) for number in range(len(self._global_ranks))]
 
     def of_all(self, numbers: Sequence[int]) -> str:
         """Returns "ranks [1, 3]", or "ranks [1, 3] ([0, 1] of their group)"."""
         if not self._differ:
             return f"ranks {list(numbers)}"
-        ranks = [self.global_ranks[number] for number in numbers]
+        ranks = [self._global_ranks[number] for number in numbers]
         return f"ranks {ranks} ({list(numbers)} of their group)"

@@ -84,6 +84,7 @@ class Rendezvous:
             group.size(),
             uuid.uuid4().hex,
             session,
+            self.names,
         )
         # A signal may end an exchange while its thread goes on: the failure must be told last.
         self._telling = threading.Lock()

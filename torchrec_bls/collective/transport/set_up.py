@@ -98,7 +98,11 @@ def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.
     """Joins `ranks`, which are numbered anew within the transport."""
     with rendezvous.own_part():
         transport = _native.ShmTransport(
-            ranks.index(shape.rank), len(ranks), shape.slots, shape.slot_bytes
+            ranks.index(shape.rank),
+            len(ranks),
+            shape.slots,
+            shape.slot_bytes,
+            [rendezvous.names.of(rank) for rank in ranks],
         )
     records = rendezvous.exchange("memory", {"address": transport.address})
     addresses = [tuple(records[rank]["address"]) for rank in ranks]
@@ -175,6 +179,7 @@ def _open_verbs(
         shape.slot_bytes,
         shape.deadline,
         peers,
+        shape.names,
     )
 
 

@@ -15,6 +15,7 @@ class Shape:
         slots: number of slots for each ordered pair of ranks.
         slot_bytes: size of a slot.
         deadline: seconds that a wait may take.
+        names: name of each rank in errors; empty: their numbers.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Shape:
     slots: int
     slot_bytes: int
     deadline: float
+    names: Sequence[str] = ()
 
     @property
     def world_size(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardMetadata
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, Generation
@@ -19,11 +20,22 @@ from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 
 
 class UnsentBatch(ExchangeAwaitable[Any]):
-    """The two waits of an input dist that sends nothing: the batch stays where it is."""
+    """The two waits of an input dist that sends nothing: the batch stays where it is.
 
-    def __init__(self, batch: CheckedBatch) -> None:
+    Args:
+        batch: the batch.
+        context: TorchRec's context of the batch, in which it stays as `bls_unsent`. TorchRec's
+            feature processors make other features of it, and hand on these alone.
+    """
+
+    def __init__(self, batch: CheckedBatch, context: Any) -> None:
         super().__init__()
         self.batch = batch
+        context.bls_unsent = batch
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        """Returns the features, of all shardings in one, for TorchRec's feature processors."""
+        yield self.batch.features
 
     def _wait_impl(self) -> "UnsentBatch":
         return self

@@ -102,6 +102,18 @@ class InputCheck:
             self._learn(features, row_limits)
         return checked
 
+    def check_processed(self, features: KeyedJaggedTensor, batch: CheckedBatch) -> CheckedBatch:
+        """Returns features that a feature processor has made of an accepted batch.
+
+        Raises:
+            ValueError: they do not fit the module.
+        """
+        keys = features.keys()
+        row_limits = self._row_limits if keys == self.keys else self._limits_of(keys)
+        if not _is_readable(features, len(keys)):
+            features = _readable(features)
+        return self._check_ids(features, row_limits)._replace(varying=batch.varying)
+
     def _joined(self, features: Any) -> KeyedJaggedTensor:
         """Returns a TensorDict of jagged tensors as one KeyedJaggedTensor, as TorchRec does."""
         there = list(features.keys())

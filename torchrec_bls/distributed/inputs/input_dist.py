@@ -111,10 +111,13 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
     """The second wait of an input dist. Its result is the joined ids of all ranks."""
 
     def __init__(
-        self, rank: int, name: str, pending: Pending[tuple[ArrivedFeatures, IdsLayout]]
+        self,
+        group: dist.ProcessGroup,
+        name: str,
+        pending: Pending[tuple[ArrivedFeatures, IdsLayout]],
     ) -> None:
         super().__init__()
-        self._rank = rank
+        self._group = group
         self._name = name
         self._pending = pending
         self._sharding_context: Any = None
@@ -123,7 +126,7 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
         ids, layout = self._pending.wait()
         refusals = layout.refusals
         if refusals:
-            raise refused(self._rank, self._name, refusals)
+            raise refused(self._group, self._name, refusals)
         context, self._sharding_context = self._sharding_context, None
         if context is not None:
             self._fill(context, layout)
@@ -281,7 +284,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
 
         pending = self._exchange.post(send, collect, tensors, number)
         self._growth.posted()
-        return IdsAwaitable(IdsTensorsAwaitable(self._rank, self._exchange.name, pending))
+        return IdsAwaitable(IdsTensorsAwaitable(self._pg, self._exchange.name, pending))
 
     def _put_together(
         self, arrival: _native.Arrival, own: "_Batch"

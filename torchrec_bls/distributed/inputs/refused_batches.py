@@ -11,26 +11,28 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 
+from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.errors import BatchRefusedError
 
 
-def refused(rank: int, name: str, refusals: Mapping[int, str]) -> Exception:
-    """Returns the error to raise on `rank` for a batch of training that ranks refused.
+def refused(group: dist.ProcessGroup, name: str, refusals: Mapping[int, str]) -> Exception:
+    """Returns the error to raise on this rank for a batch of training that ranks refused.
 
     Args:
-        rank: this rank.
+        group: ranks of the exchange.
         name: name of the exchange.
         refusals: reasons by rank, at least one.
     """
-    if rank in refusals:
-        return ValueError(refusals[rank])
+    if group.rank() in refusals:
+        return ValueError(refusals[group.rank()])
     origin, reason = next(iter(refusals.items()))
     return BatchRefusedError(
-        f"{name} on rank {rank}: rank {origin} refused its batch, so that no rank trains on this "
-        f"one; the next batch is not affected. {reason}"
+        f"{name} on {rank_name(group)}: {rank_name(group, origin)} refused its batch, so that no "
+        f"rank trains on this one; the next batch is not affected. {reason}"
     )
 
 

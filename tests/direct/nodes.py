@@ -59,10 +59,9 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._control = str(folder / "control")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.settimeout(DEADLINE)
-        self._listener.bind(self._control)
+        self._listener.bind(str(folder / "control"))
         self._listener.listen()
         self._connections: dict[object, Connection] = {}
         self._pool = ThreadPoolExecutor(8)
@@ -77,14 +76,18 @@ class Nodes:
         self._start(1, None, name)
 
     def _start(self, count: int, backend: str | None, *name: str) -> None:
-        arguments = (count, _obey, self._control, str(self._folder), *name)
+        arguments = (count, _obey, str(self._folder), *name)
         self._running.append(
             self._pool.submit(run_outcomes, *arguments, deadline=3 * DEADLINE, backend=backend)
         )
         for _ in range(count):
-            connection = Connection(self._listener.accept()[0].detach())
-            assert connection.poll(DEADLINE)
-            self._connections[connection.recv()] = connection
+            self.accept()
+
+    def accept(self) -> None:
+        """Waits for a process that says its name."""
+        connection = Connection(self._listener.accept()[0].detach())
+        assert connection.poll(DEADLINE)
+        self._connections[connection.recv()] = connection
 
     def call(self, name: object, function: Callable[..., Any], *args: Any) -> Any:
         """Returns what `function(node, *args)` returns in a process."""
@@ -153,13 +156,17 @@ def state_of(pid: int) -> str:
         return "X"
 
 
-def _obey(rank: int, control: str, folder: str, name: str | None = None) -> None:
-    told = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    told.connect(control)
-    connection = Connection(told.detach())
-    connection.send(rank if name is None else name)
+def _obey(rank: int, folder: str, name: str | None = None) -> None:
     torch.set_num_threads(1)
-    node = Node(rank, folder)
+    obey(Node(rank, folder), rank if name is None else name)
+
+
+def obey(node: Node, name: object) -> None:
+    """Does what the test tells the process of that name, until the test ends."""
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    told.connect(node.path_of("control"))
+    connection = Connection(told.detach())
+    connection.send(name)
     while True:
         try:
             function, args = connection.recv()
@@ -167,6 +174,8 @@ def _obey(rank: int, control: str, folder: str, name: str | None = None) -> None
             return
         try:
             connection.send((True, function(node, *args)))
+        except SystemExit:
+            raise
         except BaseException:
             connection.send((False, traceback.format_exc()))
 

@@ -13,7 +13,8 @@ from tests.direct.nodes import state_of, until
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.processes import run, run_outcomes
 from torchrec_bls import _native, bounded_lag_modules, publish
-from torchrec_bls.direct.holders import holder_of, is_alive, own_identity
+from torchrec_bls.direct.holders import holder_of
+from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, PeerTimeoutError, ProtocolError, RendezvousError
 
@@ -229,8 +230,9 @@ def test_a_file_is_found_by_whoever_holds_it() -> None:
 
 
 def test_a_process_is_told_from_those_before_it() -> None:
-    assert is_alive(own_identity())
-    assert not is_alive(own_identity() + (1 << 22))
+    own = this_process().identity
+    assert is_alive(own)
+    assert not is_alive(own + (1 << 22))
     assert not is_alive(0)
 
 

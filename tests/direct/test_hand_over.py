@@ -15,6 +15,7 @@ from tests.direct.answered import DEADLINE, answered
 from tests.direct.served import Expected, batches_of, check
 from tests.processes import run
 from torchrec_bls import attach, offer
+from torchrec_bls.direct.offers import listening
 from torchrec_bls.direct.offers.conversation import Conversation, Descriptors
 from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.errors import (
@@ -107,6 +108,32 @@ def test_a_dead_socket_is_replaced_and_nothing_else(tmp_path: Path) -> None:
         listen(str(tmp_path / ("long" * 40)))
     with pytest.raises(ValueError, match="is no folder"):
         listen(str(tmp_path / "none" / "socket"))
+
+
+def test_a_child_does_not_keep_the_folder_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is forked while its parent makes the socket, and lives longer."""
+    reading, writing = os.pipe()
+    remove, children = listening._remove_a_dead_one, []
+
+    def fork(path: str) -> None:
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the test is done
+            os._exit(0)
+        remove(path)
+
+    monkeypatch.setattr(listening, "_remove_a_dead_one", fork)
+    first = listen(str(tmp_path / "first"))
+    monkeypatch.undo()
+    listen(str(tmp_path / "second")).close()
+    first.close()
+    listen(str(tmp_path / "first")).close()
+    os.close(writing)
+    os.waitpid(children[0], 0)
+    os.close(reading)
 
 
 def attach_across_users(rank: int, folder: str) -> None:

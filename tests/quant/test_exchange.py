@@ -170,12 +170,12 @@ def test_the_lookup_is_chosen_by_where_the_ranks_are() -> None:
 
 
 def _lookup_is_chosen(rank: int) -> None:
-    from torchrec_bls.direct import shared_tables
+    from torchrec_bls.direct.process import this_process
 
     model = models.model_of("ebc", MIXED)
     here = models.shard(copy.deepcopy(model), models.sharder_of("ebc"), "row_wise")
     assert here.module.embeddings.reads_directly
-    shared_tables.host_identity = lambda: f"host {rank}"
+    this_process().host = f"host {rank}"
     apart = models.shard(copy.deepcopy(model), models.sharder_of("ebc"), "row_wise")
     assert isinstance(apart.module.embeddings, ExchangedQuantCollection)
     assert not apart.module.embeddings.reads_directly

@@ -2,19 +2,20 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity
+from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import holder_of, is_alive, own_identity
+from torchrec_bls.direct.holders import holder_of
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
+from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
 
 FIRST_GENERATION = 1
@@ -32,6 +33,8 @@ class SharedTables:
         sizes: bytes of the tables in the segments, by owner. Dense weights may follow the tables.
         dtype: dtype of the weights.
         huge_pages: whether new segments ask for pages of 2 MiB.
+        process: process that shared the tables or attached to them. A child that it forks reads
+            them, and can't write to the page.
     """
 
     page: _native.ControlPage
@@ -41,6 +44,7 @@ class SharedTables:
     sizes: Sequence[int]
     dtype: torch.dtype
     huge_pages: bool
+    process: Process = field(default_factory=this_process)
 
     @property
     def owners(self) -> int:
@@ -234,7 +238,7 @@ def share_tables(
             )
             told = [int(offset) for offset in told_by["offsets"].split()]
             places |= _places(tables, rank, told, segments[-1].size, dtype.itemsize)
-        page.take_over(group.rank(), 0, own_identity())
+        page.take_over(group.rank(), 0, this_process().identity)
         page.record(group.rank(), FIRST_GENERATION, segment.address)
         page.announce(group.rank(), FIRST_GENERATION)
     rendezvous.exchange("mapped", {})
@@ -267,7 +271,7 @@ def find_obstacles(
     """Returns which rank has a reason not to read tables directly, and which ranks are on different
     hosts; each is empty if there is none. The arguments are those of `agree_on_direct_reads`."""
     rendezvous = Rendezvous(group, f"{name} direct reads", deadline, session=session)
-    records = rendezvous.exchange("possible", {"reason": reason, "host": host_identity()})
+    records = rendezvous.exchange("possible", {"reason": reason, "host": this_process().host})
     reasons = [(rank, record["reason"]) for rank, record in enumerate(records) if record["reason"]]
     names = rendezvous.names
     refusal = f"{names.of(reasons[0][0])}: {reasons[0][1]}" if reasons else ""

@@ -1,7 +1,5 @@
 #include "lookup/direct/control_page.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -71,9 +69,8 @@ ControlPage ControlPage::adopt(Descriptor file, uint32_t owners, const Digest& l
 ControlPage::ControlPage(Descriptor file, uint32_t owners, const Digest& layout, bool is_new)
     : file_(std::move(file)), owners_(owners), bytes_(sizeof(Header) + owners * sizeof(Owner)) {
   if (!is_sealed(file_.get(), bytes_, false)) foreign("is not sealed, or of another size");
-  void* const at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
-  if (at == MAP_FAILED) fail_by_errno("cannot map the control page of tables");
-  data_ = static_cast<std::byte*>(at);
+  pages_ = std::make_unique<WritablePages>(file_.get(), bytes_, "the control page of tables");
+  data_ = pages_->data();
   if (is_new) {
     const Header header{kMagic, owners, 0, layout};
     std::memcpy(data_, &header, sizeof(header));
@@ -83,7 +80,6 @@ ControlPage::ControlPage(Descriptor file, uint32_t owners, const Digest& layout,
   Header found;
   std::memcpy(&found, data_, sizeof(found));
   if (found.magic == kMagic && found.owners == owners && found.layout == layout) return;
-  munmap(data_, bytes_);
   foreign(found.magic == kMagic ? "is of other owners or shards than this process expects"
                                 : "is none");
 }
@@ -92,10 +88,16 @@ ControlPage::ControlPage(ControlPage&& other) noexcept
     : file_(std::move(other.file_)),
       owners_(other.owners_),
       bytes_(other.bytes_),
+      pages_(std::move(other.pages_)),
       data_(std::exchange(other.data_, nullptr)) {}
 
-ControlPage::~ControlPage() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+ControlPage::~ControlPage() = default;
+
+void ControlPage::check_writable() const {
+  if (pages_->are_writable()) return;
+  throw std::invalid_argument(
+      "this process was forked from the one that mapped the control page of tables, and only reads "
+      "it: publish in the parent, or attach to the tables in this process");
 }
 
 ControlPage::Owner& ControlPage::owner(uint32_t number) const {
@@ -107,6 +109,7 @@ ControlPage::Owner& ControlPage::owner(uint32_t number) const {
 }
 
 void ControlPage::record(uint32_t number, uint64_t generation, const MemoryFileAddress& segment) {
+  check_writable();
   Record& record = owner(number).records[generation % 2];
   const auto fd = static_cast<uint32_t>(segment.fd);
   record.process.store(static_cast<uint32_t>(segment.pid) | uint64_t{fd} << 32,
@@ -126,6 +129,7 @@ MemoryFileAddress ControlPage::recorded(uint32_t number, uint64_t generation) co
 }
 
 void ControlPage::announce(uint32_t number, uint64_t generation) {
+  check_writable();
   owner(number).announced.store(generation, std::memory_order_release);
 }
 
@@ -144,6 +148,7 @@ uint64_t ControlPage::process(uint32_t number) const {
 }
 
 bool ControlPage::take_over(uint32_t number, uint64_t before, uint64_t next) {
+  check_writable();
   return owner(number).process.compare_exchange_strong(before, next, std::memory_order_acq_rel);
 }
 

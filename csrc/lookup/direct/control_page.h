@@ -3,8 +3,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "host/memory_file.h"
+#include "lookup/direct/writable_pages.h"
 
 namespace bls {
 
@@ -32,7 +34,8 @@ class ControlPage {
   ControlPage& operator=(ControlPage&&) = delete;
   ~ControlPage();
 
-  /// The methods below throw std::invalid_argument for an owner that there is none of.
+  /// The methods below throw std::invalid_argument for an owner that there is none of, and those
+  /// that write throw it in a forked child, which only reads.
 
   /// Says where the segment of a generation is that `announce` will name.
   void record(uint32_t owner, uint64_t generation, const MemoryFileAddress& segment);
@@ -59,10 +62,12 @@ class ControlPage {
 
   ControlPage(Descriptor file, uint32_t owners, const Digest& layout, bool is_new);
   Owner& owner(uint32_t number) const;
+  void check_writable() const;
 
   Descriptor file_;
   uint32_t owners_ = 0;
   size_t bytes_ = 0;
+  std::unique_ptr<WritablePages> pages_;  // they stay where they are when the page moves
   std::byte* data_ = nullptr;
 };
 

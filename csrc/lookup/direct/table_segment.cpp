@@ -1,8 +1,10 @@
 #include "lookup/direct/table_segment.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -56,12 +58,28 @@ void check_parts(std::span<const TablePart> parts, size_t bytes) {
   }
 }
 
-void fill(std::byte* to, const TableLabel& label, std::span<const TablePart> parts, size_t bytes) {
-  const Header header{kMagic, bytes, label.generation, label.owner, 0, label.layout};
-  std::memcpy(to, &header, sizeof(header));
-  for (const TablePart& part : parts) {
-    if (part.bytes > 0) std::memcpy(to + part.offset, part.data, part.bytes);
+void write_at(int fd, const void* data, size_t bytes, size_t offset) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t step = pwrite(fd, static_cast<const std::byte*>(data) + done, bytes - done,
+                                static_cast<off_t>(offset + done));
+    if (step < 0 && errno != EINTR)
+      fail_by_errno("cannot write " + mebibytes(bytes) + " of tables");
+    if (step > 0) done += static_cast<size_t>(step);
   }
+}
+
+/// Writes through the descriptor: a child that is forked meanwhile would inherit a mapping to write
+/// to, which keeps the file from being sealed.
+void fill(int fd, const TableLabel& label, std::span<const TablePart> parts, size_t bytes) {
+  const Header header{kMagic, bytes, label.generation, label.owner, 0, label.layout};
+  write_at(fd, &header, sizeof(header), 0);
+  for (const TablePart& part : parts) write_at(fd, part.data, part.bytes, part.offset);
+}
+
+void collapse(int fd, size_t bytes) {
+  std::byte* const pages = map_aligned(fd, bytes, PROT_READ, MAP_SHARED);
+  madvise(pages, bytes, kCollapse);
+  unmap_table_pages(pages, bytes);
 }
 
 [[noreturn]] void foreign(const std::string& what) {
@@ -90,10 +108,8 @@ TableSegment TableSegment::create(const TableLabel& label, std::span<const Table
   check_parts(parts, bytes);
   const MemoryPurpose why = purpose(label);
   Descriptor file = create_memory_file(bytes, why);
-  std::byte* const pages = map_aligned(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
-  fill(pages, label, parts, bytes);
-  if (huge_pages) madvise(pages, bytes, kCollapse);
-  unmap_table_pages(pages, bytes);  // whoever may write to it keeps it from being sealed
+  fill(file.get(), label, parts, bytes);
+  if (huge_pages) collapse(file.get(), bytes);
   seal_memory_file(file.get(), true, why);
   return TableSegment(std::move(file));
 }

@@ -11,13 +11,13 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
-from torchrec_bls.collective.transport.rendezvous import host_identity
 from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule
+from torchrec_bls.direct.process import this_process, whole_at_forks
 from torchrec_bls.direct.reads.attached_collection import (
     AttachedCollection,
     Collection,
@@ -105,6 +105,7 @@ def attach(
             conversation.acknowledge()
 
 
+@whole_at_forks()
 def _receive(
     conversation: Conversation, where: str, collections: Mapping[str, Collection]
 ) -> tuple[Manifest, _Received]:
@@ -115,10 +116,11 @@ def _receive(
         if isinstance(content, dict) and "refused" in content:
             raise ProtocolError(f"the process at {where} hands nothing over: {content['refused']}")
         manifest = Manifest.from_json(content, where)
-        if manifest.host != host_identity():
+        if manifest.host != this_process().host:
             raise ProtocolError(
                 f"the process at {where} is in another container or on another host, where this "
-                "one would not find new generations: run both in one PID namespace"
+                "one would not find new generations: run both in one PID namespace and one user "
+                "namespace"
             )
         if manifest.descriptors != len(descriptors):
             raise ProtocolError(

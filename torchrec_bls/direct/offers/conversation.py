@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from torchrec_bls.direct.process import kept_from_children
 from torchrec_bls.errors import PeerDiedError, PeerTimeoutError, ProtocolError, RendezvousError
 from torchrec_bls.records import decode
 
@@ -222,7 +223,7 @@ def connect(path: str, deadline: float) -> Conversation:
     """
     end = time.monotonic() + deadline
     while True:
-        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connecting = kept_from_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             connecting.settimeout(max(1e-3, end - time.monotonic()))
             connecting.connect(path)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torchrec_bls.direct.process import kept_from_children
 from torchrec_bls.errors import PeerTimeoutError
 
 _BACKLOG = 64
@@ -33,7 +34,7 @@ def listen(path: str) -> socket.socket:
         raise ValueError(f"{folder}, where a socket is to be made, is no folder: make it before")
     with _locked(folder):
         _remove_a_dead_one(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = kept_from_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             listener.bind(path)
             Path(path).chmod(0o600)
@@ -83,4 +84,5 @@ def _locked(folder: Path) -> Iterator[None]:
                 time.sleep(_PAUSE)
         yield
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
         os.close(lock)

@@ -15,13 +15,12 @@ import torch
 from torch import nn
 
 from torchrec_bls import _native
-from torchrec_bls.collective.transport.rendezvous import host_identity
 from torchrec_bls.direct.dense_weights import dense_parts
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import identity_of
 from torchrec_bls.direct.offers.conversation import Conversation
 from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable, offsets_of
+from torchrec_bls.direct.process import identity_of, kept_from_children, this_process
 from torchrec_bls.direct.serving.served_model import ReadingModule, ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
@@ -47,6 +46,7 @@ class Offer:
 
     def __init__(self, model: nn.Module, path: str) -> None:
         ServedModel.of(model)
+        self._process = this_process()
         self.path = path
         self._model = model
         self._listener = listen(path)
@@ -72,8 +72,9 @@ class Offer:
 
     def close(self) -> None:
         """Accepts no more processes, and removes the socket. Processes that have attached go on.
-        One that is attaching gets PeerDiedError."""
-        if self._ends:
+        One that is attaching gets PeerDiedError. In a forked child it does nothing: the offer is
+        the parent's."""
+        if self._ends or not self._process.is_own:
             return
         self._ends = True
         with suppress(OSError):
@@ -91,7 +92,7 @@ class Offer:
     def _take_connections(self) -> None:
         while not self._ends:
             try:
-                connected, _ = self._listener.accept()
+                connected = kept_from_children(self._listener.accept()[0])
             except OSError:
                 if not self._ends:  # no descriptors are left, or the other process has gone
                     time.sleep(_PAUSE)
@@ -154,7 +155,7 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
 
 def _manifest_of(modules: Mapping[str, ReadingModule], generation: int) -> Manifest:
     return Manifest(
-        host_identity(),
+        this_process().host,
         generation,
         [_module_of(name, module) for name, module in modules.items()],
     )

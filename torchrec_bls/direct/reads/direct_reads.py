@@ -94,7 +94,8 @@ class DirectReads:
         tables: tables in shared memory.
         generation: generation that is read.
         live: weights of this rank; None where a process has shared no tables itself.
-        rank: rank whose tables this process publishes; None where it only reads.
+        rank: rank whose tables this process publishes; None where it only reads. A forked child
+            does not publish: see SharedTables.process.
         configs: EmbeddingConfig or EmbeddingBagConfig of each table.
         form: form of the output.
 
@@ -108,7 +109,9 @@ class DirectReads:
         form: see above.
         dtype: dtype of the weights.
         order: places of the output's features among the keys of the last batch.
-        rows_read: rows read of each rank's shards, in all batches, int64 [ranks].
+        rows_read: rows read of each rank's shards, in all batches of this process, int64 [ranks].
+        followed: whether a ServedModel follows the generations. One that was made in the parent
+            goes on in a forked child.
     """
 
     def __init__(
@@ -131,6 +134,9 @@ class DirectReads:
         self.dtype = tables.dtype
         self.order: list[int] = []
         self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
+        self.followed = False
+        # Generation that a forked child can't serve.
+        self._unpublished: Generation | None = None
         self._keys: list[str] | None = None
         self._lookups: list[FeatureLookup] = []
         self._features = generation.features([])
@@ -139,8 +145,11 @@ class DirectReads:
         """Returns the embeddings of a batch.
 
         Raises:
-            ValueError: see `check_weights`. Or the form is impossible for such a batch.
+            ValueError: see `check_weights`. Or the form is impossible for such a batch. Or this is
+                a forked child that can't serve, see docs/guides/pre-fork.md.
         """
+        if not self.tables.process.is_own:
+            self._check_child()
         self.check_weights()
         keys = batch.features.keys()
         if keys != self._keys:
@@ -219,6 +228,33 @@ class DirectReads:
             out.shape[1] * out.element_size(),
             out.data_ptr(),
         )
+
+    def begin_in_child(self) -> None:
+        """Makes this the reads of a forked child, whose counts begin at 0. Weights that the parent
+        has written to and not published are the parent's alone.
+
+        Raises:
+            BLSError: the generation cannot be mapped once more.
+        """
+        if self.live is not None and self.rank is not None and self.live.written:
+            self.live.move_to(_native.PrivatePages(self.generation.segments[self.rank]))
+            # Dense weights may have been written to as well, and are in no segment yet.
+            self._unpublished = self.generation
+        self.rows_read.zero_()
+
+    def _check_child(self) -> None:
+        if not self.followed:
+            raise ValueError(
+                f"{self.where}: this process was forked from process {self.tables.process.pid} and "
+                "would not follow new generations: call serving_state(model) there before the "
+                "fork, or here"
+            )
+        if self._unpublished is self.generation:
+            raise ValueError(
+                f"{self.where}: process {self.tables.process.pid} had written to the weights and "
+                "not published them when it forked this process, which serves from the next "
+                "generation on: publish them there"
+            )
 
     def check_weights(self) -> None:
         """Raises ValueError if the weights were written to since they were published."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.process import Process, new_lock, this_process, whole_at_forks
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError
 
@@ -41,16 +42,27 @@ class Follower:
         # this process made, and those mapped before another segment failed.
         self._segments: dict[tuple[int, int, int], _native.TableSegment] = {}
         self._released: list[Generation] = []
-        self._stop = threading.Event()
-        # The thread keeps no reference, so that all of this is freed with the model.
-        self._thread = threading.Thread(
-            target=_follow,
-            args=(weakref.ref(self), self._stop),
-            name="torchrec_bls tables",
-            daemon=True,
-        )
-        self._thread.start()
+        self._starting = new_lock()
+        self._process: Process | None = None
+        self.start()
         _followers.add(self)
+
+    def start(self) -> None:
+        """Starts the thread, unless it runs in this process already."""
+        with self._starting:
+            if self._process is not None and self._process.is_own:
+                return
+            process = this_process()
+            self._stop = threading.Event()
+            # The thread keeps no reference, so that all of this is freed with the model.
+            self._thread = threading.Thread(
+                target=_follow,
+                args=(weakref.ref(self), self._stop),
+                name="torchrec_bls tables",
+                daemon=True,
+            )
+            self._thread.start()
+            self._process = process
 
     def keep(self, owner: int, number: int, segments: Sequence[_native.TableSegment]) -> None:
         """Keeps the segments of a generation that this process made, one a module, until all is
@@ -64,7 +76,8 @@ class Follower:
 
     def look(self) -> bool:
         """Maps what is complete and not mapped yet. Returns False if that failed."""
-        self._released.clear()
+        if self._released:
+            self._unmap()
         number = self._tables[0].page.complete
         if number <= self.newest[0].number:
             return True
@@ -80,10 +93,17 @@ class Follower:
         return True
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread. A forked child that has not started its own has none."""
+        if self._process is None or not self._process.is_own:
+            return
         self._stop.set()
         self._thread.join(_ENDING)
 
+    @whole_at_forks()
+    def _unmap(self) -> None:
+        self._released.clear()
+
+    @whole_at_forks()
     def _map(self, module: int, number: int) -> Generation:
         tables = self._tables[module]
         segments = []

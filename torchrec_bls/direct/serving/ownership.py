@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from torchrec_bls import _native
-from torchrec_bls.direct.holders import is_alive, own_identity, pid_of
+from torchrec_bls.direct.process import is_alive, pid_of, this_process
 
 
 class Ownership:
@@ -20,7 +20,7 @@ class Ownership:
 
     def is_own(self, owner: int) -> bool:
         """Returns whether this process publishes for a rank."""
-        return self._lead.process(owner) == own_identity()
+        return self._lead.process(owner) == this_process().identity
 
     def take_over(self, owner: int) -> None:
         """Makes this process publish for a rank, until it ends or gives that up.
@@ -33,13 +33,13 @@ class Ownership:
             raise ValueError(
                 f"rank {owner} lives, as process {pid_of(before)}: it publishes its tables itself"
             )
-        if not self._lead.take_over(owner, before, own_identity()):
+        if not self._lead.take_over(owner, before, this_process().identity):
             raise ValueError(f"another process publishes for rank {owner} already")
         self._follow(owner)
 
     def give_up(self, owner: int) -> None:
         """Lets another process publish for a rank: the one that comes back for it, or any other."""
-        self._lead.take_over(owner, own_identity(), 0)
+        self._lead.take_over(owner, this_process().identity, 0)
         self._follow(owner)
 
     def _follow(self, owner: int) -> None:

@@ -1,6 +1,5 @@
 """Announces the next generation of a model's tables from one process."""
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import is_alive
 from torchrec_bls.direct.new_weights import cut, entry_of
+from torchrec_bls.direct.process import is_alive, new_lock, whole_at_forks
 from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -42,7 +41,7 @@ class Publisher:
         self.follower = Follower(list(self.tables.values()), serving)
         pages = [each.page for each in self.tables.values()]
         self._lead, self._ownership = pages[0], Ownership(pages)
-        self._publishing = threading.Lock()
+        self._publishing = new_lock()
 
     @property
     def newest(self) -> int:
@@ -153,6 +152,7 @@ class Publisher:
             for table in tables.layouts
         }
 
+    @whole_at_forks()
     def create(
         self,
         owner: int,
@@ -188,6 +188,7 @@ class Publisher:
 
     def wait_for(self, number: int, deadline: float) -> None:
         """Waits for a generation; see Publication.wait."""
+        self.follower.start()  # a forked child may have inherited the publication
         end = time.monotonic() + deadline
         while self.newest < number:
             if time.monotonic() >= end:

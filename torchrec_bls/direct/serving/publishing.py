@@ -48,7 +48,8 @@ def publish(
     Raises:
         ValueError: the model does not read all its tables directly or has quantized ones, a weight
             is missing or of a wrong shape, dtype, layout or device, or the owner is no rank or
-            alive. Nothing is announced.
+            alive. Or this process was forked from the one that shared the tables or attached to
+            them. Nothing is announced.
         RendezvousError: there is no memory for two generations. Nothing is announced.
         PeerTimeoutError: a rank has not announced the generation before; the text names such ranks.
     """

@@ -1,6 +1,5 @@
 """One process's side of a model whose tables are read directly, and of its generations."""
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,8 +9,8 @@ from torch import nn
 from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import is_alive, pid_of
 from torchrec_bls.direct.new_weights import check_is_dense, entry_of, prefix_of
+from torchrec_bls.direct.process import is_alive, new_lock, pid_of, this_process
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
 from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
@@ -38,18 +37,16 @@ class ServedModel:
         modules: modules that read tables, by name.
         reads: direct reads of each module.
         publisher: publisher of its tables.
-        rank: rank whose tables this process publishes; None where it only reads.
     """
 
     # Making one starts a thread and adds hooks to the model.
-    _making = threading.Lock()
+    _making = new_lock()
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         _refuse_quantized(model)
         self.modules = reading_modules(model)
         self.reads = _reads_of(self.modules)
-        self.rank = self.reads[0].rank
         self.publisher = Publisher(
             {
                 prefix_of(name, reads.form.pooled): reads.tables
@@ -62,8 +59,15 @@ class ServedModel:
         # New dense weights by generation, each with the served one.
         self._dense: dict[int, _Pairs] = {}
         # Held while the generation changes, and by code that needs one generation's weights.
-        self._changing = threading.Lock()
+        self._changing = new_lock()
         self._readers: list[int] = []
+        self._beginning = new_lock()
+        # The model was called before, so that OpenMP has started as many.
+        self._threads = torch.get_num_threads()
+        self._process = self.reads[0].tables.process
+        self._begin_in_child()
+        for reads in self.reads:
+            reads.followed = True
         self._hook = _unwrapped(model).register_forward_pre_hook(self._before_batch)
 
     @classmethod
@@ -77,6 +81,7 @@ class ServedModel:
         with cls._making:
             served: ServedModel | None = kept.get(_SERVED)
             if served is not None and served._is_current():
+                served._begin_in_child()
                 return served
             if served is not None:  # the model was sharded again
                 served._hook.remove()
@@ -87,7 +92,51 @@ class ServedModel:
         modules = reading_modules(self._model).values()
         return [id(module.direct_reads) for module in modules] == list(map(id, self.reads))
 
+    @property
+    def rank(self) -> int | None:
+        """Returns the rank whose tables this process publishes; None where it only reads, as a
+        forked child does."""
+        reads = self.reads[0]
+        return reads.rank if reads.tables.process.is_own else None
+
+    @outside_inference_mode
+    def _begin_in_child(self) -> None:
+        """Makes this the model of a process that was forked since the model was made: a reader with
+        a follower and counts of its own. Else it does nothing.
+
+        Raises:
+            ValueError: the child would wait for its parent's threads.
+        """
+        with self._beginning:
+            if self._process.is_own:
+                return
+            if min(self._threads, torch.get_num_threads()) > 1:
+                raise ValueError(
+                    f"process {self._process.pid} had {self._threads} torch threads when it forked "
+                    "this process, which has none of them and would wait for them for ever: call "
+                    "torch.set_num_threads(1) there before the first batch, or here"
+                )
+            for reads in self.reads:
+                reads.begin_in_child()
+            for module in self.modules.values():
+                module.input_check.begin_in_child()
+            self._dense.clear()  # the parent's publish may fail; segments have what it announced
+            self._readers = []
+            self._follower.start()
+            self._process = this_process()
+
+    def _refuse_in_child(self) -> None:
+        process = self.reads[0].tables.process
+        if not process.is_own:
+            raise ValueError(
+                f"this process was forked from process {process.pid}, and reads its tables: "
+                "publish there. In the place of a rank that is gone, call attach(owner=...) with a "
+                "new model; a forked child may do that as well"
+            )
+
     def _before_batch(self, *_: Any) -> None:
+        if not self._process.is_own:
+            self._begin_in_child()
         newest = self._follower.newest
         if newest is not self._taken:
             self._take(newest)
@@ -151,6 +200,7 @@ class ServedModel:
 
     def publish(self, state_dict: Mapping[str, Any] | None, deadline: float) -> Publication:
         """Publishes this rank's part; see the function `publish`."""
+        self._refuse_in_child()
         rank, end = self.rank, time.monotonic() + deadline
         if rank is None:
             raise ValueError(
@@ -184,6 +234,7 @@ class ServedModel:
         self, owner: int, state_dict: Mapping[str, Any] | None, deadline: float
     ) -> Publication:
         """Publishes the part of a rank that is gone; see the function `publish`."""
+        self._refuse_in_child()
         live = dict(self._live_dense())
         dense = None
         if state_dict is not None and live.keys() <= state_dict.keys():

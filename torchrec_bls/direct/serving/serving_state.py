@@ -8,7 +8,8 @@ class ServingState:
     """The tables that a process reads directly, and the processes that publish them.
 
     Attributes:
-        rank: rank whose tables this process publishes; None where it only reads.
+        rank: rank whose tables this process publishes; None where it only reads, as a forked child
+            does.
         generation: number of the weights of the last batch, counted from 1.
         announced: the last generation that all owners have announced. If it stays above
             `generation` while there are batches, `problem` says why.

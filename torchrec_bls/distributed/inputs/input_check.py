@@ -65,6 +65,10 @@ class InputCheck:
         self._inverse_keys: list[str] | None = None
         self._has_warned = False
 
+    def begin_in_child(self) -> None:
+        """Lets the counts of a forked child begin at 0."""
+        self.replaced_ids = self.refused_batches = 0
+
     def check(self, features: object) -> CheckedBatch:
         """Returns `features` in a form that can be sent.
 

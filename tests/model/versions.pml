@@ -22,11 +22,14 @@
 #define PLACE(word) ((word) / 2 % 2)
 #define ANNOUNCED(word) ((word) % 2)
 #define NEXT(word, place, whether) (((word) / 4 + 1) * 4 + (place) * 2 + (whether))
-#define PENDING(owner) \
+/* What an owner has announced for the next serial. The record that its word names is not written to
+   while the word stays, and the code looks at the word again. So this may be one step. */
+#define PENDING_AFTER(owner, serving) \
   (ANNOUNCED(word[owner]) && \
-           serial[RECORD(owner, PLACE(word[owner]))] == SERIAL(decided) + 1 \
+           serial[RECORD(owner, PLACE(word[owner]))] == SERIAL(serving) + 1 \
        -> version[RECORD(owner, PLACE(word[owner]))] \
        : 0)
+#define PENDING(owner) PENDING_AFTER(owner, decided)
 
 byte decided; /* the serial of what serves, and withdrawals since */
 byte word[OWNERS];
@@ -50,19 +53,15 @@ inline settle() {
   do
   :: d_step { found = decided; n = 0; agreed = 0 };
      do
-     :: n < OWNERS ->
-        seen = word[n];
-        d_step {
+     :: d_step {
+          n < OWNERS ->
           if
-          :: seen != word[n] /* it reads again */
-          :: seen == word[n] && ANNOUNCED(seen) &&
-                 serial[RECORD(n, PLACE(seen))] == SERIAL(found) + 1 &&
-                 (n == 0 || !COMPARE || version[RECORD(n, PLACE(seen))] == agreed) ->
-             agreed = version[RECORD(n, PLACE(seen))];
+          :: PENDING_AFTER(n, found) != 0 &&
+                 (n == 0 || !COMPARE || PENDING_AFTER(n, found) == agreed) ->
+             agreed = PENDING_AFTER(n, found);
              n++
           :: else -> n = OWNERS + 1
-          fi;
-          seen = 0
+          fi
         }
      :: n >= OWNERS -> break
      od;
@@ -115,9 +114,12 @@ inline publish() {
      :: pending == wanted -> break
      :: pending == 0 && version[RECORD(me, (serial[RECORD(me, 0)] == before -> 0 : 1))] == wanted ->
         break
-     :: pending == 0 && version[RECORD(me, (serial[RECORD(me, 0)] == before -> 0 : 1))] != wanted ->
-        place = (serial[RECORD(me, 0)] == before -> 1 : 0);
-        serial[RECORD(me, place)] = before + 1;
+     :: d_step {
+          pending == 0 &&
+              version[RECORD(me, (serial[RECORD(me, 0)] == before -> 0 : 1))] != wanted ->
+          place = (serial[RECORD(me, 0)] == before -> 1 : 0);
+          serial[RECORD(me, place)] = before + 1
+        };
         version[RECORD(me, place)] = wanted;
         d_step {
           printf("owner %d announces %d\n", me, wanted);
@@ -137,17 +139,18 @@ inline publish() {
 proctype Owner(byte me) {
   byte left = PUBLICATIONS + AGREE;
   byte wanted, pending, before, place;
-  byte n, found, agreed, seen;
+  byte n, found, agreed;
 again:
   {
     do
     :: left > AGREE ->
        if
-       :: left--; wanted = FIRST + 1
-       :: VERSIONS > 1 -> left--; wanted = FIRST + 2
-       :: VERSIONS > 2 -> left--; wanted = FIRST + 3
-       :: left--; wanted = 0 /* it fails, or skips one */
+       :: wanted = FIRST + 1
+       :: VERSIONS > 1 -> wanted = FIRST + 2
+       :: VERSIONS > 2 -> wanted = FIRST + 3
+       :: wanted = 0 /* it fails, or skips one */
        fi;
+       left--;
        if
        :: wanted != 0 -> publish()
        :: else
@@ -162,7 +165,7 @@ again:
       printf("owner %d dies\n", me);
       dies[me] = false;
       wanted = 0; pending = 0; before = 0; place = 0;
-      n = 0; found = 0; agreed = 0; seen = 0
+      n = 0; found = 0; agreed = 0
     };
     goto again
   }
@@ -170,18 +173,17 @@ again:
 
 /* The thread of an owner that follows: it makes serve what is complete, whoever announced last. */
 proctype Follower() {
-  byte n, found, agreed, seen;
-  byte looked = 255;
+  byte n, found, agreed;
 end:
   do
-  :: decided != looked && PENDING(0) != 0 && PENDING(0) == PENDING(1) &&
+  :: PENDING(0) != 0 && PENDING(0) == PENDING(1) &&
          PENDING(OWNERS - 1) == PENDING(0) ->
      settle()
   od
 }
 
 proctype Reader() {
-  byte n, now, place, found;
+  byte n, now, place;
   byte view[OWNERS];
   byte reads; /* a serial */
 end:
@@ -197,17 +199,16 @@ end:
           fi
         };
         if
-        :: n < OWNERS ->
-           found = version[RECORD(n, place)];
-           d_step {
+        :: d_step {
+             n < OWNERS ->
              if
              :: !RECHECK || (serial[RECORD(n, place)] == now && SERIAL(decided) <= now) ->
-                view[n] = found;
+                view[n] = version[RECORD(n, place)];
                 n++
              :: else -> n = OWNERS + 1
              fi
            }
-        :: else
+        :: n >= OWNERS
         fi
      :: n >= OWNERS -> break
      od;
@@ -227,7 +228,7 @@ end:
           read_last = view[0]
        :: else
        fi;
-       now = 0; place = 0; found = 0; n = 0;
+       now = 0; place = 0; n = 0;
        view[0] = 0; view[1] = 0; view[OWNERS - 1] = 0
      }
   od
@@ -255,9 +256,13 @@ init {
       run Owner(i)
     }
     i = 0;
+#if AGREE || DEATHS
     run Follower();
+#endif
     run Reader();
+#if DEATHS
     run Killer()
+#endif
   };
 #if AGREE
   /* All owners have published the last version, and nothing more can happen. */

@@ -26,8 +26,6 @@ from torchrec_bls.pipeline import bounded_lag_modules
 ReadingModule = ExchangedModule | AttachedCollection
 
 _SERVED = "_bls_served"
-# A control page, by device and inode.
-_Page = tuple[int, int]
 # A tensor of the model, and its new value.
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -74,7 +72,7 @@ class ServedModel:
     @classmethod
     def of(cls, model: nn.Module) -> "ServedModel":
         """Returns the served model that has the tables of a model: of the model itself, or of one
-        that it is a part of. So all announcements on one control page are made by one object.
+        that it is a part of. So one object makes all announcements on their control pages.
 
         Raises:
             ValueError: the model does not read all its tables directly, or is served together with
@@ -87,22 +85,21 @@ class ServedModel:
                 return served
             if served is not None:  # the model was sharded again
                 served._end()
-            pages = _pages_of(model)
-            for other in {id(each): each for page in pages if (each := _served.get(page))}.values():
-                if not other._is_current():
-                    continue
-                if other._has(model, pages):
-                    return other
-                other._give_way(pages)
+            reads = _reads_of(reading_modules(model))
+            for other in [each for each in map(_served_with, reads) if each is not None]:
+                if other._is_current():
+                    if other._has(model, reads):
+                        return other
+                    other._give_way(reads)
             kept[_SERVED] = made = cls(model)
-            _served.update(dict.fromkeys(pages, made))
+            _served.update({id(each): made for each in reads})
             return made
 
     def _is_current(self) -> bool:
         modules = reading_modules(self._model).values()
         return [id(module.direct_reads) for module in modules] == list(map(id, self.reads))
 
-    def _has(self, model: nn.Module, pages: Sequence[_Page]) -> bool:
+    def _has(self, model: nn.Module, reads: Sequence[DirectReads]) -> bool:
         """Returns whether `model` is the served one or a part of it, with all the tables.
 
         Raises:
@@ -110,14 +107,14 @@ class ServedModel:
         """
         if not any(module is _unwrapped(model) for module in _unwrapped(self._model).modules()):
             return False
-        if missing := set(_pages_of(self._model)) - set(pages):
+        if missing := set(self.reads) - set(reads):
             raise ValueError(
                 f"this module is served together with {len(missing)} other modules, since all of "
                 f"them change at once ({sorted(self.modules)}): give the whole model"
             )
         return True
 
-    def _give_way(self, pages: Sequence[_Page]) -> None:
+    def _give_way(self, reads: Sequence[DirectReads]) -> None:
         """Ends, for one that has these tables and more of the model.
 
         Raises:
@@ -125,9 +122,8 @@ class ServedModel:
         """
         depends = self.publisher.versions.serial > self._taken[0].serial
         depends |= bool(self.publisher.versions.pending())
-        more = set(pages) - set(_pages_of(self._model))
-        first = self._taken[0].version == FIRST_VERSION
-        if depends or not set(_pages_of(self._model)) <= set(pages) or (more and not first):
+        depends |= self._taken[0].version != FIRST_VERSION and len(reads) > len(self.reads)
+        if depends or not set(self.reads) <= set(reads):
             raise ValueError(
                 f"{sorted(self.modules)} were published as tables of another module, which shares "
                 "some with this one: give the module that was given before"
@@ -284,13 +280,12 @@ class ServedModel:
                 yield key, live
 
 
-# Served models by each of their pages.
-_served: "weakref.WeakValueDictionary[_Page, ServedModel]" = weakref.WeakValueDictionary()
+# Served models by the identity of each of their direct reads, which they keep.
+_served: "weakref.WeakValueDictionary[int, ServedModel]" = weakref.WeakValueDictionary()
 
 
-def _pages_of(model: nn.Module) -> list[_Page]:
-    reads = _reads_of(reading_modules(model))
-    return [(address[2], address[3]) for each in reads for address in (each.tables.page.address,)]
+def _served_with(reads: DirectReads) -> ServedModel | None:
+    return _served.get(id(reads))
 
 
 def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:

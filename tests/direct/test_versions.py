@@ -131,7 +131,7 @@ def publish_again(rank: int) -> None:
         waiting, twice = ranked.publish(4), ranked.publish(4)
         assert (waiting.was_announced, twice.was_announced) == (False, True)
         assert not twice.serves
-        # What serves is no other version: the one that waits is withdrawn for it.
+        # Who goes back to what serves does not want what waits.
         back = ranked.publish(2, deadline=0.05)
         assert back.was_announced and back.serves
         with pytest.raises(PeerTimeoutError, match="was withdrawn"):

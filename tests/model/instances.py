@@ -197,9 +197,11 @@ def instances() -> Iterator[Instance]:
     yield from failures(3, 0, faults=1, search="cycles", slow=True)
     yield from failures(3, 0, faults=2, slow=True)
     yield from failures(3, 1, faults=1, slow=True)
+    yield from versions(2, 0, deaths=1, agree=True)
     yield from versions(2, 1, agree=True)
     yield from versions(2, 1, agree=True, deadlines=False)
     yield from versions(2, 1, deaths=1)
     yield from versions(2, 2)
+    yield from versions(3, 1, slow=True)
     for rule in VERSION_RULES:
         yield from versions(2, 2, without=rule)

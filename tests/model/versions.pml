@@ -256,11 +256,9 @@ init {
       run Owner(i)
     }
     i = 0;
-#if AGREE || DEATHS
-    run Follower();
-#endif
     run Reader();
 #if DEATHS
+    run Follower();
     run Killer()
 #endif
   };

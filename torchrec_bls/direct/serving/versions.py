@@ -66,16 +66,15 @@ class Versions:
         """
         while True:
             self._lead.settle()
-            serial, pending = self._lead.pending(owner)
-            if pending == version and self._is_held(owner, serial, version):
+            next_serial, pending = self._lead.pending(owner)
+            serial, serving = self._lead.serving
+            if serving == version and not pending:
                 return serial, False
-            if not pending:
-                serial, serving = self._lead.serving
-                if serving == version:
-                    return serial, False
-                self._refuse_withdrawn(owner, version, serial + 1)
+            self._refuse_withdrawn(owner, version, serial + 1)
+            if not pending:  # so that nothing else can serve meanwhile
                 return serial + 1, True
-            self._refuse_withdrawn(owner, version, serial)
+            if pending == version and self._is_held(owner, next_serial, version):
+                return next_serial, False
             skipped = set(self.pending().values()) - {pending}
             if skipped or pending == version or time.monotonic() >= end:
                 self._lead.withdraw(owner)

@@ -259,7 +259,7 @@ class Outer(nn.Module):
 
 def publish_parts(rank: int) -> None:
     ranked = Ranked(rank)
-    inner, outer = ranked.model, Outer(ranked.model)
+    inner, outer = ranked.model, Outer(ranked.model.module)
 
     def check_outer() -> int:
         return check(outer, ranked.batches, ranked.expected, 0)
@@ -282,7 +282,7 @@ def test_a_model_and_its_part_publish_by_one_coordinator() -> None:
 
 def publish_the_part_first(rank: int) -> None:
     ranked = Ranked(rank)
-    outer = Outer(ranked.model)
+    outer = Outer(ranked.model.module)
     ranked.publish(2).wait(DEADLINE)
     assert ranked.check() == 2
     dist.barrier()
@@ -303,7 +303,7 @@ def leave_readers_behind(rank: int, folder: str) -> None:
         attach(reader, offered.path, deadline=DEADLINE)
     assert check(reader, ranked.batches, ranked.expected, 0) == 1
     assert serving_state(reader).problem == ""
-    del ranked.model
+    del ranked.model, offered
     gc.collect()
     assert "rank 0 has shared its tables anew or has freed the model" in (
         serving_state(reader).problem

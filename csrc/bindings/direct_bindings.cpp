@@ -204,19 +204,19 @@ void bind_control_page(py::module_& module) {
              return {{found->name, tuple_of(found->segment)}};
            })
       .def("announce", &ControlPage::announce)
-      .def("pending", [](const ControlPage& page,
-                         uint32_t owner) { return tuple_of(page.pending(owner)); })
+      .def("pending",
+           [](const ControlPage& page, uint32_t owner) { return tuple_of(page.pending(owner)); })
       .def("withdraw", &ControlPage::withdraw)
-      .def("withdrawn", [](const ControlPage& page,
-                           uint32_t owner) { return tuple_of(page.withdrawn(owner)); })
+      .def("withdrawn",
+           [](const ControlPage& page, uint32_t owner) { return tuple_of(page.withdrawn(owner)); })
       .def("settle", &ControlPage::settle)
       .def("process", &ControlPage::process)
       .def("take_over", &ControlPage::take_over)
       .def("abandon", &ControlPage::abandon)
       .def_property_readonly("abandoned_by", &ControlPage::abandoned_by)
       .def_property_readonly("serial", &ControlPage::serial)
-      .def_property_readonly(
-          "serving", [](const ControlPage& page) { return tuple_of(page.serving()); })
+      .def_property_readonly("serving",
+                             [](const ControlPage& page) { return tuple_of(page.serving()); })
       .def_property_readonly("descriptor", &ControlPage::descriptor)
       .def_property_readonly("address",
                              [](const ControlPage& page) { return tuple_of(page.address()); });

@@ -144,7 +144,6 @@ def versions(
     deaths: int = 0,
     agree: bool = False,
     deadlines: bool = True,
-    slow: bool = False,
     without: str | None = None,
 ) -> Iterator[Instance]:
     """No batch has two versions, and what all owners publish at last serves."""
@@ -173,7 +172,6 @@ def versions(
             **rules,
         },
         finds,
-        slow=slow,
     )
 
 
@@ -202,6 +200,6 @@ def instances() -> Iterator[Instance]:
     yield from versions(2, 1, agree=True, deadlines=False)
     yield from versions(2, 1, deaths=1)
     yield from versions(2, 2)
-    yield from versions(3, 1, slow=True)
+    yield from versions(3, 1)
     for rule in VERSION_RULES:
         yield from versions(2, 2, without=rule)

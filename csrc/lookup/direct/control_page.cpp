@@ -49,7 +49,6 @@ struct Record {
   Word bytes;
 };
 
-
 // Acquire and release keep the words of a record between those that tell whether it has changed.
 void store(Word& word, uint64_t value) { word.store(value, std::memory_order_release); }
 uint64_t load(const Word& word) { return word.load(std::memory_order_acquire); }
@@ -153,8 +152,8 @@ ControlPage ControlPage::adopt(Descriptor file, uint32_t owners, const Digest& l
 ControlPage::ControlPage(Descriptor file, uint32_t owners, const Digest& layout, bool is_new)
     : file_(std::move(file)), owners_(owners), bytes_(sizeof(Header) + owners * sizeof(Owner)) {
   uint64_t magic = 0;  // before the size, which another version has another one of
-  if (!is_new && pread(file_.get(), &magic, sizeof(magic), 0) == sizeof(magic) &&
-      magic != kMagic && (magic & kFamilyBits) == kFamily) {
+  if (!is_new && pread(file_.get(), &magic, sizeof(magic), 0) == sizeof(magic) && magic != kMagic &&
+      (magic & kFamilyBits) == kFamily) {
     foreign("is of another version of torchrec-bls");
   }
   if (!is_sealed(file_.get(), bytes_, false)) foreign("is not sealed, or of another size");
@@ -193,9 +192,7 @@ ControlPage::Owner& ControlPage::owner(uint32_t number) const {
   return reinterpret_cast<Owner*>(data_ + sizeof(Header))[number];
 }
 
-uint64_t ControlPage::serial() const {
-  return serial_of(header().decided.load());
-}
+uint64_t ControlPage::serial() const { return serial_of(header().decided.load()); }
 
 ControlPage::Version ControlPage::serving() const {
   while (true) {
@@ -221,8 +218,7 @@ void ControlPage::record(uint32_t number, uint64_t serial, const std::string& ve
   store(record.bytes, segment.bytes);
 }
 
-std::optional<ControlPage::Recorded> ControlPage::recorded(uint32_t number,
-                                                           uint64_t serial) const {
+std::optional<ControlPage::Recorded> ControlPage::recorded(uint32_t number, uint64_t serial) const {
   const Record* const record = owner(number).of(serial);
   if (record == nullptr || serial == 0) return std::nullopt;
   const uint64_t process = load(record->process);
@@ -255,7 +251,7 @@ ControlPage::Version ControlPage::pending(uint32_t number) const {
     if ((word & kAnnounced) == 0) return {};
     const Record& record = of.records[(word & kPlace) / kPlace];
     Version found{load(record.serial), read(record.version)};
-      if (of.announced.load() != word) continue;
+    if (of.announced.load() != word) continue;
     if (found.serial != serial() + 1) return {};
     checked(found.name);
     return found;

@@ -32,10 +32,10 @@ struct Header {
 static_assert(sizeof(Header) <= TableSegment::kFirstOffset);
 
 MemoryPurpose purpose(const TableLabel& label) {
-  return {"the tables of rank " + std::to_string(label.owner) + " in version '" +
-              label.version + "'",
-          "Use smaller or quantized tables, more hosts, or lookup=\"exchange\", which holds no two "
-          "versions at once"};
+  return {
+      "the tables of rank " + std::to_string(label.owner) + " in version '" + label.version + "'",
+      "Use smaller or quantized tables, more hosts, or lookup=\"exchange\", which holds no two "
+      "versions at once"};
 }
 
 /// Maps a file where pages of 2 MiB fit.
@@ -89,8 +89,8 @@ void check_label(const std::byte* data, size_t bytes, const TableLabel& expected
   if (TableLabel{header.owner, version, header.layout} == expected) return;
   if (header.layout != expected.layout) foreign("has other shards than this rank expects");
   foreign("is of rank " + std::to_string(header.owner) + " and version '" + version +
-          "', not of rank " + std::to_string(expected.owner) + " and version '" +
-          expected.version + "'");
+          "', not of rank " + std::to_string(expected.owner) + " and version '" + expected.version +
+          "'");
 }
 
 }  // namespace

@@ -93,6 +93,10 @@ def be_late(rank: int) -> None:
             PeerTimeoutError, match=r"'2' does not serve after .* s: ranks \[1\] have not publish"
         ):
             given_up.wait(0.01)
+        without = {name: w for name, w in weights_of(3).items() if name != "dense.bias"}
+        with pytest.raises(ValueError, match=r"no 'dense\.bias'"):
+            publish(ranked.model, without, version="3", deadline=0.05)
+        assert serving_state(ranked.model).pending == {0: "2"}
         own = ranked.publish(3, deadline=0.05)
         assert own.version == "3" and not own.was_announced
         with pytest.raises(PeerTimeoutError, match="version '2' was withdrawn before all ranks"):

@@ -117,9 +117,9 @@ class Publisher:
             serial, serving = self.versions.serving
             if serving == version:  # what is pending may be of a process that is further
                 return Publication(version, True, owner, serial, self)
+            parts = self.parts(owner, state_dict)
             serial, is_new = self.versions.clear_way(owner, version, end)
             if is_new:
-                parts = self.parts(owner, state_dict)
                 segments = self.create(owner, version, parts, dense)
                 self.announce(owner, serial, version, segments)
         return Publication(version, not is_new, owner, serial, self)

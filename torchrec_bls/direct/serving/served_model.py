@@ -211,7 +211,7 @@ class ServedModel:
             announced=announced,
             announced_serial=serial,
             pending=pending,
-            missing=tuple(set(range(tables.owners)) - pending.keys()) if pending else (),
+            missing=tuple(sorted(set(range(tables.owners)) - pending.keys())) if pending else (),
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
             readers=tuple(pid_of(each) for each in self._readers if is_alive(each)),
@@ -238,16 +238,16 @@ class ServedModel:
             )
         version = self.publisher.named(version)
         with self.publisher.one_at_a_time(end):
+            live = dict(self._live_dense())
+            if state_dict is None:
+                dense, parts = live, [each.live.storages() for each in self.reads if each.live]
+            else:  # before anything is withdrawn for it
+                dense, parts = _new_dense(live, state_dict), self.publisher.parts(rank, state_dict)
             serial, is_new = self.publisher.versions.clear_way(rank, version, end)
             if not is_new:
                 return Publication(version, True, rank, serial, self.publisher)
             self._forget_dense(lambda other: other >= serial)  # withdrawn
             self._follower.drop(rank, serial)
-            live = dict(self._live_dense())
-            if state_dict is None:
-                dense, parts = live, [each.live.storages() for each in self.reads if each.live]
-            else:
-                dense, parts = _new_dense(live, state_dict), self.publisher.parts(rank, state_dict)
             segments = self.publisher.create(rank, version, parts, dense)
             # Without a state dict the live dense weights serve as they are.
             pairs = [] if state_dict is None else [(live[name], dense[name]) for name in dense]

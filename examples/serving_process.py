@@ -22,10 +22,10 @@ from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
     attach,
-    generation_of,
     offer,
     publish,
     serving_state,
+    version_of,
 )
 from torchrec_bls.datasets import SyntheticDataset
 from torchrec_bls.errors import BLSError
@@ -35,25 +35,30 @@ DIM, BATCH, STEPS, PAUSE_S = 32, 16, 50, 0.01
 IMPORTED_AT = time.monotonic()
 
 
-def weights_of(generation: int) -> dict[str, torch.Tensor]:
-    """Returns the weights of a generation. A real program loads what its training has saved."""
-    return dict(build_model(ROWS, DIM, seed=generation).state_dict())
+def seed_of(version: str) -> int:
+    """Returns the seed of a version: its name, and 1 for the weights that are loaded first."""
+    return int(version) if version.isdigit() else 1
+
+
+def weights_of(version: str) -> dict[str, torch.Tensor]:
+    """Returns the weights of a version. A real program loads what its training has saved."""
+    return dict(build_model(ROWS, DIM, seed=seed_of(version)).state_dict())
 
 
 class Answers:
-    """What the unsharded model answers in each generation."""
+    """What the unsharded model answers in each version."""
 
     def __init__(self, batches: SyntheticDataset) -> None:
         self._batches = batches
-        self._models: dict[int, DlrmOnBatches] = {}
+        self._models: dict[str, DlrmOnBatches] = {}
 
-    def check(self, answer: torch.Tensor, generation: int, step: int) -> None:
+    def check(self, answer: torch.Tensor, version: str, step: int) -> None:
         """Compares an answer bit by bit."""
-        if generation not in self._models:
-            self._models[generation] = build_model(ROWS, DIM, seed=generation)
-        expected = self._models[generation](self._batches.batch(step))
+        if version not in self._models:
+            self._models[version] = build_model(ROWS, DIM, seed=seed_of(version))
+        expected = self._models[version](self._batches.batch(step))
         if not torch.equal(answer, expected):
-            raise AssertionError(f"step {step} has a wrong answer in generation {generation}")
+            raise AssertionError(f"step {step} has a wrong answer in version {version}")
 
 
 def make_model(options: argparse.Namespace) -> nn.Module:
@@ -87,11 +92,11 @@ def serve(options: argparse.Namespace) -> None:
     answers, step = Answers(batches), options.first
     while True:
         answer = model(batches.batch(step % STEPS))
-        said = {"step": step, "generation": generation_of(model)}
+        said = {"step": step, "version": version_of(model)}
         if step == options.first:
             said["start_s"] = round(time.monotonic() - IMPORTED_AT, 3)
             offered = offer(model, f"{options.folder}/{options.name}")
-        answers.check(answer, generation_of(model), step % STEPS)
+        answers.check(answer, version_of(model), step % STEPS)
         print(json.dumps(said | {"without": serving_state(model).owners_gone}), flush=True)
         step += 1
         time.sleep(PAUSE_S)
@@ -102,7 +107,7 @@ def serve(options: argparse.Namespace) -> None:
         if order == ["end"]:
             offered.close()
             return
-        publish(model, weights_of(int(order[1])))
+        publish(model, weights_of(order[1]), version=order[1])
 
 
 def main() -> None:

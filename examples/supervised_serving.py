@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PROCESS = Path(__file__).with_name("serving_process.py")
-BATCHES_OF_LAST = 20  # of each process in generation 2, before all end
+BATCHES_OF_LAST = 20  # of each process in version 2, before all end
 DEADLINE_S = 240.0
 
 
@@ -36,7 +36,7 @@ class Served:
         self.name = name
         self.rank = rank
         self.process: subprocess.Popen[str] | None = None
-        self.answers: Counter[int] = Counter()
+        self.answers: Counter[str] = Counter()
         self.next_step = 0
         self.starts: list[float] = []
         self.without: set[int] = set()
@@ -62,7 +62,7 @@ class Supervisor:
         self._gone: Served | None = None
 
     def run(self) -> None:
-        """Serves until all have answered enough batches of generation 2."""
+        """Serves until all have answered enough batches of version 2."""
         end = time.monotonic() + DEADLINE_S
         try:
             for served in self._ranks:
@@ -122,7 +122,7 @@ class Supervisor:
         ]
 
     def _note(self, served: Served, said: dict[str, Any]) -> None:
-        served.answers[said["generation"]] += 1
+        served.answers[said["version"]] += 1
         served.next_step = said["step"] + 1
         served.without |= set(said["without"])
         if "start_s" in said:
@@ -143,14 +143,13 @@ class Supervisor:
                 served.tell("publish 2")
 
     def _have_all_answered(self) -> bool:
-        return all(each.answers[2] >= BATCHES_OF_LAST for each in self._all)
+        return all(each.answers["2"] >= BATCHES_OF_LAST for each in self._all)
 
     def report(self) -> None:
         """Prints what each rank has served."""
         for served in self._all:
             batches = ", ".join(
-                f"{count} of generation {number}"
-                for number, count in sorted(served.answers.items())
+                f"{count} of version {version}" for version, count in sorted(served.answers.items())
             )
             without = f"; without the owners {sorted(served.without)}" if served.without else ""
             print(f"{served.name}: {batches} batches, all checked{without}")

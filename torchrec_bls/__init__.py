@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchrec_bls.direct.offers.attach import attach
     from torchrec_bls.direct.offers.offer import Offer, offer
     from torchrec_bls.direct.serving.publisher import Publication
-    from torchrec_bls.direct.serving.publishing import generation_of, publish, serving_state
+    from torchrec_bls.direct.serving.publishing import publish, serving_state, version_of
     from torchrec_bls.direct.serving.serving_state import ServingState
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
@@ -67,11 +67,11 @@ __all__ = [
     "attach",
     "bounded_lag_channels",
     "bounded_lag_modules",
-    "generation_of",
     "offer",
     "publish",
     "record_lookups",
     "serving_state",
+    "version_of",
 ]
 
 _FOR_TORCHREC = {
@@ -90,11 +90,11 @@ _FOR_TORCHREC = {
     "attach": "direct.offers.attach",
     "bounded_lag_channels": "pipeline",
     "bounded_lag_modules": "pipeline",
-    "generation_of": "direct.serving.publishing",
     "offer": "direct.offers.offer",
     "publish": "direct.serving.publishing",
     "record_lookups": "analysis.recording",
     "serving_state": "direct.serving.publishing",
+    "version_of": "direct.serving.publishing",
 }
 
 process_group.register()

@@ -85,7 +85,7 @@ def switches_section(record: Record) -> str:
         record,
         f"A reader's lookups, batches of {settings['batch']}, while another process is idle, "
         f"copies its 26 tables of {settings['rows']:,} rows, and publishes them, "
-        f"{settings['publications']} times. Every output was of exactly one generation. The p99.9 "
+        f"{settings['publications']} times. Every output was of exactly one version. The p99.9 "
         f"of switching is {interval(result['over_idle_p99'])} times the p99 beside an idle "
         f"process, and {interval(result['over_copying_p99_9'])} times the p99.9 beside one that "
         "copies:",

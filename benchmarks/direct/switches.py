@@ -19,7 +19,7 @@ from benchmarks.direct.page import switches_section
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
 from benchmarks.modules.models import FEATURES, Case, ids_of
-from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, generation_of, publish
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, publish, version_of
 
 # 1.3 GB of tables, all of which the publisher owns.
 FULL = {"rows": 200_000, "dim": 64, "batch": 128, "publications": 20, "pause_s": 1.0}
@@ -44,7 +44,7 @@ def measure(rank: int, settings: dict[str, Any]) -> dict[str, Any] | None:
             _copy(module, settings["pause_s"])
             _fill(module, number + 2)  # new weights come from somewhere before they are published
             dist.barrier()
-            publish(module).wait(_DEADLINE_S)
+            publish(module, version=str(number + 2)).wait(_DEADLINE_S)
         dist.barrier()
     return None
 
@@ -65,8 +65,9 @@ def _read(module: Any, batches: list[Any], settings: dict[str, Any]) -> dict[str
         values = module(batches[number % _BATCHES]).wait().values()
         times[phase][-1].append((time.perf_counter() - begin) * 1e3)
         number += 1
-        if not (values == generation_of(module)).all():
-            raise RuntimeError(f"lookup {number} is not of generation {generation_of(module)}")
+        version = version_of(module)
+        if not (values == _number_of(version)).all():
+            raise RuntimeError(f"lookup {number} is not of version {version}")
 
     def look_up_for(seconds: float, phase: str) -> None:
         end = time.monotonic() + seconds
@@ -80,12 +81,13 @@ def _read(module: Any, batches: list[Any], settings: dict[str, Any]) -> dict[str
             look_up_for(settings["pause_s"], phase)
             dist.barrier()
         # Without tables of its own this announces and no more, in a thread as a server would.
-        own = threading.Thread(target=publish, args=(module,))
+        version = str(publication + 2)
+        own = threading.Thread(target=publish, args=(module,), kwargs={"version": version})
         own.start()
-        while generation_of(module) < publication + 2:
+        while version_of(module) != version:
             look_up("switching")
         own.join()
-        # The old generation is unmapped beside the first batches of the new one.
+        # The old version is unmapped beside the first batches of the new one.
         look_up_for(settings["pause_s"] / 4, "switching")
     dist.barrier()
     return {
@@ -144,12 +146,16 @@ def _sharded(settings: dict[str, Any]) -> Any:
     return sharder.shard(module, plan, env, torch.device("cpu"), "switched")
 
 
-def _fill(module: Any, generation: int) -> None:
-    """Makes all weights of this rank the number of their generation, by which outputs tell it."""
+def _number_of(version: str) -> int:
+    return int(version) if version.isdigit() else 1  # before the first publication
+
+
+def _fill(module: Any, number: int) -> None:
+    """Makes all weights of this rank the number of their version, by which outputs tell it."""
     with torch.no_grad():
         for tensor in module.state_dict().values():
             for shard in tensor.local_shards():
-                shard.tensor.fill_(float(generation))
+                shard.tensor.fill_(float(number))
 
 
 def main() -> None:

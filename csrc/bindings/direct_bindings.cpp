@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -27,8 +28,11 @@ namespace {
 /// (pid, descriptor, device, inode, bytes)
 using AddressTuple = std::tuple<int32_t, int32_t, uint64_t, uint64_t, uint64_t>;
 
-/// (owner, generation, digest of the layout)
-using LabelTuple = std::tuple<uint32_t, uint64_t, py::bytes>;
+/// (owner, version, digest of the layout)
+using LabelTuple = std::tuple<uint32_t, std::string, py::bytes>;
+
+/// (serial, name; empty if there is none)
+using VersionTuple = std::tuple<uint64_t, std::string>;
 
 /// (address, bytes, offset in the segment)
 using PartTuple = std::tuple<uintptr_t, size_t, size_t>;
@@ -58,8 +62,8 @@ ControlPage::Digest digest_of(const py::bytes& bytes) {
 }
 
 TableLabel label_of(const LabelTuple& tuple) {
-  const auto& [owner, generation, layout] = tuple;
-  return {owner, generation, digest_of(layout)};
+  const auto& [owner, version, layout] = tuple;
+  return {owner, version, digest_of(layout)};
 }
 
 MemoryFileAddress address_from(const AddressTuple& tuple) {
@@ -69,6 +73,10 @@ MemoryFileAddress address_from(const AddressTuple& tuple) {
 
 AddressTuple tuple_of(const MemoryFileAddress& a) {
   return {a.pid, a.fd, a.device, a.inode, a.bytes};
+}
+
+VersionTuple tuple_of(const ControlPage::Version& version) {
+  return {version.serial, version.name};
 }
 
 /// Features of a lookup, by their place in the output. Made once, as Tables are.
@@ -184,18 +192,31 @@ void bind_control_page(py::module_& module) {
                     return ControlPage::adopt(std::move(file), owners, digest_of(layout));
                   })
       .def("record",
-           [](ControlPage& page, uint32_t owner, uint64_t generation, const AddressTuple& address) {
-             page.record(owner, generation, address_from(address));
+           [](ControlPage& page, uint32_t owner, uint64_t serial, const std::string& version,
+              const AddressTuple& segment) {
+             page.record(owner, serial, version, address_from(segment));
            })
       .def("recorded",
-           [](const ControlPage& page, uint32_t owner, uint64_t generation) {
-             return tuple_of(page.recorded(owner, generation));
+           [](const ControlPage& page, uint32_t owner,
+              uint64_t serial) -> std::optional<std::pair<std::string, AddressTuple>> {
+             const std::optional<ControlPage::Recorded> found = page.recorded(owner, serial);
+             if (!found) return std::nullopt;
+             return {{found->name, tuple_of(found->segment)}};
            })
       .def("announce", &ControlPage::announce)
-      .def("announced", &ControlPage::announced)
+      .def("pending",
+           [](const ControlPage& page, uint32_t owner) { return tuple_of(page.pending(owner)); })
+      .def("withdraw", &ControlPage::withdraw)
+      .def("withdrawn",
+           [](const ControlPage& page, uint32_t owner) { return tuple_of(page.withdrawn(owner)); })
+      .def("settle", &ControlPage::settle)
       .def("process", &ControlPage::process)
       .def("take_over", &ControlPage::take_over)
-      .def_property_readonly("complete", &ControlPage::complete)
+      .def("abandon", &ControlPage::abandon)
+      .def_property_readonly("abandoned_by", &ControlPage::abandoned_by)
+      .def_property_readonly("serial", &ControlPage::serial)
+      .def_property_readonly("serving",
+                             [](const ControlPage& page) { return tuple_of(page.serving()); })
       .def_property_readonly("descriptor", &ControlPage::descriptor)
       .def_property_readonly("address",
                              [](const ControlPage& page) { return tuple_of(page.address()); });

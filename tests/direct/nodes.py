@@ -18,7 +18,7 @@ from torch import nn
 from tests.direct import served
 from tests.direct.served import Expected
 from tests.processes import run_outcomes
-from torchrec_bls import attach, generation_of, offer, publish, serving_state
+from torchrec_bls import attach, offer, publish, serving_state, version_of
 from torchrec_bls.direct.offers.offer import Offer
 
 DEADLINE = 60.0
@@ -132,7 +132,7 @@ class Nodes:
 
 @contextmanager
 def started(folder: Path, ranks: int) -> Iterator[Nodes]:
-    """Yields nodes with that many ranks, which serve generation 1 and offer it."""
+    """Yields nodes with that many ranks, which serve version 1 and offer it."""
     nodes = Nodes(folder)
     try:
         nodes.start_ranks(ranks)
@@ -212,12 +212,12 @@ def join(node: Node, source: object, owner: int | None = None, offered_as: str =
         node.offers.append(offer(model, node.path_of(offered_as)))
 
 
-def check(node: Node, generation: int | None = None) -> int:
-    """Compares all batches with the generation that each says it is of; returns the last one."""
+def check(node: Node, version: int | None = None) -> int:
+    """Compares all batches with the version that each says it is of; returns the last one."""
     seen = 0
     for number in range(len(node.batches)):
         seen = served.check(node.model, node.batches, node.expected, number)
-        assert generation is None or seen == generation, (seen, generation)
+        assert version is None or seen == version, (seen, version)
     return seen
 
 
@@ -227,19 +227,25 @@ def check_many(node: Node, times: int, ready: str) -> int:
         if number == times // 10:
             Path(node.path_of(ready)).touch()
         served.check(node.model, node.batches, node.expected, number)
-    return generation_of(node.model)
+    return served.number_of(version_of(node.model))
 
 
-def publish_all(node: Node, generation: int, owner: int | None = None) -> None:
-    """Publishes the whole weights of a generation."""
-    publication = publish(node.model, served.weights_of(generation), owner=owner, deadline=DEADLINE)
-    assert publication.generation == generation
+def publish_all(node: Node, version: int, owner: int | None = None) -> None:
+    """Publishes the whole weights of a version."""
+    publication = publish(
+        node.model,
+        served.weights_of(version),
+        version=str(version),
+        owner=owner,
+        deadline=DEADLINE,
+    )
+    assert publication.version == str(version) and not publication.was_announced
 
 
-def go_over(node: Node, generation: int) -> None:
-    """Waits for a generation and looks all batches up in it."""
-    until(lambda: served.check(node.model, node.batches, node.expected, 0) >= generation)
-    check(node, generation)
+def go_over(node: Node, version: int) -> None:
+    """Waits for a version and looks all batches up in it."""
+    until(lambda: served.check(node.model, node.batches, node.expected, 0) == version)
+    check(node, version)
 
 
 def state(node: Node) -> Any:

@@ -1,4 +1,4 @@
-"""A model with two embedding modules and a dense layer, and its weights in each generation."""
+"""A model with two embedding modules and a dense layer, and its weights in each version."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 from torchrec.distributed import DistributedModelParallel
 
 from tests.distributed import models
-from torchrec_bls import BLSConfig, generation_of
+from torchrec_bls import BLSConfig, version_of
+from torchrec_bls.direct.arguments import FIRST_VERSION
 
 KINDS = {"bags": models.EBC, "rows": models.EC}
 SHARDINGS = {
@@ -48,9 +49,14 @@ def flatten(outputs: dict[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def weights_of(generation: int) -> dict[str, torch.Tensor]:
-    """Returns all weights of a generation: whole numbers, whose sums have no rounding."""
-    generator = torch.Generator().manual_seed(1000 + generation)
+def number_of(version: str) -> int:
+    """Returns the number that a version has in these tests: 1 for what was sharded, or its name."""
+    return 1 if version == FIRST_VERSION else int(version)
+
+
+def weights_of(number: int) -> dict[str, torch.Tensor]:
+    """Returns all weights of a version: whole numbers, whose sums have no rounding."""
+    generator = torch.Generator().manual_seed(1000 + number)
     return {
         name: torch.randint(-1000, 1000, tensor.shape, generator=generator).float()
         for name, tensor in Model().state_dict().items()
@@ -58,20 +64,20 @@ def weights_of(generation: int) -> dict[str, torch.Tensor]:
 
 
 class Expected:
-    """What the model gives for a batch in each generation, by unsharded TorchRec modules."""
+    """What the model gives for a batch in each version, by unsharded TorchRec modules."""
 
     def __init__(self, batches: Sequence[KeyedJaggedTensor]) -> None:
         self._batches = batches
         self._known: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
 
-    def of(self, generation: int, batch: int) -> dict[str, torch.Tensor]:
-        if (generation, batch) not in self._known:
+    def of(self, number: int, batch: int) -> dict[str, torch.Tensor]:
+        if (number, batch) not in self._known:
             model = Model()
-            model.load_state_dict(weights_of(generation))
+            model.load_state_dict(weights_of(number))
             with torch.no_grad():
                 for i, ids in enumerate(self._batches):
-                    self._known[generation, i] = model(ids)
-        return self._known[generation, batch]
+                    self._known[number, i] = model(ids)
+        return self._known[number, batch]
 
 
 def batches_of(rank: int, count: int = 4) -> list[KeyedJaggedTensor]:
@@ -79,7 +85,7 @@ def batches_of(rank: int, count: int = 4) -> list[KeyedJaggedTensor]:
 
 
 def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
-    """Returns the model with the weights of generation 1."""
+    """Returns the model with the weights of version 1."""
     model = Model()
     model.load_state_dict(weights_of(1))
     sharders = [
@@ -94,11 +100,11 @@ def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
 
 
 def check(model: Any, batches: Sequence[Any], expected: Expected, number: int) -> int:
-    """Looks batch `number` up, compares it with the generation that it says it is of, and returns
-    that."""
+    """Looks batch `number` up, compares it with the version that it says it is of, and returns the
+    number of that."""
     batch = number % len(batches)
     with torch.no_grad():
         output = model(batches[batch])
-    generation = generation_of(model)
-    models.assert_same_bits(output, expected.of(generation, batch))
-    return generation
+    version = number_of(version_of(model))
+    models.assert_same_bits(output, expected.of(version, batch))
+    return version

@@ -13,6 +13,7 @@ from tests.direct import nodes, served
 from tests.direct.nodes import Node, started
 from tests.distributed import models
 from torchrec_bls import BLSConfig, attach, bounded_lag_modules, offer, publish
+from torchrec_bls.direct.arguments import FIRST_VERSION
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
@@ -59,7 +60,7 @@ def test_a_reader_outlives_all_ranks(tmp_path: Path) -> None:
         processes.start("reader")
         processes.call("reader", nodes.join, 0)
         seen = processes.call("reader", nodes.state)
-        assert (seen.rank, seen.generation, seen.owners_gone) == (None, 1, ())
+        assert (seen.rank, seen.serial, seen.owners_gone) == (None, 1, ())
         assert len(seen.rows_read) == 2 and min(seen.rows_read) > 0
         assert processes.call(0, nodes.state).readers == (processes.call("reader", nodes.pid_of),)
         for rank in (0, 1):
@@ -80,33 +81,33 @@ def test_a_reader_that_is_gone_is_not_counted(tmp_path: Path) -> None:
 
 def publish_alone(node: Node) -> None:
     with pytest.raises(ValueError, match="reads the tables of others and publishes none"):
-        publish(node.model, served.weights_of(2))
+        publish(node.model, served.weights_of(2), version="2")
     with pytest.raises(ValueError, match="rank 1 lives, as process"):
-        publish(node.model, served.weights_of(2), owner=1)
+        publish(node.model, served.weights_of(2), version="2", owner=1)
 
 
-def test_a_reader_follows_generations_in_tables_and_dense_weights(tmp_path: Path) -> None:
+def test_a_reader_follows_versions_in_tables_and_dense_weights(tmp_path: Path) -> None:
     with started(tmp_path, 2) as processes:
         processes.start("reader")
         processes.call("reader", nodes.join, 1)
         processes.call("reader", publish_alone)
-        for generation in (2, 3):
-            processes.call(0, nodes.publish_all, generation)
-            processes.call("reader", nodes.check, generation - 1)
-            processes.call(1, nodes.publish_all, generation)
+        for version in (2, 3):
+            processes.call(0, nodes.publish_all, version)
+            processes.call("reader", nodes.check, version - 1)
+            processes.call(1, nodes.publish_all, version)
             for name in (0, 1, "reader"):
-                processes.call(name, nodes.go_over, generation)
+                processes.call(name, nodes.go_over, version)
 
 
-def publish_live(node: Node, generation: int) -> None:
-    """Writes a generation to the live weights and publishes them."""
-    new = served.weights_of(generation)
+def publish_live(node: Node, version: int) -> None:
+    """Writes a version to the live weights and publishes them."""
+    new = served.weights_of(version)
     with torch.no_grad():
         for name, (rows, columns, shard) in models.local_shards(node.model).items():
             shard.copy_(new[name.partition(" ")[0]][rows, columns])
         for name, replica in models.replicas(node.model).items():
             replica.copy_(new[name])
-        publish(node.model, deadline=nodes.DEADLINE)
+        publish(node.model, version=str(version), deadline=nodes.DEADLINE)
 
 
 def test_live_weights_that_are_published_come_with_their_dense_weights(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def owners_gone(node: Node) -> list[list[int]]:
 
 def publish_nothing_loaded(node: Node) -> None:
     with pytest.raises(ValueError, match="were not loaded in this process"):
-        publish(node.model)
+        publish(node.model, version="2")
 
 
 def test_a_rank_returns_and_publishes_again(tmp_path: Path) -> None:
@@ -152,11 +153,11 @@ def test_all_ranks_are_replaced_one_after_the_other(tmp_path: Path) -> None:
             processes.call(name, nodes.join, source, rank, name)
             source = name
         names = ["returned 0", "returned 1"]
-        for generation in (2, 3):
+        for version in (2, 3):
             for name in names:
-                processes.call(name, nodes.publish_all, generation)
+                processes.call(name, nodes.publish_all, version)
             for name in names:
-                processes.call(name, nodes.go_over, generation)
+                processes.call(name, nodes.go_over, version)
         assert processes.call("returned 1", nodes.state).owners_gone == ()
 
 
@@ -197,19 +198,19 @@ def test_a_reader_publishes_for_ranks_that_are_gone(tmp_path: Path) -> None:
         assert processes.call("reader", nodes.state).owners_gone == (0, 1)
 
 
-def test_who_is_behind_takes_the_newest_generation(tmp_path: Path) -> None:
-    """An offer of a generation that is long replaced, and a reader that was stopped."""
+def test_who_is_behind_takes_the_newest_version(tmp_path: Path) -> None:
+    """An offer of a version that is long replaced, and a reader that was stopped."""
     with started(tmp_path, 2) as processes:
         for name in ("stopped", "late"):
             processes.start(name)
         processes.call("stopped", nodes.join, 0)
         pid = processes.call("stopped", nodes.pid_of)
         os.kill(pid, signal.SIGSTOP)
-        for generation in (2, 3, 4):
-            processes.call(0, nodes.publish_all, generation)
-            processes.call(1, nodes.publish_all, generation)
-        # Rank 0 has had no batch since, and offers generation 1.
-        assert processes.call(0, nodes.state).generation == 1
+        for version in (2, 3, 4):
+            processes.call(0, nodes.publish_all, version)
+            processes.call(1, nodes.publish_all, version)
+        # Rank 0 has had no batch since, and offers version 1.
+        assert processes.call(0, nodes.state).version == FIRST_VERSION
         processes.call("late", nodes.join, 0)
         os.kill(pid, signal.SIGCONT)
         for name in ("late", "stopped"):

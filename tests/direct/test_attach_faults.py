@@ -142,12 +142,12 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
     "sealed memory that was cut off": (
         in_place_of(FIRST, lambda fd: memory(fd, share=0.75)),
         ProtocolError,
-        "has none",
+        "has no label",
     ),
     "sealed memory that is too long": (
         in_place_of(FIRST, lambda fd: memory(fd, share=1.5)),
         ProtocolError,
-        "has none",
+        "has no label",
     ),
     "an empty file": (
         in_place_of(SECOND, lambda fd: memory(fd, share=0.0)),
@@ -157,7 +157,7 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
     "segments of two owners exchanged": (
         exchanged(FIRST, SECOND),
         ProtocolError,
-        "is of rank 1 and generation 1, not of rank 0 and generation 1",
+        r"is of rank 1 and version '.first forward.', not of rank 0 and version '.first forward.'",
     ),
     "segments of two modules exchanged": (
         exchanged(FIRST, OTHER_MODULES),
@@ -165,10 +165,10 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
         "has other shards",
     ),
     "the page in the place of a segment": (exchanged(PAGE, FIRST), ProtocolError, "not sealed"),
-    "another generation": (
-        changed_text(lambda content: content.update(generation=2)),
+    "another version": (
+        changed_text(lambda content: content.update(version="2")),
         ProtocolError,
-        "generation 1, not of rank 0 and generation 2",
+        r"version '.first forward.', not of rank 0 and version '2'",
     ),
     "too few descriptors": (
         lambda content, descriptors: (content, descriptors[:-1]),
@@ -225,18 +225,33 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
         ProtocolError,
         r"first_row: expected int >= 0, got -1",
     ),
-    "a generation of another age": (
-        changed_text(lambda content: content.update(generation=2**70)),
+    "a version that is none": (
+        changed_text(lambda content: content.update(version="x" * 65)),
         ProtocolError,
-        "generation: expected int <= 9223372036854775807",
+        "must be a printable text of 1 to 64 bytes",
     ),
-    "a generation before all": (
-        changed_text(lambda content: content.update(generation=-1)),
+    "a number as a version": (
+        changed_text(lambda content: content.update(version=2)),
         ProtocolError,
-        "generation: expected int >= 0, got -1",
+        "version: expected str, got 2",
     ),
-    "a generation without end": (
-        changed_text(lambda content: content.update(generation=float("inf"))),
+    "a later serial number": (
+        changed_text(lambda content: content.update(serial=2)),
+        ProtocolError,
+        "hands version .* over as number 2, but on the control page 1 is the last one",
+    ),
+    "a serial number of another age": (
+        changed_text(lambda content: content.update(serial=2**70)),
+        ProtocolError,
+        "serial: expected int <= 9223372036854775807",
+    ),
+    "a serial number before all": (
+        changed_text(lambda content: content.update(serial=-1)),
+        ProtocolError,
+        "serial: expected int >= 1, got -1",
+    ),
+    "a serial number without end": (
+        changed_text(lambda content: content.update(serial=float("inf"))),
         ProtocolError,
         "sends no manifest, it is no JSON",
     ),
@@ -364,7 +379,7 @@ def attach_other_models(rank: int, folder: str) -> None:
         offer(served.sharded(BLSConfig()), f"{folder}/{rank}")
     for wrong in (-1, "0", 2, True, 1.0):
         with pytest.raises(ValueError, match=f"owner is {wrong!r}, but must be"):
-            publish(model, {}, owner=wrong)  # type: ignore[arg-type]
+            publish(model, {}, version="2", owner=wrong)  # type: ignore[arg-type]
     for endless in (float("inf"), float("nan"), -1.0):
         with pytest.raises(ValueError, match=r"deadline is .* s, but must be positive and at most"):
             publish(model, deadline=endless)
@@ -388,8 +403,8 @@ def attach_other_models(rank: int, folder: str) -> None:
         (table, None, f"'{table}' is a NoneType: give the whole table"),
     ):
         with pytest.raises(ValueError, match=text):
-            publish(model, {**state, key: value})
-    assert publish(model, state).generation == 2
+            publish(model, {**state, key: value}, version="2")
+    assert publish(model, state, version="2").version == "2"
     os.chdir(folder)
     with offer(model, f"{rank}.socket".encode()) as offered:
         os.chdir("/")

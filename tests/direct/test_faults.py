@@ -70,18 +70,18 @@ def publish_for_the_dead(rank: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     until(lambda: state_of(pids[1]) in "ZX")
-    own = publish(model, weights_of(2))
-    assert own.generation == 2
+    own = publish(model, weights_of(2), version="2")
+    assert own.version == "2"
     with pytest.raises(PeerTimeoutError, match=r"\[1\] have no process: publish\(owner"):
         if rank == 0:
             own.wait(0.01)
         else:
             raise PeerTimeoutError("of which [1] have no process: publish(owner=...) for them")
     with pytest.raises(ValueError, match="have to come in a state_dict"):
-        publish(model, owner=1)
+        publish(model, version="2", owner=1)
     assert check(model, batches, expected, 0) == 1
     if rank == 0:
-        publish(model, weights_of(2), owner=1)
+        publish(model, weights_of(2), version="2", owner=1)
     own.wait(DEADLINE)
     for i in range(4):
         assert check(model, batches, expected, i) == 2
@@ -99,17 +99,17 @@ def die_half_way(rank: int, after: str) -> None:
     check(model, batches, expected, 0)
     pids = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
-    own = publish(model, weights_of(2)) if rank == 0 else None
+    own = publish(model, weights_of(2), version="2") if rank == 0 else None
     if rank == 1:
         _die(after)
-        publish(model, weights_of(2))
+        publish(model, weights_of(2), version="2")
         raise AssertionError("lives")
     until(lambda: state_of(pids[1]) in "ZX")
     assert own is not None
     for i in range(20):
         assert check(model, batches, expected, i) == 1
     assert not own.serves
-    publish(model, weights_of(2), owner=1)
+    publish(model, weights_of(2), version="2", owner=1)
     own.wait(DEADLINE)
     assert check(model, batches, expected, 0) == 2
 
@@ -133,17 +133,19 @@ def _die(after: str) -> None:
     else:
         announce = Publisher.announce
 
-        def record_one(self: Publisher, owner: int, number: int, segments: Any) -> None:
+        def record_one(
+            self: Publisher, owner: int, serial: int, version: str, segments: Any
+        ) -> None:
             first = next(iter(self.tables.values()))
-            first.page.record(owner, number, segments[0].address)
+            first.page.record(owner, serial, version, segments[0].address)
             die()
-            announce(self, owner, number, segments)
+            announce(self, owner, serial, version, segments)
 
         Publisher.announce = record_one  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("after", ["a segment", "a record"])
-def test_a_publisher_that_dies_half_way_leaves_the_old_generation(after: str) -> None:
+def test_a_publisher_that_dies_half_way_leaves_the_old_version(after: str) -> None:
     outcomes = run_outcomes(2, die_half_way, after)
     errors = [outcome.error for outcome in outcomes]
     assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
@@ -156,21 +158,21 @@ def publish_without_memory(rank: int) -> None:
     if rank == 0:
         create, calls = SharedTables.create, []
 
-        def create_one(self: SharedTables, owner: int, number: int, *args: Any) -> Any:
+        def create_one(self: SharedTables, owner: int, version: str, *args: Any) -> Any:
             calls.append(owner)
             if len(calls) == 1:
-                return create(self, owner, number, *args)
+                return create(self, owner, version, *args)
             # The second module's: more than any host has.
-            label = (owner, number, self.digest)
+            label = (owner, version, self.digest)
             return _native.TableSegment.create(label, [], 1 << 60, False)
 
         SharedTables.create = create_one  # type: ignore[method-assign]
-        with pytest.raises(RendezvousError, match="no memory for the tables of rank 0 in gen"):
-            publish(model, weights_of(2))
+        with pytest.raises(RendezvousError, match="no memory for the tables of rank 0 in ver"):
+            publish(model, weights_of(2), version="2")
         SharedTables.create = create  # type: ignore[method-assign]
-        assert tables_of(model).page.announced(0) == 1
+        assert tables_of(model).page.pending(0) == (0, "")
         assert check(model, batches, expected, 0) == 1
-    publish(model, weights_of(2)).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
     assert check(model, batches, expected, 0) == 2
 
 
@@ -182,13 +184,13 @@ def fall_behind(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    for generation in range(2, 6):
-        publish(model, weights_of(generation), deadline=DEADLINE).wait(DEADLINE)
+    for version in range(2, 6):
+        publish(model, weights_of(version), version=str(version), deadline=DEADLINE).wait(DEADLINE)
     # It had no batch meanwhile.
     assert check(model, batches, expected, 0) == 5
 
 
-def test_a_reader_that_is_older_than_the_recorded_generations_takes_the_newest() -> None:
+def test_a_reader_that_is_older_than_the_recorded_versions_takes_the_newest() -> None:
     run(2, fall_behind)
 
 
@@ -199,21 +201,21 @@ def announce_others(rank: int) -> None:
     tables = tables_of(model)
     if rank == 0:
         size = tables.sizes[0]
-        longer = _native.TableSegment.create((0, 2, tables.digest), [], size + 4096, False)
-        older = _native.TableSegment.create((0, 1, tables.digest), [], size, False)
-        foreign = _native.TableSegment.create((0, 2, bytes(32)), [], size, False)
+        longer = _native.TableSegment.create((0, "2", tables.digest), [], size + 4096, False)
+        older = _native.TableSegment.create((0, "1", tables.digest), [], size, False)
+        foreign = _native.TableSegment.create((0, "2", bytes(32)), [], size, False)
         for segment, text in (
             (longer, f"take {size} bytes, but what was announced has {size + 4096}"),
-            (older, "generation 1, not of rank 0 and generation 2"),
+            (older, "version '1', not of rank 0 and version '2'"),
             (foreign, "has other shards"),
         ):
-            tables.page.record(0, 2, segment.address)
+            tables.page.record(0, 2, "2", segment.address)
             with pytest.raises(ProtocolError, match=text):
-                tables.open(0, 2)
+                tables.open(0, 2, "2")
         pid, descriptor, device, inode, size = longer.address
-        tables.page.record(0, 2, (pid, descriptor, device, inode + 1, size))
+        tables.page.record(0, 2, "2", (pid, descriptor, device, inode + 1, size))
         with pytest.raises(BLSError, match="not there any more"):
-            tables.open(0, 2)
+            tables.open(0, 2, "2")
     assert check(model, batches, expected, 0) == 1
 
 
@@ -222,7 +224,7 @@ def test_segments_that_are_not_what_was_announced_are_refused() -> None:
 
 
 def test_a_file_is_found_by_whoever_holds_it() -> None:
-    segment = _native.TableSegment.create((0, 1, bytes(32)), [], 8192, False)
+    segment = _native.TableSegment.create((0, "1", bytes(32)), [], 8192, False)
     _, descriptor, device, inode, _ = segment.address
     assert holder_of(device, inode) == (os.getpid(), descriptor)
     del segment
@@ -242,8 +244,8 @@ def serve_while_publishers_crash(rank: int, batches_number: int, every: int) -> 
     expected = Expected(batches)
     check(model, batches, expected, 0)
     last = 1 + batches_number // every
-    for generation in range(1, last + 1):
-        expected.of(generation, 0)
+    for version in range(1, last + 1):
+        expected.of(version, 0)
     pids = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     survivors = dist.new_group([0, 1])
@@ -252,17 +254,19 @@ def serve_while_publishers_crash(rank: int, batches_number: int, every: int) -> 
 
     def publish_all() -> None:
         try:
-            for generation in range(2, last + 1):
-                if rank == 2 and generation == 3:
+            for version in range(2, last + 1):
+                if rank == 2 and version == 3:
                     _die("a record")
-                publication = publish(model, weights_of(generation), deadline=DEADLINE)
-                assert publication.generation == generation
-                if rank == 0 and generation >= 3:
+                publication = publish(
+                    model, weights_of(version), version=str(version), deadline=DEADLINE
+                )
+                assert publication.version == str(version)
+                if rank == 0 and version >= 3:
                     until(lambda: state_of(pids[2]) in "ZX")
-                    publish(model, weights_of(generation), owner=2)
+                    publish(model, weights_of(version), version=str(version), owner=2)
                 publication.wait(DEADLINE)
-                # So that every generation has its batches.
-                until(lambda generation=generation: len(seen) >= every * (generation - 1))
+                # So that every version has its batches.
+                until(lambda version=version: len(seen) >= every * (version - 1))
         except BaseException as error:
             failures.append(error)
 
@@ -282,9 +286,7 @@ def serve_while_publishers_crash(rank: int, batches_number: int, every: int) -> 
 @pytest.mark.parametrize(
     ("batches", "every"), [(400, 80), pytest.param(10_000, 500, marks=pytest.mark.slow)]
 )
-def test_every_output_is_of_one_generation_while_a_publisher_crashes(
-    batches: int, every: int
-) -> None:
+def test_every_output_is_of_one_version_while_a_publisher_crashes(batches: int, every: int) -> None:
     outcomes = run_outcomes(3, serve_while_publishers_crash, batches, every, deadline=300.0)
     errors = [outcome.error for outcome in outcomes]
     assert errors == [None, None, "ProcessDied"], "\n".join(map(str, outcomes))

@@ -1,4 +1,4 @@
-"""New weights while batches are served: all of a generation or nothing of it."""
+"""New weights while batches are served: all of a version or nothing of it."""
 
 import threading
 from typing import Any
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.direct import served
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.processes import run
-from torchrec_bls import BLSConfig, generation_of, publish
+from torchrec_bls import BLSConfig, publish, version_of
 from torchrec_bls.errors import PeerTimeoutError
 
 DEADLINE = 30.0
@@ -19,31 +19,31 @@ DEADLINE = 30.0
 def publish_whole_tables(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
-    assert generation_of(model) == 0
+    assert version_of(model) == ""
     assert check(model, batches, expected, 0) == 1
-    for generation in (2, 3):
+    for version in (2, 3):
         dist.barrier()
         if rank == 0:
-            first = publish(model, weights_of(generation))
+            first = publish(model, weights_of(version), version=str(version))
             # One owner of three has announced it.
             assert not first.serves
             for i in range(8):
-                assert check(model, batches, expected, i) == generation - 1
+                assert check(model, batches, expected, i) == version - 1
             with pytest.raises(PeerTimeoutError, match=r"ranks \[1, 2\] have not published it"):
                 first.wait(0.01)
         dist.barrier()
-        own = first if rank == 0 else publish(model, weights_of(generation))
-        assert own.generation == generation
+        own = first if rank == 0 else publish(model, weights_of(version), version=str(version))
+        assert own.version == str(version)
         own.wait(DEADLINE)
         assert own.serves
         for i in range(8):
-            assert check(model, batches, expected, i) == generation
-        check_live(model, generation)
+            assert check(model, batches, expected, i) == version
+        check_live(model, version)
 
 
-def check_live(model: Any, generation: int) -> None:
-    """The model's own parameters show the new generation."""
-    weights = weights_of(generation)
+def check_live(model: Any, version: int) -> None:
+    """The model's own parameters show the new version."""
+    weights = weights_of(version)
     for name, tensor in model.state_dict().items():
         if not hasattr(tensor, "local_shards"):
             assert torch.equal(tensor, weights[name]), name
@@ -65,8 +65,8 @@ def publish_live_weights(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    for generation in (2, 3):
-        new = weights_of(generation)
+    for version in (2, 3):
+        new = weights_of(version)
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if not hasattr(tensor, "local_shards"):
@@ -83,8 +83,8 @@ def publish_live_weights(rank: int) -> None:
             if rank == 0:
                 with pytest.raises(ValueError, match="Publish them"):
                     model(batches[0])
-            publish(model).wait(DEADLINE)
-        assert check(model, batches, expected, 1) == generation
+            publish(model, version=str(version)).wait(DEADLINE)
+        assert check(model, batches, expected, 1) == version
 
 
 def test_what_was_written_to_the_live_weights_is_published() -> None:
@@ -102,7 +102,7 @@ def publish_shards_of_another_model(rank: int) -> None:
             tensor.copy_(weights_of(2)[name])
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    publish(model, other.state_dict()).wait(DEADLINE)
+    publish(model, other.state_dict(), version="2").wait(DEADLINE)
     assert check(model, batches, expected, 0) == 2
 
 
@@ -114,7 +114,7 @@ def publish_what_does_not_fit(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     with pytest.raises(ValueError, match="call the model once"):
-        publish(model, weights_of(2))
+        publish(model, weights_of(2), version="2")
     check(model, batches, expected, 0)
     table, whole = "bags.embedding_bags.t0.weight", weights_of(2)
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -129,54 +129,54 @@ def publish_what_does_not_fit(rank: int) -> None:
         # Rank 1 has published already: it waits for this one.
         if rank == 0:
             with pytest.raises(ValueError, match=text):
-                publish(model, weights)
+                publish(model, weights, version="2")
     if rank == 1:
-        publish(model, whole)
+        publish(model, whole, version="2")
     dist.barrier()
     for i in range(4):
         assert check(model, batches, expected, i) == 1
     dist.barrier()
     if rank == 0:
-        publish(model, whole)
+        publish(model, whole, version="2")
     with pytest.raises(ValueError, match=f"rank {1 - rank} lives, as process"):
-        publish(model, whole, owner=1 - rank)
-    served_by_all = publish(model, weights_of(3), owner=rank, deadline=DEADLINE)
-    assert served_by_all.generation == 3
+        publish(model, whole, version="2", owner=1 - rank)
+    served_by_all = publish(model, weights_of(3), version="3", owner=rank, deadline=DEADLINE)
+    assert served_by_all.version == "3"
     served_by_all.wait(DEADLINE)
     assert check(model, batches, expected, 0) == 3
 
 
-def test_what_does_not_fit_is_refused_and_leaves_the_old_generation() -> None:
+def test_what_does_not_fit_is_refused_and_leaves_the_old_version() -> None:
     run(2, publish_what_does_not_fit)
 
 
-def publish_from_a_thread(rank: int, generations: int) -> None:
+def publish_from_a_thread(rank: int, versions: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    for generation in range(1, generations + 1):  # before: they take long
-        expected.of(generation, 0)
-    weights = [weights_of(generation) for generation in range(2, generations + 1)]
+    for version in range(1, versions + 1):  # before: they take long
+        expected.of(version, 0)
+    weights = [weights_of(version) for version in range(2, versions + 1)]
     failures: list[BaseException] = []
 
     def publish_all() -> None:
         try:
-            for new in weights:
-                publish(model, new, deadline=DEADLINE).wait(DEADLINE)
+            for number, new in enumerate(weights, 2):
+                publish(model, new, version=str(number), deadline=DEADLINE).wait(DEADLINE)
         except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=publish_all)
     thread.start()
     seen, number = [1], 0
-    while thread.is_alive() or seen[-1] < generations:
+    while thread.is_alive() or seen[-1] < versions:
         seen.append(check(model, batches, expected, number))
         number += 1
         assert not failures, failures
     thread.join()
-    assert seen == sorted(seen) and seen[-1] == generations
+    assert seen == sorted(seen) and seen[-1] == versions
     dist.barrier()  # nobody else holds the segments of who ends before the others have mapped them
 
 
-def test_no_batch_sees_two_generations() -> None:
+def test_no_batch_sees_two_versions() -> None:
     run(3, publish_from_a_thread, 12)

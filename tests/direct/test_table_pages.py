@@ -12,7 +12,7 @@ def resident():
     smaps = open("/proc/self/smaps").read()
     return sum(map(int, re.findall(r"memfd:torchrec_bls.*?Rss: +([0-9]+) kB", smaps, re.S)))
 
-label = (0, 1, bytes(32))
+label = (0, "1", bytes(32))
 segment = _native.TableSegment.create(label, [], 64 << 20, False)
 mapped = []
 

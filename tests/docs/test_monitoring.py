@@ -45,8 +45,12 @@ def exported() -> dict[str, set[str]]:
     registry.register(ChannelCollector(lambda: [channel]))
     state = ServingState(
         rank=0,
-        generation=1,
-        announced=2,
+        version="1",
+        serial=1,
+        announced="2",
+        announced_serial=2,
+        pending={},
+        missing=(),
         owners=2,
         owners_gone=(1,),
         readers=(),

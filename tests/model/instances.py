@@ -26,6 +26,11 @@ RULES = {
     "RECHECK": "looking again",
     "PASS_ON": "passing poison on",
 }
+VERSION_RULES = {
+    "COMPARE": "comparing what owners have announced",
+    "COUNT": "counting withdrawals",
+    "RECHECK": "a second look at what serves",
+}
 OVERWRITES = r"rank \d overwrites message \d+ to rank \d, which is not released"
 
 
@@ -133,6 +138,43 @@ def failures(
     )
 
 
+def versions(
+    owners: int,
+    publications: int,
+    deaths: int = 0,
+    agree: bool = False,
+    deadlines: bool = True,
+    without: str | None = None,
+) -> Iterator[Instance]:
+    """No batch has two versions, and what all owners publish at last serves."""
+    rules = {"COMPARE": 1, "COUNT": 1, "RECHECK": 1}
+    name = f"versions, {owners} owners, {publications} publications each, deaths: {deaths}"
+    claim = "the last version, which all publish, serves" if agree else "no batch has two versions"
+    finds = None
+    if agree and not deadlines:
+        name += ", no deadline is over"
+    if without is not None:
+        rules[without] = 0
+        name += f", without {VERSION_RULES[without]}"
+        claim = "a batch has two versions"
+        finds = r"a batch has version \d of owner 0 and version \d of owner \d"
+    yield Instance(
+        "versions",
+        name,
+        claim,
+        {
+            "OWNERS": owners,
+            "PUBLICATIONS": publications,
+            "VERSIONS": 2,
+            "AGREE": int(agree),
+            "DEADLINES": int(deadlines),
+            "DEATHS": deaths,
+            **rules,
+        },
+        finds,
+    )
+
+
 def instances() -> Iterator[Instance]:
     """All of them, what is small first."""
     for ranks, bound in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]:
@@ -153,3 +195,11 @@ def instances() -> Iterator[Instance]:
     yield from failures(3, 0, faults=1, search="cycles", slow=True)
     yield from failures(3, 0, faults=2, slow=True)
     yield from failures(3, 1, faults=1, slow=True)
+    yield from versions(2, 0, deaths=1, agree=True)
+    yield from versions(2, 1, agree=True)
+    yield from versions(2, 1, agree=True, deadlines=False)
+    yield from versions(2, 1, deaths=1)
+    yield from versions(2, 2)
+    yield from versions(3, 1)
+    for rule in VERSION_RULES:
+        yield from versions(2, 2, without=rule)

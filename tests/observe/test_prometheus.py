@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,27 @@ def test_channels_of_one_name_are_refused() -> None:
     run(1, scrape_channels_of_one_name)
 
 
+def state(**changed: Any) -> ServingState:
+    """Returns the state of a reader, with changes."""
+    reader = ServingState(
+        rank=None,
+        version="d",
+        serial=4,
+        announced="d",
+        announced_serial=4,
+        pending={},
+        missing=(),
+        owners=1,
+        owners_gone=(),
+        readers=(),
+        problem="",
+        rows_read=(9,),
+        refused_batches=0,
+        replaced_ids=0,
+    )
+    return replace(reader, **changed)
+
+
 def test_tables_without_their_owner_are_named() -> None:
     from torchrec_bls.observe.prometheus import ServingCollector
 
@@ -91,10 +113,30 @@ def test_tables_without_their_owner_are_named() -> None:
     registry = CollectorRegistry(auto_describe=True)
     registry.register(ServingCollector(lambda: states[-1]))
     assert scrape(registry) == {}
-    states.append(ServingState(1, 3, 4, 2, (0,), (4711, 4712), "no memory", (70, 80), 5, 6))
+    states.append(
+        state(
+            rank=1,
+            version="c",
+            serial=3,
+            announced="d",
+            announced_serial=4,
+            pending={1: "e"},
+            missing=(0,),
+            owners=2,
+            owners_gone=(0,),
+            readers=(4711, 4712),
+            problem="no memory",
+            rows_read=(70, 80),
+            refused_batches=5,
+            replaced_ids=6,
+        )
+    )
     assert scrape(registry) == {
-        key("generation", process="1"): 3,
-        key("generation_announced", process="1"): 4,
+        key("version_info", process="1", version="c"): 1,
+        key("version_serial", process="1"): 3,
+        key("version_serial_announced", process="1"): 4,
+        key("owner_missing", process="1", owner="0"): 1,
+        key("owner_missing", process="1", owner="1"): 0,
         key("owner_gone", process="1", owner="0"): 1,
         key("owner_gone", process="1", owner="1"): 0,
         key("readers", process="1"): 2,
@@ -103,10 +145,12 @@ def test_tables_without_their_owner_are_named() -> None:
         key("refused_batches_total", process="1"): 5,
         key("replaced_ids_total", process="1"): 6,
     }
-    states.append(ServingState(None, 4, 4, 1, (), (), "", (9,), 0, 0))
+    states.append(state())
     assert scrape(registry) == {
-        key("generation", process="reader"): 4,
-        key("generation_announced", process="reader"): 4,
+        key("version_info", process="reader", version="d"): 1,
+        key("version_serial", process="reader"): 4,
+        key("version_serial_announced", process="reader"): 4,
+        key("owner_missing", process="reader", owner="0"): 0,
         key("owner_gone", process="reader", owner="0"): 0,
         key("readers", process="reader"): 0,
         key("rows_read_total", process="reader", owner="0"): 9,

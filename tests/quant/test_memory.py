@@ -17,7 +17,7 @@ from torchrec_bls import _native
 from torchrec_bls.errors import ProtocolError
 
 ROWS = [30_000, 20_000, 40_000, 10_000]
-LABEL = (0, 1, bytes(32))
+LABEL = (0, "1", bytes(32))
 
 
 def test_all_ranks_together_hold_each_row_once() -> None:
@@ -95,4 +95,4 @@ def test_a_window_has_whole_pages_of_segments(offset: int, size: int) -> None:
 def test_a_segment_of_another_layout_is_not_mapped() -> None:
     segment = _native.TableSegment.create(LABEL, [], 8192, False)
     with pytest.raises(ProtocolError, match="other shards"):
-        _native.TableSegment.open(segment.address, (0, 1, bytes([1] * 32)))
+        _native.TableSegment.open(segment.address, (0, "1", bytes([1] * 32)))

@@ -28,26 +28,30 @@ class Generation:
     """The tables of one version of the weights. A lookup in it sees no other version.
 
     Args:
-        number: number of the generation, counted from 1.
+        version: name of the version.
+        serial: serial number of the version among those that have served, counted from 1.
         segments: segments by rank.
         offsets: places of the shards in the segments of their owners, in bytes.
         tables: layouts of the tables by name.
         item_bytes: bytes of a weight.
 
     Attributes:
-        number: see above.
+        version: see above.
+        serial: see above.
         segments: see above. They stay mapped while the generation is used.
     """
 
     def __init__(
         self,
-        number: int,
+        version: str,
+        serial: int,
         segments: Sequence[_native.TableSegment],
         offsets: Mapping[tuple[str, Shard], int],
         tables: Mapping[str, TableLayout],
         item_bytes: int,
     ) -> None:
-        self.number = number
+        self.version = version
+        self.serial = serial
         self.segments = list(segments)
         self._offsets = offsets
         self._tables = tables

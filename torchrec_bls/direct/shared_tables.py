@@ -1,6 +1,7 @@
 """The tables of a sharded module in shared memory, with one segment for each rank."""
 
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
+from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.holders import holder_of
@@ -18,15 +20,16 @@ from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
 
-FIRST_GENERATION = 1
+# Serial number of the version that the first forward makes.
+_FIRST_SERIAL = 1
 
 
 @dataclass(frozen=True)
 class SharedTables:
-    """The facts that all generations of a module's tables share.
+    """The facts that all versions of a module's tables share.
 
     Attributes:
-        page: control page, which says which generations there are, and where.
+        page: control page, which says which versions there are, and where.
         digest: digest of the layouts.
         layouts: layouts of the tables, by name.
         offsets: places of the shards in the segments of their owners, in bytes.
@@ -61,17 +64,17 @@ class SharedTables:
     def create(
         self,
         owner: int,
-        number: int,
+        version: str,
         parts: Parts,
         dense: Mapping[str, torch.Tensor] | None = None,
     ) -> _native.TableSegment:
-        """Makes the segment of an owner in a generation.
+        """Makes the segment of an owner in a version.
 
         Args:
             owner: rank that owns the segment.
-            number: number of the generation.
+            version: name of the version.
             parts: contiguous tensors, and their places in the segment, in bytes.
-            dense: weights of the generation that are published with the tables, by name.
+            dense: weights of the version that are published with the tables, by name.
 
         Raises:
             RendezvousError: there is no memory for the segment.
@@ -81,7 +84,7 @@ class SharedTables:
         if dense is not None:
             behind, size = dense_parts(dense, size)
         return _native.TableSegment.create(
-            (owner, number, self.digest),
+            (owner, version, self.digest),
             [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts + behind],
             size,
             self.huge_pages,
@@ -104,14 +107,25 @@ class SharedTables:
                 "version of torchrec-bls everywhere"
             ) from error
 
-    def open(self, owner: int, number: int) -> _native.TableSegment:
-        """Maps the segment of an owner in a generation, as recorded, whichever process holds it.
+    def open(self, owner: int, serial: int, version: str) -> _native.TableSegment:
+        """Maps the segment that an owner has recorded for a version, whichever process holds it.
+
+        Args:
+            owner: rank that owns the segment.
+            serial: serial number of the version.
+            version: name of the version.
 
         Raises:
-            BLSError: no process holds the segment any more, or it has another label or size.
+            BLSError: no process holds the segment any more, or it has another label or size, or
+                the owner has recorded something else.
         """
-        address = self.page.recorded(owner, number)
-        label = (owner, number, self.digest)
+        recorded, address = self.page.recorded(owner, serial) or ("", None)
+        if address is None or recorded != version:
+            raise ProtocolError(
+                f"rank {owner} has announced version {version!r}, but not tables "
+                f"{sorted(self.layouts)} of it: publish the same model on every rank"
+            )
+        label = (owner, version, self.digest)
         try:
             segment = _native.TableSegment.open(address, label)
         except BLSError:
@@ -122,13 +136,13 @@ class SharedTables:
             segment = _native.TableSegment.open((*holder, device, inode, size), label)
         return self.checked(owner, segment)
 
-    def adopt(self, owner: int, number: int, descriptor: int) -> _native.TableSegment:
-        """Maps the segment of an owner in a generation, by a descriptor that it closes at its end.
+    def adopt(self, owner: int, version: str, descriptor: int) -> _native.TableSegment:
+        """Maps the segment of an owner in a version, by a descriptor that it closes at its end.
 
         Raises:
             BLSError: it is no sealed memory, or it has another label or size.
         """
-        label = (owner, number, self.digest)
+        label = (owner, version, self.digest)
         return self.checked(owner, _native.TableSegment.adopt(descriptor, label))
 
     def checked(self, owner: int, segment: _native.TableSegment) -> _native.TableSegment:
@@ -156,9 +170,12 @@ class SharedTables:
                         "everywhere"
                     )
 
-    def generation(self, number: int, segments: Sequence[_native.TableSegment]) -> Generation:
+    def generation(
+        self, version: str, serial: int, segments: Sequence[_native.TableSegment]
+    ) -> Generation:
         """Returns the generation that consists of the segments of all owners."""
-        return Generation(number, segments, self.offsets, self.layouts, self.dtype.itemsize)
+        item_bytes = self.dtype.itemsize
+        return Generation(version, serial, segments, self.offsets, self.layouts, item_bytes)
 
     def owners_gone(self) -> list[int]:
         """Returns the owners that no living process publishes for. Their tables are still
@@ -209,7 +226,7 @@ def share_tables(
     digest = digest_of(tables)
     with rendezvous.own_part():
         segment = _native.TableSegment.create(
-            (group.rank(), FIRST_GENERATION, digest),
+            (group.rank(), FIRST_VERSION, digest),
             [(storage.data_ptr(), storage.nbytes, at) for storage, at in own.live.storages()],
             own.live.segment_bytes,
             huge_pages,
@@ -230,7 +247,7 @@ def share_tables(
         if page is None:
             page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
         for rank, told_by in enumerate(records):
-            label = (rank, FIRST_GENERATION, digest)
+            label = (rank, FIRST_VERSION, digest)
             segments.append(
                 segment
                 if rank == group.rank()
@@ -239,14 +256,17 @@ def share_tables(
             told = [int(offset) for offset in told_by["offsets"].split()]
             places |= _places(tables, rank, told, segments[-1].size, dtype.itemsize)
         page.take_over(group.rank(), 0, this_process().identity)
-        page.record(group.rank(), FIRST_GENERATION, segment.address)
-        page.announce(group.rank(), FIRST_GENERATION)
+        page.record(group.rank(), _FIRST_SERIAL, FIRST_VERSION, segment.address)
+        page.announce(group.rank(), _FIRST_SERIAL)
     rendezvous.exchange("mapped", {})
     own.live.move_to(_native.PrivatePages(segment))
+    # They end with the module. So nobody can publish here any more.
+    end = weakref.finalize(own.live, _abandon, page, group.rank(), this_process().identity)
+    end.atexit = False
     layouts = {table.name: table for table in tables}
     sizes = [each.size for each in segments]
     shared = SharedTables(page, digest, layouts, places, sizes, dtype, huge_pages)
-    return shared, shared.generation(FIRST_GENERATION, segments)
+    return shared, shared.generation(FIRST_VERSION, _FIRST_SERIAL, segments)
 
 
 def agree_on_direct_reads(
@@ -297,6 +317,11 @@ def warn_of_exchange(group: dist.ProcessGroup, name: str, reason: str) -> None:
             f'{reason}. lookup="direct" refuses instead, and lookup="exchange" is silent',
             stacklevel=3,
         )
+
+
+def _abandon(page: _native.ControlPage, rank: int, identity: int) -> None:
+    if identity == this_process().identity:  # not in a fork, whose parent may go on
+        page.abandon(rank)
 
 
 def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]]:

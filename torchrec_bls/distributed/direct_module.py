@@ -114,7 +114,7 @@ class DirectModule(ExchangedModule):
     def _direct_output(self, ctx: Any, batch: CheckedBatch) -> LazyAwaitable[Any]:
         reads = self._bls.direct
         assert reads is not None
-        embeddings = DirectEmbeddings(reads.output(batch), reads.generation.number)
+        embeddings = DirectEmbeddings(reads.output(batch), reads.generation.version)
         refusal = getattr(ctx, "bls_refusal", None)
         if refusal is None:
             return embeddings

@@ -88,10 +88,9 @@ class ExchangedModule:
         return self._bls.reads_directly is None
 
     @property
-    def generation(self) -> int:
-        """Returns the version of the weights that lookups read, from 1 on; 0 without direct
-        reads."""
-        return self._bls.direct.generation.number if self._bls.direct is not None else 0
+    def version(self) -> str:
+        """Returns the version of the weights that lookups read; empty without direct reads."""
+        return self._bls.direct.generation.version if self._bls.direct is not None else ""
 
     @property
     def direct_reads(self) -> DirectReads | None:

@@ -194,5 +194,7 @@ class ModuleState:
 
     def forget_lookup(self) -> None:
         """Makes the ranks agree again on the way of lookups, where there is a choice."""
+        if self.direct is not None:
+            self.direct.abandon()
         self.direct = None
         self.reads_directly = False if self.exchanges.config.lookup == "exchange" else None

@@ -16,6 +16,7 @@ try:
         CounterMetricFamily,
         GaugeMetricFamily,
         HistogramMetricFamily,
+        InfoMetricFamily,
     )
     from prometheus_client.registry import Collector
 except ImportError as error:
@@ -90,7 +91,7 @@ class ChannelCollector(Collector):
 
 
 class ServingCollector(Collector):
-    """Reports which generation this process serves, and which owners are gone.
+    """Reports which version this process serves, and which owners are gone or late.
 
         REGISTRY.register(ServingCollector(lambda: serving_state(model)))
 
@@ -106,15 +107,25 @@ class ServingCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Returns the present state."""
-        generation = GaugeMetricFamily(
-            "torchrec_bls_generation",
+        version = InfoMetricFamily(
+            "torchrec_bls_version",
             "Version of the weights of the last batch.",
             labels=("process",),
         )
-        announced = GaugeMetricFamily(
-            "torchrec_bls_generation_announced",
-            "Last generation that all owners have announced.",
+        serial = GaugeMetricFamily(
+            "torchrec_bls_version_serial",
+            "How many versions have served, up to that of the last batch.",
             labels=("process",),
+        )
+        announced = GaugeMetricFamily(
+            "torchrec_bls_version_serial_announced",
+            "How many versions have served, up to the last one that all owners have announced.",
+            labels=("process",),
+        )
+        missing = GaugeMetricFamily(
+            "torchrec_bls_owner_missing",
+            "1 where an owner has not announced any version, while others wait with theirs.",
+            labels=("process", "owner"),
         )
         gone = GaugeMetricFamily(
             "torchrec_bls_owner_gone",
@@ -144,12 +155,14 @@ class ServingCollector(Collector):
         state = self._state()
         if state is not None:
             process = "reader" if state.rank is None else str(state.rank)
-            generation.add_metric((process,), state.generation)
-            announced.add_metric((process,), state.announced)
+            version.add_metric((process,), {"version": state.version})
+            serial.add_metric((process,), state.serial)
+            announced.add_metric((process,), state.announced_serial)
             readers.add_metric((process,), len(state.readers))
             refused.add_metric((process,), state.refused_batches)
             replaced.add_metric((process,), state.replaced_ids)
             for owner, rows_read in enumerate(state.rows_read):
                 gone.add_metric((process, str(owner)), owner in state.owners_gone)
+                missing.add_metric((process, str(owner)), owner in state.missing)
                 rows.add_metric((process, str(owner)), rows_read)
-        yield from (generation, announced, gone, readers, rows, refused, replaced)
+        yield from (version, serial, announced, missing, gone, readers, rows, refused, replaced)

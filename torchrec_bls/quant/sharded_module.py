@@ -13,8 +13,8 @@ from torchrec.streamable import Multistreamable
 
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
+from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, UnsentBatch, layouts_of
-from torchrec_bls.direct.shared_tables import FIRST_GENERATION
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
@@ -153,7 +153,7 @@ class ShardedQuantCollection(ShardedModule[Any, Any, Any, Any]):  # type: ignore
 
     def output_dist(self, ctx: _Context, output: Any) -> LazyAwaitable[Any]:
         """Returns the finished embeddings, or raises when they are used; see `input_dist`."""
-        embeddings = DirectEmbeddings(output, FIRST_GENERATION)
+        embeddings = DirectEmbeddings(output, FIRST_VERSION)
         if ctx.refusal is None:
             return embeddings
         return RefusedEmbeddings(embeddings, ctx.refusal, partial(take_part_in_the_rest, self))

@@ -8,12 +8,12 @@ import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
+from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.layout import Shard
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
 from torchrec_bls.quant.stored_tables import RowSource, StoredTable, stored_bytes
 
 SMALL_PAGE, HUGE_PAGE = 4096, 2 << 20
-_GENERATION = 1
 
 
 class SharedRows:
@@ -69,7 +69,7 @@ class SharedRows:
                 segment
                 if rank == group.rank()
                 else _native.TableSegment.open(
-                    tuple(record["address"]), (rank, _GENERATION, digest)
+                    tuple(record["address"]), (rank, FIRST_VERSION, digest)
                 )
                 for rank, record in enumerate(records)
             ]
@@ -106,7 +106,7 @@ def _segment(
     ]
     size = max((share.offset + share.end - share.begin for share in own), default=0)
     return _native.TableSegment.create(
-        (rank, _GENERATION, digest),
+        (rank, FIRST_VERSION, digest),
         [(piece.data_ptr(), piece.numel(), offset) for piece, offset in pieces],
         size,
         huge_pages,

@@ -4,22 +4,40 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "host/memory_file.h"
 #include "lookup/direct/writable_pages.h"
 
 namespace bls {
 
-/// Which generation of the tables each owner has announced, and where its segments are: shared
-/// memory that every process of a model maps, written by owners and read by all.
+/// Which version of the tables serves, which one each owner has announced, and where the segments
+/// are: shared memory that every process of a model maps, written by owners and read by all.
 ///
-/// An owner records the segment of a generation first and announces the generation last. Records
-/// of a generation lie where those of the one before the last one lay, so that a reader who is slow
-/// may find a newer record, or a half of one. It need not know: whatever is recorded is the address
-/// of a segment that says itself whose it is and of which generation, and is checked for that.
+/// Versions that serve have a serial number, counted from 1. One word says which one serves now. An
+/// owner with something pending has announced a version for the next serial. As soon as all owners
+/// have announced the same one, any of them makes it serve, by one compare-and-swap of that word.
+/// An owner may withdraw what it has announced until then: the word counts withdrawals too, so that
+/// who decides from what it saw before a withdrawal fails.
+///
+/// Of the two records of an owner one is of the version that serves. It is not written to while
+/// that one serves. A reader looks at the word before and after it reads a record.
 class ControlPage {
  public:
   using Digest = std::array<std::byte, 32>;
+
+  /// A version, and the serial that it serves with or would serve with.
+  struct Version {
+    uint64_t serial = 0;
+    std::string name;  ///< empty: none
+  };
+
+  /// A version and its segment.
+  struct Recorded {
+    std::string name;
+    MemoryFileAddress segment;
+  };
 
   /// Makes the page of `owners` ranks, whose layouts have this digest. Throws ChannelError without
   /// memory, std::invalid_argument without owners.
@@ -34,19 +52,35 @@ class ControlPage {
   ControlPage& operator=(ControlPage&&) = delete;
   ~ControlPage();
 
+  /// Serial of the version that serves; 0 before the first. All that owners did before they
+  /// announced it is seen.
+  uint64_t serial() const;
+  /// The version that serves. Throws ChannelError if the page holds what is no version.
+  Version serving() const;
+
   /// The methods below throw std::invalid_argument for an owner that there is none of, and those
   /// that write throw it in a forked child, which only reads.
 
-  /// Says where the segment of a generation is that `announce` will name.
-  void record(uint32_t owner, uint64_t generation, const MemoryFileAddress& segment);
-  /// What was recorded last in the place of a generation.
-  MemoryFileAddress recorded(uint32_t owner, uint64_t generation) const;
-  /// Makes a generation known, with all that this thread has done before.
-  void announce(uint32_t owner, uint64_t generation);
-  /// The last one; 0 before the first.
-  uint64_t announced(uint32_t owner) const;
-  /// The last generation that all owners have announced. All that they did before is seen.
-  uint64_t complete() const;
+  /// Says which version an owner has for a serial, and where its segment is. Overwrites the record
+  /// that is not of the serial before. Throws std::invalid_argument for what is no version.
+  void record(uint32_t owner, uint64_t serial, const std::string& version,
+              const MemoryFileAddress& segment);
+  /// What an owner has recorded for a serial; nothing if it has none, or another one by now. Throws
+  /// ChannelError if the page holds what is no version.
+  std::optional<Recorded> recorded(uint32_t owner, uint64_t serial) const;
+
+  /// Makes what the owner recorded for a serial known, with all that this thread has done before,
+  /// and settles. Throws std::invalid_argument if nothing is recorded, or the serial is not next.
+  void announce(uint32_t owner, uint64_t serial);
+  /// What an owner has announced and does not serve yet; empty if there is nothing.
+  Version pending(uint32_t owner) const;
+  /// Takes back what the owner has pending. False: it serves, since all have announced it.
+  bool withdraw(uint32_t owner);
+  /// What an owner withdrew last; empty if that is nothing.
+  Version withdrawn(uint32_t owner) const;
+  /// Makes what all owners have announced serve. Does nothing if they have announced nothing, or
+  /// different versions.
+  void settle();
 
   /// The process that publishes for an owner, by a number that tells it from all other processes;
   /// 0: nobody.
@@ -54,13 +88,20 @@ class ControlPage {
   /// Puts `next` in the place of `before`. False: it was another one.
   bool take_over(uint32_t owner, uint64_t before, uint64_t next);
 
+  /// Says that an owner has shared its tables anew elsewhere, and publishes nothing here any more.
+  void abandon(uint32_t owner);
+  /// Which owner has said so first.
+  std::optional<uint32_t> abandoned_by() const;
+
   int descriptor() const { return file_.get(); }
   MemoryFileAddress address() const { return address_of(file_.get()); }
 
  private:
+  struct Header;
   struct Owner;
 
   ControlPage(Descriptor file, uint32_t owners, const Digest& layout, bool is_new);
+  Header& header() const;
   Owner& owner(uint32_t number) const;
   void check_writable() const;
 

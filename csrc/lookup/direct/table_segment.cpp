@@ -12,29 +12,32 @@
 
 #include "errors.h"
 #include "lookup/direct/table_pages.h"
+#include "lookup/direct/version_name.h"
 
 namespace bls {
 namespace {
 
-constexpr uint64_t kMagic = 0x3130'7473'6C62'6274;  // "tbblst01"
-constexpr int kCollapse = 25;                       // MADV_COLLAPSE of Linux 6.1
+constexpr uint64_t kMagic = 0x3230'7473'6C62'6274;   // "tbblst02"
+constexpr uint64_t kFamily = 0x0000'7473'6C62'6274;  // "tbblst" of any version
+constexpr uint64_t kFamilyBits = 0x0000'FFFF'FFFF'FFFF;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1
 
 /// What a segment begins with.
 struct Header {
   uint64_t magic;
   uint64_t bytes;
-  uint64_t generation;
   uint32_t owner;
-  uint32_t unused;
+  uint32_t version_bytes;
   std::array<std::byte, 32> layout;
+  std::array<char, kLongestVersion> version;
 };
 static_assert(sizeof(Header) <= TableSegment::kFirstOffset);
 
 MemoryPurpose purpose(const TableLabel& label) {
-  return {"the tables of rank " + std::to_string(label.owner) + " in generation " +
-              std::to_string(label.generation),
-          "Use smaller or quantized tables, more hosts, or lookup=\"exchange\", which holds no two "
-          "generations at once"};
+  return {
+      "the tables of rank " + std::to_string(label.owner) + " in version '" + label.version + "'",
+      "Use smaller or quantized tables, more hosts, or lookup=\"exchange\", which holds no two "
+      "versions at once"};
 }
 
 /// Maps a file where pages of 2 MiB fit.
@@ -71,7 +74,9 @@ void write_at(int fd, const void* data, size_t bytes, size_t offset) {
 /// Writes through the descriptor: a child that is forked meanwhile would inherit a mapping to write
 /// to, which keeps the file from being sealed.
 void fill(int fd, const TableLabel& label, std::span<const TablePart> parts, size_t bytes) {
-  const Header header{kMagic, bytes, label.generation, label.owner, 0, label.layout};
+  Header header{kMagic,       bytes, label.owner, static_cast<uint32_t>(label.version.size()),
+                label.layout, {}};
+  std::memcpy(header.version.data(), label.version.data(), label.version.size());
   write_at(fd, &header, sizeof(header), 0);
   for (const TablePart& part : parts) write_at(fd, part.data, part.bytes, part.offset);
 }
@@ -92,18 +97,25 @@ void collapse(int fd, size_t bytes) {
 void check_label(const std::byte* data, size_t bytes, const TableLabel& expected) {
   Header header;
   std::memcpy(&header, data, sizeof(header));
-  if (header.magic != kMagic || header.bytes != bytes) foreign("has none");
-  if (TableLabel{header.owner, header.generation, header.layout} == expected) return;
+  if (header.magic != kMagic && (header.magic & kFamilyBits) == kFamily) {
+    foreign("is of another version of torchrec-bls");
+  }
+  if (header.magic != kMagic || header.bytes != bytes) foreign("has no label");
+  const std::string version(header.version.data(),
+                            std::min<size_t>(header.version_bytes, header.version.size()));
+  if (!is_version(version)) foreign("has a label of no version");
+  if (TableLabel{header.owner, version, header.layout} == expected) return;
   if (header.layout != expected.layout) foreign("has other shards than this rank expects");
-  foreign("is of rank " + std::to_string(header.owner) + " and generation " +
-          std::to_string(header.generation) + ", not of rank " + std::to_string(expected.owner) +
-          " and generation " + std::to_string(expected.generation));
+  foreign("is of rank " + std::to_string(header.owner) + " and version '" + version +
+          "', not of rank " + std::to_string(expected.owner) + " and version '" + expected.version +
+          "'");
 }
 
 }  // namespace
 
 TableSegment TableSegment::create(const TableLabel& label, std::span<const TablePart> parts,
                                   size_t bytes, bool huge_pages) {
+  if (!is_version(label.version)) throw std::invalid_argument("a label of no version");
   bytes = std::max(bytes, kFirstOffset);
   check_parts(parts, bytes);
   const MemoryPurpose why = purpose(label);

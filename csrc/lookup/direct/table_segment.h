@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "host/memory_file.h"
 
@@ -13,7 +14,7 @@ namespace bls {
 /// it expects.
 struct TableLabel {
   uint32_t owner = 0;                     ///< rank
-  uint64_t generation = 0;                ///< of the weights
+  std::string version;                    ///< of the weights, see is_version
   std::array<std::byte, 32> layout = {};  ///< digest of which shards lie where, on all ranks
 
   bool operator==(const TableLabel&) const = default;
@@ -26,7 +27,7 @@ struct TablePart {
   size_t offset = 0;  ///< in the segment
 };
 
-/// The shards of one rank and one generation, in shared memory that nobody can change any more, not
+/// The shards of one rank in one version, in shared memory that nobody can change any more, not
 /// even its creator. Whoever maps it keeps a descriptor as well, so that it outlives its creator
 /// and can be handed on.
 class TableSegment {
@@ -36,8 +37,8 @@ class TableSegment {
 
   /// Copies the parts. With `huge_pages` it asks for pages of 2 MiB, which make lookups faster and
   /// take seconds per GB once; a kernel that has none leaves small ones. Throws
-  /// std::invalid_argument for parts that overlap the label or the end, ChannelError without
-  /// memory.
+  /// std::invalid_argument for parts that overlap the label or the end and for a label of no
+  /// version, ChannelError without memory.
   static TableSegment create(const TableLabel& label, std::span<const TablePart> parts,
                              size_t bytes, bool huge_pages);
   /// Maps what another process announced. Throws ChannelError if it is not there any more, is not

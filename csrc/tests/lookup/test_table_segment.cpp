@@ -10,12 +10,14 @@
 
 #include "errors.h"
 #include "lookup/direct/table_segment.h"
+#include "tests/support/checks.h"
 
 using namespace bls;
+using namespace bls::testing;
 
 namespace {
 
-const TableLabel kLabel{3, 7, {std::byte{1}, std::byte{2}}};
+const TableLabel kLabel{3, "seven", {std::byte{1}, std::byte{2}}};
 
 TableSegment segment_of(const std::vector<float>& table, const TableLabel& label = kLabel) {
   const TablePart part{reinterpret_cast<const std::byte*>(table.data()),
@@ -75,11 +77,11 @@ TEST_CASE("private pages are written to without the segment seeing it") {
 
 TEST_CASE("what is not the segment that is expected is not used") {
   const TableSegment segment = segment_of({1.0F});
-  TableLabel owner = kLabel, generation = kLabel, layout = kLabel;
+  TableLabel owner = kLabel, version = kLabel, layout = kLabel;
   owner.owner = 4;
-  generation.generation = 8;
+  version.version = "seve";
   layout.layout[5] = std::byte{1};
-  for (const TableLabel& other : {owner, generation, layout}) {
+  for (const TableLabel& other : {owner, version, layout}) {
     CHECK_THROWS_AS(TableSegment::open(segment.address(), other), ChannelError);
   }
   MemoryFileAddress recycled = segment.address();
@@ -98,6 +100,20 @@ TEST_CASE("a descriptor that is no sealed segment is refused") {
   CHECK_THROWS_AS(TableSegment::adopt(Descriptor(), kLabel), ChannelError);
   CHECK_THROWS_AS(TableSegment::adopt(Descriptor(open("/dev/null", O_RDONLY)), kLabel),
                   ChannelError);
+}
+
+TEST_CASE("a segment of another version of this package is refused by that name") {
+  Descriptor file(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(pwrite(file.get(), "tbblst01", 8, 0) == 8);
+  REQUIRE(ftruncate(file.get(), 8192) == 0);
+  REQUIRE(fcntl(file.get(), F_ADD_SEALS, kAllSeals) == 0);
+  check_failure(failure_of([&] { TableSegment::adopt(std::move(file), kLabel); }),
+                ErrorKind::kProtocol, "is of another version of torchrec-bls");
+}
+
+TEST_CASE("a label of no version is refused before anything is made") {
+  CHECK_THROWS_AS(segment_of({1.0F}, {3, "", {}}), std::invalid_argument);
+  CHECK_THROWS_AS(segment_of({1.0F}, {3, std::string(65, 'x'), {}}), std::invalid_argument);
 }
 
 TEST_CASE("parts beyond the segment are refused before anything is made") {

@@ -40,7 +40,7 @@ class _Received:
 
     Attributes:
         tables: tables of each module.
-        generations: generation of each module that is served.
+        generations: generation of each module, of the version that is served.
         dense: dense weights by name.
     """
 
@@ -60,7 +60,7 @@ def attach(
 
     It needs no process group and loads nothing. It waits only for the process at the socket, which
     may end afterwards. The model gives the results of the sharded model there, bit for bit, in the
-    same order of features, and follows its generations. It is called under torch.no_grad().
+    same order of features, and follows its versions. It is called under torch.no_grad().
 
     Args:
         model: model that is not sharded, with the names of the model there. Its
@@ -119,7 +119,7 @@ def _receive(
         if manifest.host != this_process().host:
             raise ProtocolError(
                 f"the process at {where} is in another container or on another host, where this "
-                "one would not find new generations: run both in one PID namespace and one user "
+                "one would not find new versions: run both in one PID namespace and one user "
                 "namespace"
             )
         if manifest.descriptors != len(descriptors):
@@ -135,22 +135,22 @@ def _receive(
 
 def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Received:
     """Maps the tables that were handed over."""
-    number = manifest.generation
+    version, serial = manifest.version, manifest.serial
     all_tables, generations = [], []
     for module in manifest.modules:
         digest, owners = bytes.fromhex(module.digest), len(module.sizes)
         page = _native.ControlPage.adopt(descriptors.take(), owners, digest)
         tables = module.share(page)
-        segments = [tables.adopt(owner, number, descriptors.take()) for owner in range(owners)]
+        segments = [tables.adopt(owner, version, descriptors.take()) for owner in range(owners)]
         all_tables.append(tables)
-        generations.append(tables.generation(number, segments))
+        generations.append(tables.generation(version, serial, segments))
     lead = all_tables[0]
-    if lead.page.complete < number:
+    if lead.page.serial < serial:
         raise ProtocolError(
-            f"{where} hands generation {number} over, but on the control page {lead.page.complete} "
-            "is the last one: they are of different models"
+            f"{where} hands version {version!r} over as number {serial}, but on the control page "
+            f"{lead.page.serial} is the last one: they are of different models"
         )
-    label = (lead.owners, number, lead.digest)
+    label = (lead.owners, version, lead.digest)
     segment = _native.TableSegment.adopt(descriptors.take(), label)
     try:
         dense = dense_weights(segment, _native.FIRST_TABLE_OFFSET)

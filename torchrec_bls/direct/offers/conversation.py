@@ -19,7 +19,7 @@ from torchrec_bls.errors import PeerDiedError, PeerTimeoutError, ProtocolError, 
 from torchrec_bls.records import decode
 
 #: Of the messages and the manifest in them.
-VERSION = 1
+VERSION = 2
 
 _MAGIC = b"tbbloffr"
 _VERSION = struct.Struct("<8sI")

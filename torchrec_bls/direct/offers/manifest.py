@@ -9,10 +9,11 @@ import torch
 from msgspec import structs
 
 from torchrec_bls import _native
+from torchrec_bls.direct.arguments import check_is_version
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import ProtocolError
-from torchrec_bls.records import Record, Whole, decode
+from torchrec_bls.records import Positive, Record, Whole, decode
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,16 @@ class Manifest:
 
     Attributes:
         host: identity of the host, see host_identity.
-        generation: generation of the descriptors that come with the manifest. For each module these
-            are the control page and the segments by owner; the last one is a segment of the dense
+        version: version of the descriptors that come with the manifest. For each module these are
+            the control page and the segments by owner; the last one is a segment of the dense
             weights.
+        serial: serial number of that version, counted from 1.
         modules: the modules.
     """
 
     host: str
-    generation: int
+    version: str
+    serial: int
     modules: list[OfferedModule]
 
     @property
@@ -208,15 +211,18 @@ class _ModuleRecord(Record):
 
 class _ManifestRecord(Record):
     host: str
-    generation: Whole
+    version: str
+    serial: Positive
     modules: list[_ModuleRecord]
 
     def __post_init__(self) -> None:
         names = [module.name for module in self.modules]
+        check_is_version(self.version)
         if not names or len(set(names)) < len(names):
             raise ValueError(f"its modules are {names}")
         if len({len(module.sizes) for module in self.modules}) > 1:
             raise ValueError("its modules have different numbers of owners")
 
     def manifest(self) -> Manifest:
-        return Manifest(self.host, self.generation, [each.module() for each in self.modules])
+        modules = [each.module() for each in self.modules]
+        return Manifest(self.host, self.version, self.serial, modules)

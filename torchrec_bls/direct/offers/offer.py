@@ -119,11 +119,11 @@ class Offer:
                 served = ServedModel.of(self._model)
                 serving, weights = served.snapshot()
                 dense = _segment_of(weights, serving[0], served.reads[0].tables)
-                manifest = _manifest_of(served.modules, serving[0].number)
+                manifest = _manifest_of(served.modules, serving[0])
             except Exception as error:
                 conversation.send({"refused": named(error)}, [])
                 return
-            # Both keep the generation's descriptors open, even if the served generation changes.
+            # Both keep the version's descriptors open, even if another one serves meanwhile.
             conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
             conversation.await_acknowledgement()
             if identity is not None:
@@ -135,7 +135,7 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
 
     A thread listens on a Unix socket. It hands over the descriptors of the tables that are served
     at the moment, with their dense weights. Batches do not wait for that, with one exception: the
-    copy of the dense weights, if the generation changes at the same time.
+    copy of the dense weights, if the version changes at the same time.
 
     Args:
         model: model that has been called once with BLSConfig(lookup="direct"), or has attached.
@@ -153,10 +153,11 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
     return Offer(model, os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 (as it is given)
 
 
-def _manifest_of(modules: Mapping[str, ReadingModule], generation: int) -> Manifest:
+def _manifest_of(modules: Mapping[str, ReadingModule], serving: Generation) -> Manifest:
     return Manifest(
         this_process().host,
-        generation,
+        serving.version,
+        serving.serial,
         [_module_of(name, module) for name, module in modules.items()],
     )
 
@@ -193,7 +194,7 @@ def _segment_of(
     """Returns a segment with only dense weights, which belongs to none of the owners."""
     parts, size = dense_parts(weights, _native.FIRST_TABLE_OFFSET)
     return _native.TableSegment.create(
-        (tables.owners, serving.number, tables.digest),
+        (tables.owners, serving.version, tables.digest),
         [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts],
         size,
         False,

@@ -45,9 +45,9 @@ class AttachedCollection(nn.Module):
         self.input_check = input_check
 
     @property
-    def generation(self) -> int:
-        """Returns the version of the weights that lookups read, counted from 1."""
-        return self.direct_reads.generation.number
+    def version(self) -> str:
+        """Returns the version of the weights that lookups read."""
+        return self.direct_reads.generation.version
 
     @property
     def owners_gone(self) -> list[int]:

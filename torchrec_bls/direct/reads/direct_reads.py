@@ -45,13 +45,13 @@ class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ign
     """Embeddings that need no waiting.
 
     Attributes:
-        generation: generation of the weights that they come from.
+        version: version of the weights that they come from.
     """
 
-    def __init__(self, embeddings: Any, generation: int) -> None:
+    def __init__(self, embeddings: Any, version: str) -> None:
         super().__init__()
         self._embeddings = embeddings
-        self.generation = generation
+        self.version = version
 
     def _wait_impl(self) -> Any:
         return self._embeddings
@@ -199,6 +199,12 @@ class DirectReads:
 
         return take
 
+    def abandon(self) -> None:
+        """Tells other processes that this rank shares its tables anew and publishes here no
+        more."""
+        if self.live is not None and self.rank is not None:
+            self.tables.page.abandon(self.rank)
+
     def copy_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
         """Writes the rows of all ids to `out`, feature by feature, [ids, dim]."""
         values = batch.features.values()
@@ -260,8 +266,8 @@ class DirectReads:
         """Raises ValueError if the weights were written to since they were published."""
         if self.live is not None and self.live.written:
             raise ValueError(
-                f"{self.where}: its weights were written to after its tables became generation "
-                f"{self.generation.number}, which lookups go on reading. Publish them, or shard "
+                f"{self.where}: its weights were written to after its tables became version "
+                f"{self.generation.version!r}, which lookups go on reading. Publish them, or shard "
                 'with lookup="exchange" to train'
             )
 

@@ -1,4 +1,4 @@
-"""Maps each new generation of a model's tables beside the one that is read."""
+"""Maps each new version of a model's tables beside the one that is read."""
 
 import atexit
 import threading
@@ -19,28 +19,34 @@ _ENDING = 5.0
 
 
 class Follower:
-    """Maps announced generations in a thread, so that lookups need not wait for that.
+    """Maps the version that serves in a thread, so that lookups need not wait for that.
 
-    The control page of the first module announces changes for all tables of a model. A generation
-    is ready when all owners have announced it and all its segments are mapped.
+    The control page of the first module says which one serves, for all tables of a model. It is
+    ready when all its segments are mapped.
 
     Args:
         tables: tables of each module of the model, in the same order in every process.
         serving: generation of each module that is read now.
+        settles: whether this process publishes. It then makes a version serve that all owners have
+            announced, if the last of them died before it could.
 
     Attributes:
-        newest: generation of each module that is ready; all have one number. A batch takes all of
-            them, or none.
-        problem: why a complete generation could not be mapped; empty if there is none.
+        newest: generation of each module that is ready; all are of one version. A batch takes all
+            of them, or none.
+        problem: why the version that serves could not be mapped; empty if there is no reason.
     """
 
-    def __init__(self, tables: Sequence[SharedTables], serving: Sequence[Generation]) -> None:
+    def __init__(
+        self, tables: Sequence[SharedTables], serving: Sequence[Generation], settles: bool
+    ) -> None:
         self._tables = list(tables)
+        self._lead = self._tables[0].page
+        self._settles = settles
         self.newest: tuple[Generation, ...] = tuple(serving)
         self.problem = ""
-        # Segments by module, owner and generation, until they belong to a generation: those that
-        # this process made, and those mapped before another segment failed.
-        self._segments: dict[tuple[int, int, int], _native.TableSegment] = {}
+        # Segments by module, owner, serial number and version, until they belong to a generation:
+        # those that this process made, and those mapped before another segment failed.
+        self._segments: dict[tuple[int, int, int, str], _native.TableSegment] = {}
         self._released: list[Generation] = []
         self._starting = new_lock()
         self._process: Process | None = None
@@ -64,11 +70,19 @@ class Follower:
             self._thread.start()
             self._process = process
 
-    def keep(self, owner: int, number: int, segments: Sequence[_native.TableSegment]) -> None:
-        """Keeps the segments of a generation that this process made, one a module, until all is
-        ready."""
+    def keep(
+        self, owner: int, serial: int, version: str, segments: Sequence[_native.TableSegment]
+    ) -> None:
+        """Keeps the segments of a version that this process made, one a module, until all is
+        ready. It drops those that the owner has withdrawn."""
+        self.drop(owner, serial)
         for module, segment in enumerate(segments):
-            self._segments[module, owner, number] = segment
+            self._segments[module, owner, serial, version] = segment
+
+    def drop(self, owner: int, serial: int) -> None:
+        """Drops the kept segments of an owner for a serial number."""
+        for key in [key for key in self._segments if key[1:3] == (owner, serial)]:
+            del self._segments[key]
 
     def release(self, generations: Sequence[Generation]) -> None:
         """Makes the thread unmap generations that are not read any more, which takes a while."""
@@ -78,17 +92,20 @@ class Follower:
         """Maps what is complete and not mapped yet. Returns False if that failed."""
         if self._released:
             self._unmap()
-        number = self._tables[0].page.complete
-        if number <= self.newest[0].number:
-            return True
+        version = ""
         try:
-            ready = [self._map(module, number) for module in range(len(self._tables))]
+            if self._settles and self._tables[0].process.is_own:
+                self._lead.settle()
+            if self._lead.serial == self.newest[0].serial:
+                return True
+            serial, version = self._lead.serving
+            ready = [self._map(module, serial, version) for module in range(len(self._tables))]
         except BLSError as error:
-            # A slow process finds a newer generation at its next look.
-            self.problem = f"generation {number}: {error}"
+            # A slow process finds a newer version at its next look.
+            self.problem = f"version {version!r}: {error}" if version else str(error)
             return False
         self.newest, self.problem = tuple(ready), ""
-        for key in [key for key in self._segments if key[-1] <= number]:
+        for key in [key for key in self._segments if key[2] <= serial]:
             del self._segments[key]
         return True
 
@@ -104,15 +121,16 @@ class Follower:
         self._released.clear()
 
     @whole_at_forks()
-    def _map(self, module: int, number: int) -> Generation:
+    def _map(self, module: int, serial: int, version: str) -> Generation:
         tables = self._tables[module]
         segments = []
         for owner in range(tables.owners):
-            key = module, owner, number
-            if key not in self._segments:
-                self._segments[key] = tables.open(owner, number)
-            segments.append(self._segments[key])
-        return tables.generation(number, segments)
+            key = module, owner, serial, version
+            segment = self._segments.get(key)
+            if segment is None:
+                segment = self._segments[key] = tables.open(owner, serial, version)
+            segments.append(segment)
+        return tables.generation(version, serial, segments)
 
 
 def _follow(follower: "weakref.ref[Follower]", stop: threading.Event) -> None:

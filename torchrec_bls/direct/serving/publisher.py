@@ -1,9 +1,10 @@
-"""Announces the next generation of a model's tables from one process."""
+"""Announces versions of a model's tables from one process."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,40 +14,60 @@ from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import cut, entry_of
-from torchrec_bls.direct.process import is_alive, new_lock, whole_at_forks
+from torchrec_bls.direct.process import is_alive, new_lock, this_process, whole_at_forks
 from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
+from torchrec_bls.direct.serving.versions import PAUSE, Versions
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import PeerTimeoutError
 
-# Seconds between two looks while waiting.
-_PAUSE = 0.005
-
 
 class Publisher:
-    """One process's side of the generations of a model's tables.
+    """One process's side of the versions of a model's tables.
 
     Args:
         tables: tables of each module, in the same order in every process, by the prefix of their
             names in a state dict of the model ("sparse.embedding_bags.").
         serving: generation of each module that is read now.
+        publishes: whether this process publishes the tables of a rank.
 
     Attributes:
         tables: see above.
-        follower: follower that maps what is announced.
+        follower: follower that maps what serves.
+        versions: versions on the control pages.
     """
 
-    def __init__(self, tables: Mapping[str, SharedTables], serving: Sequence[Generation]) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, SharedTables],
+        serving: Sequence[Generation],
+        publishes: bool,
+    ) -> None:
         self.tables = dict(tables)
-        self.follower = Follower(list(self.tables.values()), serving)
-        pages = [each.page for each in self.tables.values()]
+        every = list(self.tables.values())
+        self.versions = Versions(every)
+        self.follower = Follower(every, serving, publishes)
+        pages = [each.page for each in every]
         self._lead, self._ownership = pages[0], Ownership(pages)
+        self._owners = range(every[0].owners)
         self._publishing = new_lock()
+        self._unnamed = count(1)
 
-    @property
-    def newest(self) -> int:
-        """Returns the generation of this process's next batch."""
-        return self.follower.newest[0].number
+    def named(self, version: str | None) -> str:
+        """Returns `version`, or a name for a version without one.
+
+        Raises:
+            ValueError: it has no name, and there are several owners.
+        """
+        if version is not None:
+            return version
+        if len(self._owners) > 1:
+            raise ValueError(
+                f"{len(self._owners)} ranks publish these tables, and a version serves once all "
+                "have announced it: say which one this is, publish(..., version=...), by a name "
+                "that is the same on all ranks, such as that of the checkpoint"
+            )
+        return f"{this_process().identity:x}-{next(self._unnamed)}"
 
     @contextmanager
     def one_at_a_time(self, end: float) -> Iterator[None]:
@@ -68,6 +89,7 @@ class Publisher:
     def publish_for(
         self,
         owner: int,
+        version: str,
         state_dict: Mapping[str, Any] | None,
         dense: Mapping[str, torch.Tensor] | None,
         deadline: float,
@@ -76,55 +98,46 @@ class Publisher:
 
         Args:
             owner: rank whose process is gone.
+            version: name of the version.
             state_dict: state dict with whole tables.
             dense: weights that are published with the tables, by name.
-            deadline: seconds to wait for all ranks to announce the generation before.
+            deadline: seconds until what the rank has pending is withdrawn, and to wait for another
+                process that acts for it.
 
         Raises:
             ValueError: see `publish`. Or the rank lives, or another process publishes for it.
-            PeerTimeoutError: a rank has not announced the generation before.
-            RendezvousError: there is no memory for two generations.
+            PeerTimeoutError: another process that acts for the rank has not finished.
+            RendezvousError: there is no memory for two versions.
         """
         if state_dict is None:
             raise ValueError(f"the tables of rank {owner} have to come in a state_dict")
         end = time.monotonic() + deadline
-        with self.one_at_a_time(end), self._in_place_of(owner):
-            number = self.next_of(owner, end)
+        with self.one_at_a_time(end), self._in_place_of(owner, end):
+            serial, serving = self.versions.serving
+            if serving == version:  # what is pending may be of a process that is further
+                return Publication(version, True, owner, serial, self)
             parts = self.parts(owner, state_dict)
-            self.announce(owner, number, self.create(owner, number, parts, dense))
-            return Publication(number, self)
+            serial, is_new = self.versions.clear_way(owner, version, end)
+            if is_new:
+                segments = self.create(owner, version, parts, dense)
+                self.announce(owner, serial, version, segments)
+        return Publication(version, not is_new, owner, serial, self)
 
     @contextmanager
-    def _in_place_of(self, owner: int) -> Iterator[None]:
+    def _in_place_of(self, owner: int, end: float) -> Iterator[None]:
         if self._ownership.is_own(owner):
             yield
             return
-        self._ownership.take_over(owner)
+        while not self._ownership.act_for(owner):
+            if time.monotonic() >= end:
+                raise PeerTimeoutError(
+                    f"another process acts for rank {owner}, and has not finished"
+                )
+            time.sleep(PAUSE)
         try:
             yield
         finally:
             self._ownership.give_up(owner)
-
-    def next_of(self, owner: int, end: float) -> int:
-        """Returns the number of an owner's next generation.
-
-        Args:
-            owner: rank that owns the tables.
-            end: end of the wait for all owners to announce the last generation, in
-                `time.monotonic()`.
-
-        Raises:
-            PeerTimeoutError: an owner has not announced it; the text names such owners.
-        """
-        last = self._lead.announced(owner)
-        while self._lead.complete < last:
-            if time.monotonic() >= end:
-                raise PeerTimeoutError(
-                    f"generation {last} does not serve yet: {self._missing(last)}. The next "
-                    "generation can only follow it"
-                )
-            time.sleep(_PAUSE)
-        return last + 1
 
     def parts(self, owner: int, state_dict: Mapping[str, Any]) -> list[Parts]:
         """Returns the content of an owner's next segment from a state dict, for each module.
@@ -156,16 +169,16 @@ class Publisher:
     def create(
         self,
         owner: int,
-        number: int,
+        version: str,
         parts: Sequence[Parts],
         dense: Mapping[str, torch.Tensor] | None,
     ) -> list[_native.TableSegment]:
-        """Makes an owner's segments of a generation, one a module. Other processes do not know them
+        """Makes an owner's segments of a version, one a module. Other processes do not know them
         yet.
 
         Args:
             owner: rank that owns the tables.
-            number: number of the generation.
+            version: name of the version.
             parts: content of each module's segment.
             dense: weights that are published with the first module's tables, by name.
 
@@ -173,30 +186,18 @@ class Publisher:
             RendezvousError: there is no memory for the segments.
         """
         return [
-            tables.create(owner, number, of_module, None if module else dense)
+            tables.create(owner, version, of_module, None if module else dense)
             for module, (tables, of_module) in enumerate(
                 zip(self.tables.values(), parts, strict=True)
             )
         ]
 
-    def announce(self, owner: int, number: int, segments: Sequence[_native.TableSegment]) -> None:
-        """Makes an owner's segments known. The last owner completes the generation."""
-        self.follower.keep(owner, number, segments)
-        for tables, segment in zip(self.tables.values(), segments, strict=True):
-            tables.page.record(owner, number, segment.address)
-        self._lead.announce(owner, number)
-
-    def wait_for(self, number: int, deadline: float) -> None:
-        """Waits for a generation; see Publication.wait."""
-        self.follower.start()  # a forked child may have inherited the publication
-        end = time.monotonic() + deadline
-        while self.newest < number:
-            if time.monotonic() >= end:
-                raise PeerTimeoutError(
-                    f"generation {number} does not serve after {deadline} s: "
-                    f"{self._missing(number)}"
-                )
-            time.sleep(_PAUSE)
+    def announce(
+        self, owner: int, serial: int, version: str, segments: Sequence[_native.TableSegment]
+    ) -> None:
+        """Makes an owner's segments known. When all owners have announced a version, it serves."""
+        self.follower.keep(owner, serial, version, segments)
+        self.versions.announce(owner, serial, version, segments)
 
     def dense_weights(self, serving: Generation) -> dict[str, torch.Tensor] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner
@@ -216,49 +217,88 @@ class Publisher:
         return None
 
     @property
-    def announced(self) -> int:
-        """Returns the last generation that all owners have announced."""
-        return self._lead.complete
+    def problem(self) -> str:
+        """Returns why this process does not read what the ranks publish; empty if it does."""
+        by = self._lead.abandoned_by
+        if by is None:
+            return self.follower.problem
+        return (
+            f"rank {by} has shared its tables anew or has freed the model, and publishes them no "
+            "more here: attach to the process that offers the new ones"
+        )
 
     def owners_gone(self) -> list[int]:
         """Returns the ranks whose tables are read although no living process publishes for them."""
-        return next(iter(self.tables.values())).owners_gone()
+        return [owner for owner in self._owners if not is_alive(self._lead.process(owner))]
 
-    def _missing(self, number: int) -> str:
-        owners = range(next(iter(self.tables.values())).owners)
-        missing = [owner for owner in owners if self._lead.announced(owner) < number]
-        if not missing:
+    def why_not(self, version: str) -> str:
+        """Returns why a version that an owner has announced does not serve here."""
+        missing = self.versions.missing(version)
+        if self.versions.serving[1] == version or not missing:
             return self.follower.problem or "it is still being mapped"
+        pending = self.versions.pending()
+        others = {owner: pending[owner] for owner in missing if owner in pending}
+        text = f"ranks {missing} have not published it"
+        if others:
+            text += f", and have announced {others}"
         gone = [owner for owner in missing if not is_alive(self._lead.process(owner))]
-        of_them = f", of which {gone} have no process: publish(owner=...) for them" if gone else ""
-        return f"ranks {missing} have not published it{of_them}"
+        if gone:
+            text += f", of which {gone} have no process: publish(owner=...) for them"
+        return text
 
 
 @dataclass(frozen=True)
 class Publication:
-    """A generation that `publish` has announced.
+    """A version that `publish` has announced.
 
     Attributes:
-        generation: number of the generation. The first forward makes number 1.
+        version: name of the version.
+        was_announced: whether there was nothing to do: the version served already, or was announced
+            and waits for other ranks.
     """
 
-    generation: int
+    version: str
+    was_announced: bool
+    _owner: int
+    _serial: int
     _publisher: Publisher
 
     @property
     def serves(self) -> bool:
-        """Returns whether the next batch of this process sees this generation, or a later one."""
-        return self._publisher.newest >= self.generation
+        """Returns whether the next batch of this process sees this version."""
+        newest = self._publisher.follower.newest[0]
+        return (newest.serial, newest.version) == (self._serial, self.version)
 
     def wait(self, deadline: float = 60.0) -> None:
-        """Returns as soon as the generation serves: all owners have announced it and it is mapped.
+        """Returns as soon as the version serves: all owners have announced it and it is mapped. It
+        also returns if the version has served and a later one does.
 
         Args:
             deadline: seconds to wait.
 
         Raises:
-            PeerTimeoutError: the generation does not serve by then. The text names the ranks that
-                have not announced it, or says why it can't be mapped.
+            PeerTimeoutError: the version does not serve by then, or was withdrawn. The text names
+                the ranks that have not announced it, or says why it can't be mapped.
         """
         check_deadline(deadline)
-        self._publisher.wait_for(self.generation, deadline)
+        self._publisher.follower.start()  # a forked child may have inherited the publication
+        end = time.monotonic() + deadline
+        versions = self._publisher.versions
+        while not self.serves:
+            read = self._publisher.follower.newest[0].serial
+            if read == self._serial or versions.was_withdrawn(
+                self._owner, self._serial, self.version
+            ):
+                raise PeerTimeoutError(
+                    f"version {self.version!r} was withdrawn before all ranks had announced it: "
+                    f"version {versions.serving[1]!r} serves, and ranks have announced "
+                    f"{versions.pending()}"
+                )
+            if read > self._serial:
+                return
+            if time.monotonic() >= end:
+                raise PeerTimeoutError(
+                    f"version {self.version!r} does not serve after {deadline} s: "
+                    f"{self._publisher.why_not(self.version)}"
+                )
+            time.sleep(PAUSE)

@@ -1,6 +1,6 @@
 """New weights for models that read their tables directly, while the models serve.
 
-docs/design/generations.md describes the protocol, and says why no batch sees two generations.
+docs/design/generations.md describes the protocol, and says why no batch sees two versions.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from torchrec_bls.collective.transport.deadlines import check_deadline
-from torchrec_bls.direct.arguments import check_owner
+from torchrec_bls.direct.arguments import check_owner, check_version
 from torchrec_bls.direct.serving.publisher import Publication
 from torchrec_bls.direct.serving.served_model import ServedModel, reading_modules
 from torchrec_bls.direct.serving.serving_state import ServingState
@@ -19,53 +19,70 @@ def publish(
     model: nn.Module,
     state_dict: Mapping[str, Any] | None = None,
     *,
+    version: str | None = None,
     owner: int | None = None,
     deadline: float = 60.0,
 ) -> Publication:
-    """Announces this rank's part of the next generation of a model's weights.
+    """Announces this rank's part of a version of a model's weights.
 
     It is no collective: each rank calls it at its own time, in any thread, while batches are
-    served. Once all ranks have called it, each process changes to the new generation between two of
-    its batches, in all tables and the dense weights at once. Until then, and if one of the calls
-    fails, all ranks stay with the old one. Afterwards the model's parameters show the new
-    generation.
+    served. Once all ranks have announced the same version, each process changes to it between two
+    of its batches, in all tables and the dense weights at once. Until then, and if one of the calls
+    fails, all ranks stay with the old one. Afterwards the model's parameters show the new version.
 
-    There is memory for both generations until all processes have changed. A process without
-    batches keeps its generation until its next batch, even if several were published since.
+    A rank has at most one version announced that does not serve yet. A call with another version
+    waits for that one. It withdraws it if another rank has announced something else, and so has
+    skipped it, or at the deadline. A call with the version that serves, or that this rank has
+    announced already, does nothing. An earlier version may be published again.
+
+    There is memory for both versions until all processes have changed. A process without batches
+    keeps its version until its next batch, even if several were published since.
 
     Args:
         model: a DistributedModelParallel, or a module in it, that has been called once; or an
-            attached model. Later calls of it see new generations.
+            attached model. Later calls of it see new versions.
         state_dict: new weights, with all names of `model.state_dict()`. Tables are whole tensors,
             or ShardedTensors with this rank's shards. Dense weights are copied. None: the weights
             that the model has now, e.g. after `load_state_dict`; its dense weights serve as they
             are.
+        version: name of the version, the same on all ranks, such as that of a checkpoint: 1 to 64
+            bytes of printable text. It may be left out if one rank has all tables; then each call
+            makes a version of its own.
         owner: rank whose process is gone; this process publishes its tables. That takes a state
             dict with the tables as whole tensors. If the state dict has all dense weights as well,
             they are published for processes that only read.
-        deadline: seconds until all ranks must have announced the generation before.
+        deadline: seconds until a version that other ranks have not announced is withdrawn for this
+            one.
 
     Raises:
         ValueError: the model does not read all its tables directly or has quantized ones, a weight
             is missing or of a wrong shape, dtype, layout or device, or the owner is no rank or
-            alive. Or this process was forked from the one that shared the tables or attached to
-            them. Nothing is announced.
-        RendezvousError: there is no memory for two generations. Nothing is announced.
-        PeerTimeoutError: a rank has not announced the generation before; the text names such ranks.
+            alive. Or the version has no name, though there are several ranks; or another rank has
+            withdrawn it and announced another one, which the text names. Or this process was forked
+            from the one that shared the tables or attached to them. Nothing is announced.
+        RendezvousError: there is no memory for two versions. Nothing is announced.
+        PeerTimeoutError: another thread of this process has not finished publishing, or another
+            process has not finished publishing for `owner`.
     """
     check_deadline(deadline)
+    if version is not None:
+        check_version(version)
     served = ServedModel.of(model)
+    if state_dict is not None:
+        state_dict = served.whole(model, state_dict)
     if owner is not None:
         check_owner(owner, served.reads[0].tables.owners)
     if owner is not None and owner != served.rank:
-        return served.publish_for(owner, state_dict, deadline)
-    return served.publish(state_dict, deadline)
+        return served.publish_for(owner, version, state_dict, deadline)
+    return served.publish(version, state_dict, deadline)
 
 
-def generation_of(model: nn.Module) -> int:
-    """Returns the generation of the weights that the last batch of `model` saw, counted from 1.
-    Returns 0 if tables are not read directly, and before the first batch."""
-    return next(iter(reading_modules(model).values())).generation
+def version_of(model: nn.Module) -> str:
+    """Returns the version of the weights that the last batch of `model` saw.
+
+    It is the name that `publish` was given, and "(first forward)" before that. It is empty if
+    tables are not read directly, and before the first batch."""
+    return next(iter(reading_modules(model).values())).version
 
 
 def serving_state(model: nn.Module) -> ServingState:

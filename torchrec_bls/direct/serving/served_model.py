@@ -1,13 +1,15 @@
-"""One process's side of a model whose tables are read directly, and of its generations."""
+"""One process's side of a model whose tables are read directly, and of its versions."""
 
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
 
+from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import check_is_dense, entry_of, prefix_of
 from torchrec_bls.direct.process import is_alive, new_lock, pid_of, this_process
@@ -53,12 +55,13 @@ class ServedModel:
                 for name, reads in zip(self.modules, self.reads, strict=True)
             },
             [reads.generation for reads in self.reads],
+            publishes=self.rank is not None,
         )
         self._follower = self.publisher.follower
         self._taken = self._follower.newest
-        # New dense weights by generation, each with the served one.
-        self._dense: dict[int, _Pairs] = {}
-        # Held while the generation changes, and by code that needs one generation's weights.
+        # New dense weights by serial number, each with the served one; and the version.
+        self._dense: dict[int, tuple[str, _Pairs]] = {}
+        # Held while the version changes, and by code that needs one version's weights.
         self._changing = new_lock()
         self._readers: list[int] = []
         self._beginning = new_lock()
@@ -72,10 +75,12 @@ class ServedModel:
 
     @classmethod
     def of(cls, model: nn.Module) -> "ServedModel":
-        """Returns the served model of a model.
+        """Returns the served model that has the tables of a model: of the model itself, or of one
+        that it is a part of. So one object makes all announcements on their control pages.
 
         Raises:
-            ValueError: the model does not read all its tables directly.
+            ValueError: the model does not read all its tables directly, or is served together with
+                other tables, or has a part that is served alone.
         """
         kept = _unwrapped(model).__dict__
         with cls._making:
@@ -84,8 +89,15 @@ class ServedModel:
                 served._begin_in_child()
                 return served
             if served is not None:  # the model was sharded again
-                served._hook.remove()
+                served._end()
+            reads = _reads_of(reading_modules(model))
+            for other in [each for each in map(_served_with, reads) if each is not None]:
+                if other._is_current():
+                    if other._has(model, reads):
+                        return other
+                    other._give_way(reads)
             kept[_SERVED] = made = cls(model)
+            _served.update({id(each): made for each in reads})
             return made
 
     def _is_current(self) -> bool:
@@ -134,6 +146,56 @@ class ServedModel:
                 "new model; a forked child may do that as well"
             )
 
+    def _has(self, model: nn.Module, reads: Sequence[DirectReads]) -> bool:
+        """Returns whether `model` is the served one or a part of it, with all the tables.
+
+        Raises:
+            ValueError: it is a part without some of the tables.
+        """
+        if not any(module is _unwrapped(model) for module in _unwrapped(self._model).modules()):
+            return False
+        if missing := set(self.reads) - set(reads):
+            raise ValueError(
+                f"this module is served together with {len(missing)} other modules, since all of "
+                f"them change at once ({sorted(self.modules)}): give the whole model"
+            )
+        return True
+
+    def _give_way(self, reads: Sequence[DirectReads]) -> None:
+        """Ends, for one that has these tables and more of the model.
+
+        Raises:
+            ValueError: some tables are not among these, or a publication depends on this one.
+        """
+        depends = self.publisher.versions.serial > self._taken[0].serial
+        depends |= bool(self.publisher.versions.pending())
+        depends |= self._taken[0].version != FIRST_VERSION and len(reads) > len(self.reads)
+        if depends or not set(self.reads) <= set(reads):
+            raise ValueError(
+                f"{sorted(self.modules)} were published as tables of another module, which shares "
+                "some with this one: give the module that was given before"
+            )
+        self._end()
+
+    def _end(self) -> None:
+        self._hook.remove()
+        _unwrapped(self._model).__dict__.pop(_SERVED, None)
+        self._follower.stop()
+
+    def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a state dict of `model`, which is the served model or a part of it, as one of the
+        served model. Dense weights outside of the part stay as they are."""
+        [prefix] = [
+            f"{name}." if name else ""
+            for name, module in _unwrapped(self._model).named_modules()
+            if module is _unwrapped(model)
+        ]
+        if not prefix:
+            return dict(state_dict)
+        given = {f"{prefix}{name}": value for name, value in state_dict.items()}
+        outside = {name: live for name, live in self._live_dense() if not name.startswith(prefix)}
+        return {**outside, **given}
+
     def _before_batch(self, *_: Any) -> None:
         if not self._process.is_own:
             self._begin_in_child()
@@ -143,7 +205,7 @@ class ServedModel:
 
     @outside_inference_mode
     def _take(self, newest: tuple[Generation, ...]) -> None:
-        """Changes to a generation, in all modules or, if that fails, in none."""
+        """Changes to a version, in all modules or, if that fails, in none."""
         steps = [
             reads.prepare(generation) for reads, generation in zip(self.reads, newest, strict=True)
         ]
@@ -154,21 +216,25 @@ class ServedModel:
             with torch.no_grad():
                 for live, new in dense:
                     live.copy_(new)
-            for number in sorted(self._dense):
-                if number <= newest[0].number:
-                    del self._dense[number]
+            self._forget_dense(lambda serial: serial <= newest[0].serial)
             before, self._taken = self._taken, newest
         self._follower.release(before)
 
     def _dense_of(self, newest: Generation) -> _Pairs:
-        if newest.number not in self._dense:  # another process published it
+        own, _ = self._dense.get(newest.serial, ("", []))
+        if own != newest.version:  # another process published it
             given = self.publisher.dense_weights(newest)
             if given is None:
                 return []
-            return pairs_of(dict(self._live_dense()), given, f"generation {newest.number}")
+            return pairs_of(dict(self._live_dense()), given, f"version {newest.version!r}")
         # Another thread may be adding an entry.
-        numbers = [number for number in sorted(self._dense) if number <= newest.number]
-        return [pair for number in numbers for pair in self._dense[number]]
+        serials = [serial for serial in sorted(self._dense) if serial <= newest.serial]
+        return [pair for serial in serials for pair in self._dense[serial][1]]
+
+    def _forget_dense(self, which: Callable[[int], bool]) -> None:
+        for serial in sorted(self._dense):
+            if which(serial):
+                del self._dense[serial]
 
     def snapshot(self) -> tuple[tuple[Generation, ...], dict[str, torch.Tensor]]:
         """Returns what is served now: the tables of each module, and a copy of the dense weights by
@@ -185,20 +251,28 @@ class ServedModel:
         """Returns what is served, and which owners are gone."""
         tables = self.reads[0].tables
         checks = [module.input_check for module in self.modules.values()]
+        serial, announced = self.publisher.versions.serving
+        pending = self.publisher.versions.pending()
         return ServingState(
             rank=self.rank,
-            generation=self._taken[0].number,
-            announced=self.publisher.announced,
+            version=self._taken[0].version,
+            serial=self._taken[0].serial,
+            announced=announced,
+            announced_serial=serial,
+            pending=pending,
+            missing=tuple(sorted(set(range(tables.owners)) - pending.keys())) if pending else (),
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
             readers=tuple(pid_of(each) for each in self._readers if is_alive(each)),
-            problem=self._follower.problem,
+            problem=self.publisher.problem,
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),
             replaced_ids=sum(check.replaced_ids for check in checks),
         )
 
-    def publish(self, state_dict: Mapping[str, Any] | None, deadline: float) -> Publication:
+    def publish(
+        self, version: str | None, state_dict: Mapping[str, Any] | None, deadline: float
+    ) -> Publication:
         """Publishes this rank's part; see the function `publish`."""
         self._refuse_in_child()
         rank, end = self.rank, time.monotonic() + deadline
@@ -212,26 +286,34 @@ class ServedModel:
                 f"the tables of rank {rank} were not loaded in this process, which has attached to "
                 "them: give their new weights as a state_dict"
             )
+        version = self.publisher.named(version)
         with self.publisher.one_at_a_time(end):
-            number = self.publisher.next_of(rank, end)
             live = dict(self._live_dense())
             if state_dict is None:
                 dense, parts = live, [each.live.storages() for each in self.reads if each.live]
-            else:
+            else:  # before anything is withdrawn for it
                 dense, parts = _new_dense(live, state_dict), self.publisher.parts(rank, state_dict)
-            segments = self.publisher.create(rank, number, parts, dense)
+            serial, is_new = self.publisher.versions.clear_way(rank, version, end)
+            if not is_new:
+                return Publication(version, True, rank, serial, self.publisher)
+            self._forget_dense(lambda other: other >= serial)  # withdrawn
+            self._follower.drop(rank, serial)
+            segments = self.publisher.create(rank, version, parts, dense)
             # Without a state dict the live dense weights serve as they are.
-            self._dense[number] = (
-                [] if state_dict is None else [(live[name], new) for name, new in dense.items()]
-            )
+            pairs = [] if state_dict is None else [(live[name], dense[name]) for name in dense]
+            self._dense[serial] = version, pairs
             for reads in self.reads:
                 if reads.live is not None:
                     reads.live.accept()
-            self.publisher.announce(rank, number, segments)
-        return Publication(number, self.publisher)
+            self.publisher.announce(rank, serial, version, segments)
+        return Publication(version, False, rank, serial, self.publisher)
 
     def publish_for(
-        self, owner: int, state_dict: Mapping[str, Any] | None, deadline: float
+        self,
+        owner: int,
+        version: str | None,
+        state_dict: Mapping[str, Any] | None,
+        deadline: float,
     ) -> Publication:
         """Publishes the part of a rank that is gone; see the function `publish`."""
         self._refuse_in_child()
@@ -239,13 +321,22 @@ class ServedModel:
         dense = None
         if state_dict is not None and live.keys() <= state_dict.keys():
             dense = _new_dense(live, state_dict)
-        return self.publisher.publish_for(owner, state_dict, dense, deadline)
+        version = self.publisher.named(version)
+        return self.publisher.publish_for(owner, version, state_dict, dense, deadline)
 
     def _live_dense(self) -> Iterator[tuple[str, torch.Tensor]]:
         tables = self.publisher.table_keys()
         for key, live in self._model.state_dict().items():
             if key not in tables and isinstance(live, torch.Tensor):
                 yield key, live
+
+
+# Served models by the identity of each of their direct reads, which they keep.
+_served: "weakref.WeakValueDictionary[int, ServedModel]" = weakref.WeakValueDictionary()
+
+
+def _served_with(reads: DirectReads) -> ServedModel | None:
+    return _served.get(id(reads))
 
 
 def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:

@@ -1,5 +1,6 @@
 """What a process serves, for monitoring."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -10,13 +11,17 @@ class ServingState:
     Attributes:
         rank: rank whose tables this process publishes; None where it only reads, as a forked child
             does.
-        generation: number of the weights of the last batch, counted from 1.
-        announced: the last generation that all owners have announced. If it stays above
-            `generation` while there are batches, `problem` says why.
+        version: version of the weights of the last batch.
+        serial: how many versions have served up to that one.
+        announced: the last version that all owners have announced.
+        announced_serial: how many versions have served up to that one. If it stays above `serial`
+            while there are batches, `problem` says why.
+        pending: versions that owners have announced and that do not serve yet, by owner.
+        missing: owners without a pending version, while others have one.
         owners: number of ranks that have tables.
         owners_gone: ranks whose tables are served although no living process publishes for them.
         readers: process numbers of the living processes that attached to this one.
-        problem: why an announced generation could not be mapped; empty if there is none.
+        problem: why this process does not read what the ranks publish; empty if it does.
         rows_read: rows that batches of this process have read of the shards of each rank.
         refused_batches: number of batches that did not fit a module (an id out of range, a wrong
             key), summed over modules.
@@ -24,8 +29,12 @@ class ServingState:
     """
 
     rank: int | None
-    generation: int
-    announced: int
+    version: str
+    serial: int
+    announced: str
+    announced_serial: int
+    pending: Mapping[int, str]
+    missing: tuple[int, ...]
     owners: int
     owners_gone: tuple[int, ...]
     readers: tuple[int, ...]

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,7 @@ class SharedTables:
         owner: int,
         number: int,
         parts: Parts,
-        dense: Mapping[str, torch.Tensor] | None = None,
+        dense: Mapping[str, Any] | None = None,
     ) -> _native.TableSegment:
         """Makes the segment of an owner in a generation.
 
@@ -83,9 +83,7 @@ class SharedTables:
             self.huge_pages,
         )
 
-    def dense_weights(
-        self, owner: int, segment: _native.TableSegment
-    ) -> dict[str, torch.Tensor] | None:
+    def dense_weights(self, owner: int, segment: _native.TableSegment) -> dict[str, Any] | None:
         """Returns the dense weights that were published with an owner's tables, or None.
 
         Raises:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
@@ -70,7 +68,7 @@ class Publisher:
         self,
         owner: int,
         state_dict: Mapping[str, Any] | None,
-        dense: Mapping[str, torch.Tensor] | None,
+        dense: Mapping[str, Any] | None,
         deadline: float,
     ) -> "Publication":
         """Publishes the tables of a rank whose process is gone.
@@ -158,7 +156,7 @@ class Publisher:
         owner: int,
         number: int,
         parts: Sequence[Parts],
-        dense: Mapping[str, torch.Tensor] | None,
+        dense: Mapping[str, Any] | None,
     ) -> list[_native.TableSegment]:
         """Makes an owner's segments of a generation, one a module. Other processes do not know them
         yet.
@@ -197,7 +195,7 @@ class Publisher:
                 )
             time.sleep(_PAUSE)
 
-    def dense_weights(self, serving: Generation) -> dict[str, torch.Tensor] | None:
+    def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner
         did.
 

@@ -38,8 +38,8 @@ def publish(
             attached model. Later calls of it see new generations.
         state_dict: new weights, with all names of `model.state_dict()`. Tables are whole tensors,
             or ShardedTensors with this rank's shards. Dense weights are copied. None: the weights
-            that the model has now, e.g. after `load_state_dict`; its dense weights serve as they
-            are.
+            that the model has now, e.g. after `load_state_dict`. If they were written to, this
+            process's next batches raise until all ranks have published.
         owner: rank whose process is gone; this process publishes its tables. That takes a state
             dict with the tables as whole tensors. If the state dict has all dense weights as well,
             they are published for processes that only read.
@@ -48,7 +48,9 @@ def publish(
     Raises:
         ValueError: the model does not read all its tables directly or has quantized ones, a weight
             is missing or of a wrong shape, dtype, layout or device, or the owner is no rank or
-            alive. Nothing is announced.
+            alive. Or a table's parameter was replaced or converted; dense state can't be loaded, or
+            not be handed to other processes; or weights were written to before this process saw
+            the newest generation. Nothing is announced.
         RendezvousError: there is no memory for two generations. Nothing is announced.
         PeerTimeoutError: a rank has not announced the generation before; the text names such ranks.
     """

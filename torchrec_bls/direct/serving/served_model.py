@@ -1,8 +1,9 @@
 """One process's side of a model whose tables are read directly, and of its generations."""
 
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,21 +12,22 @@ from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.holders import is_alive, pid_of
-from torchrec_bls.direct.new_weights import check_is_dense, entry_of, prefix_of
+from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
 from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.serving_state import ServingState
+from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
-from torchrec_bls.errors import ProtocolError
 from torchrec_bls.pipeline import bounded_lag_modules
 
 ReadingModule = ExchangedModule | AttachedCollection
 
 _SERVED = "_bls_served"
-# A tensor of the model, and its new value.
-_Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+# Seconds that a switch waits for the forwards of other threads. It waits for one of each.
+_LONGEST_FORWARD = 60.0
 
 
 class ServedModel:
@@ -58,13 +60,18 @@ class ServedModel:
             [reads.generation for reads in self.reads],
         )
         self._follower = self.publisher.follower
-        self._taken = self._follower.newest
-        # New dense weights by generation, each with the served one.
-        self._dense: dict[int, _Pairs] = {}
-        # Held while the generation changes, and by code that needs one generation's weights.
-        self._changing = threading.Lock()
+        self._dense = DenseState(_unwrapped(model), self.modules.values())
+        self._switches = Switches(
+            self.reads, self._dense, self._follower.newest, self._published_dense
+        )
+        # Dense states by generation, as this process has published them.
+        self._published: dict[int, dict[str, Any]] = {}
         self._readers: list[int] = []
-        self._hook = _unwrapped(model).register_forward_pre_hook(self._before_batch)
+        self._hooks = [
+            _unwrapped(model).register_forward_pre_hook(self._before_batch),
+            _unwrapped(model).register_forward_hook(self._after_batch, always_call=True),
+        ]
+        self._switches.gate.admit_running(_unwrapped(model))
 
     @classmethod
     def of(cls, model: nn.Module) -> "ServedModel":
@@ -79,7 +86,8 @@ class ServedModel:
             if served is not None and served._is_current():
                 return served
             if served is not None:  # the model was sharded again
-                served._hook.remove()
+                for hook in served._hooks:
+                    hook.remove()
             kept[_SERVED] = made = cls(model)
             return made
 
@@ -88,45 +96,47 @@ class ServedModel:
         return [id(module.direct_reads) for module in modules] == list(map(id, self.reads))
 
     def _before_batch(self, *_: Any) -> None:
-        newest = self._follower.newest
-        if newest is not self._taken:
-            self._take(newest)
+        switches, frame = self._switches, sys._getframe(1)
+        is_inner = switches.gate.enter(frame)
+        while self._follower.newest is not switches.settled and not is_inner:
+            switches.gate.leave()
+            self._switch()
+            switches.gate.enter(frame)
+            if not switches.is_half_done:  # yet newer weights may wait for the next batch
+                break
+
+    def _after_batch(self, *_: Any) -> None:
+        self._switches.gate.leave()
 
     @outside_inference_mode
-    def _take(self, newest: tuple[Generation, ...]) -> None:
-        """Changes to a generation, in all modules or, if that fails, in none."""
-        steps = [
-            reads.prepare(generation) for reads, generation in zip(self.reads, newest, strict=True)
-        ]
-        dense = self._dense_of(newest[0])
-        with self._changing:
-            for step in steps:
-                step()
-            with torch.no_grad():
-                for live, new in dense:
-                    live.copy_(new)
-            for number in sorted(self._dense):
-                if number <= newest[0].number:
-                    del self._dense[number]
-            before, self._taken = self._taken, newest
-        self._follower.release(before)
+    def _switch(self) -> None:
+        """Changes to the newest generation, in all modules or, if that fails, in none."""
+        switches = self._switches
+        with switches.gate.lock:
+            before = switches.taken
+            switches.take(self._follower.newest, _LONGEST_FORWARD)
+            for number in list(self._published):
+                if number <= switches.taken[0].number:
+                    self._published.pop(number, None)
+        if switches.taken is not before:
+            self._follower.release(before)
 
-    def _dense_of(self, newest: Generation) -> _Pairs:
-        if newest.number not in self._dense:  # another process published it
-            given = self.publisher.dense_weights(newest)
-            if given is None:
-                return []
-            return pairs_of(dict(self._live_dense()), given, f"generation {newest.number}")
-        # Another thread may be adding an entry.
-        numbers = [number for number in sorted(self._dense) if number <= newest.number]
-        return [pair for number in numbers for pair in self._dense[number]]
+    def _published_dense(self, newest: Generation) -> Mapping[str, Any] | None:
+        """Returns the dense state of a generation, or None if there is none."""
+        own = self._published.get(newest.number)
+        if own is not None:
+            return own
+        given = self.publisher.dense_weights(newest)  # another process published it
+        if given is not None:
+            self._dense.check(given, f"generation {newest.number}")
+        return given
 
-    def snapshot(self) -> tuple[tuple[Generation, ...], dict[str, torch.Tensor]]:
+    def snapshot(self) -> tuple[tuple[Generation, ...], dict[str, Any]]:
         """Returns what is served now: the tables of each module, and a copy of the dense weights by
         name."""
-        with self._changing:
-            dense = {name: live.detach().clone() for name, live in self._live_dense()}
-            return self._taken, dense
+        with self._switches.gate.lock:
+            self._switches.finish(_LONGEST_FORWARD)
+            return self._switches.taken, self._dense.copy()
 
     def add_reader(self, identity: int) -> None:
         """Notes that a process has attached to this one."""
@@ -138,16 +148,20 @@ class ServedModel:
         checks = [module.input_check for module in self.modules.values()]
         return ServingState(
             rank=self.rank,
-            generation=self._taken[0].number,
+            generation=self._switches.taken[0].number,
             announced=self.publisher.announced,
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
             readers=tuple(pid_of(each) for each in self._readers if is_alive(each)),
-            problem=self._follower.problem,
+            problem=self._problem(),
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),
             replaced_ids=sum(check.replaced_ids for check in checks),
         )
+
+    def _problem(self) -> str:
+        behind = [reads.live.behind for reads in self.reads if reads.live is not None]
+        return next(filter(None, [self._follower.problem, self._switches.problem, *behind]), "")
 
     def publish(self, state_dict: Mapping[str, Any] | None, deadline: float) -> Publication:
         """Publishes this rank's part; see the function `publish`."""
@@ -164,37 +178,72 @@ class ServedModel:
             )
         with self.publisher.one_at_a_time(end):
             number = self.publisher.next_of(rank, end)
-            live = dict(self._live_dense())
             if state_dict is None:
-                dense, parts = live, [each.live.storages() for each in self.reads if each.live]
-            else:
-                dense, parts = _new_dense(live, state_dict), self.publisher.parts(rank, state_dict)
-            segments = self.publisher.create(rank, number, parts, dense)
-            # Without a state dict the live dense weights serve as they are.
-            self._dense[number] = (
-                [] if state_dict is None else [(live[name], new) for name, new in dense.items()]
-            )
-            for reads in self.reads:
+                self._show_newest(number - 1, end)
+            # No switch changes tensors while another thread looks at them.
+            with self._switches.gate.lock:
+                self._refuse_strangers()
+                writes = self._writes()
+                dense = self._dense.new(self._dense.current() if state_dict is None else state_dict)
+                if state_dict is None:
+                    parts = [reads.live.storages() for reads in self.reads if reads.live]
+                    segments = self.publisher.create(rank, number, parts, dense)
+                    self._switches.published_in_place()
+            if state_dict is not None:
+                parts = self.publisher.parts(rank, state_dict)
+                segments = self.publisher.create(rank, number, parts, dense)
+            self._published[number] = dense
+            for reads, count in zip(self.reads, writes, strict=True):
                 if reads.live is not None:
-                    reads.live.accept()
+                    reads.live.published(count)
             self.publisher.announce(rank, number, segments)
         return Publication(number, self.publisher)
+
+    def _writes(self) -> list[int]:
+        return [0 if reads.live is None else reads.live.writes() for reads in self.reads]
+
+    def _refuse_strangers(self) -> None:
+        """Raises ValueError if a table's parameter shows something else than the table."""
+        for (name, module), reads in zip(self.modules.items(), self.reads, strict=True):
+            parameters: Iterable[tuple[str, torch.Tensor]] = module.named_parameters(name)  # type: ignore[union-attr]
+            if reads.live is not None and (strangers := reads.live.strangers(parameters)):
+                raise ValueError(
+                    f"{strangers} were replaced, or converted to another dtype, since the tables "
+                    "are read directly: shard a model of that dtype anew, and leave its parameters"
+                )
+
+    def _show_newest(self, number: int, end: float) -> None:
+        """Makes the weights show a generation that is complete already, so that none of it is lost.
+
+        Raises:
+            ValueError: they were written to before, and the writes would mix with it.
+            PeerTimeoutError: the generation can't be mapped.
+        """
+        self.publisher.wait_for(number, max(0.0, end - time.monotonic()))
+        switches = self._switches
+        if self._follower.newest is not switches.taken or switches.is_half_done:
+            with switches.gate.lock:
+                would_lose_writes = switches.would_lose_writes
+            if would_lose_writes:
+                raise ValueError(
+                    f"the weights were written to while they show generation "
+                    f"{switches.taken[0].number}, but generation {number} is complete. Give all "
+                    "weights as a state_dict, e.g. publish(model, model.state_dict())"
+                )
+            self._switch()
+        with switches.gate.lock:
+            for reads in self.reads:
+                reads.show_served()
 
     def publish_for(
         self, owner: int, state_dict: Mapping[str, Any] | None, deadline: float
     ) -> Publication:
         """Publishes the part of a rank that is gone; see the function `publish`."""
-        live = dict(self._live_dense())
         dense = None
-        if state_dict is not None and live.keys() <= state_dict.keys():
-            dense = _new_dense(live, state_dict)
+        with self._switches.gate.lock:
+            if state_dict is not None and self._dense.current().keys() <= state_dict.keys():
+                dense = self._dense.new(state_dict)
         return self.publisher.publish_for(owner, state_dict, dense, deadline)
-
-    def _live_dense(self) -> Iterator[tuple[str, torch.Tensor]]:
-        tables = self.publisher.table_keys()
-        for key, live in self._model.state_dict().items():
-            if key not in tables and isinstance(live, torch.Tensor):
-                yield key, live
 
 
 def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:
@@ -209,50 +258,6 @@ def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:
         if isinstance(module, AttachedCollection)
     }
     return attached or {**bounded_lag_modules(model)}
-
-
-def pairs_of(
-    live: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], where: str
-) -> _Pairs:
-    """Returns each dense tensor of a model with its new value.
-
-    Args:
-        live: tensors of the model by name.
-        given: new values by name.
-        where: source of the new values, for messages.
-
-    Raises:
-        ProtocolError: the new values are another model's.
-    """
-    if live.keys() != given.keys():
-        raise ProtocolError(
-            f"{where} has dense weights of another model: {sorted(given.keys() - live.keys())} are "
-            f"not in this one, and {sorted(live.keys() - given.keys())} are here alone"
-        )
-    for name, tensor in live.items():
-        new = given[name]
-        if (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
-            raise ProtocolError(
-                f"'{name}' of {where} has shape {list(new.shape)} and {new.dtype}, but this "
-                f"model's {list(tensor.shape)} and {tensor.dtype}"
-            )
-    return [(tensor, given[name]) for name, tensor in live.items()]
-
-
-def _new_dense(
-    live: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    dense = {}
-    for key, tensor in live.items():
-        new = entry_of(state_dict, key)
-        check_is_dense(key, new)
-        if (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
-            raise ValueError(
-                f"'{key}' has shape {list(new.shape)} and {new.dtype}, but the model's has "
-                f"{list(tensor.shape)} and {tensor.dtype}"
-            )
-        dense[key] = new.detach().clone()
-    return dense
 
 
 def _refuse_quantized(model: nn.Module) -> None:

@@ -1,0 +1,68 @@
+"""Any number of threads call one model, while its weights change."""
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.direct.threads import call_while_publishing
+from tests.distributed import models
+from tests.processes import run
+from torchrec_bls.distributed.inputs.input_check import InputCheck
+
+
+@pytest.fixture
+def short_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_look_up_whole_generations_while_another_publishes() -> None:
+    outputs = run(2, call_while_publishing, 8, 3.0, 0.05, deadline=300)
+    assert all(outputs)
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_first_batches_of_threads_are_all_accepted() -> None:
+    tables = models.EBC.module().embedding_bag_configs()
+    ids = models.make_ids(models.EBC, 0, 3)
+    failures: list[Exception] = []
+    for _ in range(300):
+        check, begin = InputCheck("m", tables, False, "refuse"), threading.Barrier(4)
+
+        def accept(check: InputCheck = check, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            try:
+                for _ in range(3):
+                    assert sum(check.check(ids).counts) == ids.values().numel()
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=accept) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures[0]
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_refused_batches_of_threads_are_all_counted() -> None:
+    check = InputCheck("m", models.EBC.module().embedding_bag_configs(), False, "refuse")
+    bad = models.make_ids(models.EBC, 0, 3)
+    bad.values()[0] = -1
+
+    def refuse() -> None:
+        for _ in range(500):
+            with pytest.raises(ValueError, match="id -1"):
+                check.check(bad)
+
+    threads = [threading.Thread(target=refuse) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert check.refused_batches == 2000

@@ -1,5 +1,7 @@
 """Who is in a forward: a change waits for those, and for nobody who is not."""
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -116,3 +118,29 @@ def test_an_interrupted_change_leaves_the_gate_open() -> None:
     gate._closing = threading.Lock()  # between the store and what undoes it
     forward(gate, lambda: None)
     assert change(gate) == ["changed"]
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    gate, inside, end = Gate(), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        end.wait(DEADLINE)
+
+    def hold() -> None:
+        with gate.lock:
+            stay()
+
+    for other in (lambda: forward(gate, stay), hold):
+        inside.clear()
+        thread = in_thread(other)
+        inside.wait(DEADLINE)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(DEADLINE))
+            os._exit(0 if change(gate, 0.0) == ["changed"] else 1)
+        _, status = os.waitpid(child, 0)
+        end.set()
+        thread.join()
+        end.clear()
+        assert status == 0

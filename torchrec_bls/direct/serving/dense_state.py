@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ class DenseState:
         reading: modules in it that read tables.
     """
 
-    def __init__(self, model: nn.Module, reading: Collection[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, reading: Iterable[Any]) -> None:
         self._model = model
         self._reading = {id(module) for module in reading}
         self._above = {
@@ -123,7 +123,7 @@ class DenseState:
                 or (new.shape, new.dtype) != (value.shape, value.dtype)
             ):
                 raise ProtocolError(
-                    f"'{name}' of {where} is {_shown(new)}, but this model's {_shown(value)}"
+                    f"'{name}' of {where} {_shown(new)}, but this model's {_shown(value)}"
                 )
 
     @torch.no_grad()
@@ -219,5 +219,5 @@ def _restore_dtypes(part: _Part, given: State) -> None:
 
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"of shape {list(value.shape)} and {value.dtype}"
-    return f"a {type(value).__name__}"
+        return f"has shape {list(value.shape)} and {value.dtype}"
+    return f"is a {type(value).__name__}"

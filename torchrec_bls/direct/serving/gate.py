@@ -74,7 +74,8 @@ class Gate:
     def admit_running(self, model: nn.Module) -> None:
         """Lets the forwards of `model` count that began before its hooks were there."""
         for thread, top in sys._current_frames().items():
-            outermost, frame = None, top
+            outermost: FrameType | None = None
+            frame: FrameType | None = top
             while frame is not None:
                 is_call = frame.f_code is nn.Module._call_impl.__code__
                 if is_call and frame.f_locals.get("self") is model:

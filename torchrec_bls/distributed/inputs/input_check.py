@@ -235,8 +235,9 @@ class InputCheck:
                 '(bad_ids="row0"); replaced_ids counts them',
                 stacklevel=7,
             )
+        replaced = int(bad.sum())
         with _CHANGING:
-            self.replaced_ids += int(bad.sum())
+            self.replaced_ids += replaced
         return _with(features, values=values.masked_fill(bad, 0))
 
 

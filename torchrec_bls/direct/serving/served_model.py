@@ -4,10 +4,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.generation import Generation
@@ -96,7 +98,31 @@ class ServedModel:
         return [id(module.direct_reads) for module in modules] == list(map(id, self.reads))
 
     def _before_batch(self, *_: Any) -> None:
-        switches, frame = self._switches, sys._getframe(1)
+        if is_compiling():
+            self._enter_uncompiled()
+        else:
+            self._enter(sys._getframe(1))
+
+    def _after_batch(self, *_: Any) -> None:
+        if is_compiling():
+            self._leave_uncompiled()
+        else:
+            self._switches.gate.leave()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _enter_uncompiled(self) -> None:
+        frame = sys._getframe()
+        while frame.f_back is not None and _is_on_the_way(frame):
+            frame = frame.f_back
+        self._enter(frame)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _leave_uncompiled(self) -> None:
+        self._switches.gate.leave()
+
+    def _enter(self, frame: FrameType) -> None:
+        """Begins a forward that runs as long as `frame`, with the newest generation."""
+        switches = self._switches
         is_inner = switches.gate.enter(frame)
         while self._follower.newest is not switches.settled and not is_inner:
             switches.gate.leave()
@@ -104,9 +130,6 @@ class ServedModel:
             switches.gate.enter(frame)
             if not switches.is_half_done:  # yet newer weights may wait for the next batch
                 break
-
-    def _after_batch(self, *_: Any) -> None:
-        self._switches.gate.leave()
 
     @outside_inference_mode
     def _switch(self) -> None:
@@ -216,7 +239,8 @@ class ServedModel:
         """Makes the weights show a generation that is complete already, so that none of it is lost.
 
         Raises:
-            ValueError: they were written to before, and the writes would mix with it.
+            ValueError: they were written to before, and the writes would mix with it. Or the model
+                refuses it.
             PeerTimeoutError: the generation can't be mapped.
         """
         self.publisher.wait_for(number, max(0.0, end - time.monotonic()))
@@ -231,6 +255,11 @@ class ServedModel:
                     "weights as a state_dict, e.g. publish(model, model.state_dict())"
                 )
             self._switch()
+            if switches.taken[0].number < number:
+                raise ValueError(
+                    f"the weights show generation {switches.taken[0].number}, but generation "
+                    f"{number} is complete, and can't be taken: {switches.problem}"
+                )
         with switches.gate.lock:
             for reads in self.reads:
                 reads.show_served()
@@ -244,6 +273,12 @@ class ServedModel:
             if state_dict is not None and self._dense.current().keys() <= state_dict.keys():
                 dense = self._dense.new(state_dict)
         return self.publisher.publish_for(owner, state_dict, dense, deadline)
+
+
+def _is_on_the_way(frame: FrameType) -> bool:
+    """Returns whether a frame ends before the forward whose hook it is a part of."""
+    file = frame.f_code.co_filename
+    return file == __file__ or "/torch/_dynamo/" in file
 
 
 def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:

@@ -366,3 +366,30 @@ def interrupt_forwards(rank: int) -> None:
 
 def test_an_interrupted_forward_holds_no_switch_up() -> None:
     run(1, interrupt_forwards)
+
+
+def compile_the_model(rank: int) -> None:
+    model, batches = served.sharded(), batches_of(rank)
+    expected = Expected(batches)
+    check(model, batches, expected, 0)
+    publish(model, weights_of(2)).wait(DEADLINE)
+    gate = served_model.ServedModel.of(model)._switches.gate
+    inside: list[bool] = []
+
+    @torch.compiler.disable
+    def look(*_: Any) -> None:
+        inside.append(threading.get_ident() in gate.running())
+
+    model.module.dense.register_forward_pre_hook(look)
+    compiled = torch.compile(model, backend="eager")
+    for generation in (2, 3, 4):
+        for batch in range(2):
+            models.assert_same_bits(
+                output_of(compiled, batches[batch]), expected.of(generation, batch)
+            )
+        publish(model, weights_of(generation + 1)).wait(DEADLINE)
+    assert inside == [True] * 6 and not gate.running()
+
+
+def test_a_compiled_model_switches_between_its_forwards() -> None:
+    run(1, compile_the_model, deadline=120)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.direct.threads import until
 from torchrec_bls.direct.serving.gate import Gate
 from torchrec_bls.errors import PeerTimeoutError
 
@@ -55,8 +56,7 @@ def test_a_change_waits_for_the_forwards_inside_and_no_other_begins() -> None:
 
     change_thread = in_thread(change_it)
     changing.wait(DEADLINE)
-    while gate._closing is None:
-        pass
+    until(lambda: gate._closing is not None)
     second = in_thread(lambda: forward(gate, lambda: order.append("second")))
     end.set()
     for thread in (first, change_thread, second):

@@ -122,9 +122,10 @@ def work_beside_lookups() -> None: ...
 def end_work_beside_lookups() -> None: ...
 
 class ShardedFeatures:
-    # Key, place in the output in bytes, whether means, and columns of the table.
+    # Key, place in the output in bytes, whether means, and columns of the table. `memory` is
+    # whatever keeps the addresses valid.
     def __init__(
-        self, features: Sequence[tuple[int, int, bool, Sequence[TableColumns]]]
+        self, features: Sequence[tuple[int, int, bool, Sequence[TableColumns]]], memory: object
     ) -> None: ...
 
 def copy_rows_directly(
@@ -134,7 +135,7 @@ def copy_rows_directly(
     counts: Sequence[int],
     rows_read: Items,
     row_bytes: int,
-    out: int,
+    out: tuple[int, int],
 ) -> None: ...
 def sum_rows_directly(
     features: ShardedFeatures,
@@ -146,7 +147,7 @@ def sum_rows_directly(
     counts: Sequence[int],
     rows_read: Items,
     out_stride: int,
-    out: int,
+    out: tuple[int, int],
 ) -> None: ...
 
 class VerbsConfig:

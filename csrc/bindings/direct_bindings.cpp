@@ -79,7 +79,8 @@ VersionTuple tuple_of(const ControlPage::Version& version) {
   return {version.serial, version.name};
 }
 
-/// Features of a lookup, by their place in the output. Made once, as Tables are.
+/// Features of a lookup, by their place in the output. Made once, as Tables are. They point into
+/// memory that somebody else keeps.
 struct ShardedFeatures {
   explicit ShardedFeatures(const std::vector<FeatureTuple>& tuples) {
     for (const auto& [key, out_byte, means, columns] : tuples) {
@@ -114,6 +115,10 @@ JaggedIds ids_of(const Items& lengths, const Items& values, const Items& weights
 
 std::span<int64_t> numbers_at(const Items& array) {
   return {reinterpret_cast<int64_t*>(array.first), array.second};
+}
+
+std::span<std::byte> bytes_at(const Items& memory) {
+  return {pointer(memory.first), memory.second};
 }
 
 TableWindow window_of(const std::vector<PieceTuple>& tuples) {
@@ -229,24 +234,28 @@ void bind_direct(py::module_& module) {
   module.def("end_work_beside_lookups", &end_work_beside_lookups);
   bind_segments(module);
   bind_control_page(module);
+  // Whoever looks rows up keeps the memory that they lie in, whatever other threads drop.
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
-      .def(py::init<const std::vector<FeatureTuple>&>());
+      .def(py::init([](const std::vector<FeatureTuple>& tuples, const py::object&) {
+             return ShardedFeatures(tuples);
+           }),
+           py::keep_alive<1, 3>());
   module.def("copy_rows_directly", [](const ShardedFeatures& features, const Items& values,
                                       size_t count, const std::vector<int64_t>& counts,
-                                      const Items& rows_read, size_t row_bytes, uintptr_t out) {
+                                      const Items& rows_read, size_t row_bytes, const Items& out) {
     const py::gil_scoped_release release;
     const JaggedIds ids = ids_of({}, values, {}, counts.size(), 0, count);
     const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
-    copy_rows_directly(batch, row_bytes, pointer(out));
+    copy_rows_directly(batch, row_bytes, bytes_at(out));
   });
   module.def("sum_rows_directly", [](const ShardedFeatures& features, const Items& lengths,
                                      const Items& values, const Items& weights, size_t stride,
                                      size_t count, const std::vector<int64_t>& counts,
-                                     const Items& rows_read, size_t out_stride, uintptr_t out) {
+                                     const Items& rows_read, size_t out_stride, const Items& out) {
     const py::gil_scoped_release release;
     const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
     const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
-    sum_rows_directly(batch, out_stride, pointer(out));
+    sum_rows_directly(batch, out_stride, bytes_at(out));
   });
 }
 

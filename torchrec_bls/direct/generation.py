@@ -58,8 +58,8 @@ class Generation:
         self._item_bytes = item_bytes
 
     def features(self, lookups: Sequence[FeatureLookup]) -> _native.ShardedFeatures:
-        """Returns the features for native code, in the order of `lookups`. They point into these
-        segments: keep the generation as long."""
+        """Returns the features for native code, in the order of `lookups`. They keep the
+        segments."""
         return _native.ShardedFeatures(
             [
                 (
@@ -69,7 +69,8 @@ class Generation:
                     [self._columns(lookup.table, blocks) for blocks in self._pieces(lookup.table)],
                 )
                 for lookup in lookups
-            ]
+            ],
+            self.segments,
         )
 
     def _pieces(self, table: str) -> list[list[Shard]]:

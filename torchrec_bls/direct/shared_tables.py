@@ -4,7 +4,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -66,7 +66,7 @@ class SharedTables:
         owner: int,
         version: str,
         parts: Parts,
-        dense: Mapping[str, torch.Tensor] | None = None,
+        dense: Mapping[str, Any] | None = None,
     ) -> _native.TableSegment:
         """Makes the segment of an owner in a version.
 
@@ -90,9 +90,7 @@ class SharedTables:
             self.huge_pages,
         )
 
-    def dense_weights(
-        self, owner: int, segment: _native.TableSegment
-    ) -> dict[str, torch.Tensor] | None:
+    def dense_weights(self, owner: int, segment: _native.TableSegment) -> dict[str, Any] | None:
         """Returns the dense weights that were published with an owner's tables, or None.
 
         Raises:

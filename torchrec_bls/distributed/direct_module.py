@@ -11,7 +11,6 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls.direct.reads.direct_reads import (
-    DirectEmbeddings,
     DirectReads,
     OutputForm,
     UnsentBatch,
@@ -114,7 +113,7 @@ class DirectModule(ExchangedModule):
     def _direct_output(self, ctx: Any, batch: CheckedBatch) -> LazyAwaitable[Any]:
         reads = self._bls.direct
         assert reads is not None
-        embeddings = DirectEmbeddings(reads.output(batch), reads.generation.version)
+        embeddings = reads.output(batch)
         refusal = getattr(ctx, "bls_refusal", None)
         if refusal is None:
             return embeddings

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -109,9 +110,42 @@ std::vector<size_t> starts_of_keys(const DirectBatch& batch) {
   return starts;
 }
 
-void copy_rows_directly(const DirectBatch& batch, size_t row_bytes, std::byte* out) {
+void check_output(const DirectBatch& batch, size_t rows, size_t row_bytes, bool pooled,
+                  size_t out_bytes) {
+  const bool has_room =
+      row_bytes == 0 ? out_bytes == 0 : out_bytes % row_bytes == 0 && out_bytes / row_bytes == rows;
+  if (!has_room) {
+    throw std::invalid_argument("an output of " + std::to_string(out_bytes) + " bytes for " +
+                                std::to_string(rows) + " rows of " + std::to_string(row_bytes));
+  }
+  for (const ShardedFeature& feature : batch.features) {
+    for (const TableColumns& columns : feature.columns) {
+      const size_t first = (pooled ? feature.out_byte : 0) + columns.column_byte;
+      if (first > row_bytes || columns.row_bytes > row_bytes - first) {
+        throw std::invalid_argument(std::to_string(columns.row_bytes) + " bytes at " +
+                                    std::to_string(first) + " of a row of " +
+                                    std::to_string(row_bytes));
+      }
+    }
+  }
+}
+
+void add_rows_read(const DirectBatch& batch, std::span<const int64_t> of_batch) {
+  for (size_t owner = 0; owner < of_batch.size(); ++owner) {
+    std::atomic_ref(batch.rows_read[owner]).fetch_add(of_batch[owner], std::memory_order_relaxed);
+  }
+}
+
+void copy_rows_directly(const DirectBatch& batch, size_t row_bytes, std::span<std::byte> out) {
   const std::vector<size_t> starts = starts_of_keys(batch);
+  size_t rows = 0;
+  for (const ShardedFeature& feature : batch.features) {
+    rows += static_cast<size_t>(batch.counts[feature.key]);
+  }
+  check_output(batch, rows, row_bytes, false, out.size());
+  std::vector<int64_t> rows_read(batch.rows_read.size(), 0);
   Copies copies(row_bytes);
+  std::byte* to = out.data();
   for (const ShardedFeature& feature : batch.features) {
     const size_t count = static_cast<size_t>(batch.counts[feature.key]);
     const std::byte* const ids = batch.ids.values + starts[feature.key] * batch.ids.value_bytes;
@@ -121,12 +155,13 @@ void copy_rows_directly(const DirectBatch& batch, size_t row_bytes, std::byte* o
         copies = Copies(columns.row_bytes);
       }
       batch.ids.value_bytes == 4
-          ? add_columns<int32_t>(copies, columns, ids, count, row_bytes, out, batch.rows_read)
-          : add_columns<int64_t>(copies, columns, ids, count, row_bytes, out, batch.rows_read);
+          ? add_columns<int32_t>(copies, columns, ids, count, row_bytes, to, rows_read)
+          : add_columns<int64_t>(copies, columns, ids, count, row_bytes, to, rows_read);
     }
-    out += count * row_bytes;
+    to += count * row_bytes;
   }
   copies.finish();
+  add_rows_read(batch, rows_read);
 }
 
 }  // namespace bls

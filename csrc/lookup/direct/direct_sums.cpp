@@ -164,31 +164,34 @@ void add_up(const std::byte* lengths, size_t start, std::vector<size_t>& starts)
 }
 
 template <class Id>
-void sum_features(const DirectBatch& batch, size_t stride, std::byte* out) {
+void sum_features(const DirectBatch& batch, size_t stride, std::span<std::byte> out) {
   const std::vector<size_t> of_keys = starts_of_keys(batch);
   const JaggedIds& ids = batch.ids;
+  check_output(batch, ids.stride, stride, true, out.size());
   std::vector<size_t> starts(ids.stride + 1);
-  BlockwiseSums<Id> blockwise(batch.rows_read);
+  std::vector<int64_t> rows_read(batch.rows_read.size(), 0);
+  BlockwiseSums<Id> blockwise(rows_read);
   for (const ShardedFeature& feature : batch.features) {
     const std::byte* const lengths = ids.lengths + feature.key * ids.stride * ids.length_bytes;
     ids.length_bytes == 4 ? add_up<int32_t>(lengths, of_keys[feature.key], starts)
                           : add_up<int64_t>(lengths, of_keys[feature.key], starts);
     const FeatureBags bags{ids, starts};
     for (const TableColumns& columns : feature.columns) {
-      std::byte* const to = out + feature.out_byte + columns.column_byte;
+      std::byte* const to = out.data() + feature.out_byte + columns.column_byte;
       if (columns.blocks.size() == 1) {
-        batch.rows_read[columns.owners[0]] += batch.counts[feature.key];
+        rows_read[columns.owners[0]] += batch.counts[feature.key];
         sum_one_block(bags, columns, feature.means, to, stride);
       } else {
         blockwise.write(bags, columns, to, stride);
       }
     }
   }
+  add_rows_read(batch, rows_read);
 }
 
 }  // namespace
 
-void sum_rows_directly(const DirectBatch& batch, size_t stride, std::byte* out) {
+void sum_rows_directly(const DirectBatch& batch, size_t stride, std::span<std::byte> out) {
   batch.ids.value_bytes == 4 ? sum_features<int32_t>(batch, stride, out)
                              : sum_features<int64_t>(batch, stride, out);
 }

@@ -9,6 +9,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "host/instruction_set.h"
@@ -181,7 +182,7 @@ TEST_CASE("sums over blocks have the bits of partial sums that ranks would send"
           std::vector<float> out(samples * 57, 77.0F), expected;
           const size_t id_bytes = samples % 2 == 0 ? 8 : 4;
           sum_rows_directly(batch.of(features, id_bytes), 57 * 4,
-                            reinterpret_cast<std::byte*>(out.data()));
+                            std::as_writable_bytes(std::span(out)));
           std::vector<size_t> starts{0};
           for (const int32_t length : batch.lengths) {
             starts.push_back(starts.back() + static_cast<size_t>(length));
@@ -229,7 +230,7 @@ TEST_CASE("rows are put together from blocks and pieces of columns") {
       }
     }
     std::vector<float> out(expected.size(), 77.0F);
-    copy_rows_directly(batch.of(features), width * 4, reinterpret_cast<std::byte*>(out.data()));
+    copy_rows_directly(batch.of(features), width * 4, std::as_writable_bytes(std::span(out)));
     const bool same = std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0;
     CHECK(same);
     CHECK(batch.rows_read == batch.rows_to_read(features));
@@ -245,7 +246,7 @@ TEST_CASE("counts that do not fit a batch are refused") {
   const auto look_up = [&](std::vector<int64_t> counts, size_t key) {
     const std::vector<ShardedFeature> features{{key, 0, false, table.pieces_of}};
     batch.counts = counts;
-    copy_rows_directly(batch.of(features), 16, reinterpret_cast<std::byte*>(out.data()));
+    copy_rows_directly(batch.of(features), 16, std::as_writable_bytes(std::span(out)));
   };
   CHECK_THROWS_AS(look_up({5}, 0), std::invalid_argument);
   CHECK_THROWS_AS(look_up({-1}, 0), std::invalid_argument);
@@ -253,4 +254,50 @@ TEST_CASE("counts that do not fit a batch are refused") {
   CHECK_THROWS_AS(look_up({4}, 1), std::invalid_argument);
   batch.rows_read.resize(1);  // of one owner, but the table has two
   CHECK_THROWS_AS(look_up({4}, 0), std::invalid_argument);
+}
+
+TEST_CASE("outputs of another size than the rows are refused, and nothing is written") {
+  std::mt19937 random(8);
+  CutTable table(5, 4, 2, {4}, random);
+  JaggedBatch batch = draw(3, {5}, false, random);
+  const auto count = static_cast<size_t>(batch.counts[0]);
+  const std::vector<float> untouched(4 * count + 40, 77.0F);
+  std::vector<float> memory = untouched;
+  const auto bytes_of = [&](size_t floats) {
+    return std::as_writable_bytes(std::span(memory).first(floats));
+  };
+  const std::vector<ShardedFeature> features{{0, 0, false, table.pieces_of}};
+  const DirectBatch rows = batch.of(features);
+  CHECK_THROWS_AS(copy_rows_directly(rows, 16, bytes_of(4 * count - 4)), std::invalid_argument);
+  CHECK_THROWS_AS(copy_rows_directly(rows, 16, bytes_of(4 * count + 4)), std::invalid_argument);
+  CHECK_THROWS_AS(copy_rows_directly(rows, 8, bytes_of(2 * count)), std::invalid_argument);
+  CHECK_THROWS_AS(sum_rows_directly(rows, 16, bytes_of(4 * 2)), std::invalid_argument);
+  CHECK_THROWS_AS(sum_rows_directly(rows, 8, bytes_of(2 * 3)), std::invalid_argument);
+  const std::vector<ShardedFeature> behind{{0, 8, false, table.pieces_of}};
+  CHECK_THROWS_AS(sum_rows_directly(batch.of(behind), 16, bytes_of(4 * 3)), std::invalid_argument);
+  CHECK(memory == untouched);
+}
+
+TEST_CASE("threads that look rows up count all of them") {
+  std::mt19937 random(9);
+  CutTable table(50, 4, 4, {4}, random);
+  JaggedBatch batch = draw(40, {50, 50}, false, random);
+  const std::vector<ShardedFeature> features{{0, 0, false, table.pieces_of},
+                                             {1, 16, false, table.pieces_of}};
+  std::vector<int64_t> expected = batch.rows_to_read(features);
+  constexpr int kThreads = 4, kTimes = 200;
+  for (int64_t& rows : expected) rows = 1000 + (rows - 1000) * 2 * kThreads * kTimes;
+  const DirectBatch shared = batch.of(features);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&shared, &batch] {
+      std::vector<float> rows(4 * batch.ids.size()), sums(8 * batch.samples);
+      for (int time = 0; time < kTimes; ++time) {
+        copy_rows_directly(shared, 16, std::as_writable_bytes(std::span(rows)));
+        sum_rows_directly(shared, 32, std::as_writable_bytes(std::span(sums)));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(batch.rows_read == expected);
 }

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule
 from torchrec_bls.direct.process import this_process, whole_at_forks
@@ -26,8 +26,9 @@ from torchrec_bls.direct.reads.attached_collection import (
     form_of,
 )
 from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.ownership import Ownership
-from torchrec_bls.direct.serving.served_model import ServedModel, pairs_of
+from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
@@ -46,7 +47,7 @@ class _Received:
 
     tables: list[SharedTables]
     generations: list[Generation]
-    dense: Mapping[str, torch.Tensor]
+    dense: Mapping[str, Any]
 
 
 def attach(
@@ -92,14 +93,15 @@ def attach(
         )
     with closing(connect(where, deadline)) as conversation:
         manifest, received = _receive(conversation, where, collections)
-        dense = _dense_beside(model, manifest, received.dense, where)
+        dense = DenseState(model, collections.values())
+        _check_dense(dense, received.dense, where)
         readers = _readers_of(where, owner, collections, manifest, received)
         if owner is not None:
             _take_over(received.tables, owner)
         for name, reader in readers.items():
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, reader)
-        _fill(dense)
+        _fill(DenseState(model, readers.values()), received.dense)
         ServedModel.of(model)
         with suppress(BLSError):  # the other process has ended, and is not needed any more
             conversation.acknowledge()
@@ -239,24 +241,20 @@ def _terms_there(module: OfferedModule) -> dict[str, object]:
     return {**kind, **tables}
 
 
-def _dense_beside(
-    model: nn.Module, manifest: Manifest, given: Mapping[str, torch.Tensor], where: str
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns the dense weights of the model, each with its new value."""
-    prefixes = tuple(prefix_of(module.name, module.pooled) for module in manifest.modules)
-    live = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if not name.startswith(prefixes) and isinstance(tensor, torch.Tensor)
-    }
-    without = sorted(name for name, tensor in live.items() if tensor.is_meta)
+def _check_dense(dense: DenseState, given: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError if the model can't have the dense weights that are handed over."""
+    live = dense.current()
+    without = sorted(
+        name for name, value in live.items() if isinstance(value, torch.Tensor) and value.is_meta
+    )
     if without:
         raise ValueError(
             f"{without} are on the device 'meta', which only the embedding modules may be on: make "
             "the rest of the model on the CPU"
         )
+    dense.copy()  # each switch will
     try:
-        return pairs_of(live, given, where)
+        dense.check(given, where)
     except ProtocolError as error:
         raise ValueError(f"{error}: attach the same model") from error
 
@@ -289,7 +287,5 @@ def _readers_of(
 
 
 @outside_inference_mode
-def _fill(dense: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for live, new in dense:
-            live.copy_(new)
+def _fill(dense: DenseState, given: Mapping[str, Any]) -> None:
+    dense.load(given)

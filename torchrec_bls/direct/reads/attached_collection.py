@@ -82,7 +82,7 @@ class AttachedCollection(nn.Module):
             batch = self.input_check.check(features)
         except Exception as error:  # whatever a request holds, the fault is that request's
             raise ValueError(f"{self.direct_reads.where}: {error}") from error
-        return self.direct_reads.output(batch)
+        return self.direct_reads.output(batch).wait()
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +14,12 @@ from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, Generation
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.live_weights import LiveWeights
+from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
 from torchrec_bls.direct.shared_tables import OwnTables, SharedTables, share_tables
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.errors import BLSError, RendezvousError
 
 
 class UnsentBatch(ExchangeAwaitable[Any]):
@@ -77,8 +80,8 @@ class OutputForm(ABC):
         self.kernel_means = list(kernel_means)
 
     @abstractmethod
-    def read(self, reads: "DirectReads", batch: CheckedBatch) -> Any:
-        """Returns the embeddings of a batch. `reads` must know the batch's keys already."""
+    def read(self, view: TablesView, batch: CheckedBatch) -> Any:
+        """Returns the embeddings of a batch, for whose keys `view` is."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
@@ -87,7 +90,8 @@ class OutputForm(ABC):
 
 
 class DirectReads:
-    """The tables of one generation that a module reads, in the order of its output.
+    """The tables that a module reads, in the order of its output. Any number of threads may look
+    batches up.
 
     Args:
         where: name of the module and its rank, for messages.
@@ -102,16 +106,13 @@ class DirectReads:
     Attributes:
         where: see above.
         tables: see above.
-        generation: see above.
         live: see above.
         rank: see above.
         configs: see above.
         form: see above.
-        dtype: dtype of the weights.
-        order: places of the output's features among the keys of the last batch.
         rows_read: rows read of each rank's shards, in all batches of this process, int64 [ranks].
-        followed: whether a ServedModel follows the generations. One that was made in the parent
-            goes on in a forked child.
+        followed: whether a ServedModel follows the versions. One that was made in the parent goes
+            on in a forked child.
     """
 
     def __init__(
@@ -126,22 +127,29 @@ class DirectReads:
     ) -> None:
         self.where = where
         self.tables = tables
-        self.generation = generation
         self.live = live
         self.rank = rank
         self.configs = list(configs)
         self.form = form
-        self.dtype = tables.dtype
-        self.order: list[int] = []
         self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
         self.followed = False
         # Generation that a forked child can't serve.
         self._unpublished: Generation | None = None
-        self._keys: list[str] | None = None
-        self._lookups: list[FeatureLookup] = []
-        self._features = generation.features([])
+        # The one attribute that a switch changes. A lookup reads it once.
+        self._views = GenerationViews(
+            generation,
+            partial(_lookups_of, self.configs, form),
+            where,
+            tables.dtype,
+            self.rows_read,
+        )
 
-    def output(self, batch: CheckedBatch) -> Any:
+    @property
+    def generation(self) -> Generation:
+        """Returns the generation that the next lookup reads."""
+        return self._views.generation
+
+    def output(self, batch: CheckedBatch) -> DirectEmbeddings:
         """Returns the embeddings of a batch.
 
         Raises:
@@ -151,51 +159,30 @@ class DirectReads:
         if not self.tables.process.is_own:
             self._check_child()
         self.check_weights()
-        keys = batch.features.keys()
-        if keys != self._keys:
-            self._lookups = self._lookups_of(keys)
-            self._features = self.generation.features(self._lookups)
-            self._keys = list(keys)
-            self.order = [lookup.key for lookup in self._lookups]
-        return self.form.read(self, batch)
-
-    def _lookups_of(self, keys: Sequence[str]) -> list[FeatureLookup]:
-        """Returns the lookups in the order of the output."""
-        names_by_table = get_embedding_names_by_table(self.configs)
-        looked_up = {
-            name: (table, feature)
-            for table, names in zip(self.configs, names_by_table, strict=True)
-            for name, feature in zip(names, table.feature_names, strict=True)
-        }
-        column = 0
-        lookups = []
-        for name in self.form.names:
-            table, feature = looked_up[name]
-            means = table.name in self.form.kernel_means
-            lookups.append(FeatureLookup(keys.index(feature), table.name, column, means))
-            column += table.embedding_dim
-        return lookups
+        view = self._views.of(batch.features.keys())
+        return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
         """Returns a function that makes this module read `generation`, and its weights show it.
 
         All steps that may fail are done before it returns, since several modules change together.
+        It may be called again if it was interrupted.
 
         Raises:
-            ValueError: see `check_weights`; writes to the weights would be lost.
-            BLSError: the generation cannot be mapped once more.
+            ValueError: writes to the weights would be lost.
         """
-        self.check_weights()
-        features = generation.features(self._lookups)
         live = self.live
-        pages = None
-        if live is not None and self.rank is not None:
-            pages = _native.PrivatePages(generation.segments[self.rank])
+        if live is not None and live.would_lose_writes:
+            raise ValueError(self._why_not_written())
+        views = self._views.next(generation)
+        pages, problem = self._pages_of(generation)
 
         def take() -> None:
-            self.generation, self._features = generation, features
             if live is not None and pages is not None:
                 live.move_to(pages)
+            elif live is not None:
+                live.behind = problem
+            self._views = views
 
         return take
 
@@ -205,35 +192,29 @@ class DirectReads:
         if self.live is not None and self.rank is not None:
             self.tables.page.abandon(self.rank)
 
-    def copy_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
-        """Writes the rows of all ids to `out`, feature by feature, [ids, dim]."""
-        values = batch.features.values()
-        _native.copy_rows_directly(
-            self._features,
-            (values.data_ptr(), values.element_size()),
-            values.numel(),
-            batch.counts,
-            (self.rows_read.data_ptr(), self.rows_read.numel()),
-            out.shape[1] * out.element_size(),
-            out.data_ptr(),
-        )
+    def show_served(self) -> None:
+        """Makes the weights show what lookups read, if they could not be mapped before.
 
-    def sum_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
-        """Writes the pooled rows of all bags to `out`, [samples, columns]."""
-        features = batch.features
-        lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
-        _native.sum_rows_directly(
-            self._features,
-            (lengths.data_ptr(), lengths.element_size()),
-            (values.data_ptr(), values.element_size()),
-            (0, 0) if weights is None else (weights.data_ptr(), weights.element_size()),
-            features.stride(),
-            values.numel(),
-            batch.counts,
-            (self.rows_read.data_ptr(), self.rows_read.numel()),
-            out.shape[1] * out.element_size(),
-            out.data_ptr(),
-        )
+        Raises:
+            RendezvousError: they still can't be.
+        """
+        if self.live is None or not self.live.behind:
+            return
+        pages, problem = self._pages_of(self.generation)
+        if pages is None:
+            raise RendezvousError(
+                f"{self.where}: its weights show an older version than it reads: {problem}"
+            )
+        self.live.move_to(pages)
+
+    def _pages_of(self, generation: Generation) -> tuple[_native.PrivatePages | None, str]:
+        """Returns a private view of the rank's tables, or why there is none. No lookup needs it."""
+        if self.live is None or self.rank is None:
+            return None, ""
+        try:
+            return _native.PrivatePages(generation.segments[self.rank]), ""
+        except BLSError as error:
+            return None, f"version {generation.version!r} is served, but not shown: {error}"
 
     def begin_in_child(self) -> None:
         """Makes this the reads of a forked child, whose counts begin at 0. Weights that the parent
@@ -263,13 +244,22 @@ class DirectReads:
             )
 
     def check_weights(self) -> None:
-        """Raises ValueError if the weights were written to since they were published."""
-        if self.live is not None and self.live.written:
+        """Raises ValueError if the weights were written to, and lookups do not read that yet."""
+        live = self.live
+        if live is not None and live.written:
+            if live.would_lose_writes:
+                raise ValueError(self._why_not_written())
             raise ValueError(
-                f"{self.where}: its weights were written to after its tables became version "
-                f"{self.generation.version!r}, which lookups go on reading. Publish them, or shard "
-                'with lookup="exchange" to train'
+                f"{self.where}: its weights were written to and published, but lookups still read "
+                f"version {self.generation.version!r}: wait until all ranks have published"
             )
+
+    def _why_not_written(self) -> str:
+        return (
+            f"{self.where}: its weights were written to after its tables became version "
+            f"{self.generation.version!r}, which lookups go on reading. Publish them, or shard "
+            'with lookup="exchange" to train'
+        )
 
 
 def layouts_of(tables: Iterable[Any], params: Mapping[str, ParameterSharding]) -> list[TableLayout]:
@@ -330,6 +320,27 @@ def share(
         exchanges.session,
     )
     return live, tables, generation
+
+
+def _lookups_of(
+    configs: Sequence[Any], form: OutputForm, keys: Sequence[str]
+) -> list[FeatureLookup]:
+    """Returns the lookups of a batch with `keys`, in the order of the output."""
+    looked_up = {
+        name: (table, feature)
+        for table, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+        for name, feature in zip(names, table.feature_names, strict=True)
+    }
+    places = {key: place for place, key in reversed(list(enumerate(keys)))}
+    kernel_means = set(form.kernel_means)
+    column = 0
+    lookups = []
+    for name in form.names:
+        table, feature = looked_up[name]
+        means = table.name in kernel_means
+        lookups.append(FeatureLookup(places[feature], table.name, column, means))
+        column += table.embedding_dim
+    return lookups
 
 
 def _shards_of(planned: ParameterSharding) -> list[ShardMetadata]:

@@ -9,7 +9,8 @@ from torchrec.distributed.embeddingbag import _apply_mean_pooling, _create_mean_
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from torchrec_bls.direct.reads.direct_reads import DirectReads, OutputForm
+from torchrec_bls.direct.reads.direct_reads import OutputForm
+from torchrec_bls.direct.reads.tables_view import TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.output_memory import empty_output
@@ -63,11 +64,11 @@ class PooledOutput(OutputForm):
         of_names = [] if division is None else [self._features[name] for name in self.names]
         self._places_of_names = torch.tensor([self._first_places[name] for name in of_names])
 
-    def read(self, reads: DirectReads, batch: CheckedBatch) -> KeyedTensor:
+    def read(self, view: TablesView, batch: CheckedBatch) -> KeyedTensor:
         """See OutputForm."""
         features = batch.features
         out = empty_output((features.stride(), self._columns), torch.float32)
-        reads.sum_rows(batch, out)
+        view.sum_rows(batch, out)
         embeddings = KeyedTensor(self.names, self._dims, out)
         if self._division is not None and features.stride() > 0:
             embeddings = self._divided(self._division, embeddings, features)

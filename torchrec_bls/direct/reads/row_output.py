@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from torchrec_bls.direct.reads.direct_reads import DirectReads, OutputForm
+from torchrec_bls.direct.reads.direct_reads import OutputForm
+from torchrec_bls.direct.reads.tables_view import TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
 from torchrec_bls.distributed.outputs.output_memory import empty_output
@@ -28,7 +29,7 @@ class RowOutput(OutputForm):
         self._dim = dim
         self._with_ids = with_ids
 
-    def read(self, reads: DirectReads, batch: CheckedBatch) -> dict[str, JaggedTensor]:
+    def read(self, view: TablesView, batch: CheckedBatch) -> dict[str, JaggedTensor]:
         """See OutputForm.
 
         Raises:
@@ -36,14 +37,14 @@ class RowOutput(OutputForm):
         """
         if batch.varying is not None:
             raise ValueError(
-                f"{reads.where}: the KeyedJaggedTensor has a batch size per key, which direct "
+                f"{view.where}: the KeyedJaggedTensor has a batch size per key, which direct "
                 "reads of an EmbeddingCollection cannot do: give it one size, or use "
                 'lookup="exchange"'
             )
-        order = reads.order
+        order = view.order
         ids = sum([batch.counts[key] for key in order])
-        rows = empty_output((ids, self._dim), reads.dtype)
-        reads.copy_rows(batch, rows)
+        rows = empty_output((ids, self._dim), view.dtype)
+        view.copy_rows(batch, rows)
         features = batch.features
         lengths = features.lengths().clone().view(len(batch.counts), features.stride())
         cut = CutEmbeddings(rows, lengths, order, batch.counts)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import torch
-
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
@@ -91,7 +89,7 @@ class Publisher:
         owner: int,
         version: str,
         state_dict: Mapping[str, Any] | None,
-        dense: Mapping[str, torch.Tensor] | None,
+        dense: Mapping[str, Any] | None,
         deadline: float,
     ) -> "Publication":
         """Publishes the tables of a rank whose process is gone.
@@ -171,7 +169,7 @@ class Publisher:
         owner: int,
         version: str,
         parts: Sequence[Parts],
-        dense: Mapping[str, torch.Tensor] | None,
+        dense: Mapping[str, Any] | None,
     ) -> list[_native.TableSegment]:
         """Makes an owner's segments of a version, one a module. Other processes do not know them
         yet.
@@ -199,7 +197,7 @@ class Publisher:
         self.follower.keep(owner, serial, version, segments)
         self.versions.announce(owner, serial, version, segments)
 
-    def dense_weights(self, serving: Generation) -> dict[str, torch.Tensor] | None:
+    def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner
         did.
 

@@ -1,32 +1,38 @@
 """One process's side of a model whose tables are read directly, and of its versions."""
 
+import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.new_weights import check_is_dense, entry_of, prefix_of
+from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.process import is_alive, new_lock, pid_of, this_process
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
 from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.serving_state import ServingState
+from torchrec_bls.direct.serving.switches import Switches
+from torchrec_bls.direct.serving.versions import PAUSE
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
-from torchrec_bls.errors import ProtocolError
+from torchrec_bls.errors import PeerTimeoutError
 from torchrec_bls.pipeline import bounded_lag_modules
 
 ReadingModule = ExchangedModule | AttachedCollection
 
 _SERVED = "_bls_served"
-# A tensor of the model, and its new value.
-_Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+# Seconds that a switch waits for the forwards of other threads. It waits for one of each.
+_LONGEST_FORWARD = 60.0
 
 
 class ServedModel:
@@ -58,11 +64,12 @@ class ServedModel:
             publishes=self.rank is not None,
         )
         self._follower = self.publisher.follower
-        self._taken = self._follower.newest
-        # New dense weights by serial number, each with the served one; and the version.
-        self._dense: dict[int, tuple[str, _Pairs]] = {}
-        # Held while the version changes, and by code that needs one version's weights.
-        self._changing = new_lock()
+        self._dense = DenseState(_unwrapped(model), self.modules.values())
+        self._switches = Switches(
+            self.reads, self._dense, self._follower.newest, self._published_dense
+        )
+        # Versions and dense states by serial number, as this process has published them.
+        self._published: dict[int, tuple[str, dict[str, Any]]] = {}
         self._readers: list[int] = []
         self._beginning = new_lock()
         # The model was called before, so that OpenMP has started as many.
@@ -71,7 +78,11 @@ class ServedModel:
         self._begin_in_child()
         for reads in self.reads:
             reads.followed = True
-        self._hook = _unwrapped(model).register_forward_pre_hook(self._before_batch)
+        self._hooks = [
+            _unwrapped(model).register_forward_pre_hook(self._before_batch),
+            _unwrapped(model).register_forward_hook(self._after_batch, always_call=True),
+        ]
+        self._switches.gate.admit_running(_unwrapped(model))
 
     @classmethod
     def of(cls, model: nn.Module) -> "ServedModel":
@@ -132,7 +143,8 @@ class ServedModel:
                 reads.begin_in_child()
             for module in self.modules.values():
                 module.input_check.begin_in_child()
-            self._dense.clear()  # the parent's publish may fail; segments have what it announced
+            # The parent's publish may fail; segments have what it announced.
+            self._published.clear()
             self._readers = []
             self._follower.start()
             self._process = this_process()
@@ -167,9 +179,9 @@ class ServedModel:
         Raises:
             ValueError: some tables are not among these, or a publication depends on this one.
         """
-        depends = self.publisher.versions.serial > self._taken[0].serial
+        depends = self.publisher.versions.serial > self._switches.taken[0].serial
         depends |= bool(self.publisher.versions.pending())
-        depends |= self._taken[0].version != FIRST_VERSION and len(reads) > len(self.reads)
+        depends |= self._switches.taken[0].version != FIRST_VERSION and len(reads) > len(self.reads)
         if depends or not set(self.reads) <= set(reads):
             raise ValueError(
                 f"{sorted(self.modules)} were published as tables of another module, which shares "
@@ -178,7 +190,8 @@ class ServedModel:
         self._end()
 
     def _end(self) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         _unwrapped(self._model).__dict__.pop(_SERVED, None)
         self._follower.stop()
 
@@ -193,55 +206,75 @@ class ServedModel:
         if not prefix:
             return dict(state_dict)
         given = {f"{prefix}{name}": value for name, value in state_dict.items()}
-        outside = {name: live for name, live in self._live_dense() if not name.startswith(prefix)}
+        dense = self._dense.current()
+        outside = {name: live for name, live in dense.items() if not name.startswith(prefix)}
         return {**outside, **given}
 
     def _before_batch(self, *_: Any) -> None:
+        if is_compiling():
+            self._enter_uncompiled()
+        else:
+            self._enter(sys._getframe(1))
+
+    def _after_batch(self, *_: Any) -> None:
+        if is_compiling():
+            self._leave_uncompiled()
+        else:
+            self._switches.gate.leave()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _enter_uncompiled(self) -> None:
+        frame = sys._getframe()
+        while frame.f_back is not None and _is_on_the_way(frame):
+            frame = frame.f_back
+        self._enter(frame)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _leave_uncompiled(self) -> None:
+        self._switches.gate.leave()
+
+    def _enter(self, frame: FrameType) -> None:
+        """Begins a forward that runs as long as `frame`, with the version that serves."""
         if not self._process.is_own:
             self._begin_in_child()
-        newest = self._follower.newest
-        if newest is not self._taken:
-            self._take(newest)
+        switches = self._switches
+        is_inner = switches.gate.enter(frame)
+        while self._follower.newest is not switches.settled and not is_inner:
+            switches.gate.leave()
+            self._switch()
+            switches.gate.enter(frame)
+            if not switches.is_half_done:  # yet newer weights may wait for the next batch
+                break
 
     @outside_inference_mode
-    def _take(self, newest: tuple[Generation, ...]) -> None:
-        """Changes to a version, in all modules or, if that fails, in none."""
-        steps = [
-            reads.prepare(generation) for reads, generation in zip(self.reads, newest, strict=True)
-        ]
-        dense = self._dense_of(newest[0])
-        with self._changing:
-            for step in steps:
-                step()
-            with torch.no_grad():
-                for live, new in dense:
-                    live.copy_(new)
-            self._forget_dense(lambda serial: serial <= newest[0].serial)
-            before, self._taken = self._taken, newest
-        self._follower.release(before)
+    def _switch(self) -> None:
+        """Changes to the version that serves, in all modules or, if that fails, in none."""
+        switches = self._switches
+        with switches.gate.lock:
+            before = switches.taken
+            switches.take(self._follower.newest, _LONGEST_FORWARD)
+            for serial in list(self._published):
+                if serial <= switches.taken[0].serial:
+                    self._published.pop(serial, None)
+        if switches.taken is not before:
+            self._follower.release(before)
 
-    def _dense_of(self, newest: Generation) -> _Pairs:
-        own, _ = self._dense.get(newest.serial, ("", []))
-        if own != newest.version:  # another process published it
-            given = self.publisher.dense_weights(newest)
-            if given is None:
-                return []
-            return pairs_of(dict(self._live_dense()), given, f"version {newest.version!r}")
-        # Another thread may be adding an entry.
-        serials = [serial for serial in sorted(self._dense) if serial <= newest.serial]
-        return [pair for serial in serials for pair in self._dense[serial][1]]
+    def _published_dense(self, newest: Generation) -> Mapping[str, Any] | None:
+        """Returns the dense state of a version, or None if there is none."""
+        version, own = self._published.get(newest.serial, ("", None))
+        if version == newest.version:
+            return own
+        given = self.publisher.dense_weights(newest)  # another process published it
+        if given is not None:
+            self._dense.check(given, f"version {newest.version!r}")
+        return given
 
-    def _forget_dense(self, which: Callable[[int], bool]) -> None:
-        for serial in sorted(self._dense):
-            if which(serial):
-                del self._dense[serial]
-
-    def snapshot(self) -> tuple[tuple[Generation, ...], dict[str, torch.Tensor]]:
+    def snapshot(self) -> tuple[tuple[Generation, ...], dict[str, Any]]:
         """Returns what is served now: the tables of each module, and a copy of the dense weights by
         name."""
-        with self._changing:
-            dense = {name: live.detach().clone() for name, live in self._live_dense()}
-            return self._taken, dense
+        with self._switches.gate.lock:
+            self._switches.finish(_LONGEST_FORWARD)
+            return self._switches.taken, self._dense.copy()
 
     def add_reader(self, identity: int) -> None:
         """Notes that a process has attached to this one."""
@@ -255,8 +288,8 @@ class ServedModel:
         pending = self.publisher.versions.pending()
         return ServingState(
             rank=self.rank,
-            version=self._taken[0].version,
-            serial=self._taken[0].serial,
+            version=self._switches.taken[0].version,
+            serial=self._switches.taken[0].serial,
             announced=announced,
             announced_serial=serial,
             pending=pending,
@@ -264,11 +297,15 @@ class ServedModel:
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
             readers=tuple(pid_of(each) for each in self._readers if is_alive(each)),
-            problem=self.publisher.problem,
+            problem=self._problem(),
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),
             replaced_ids=sum(check.replaced_ids for check in checks),
         )
+
+    def _problem(self) -> str:
+        behind = [reads.live.behind for reads in self.reads if reads.live is not None]
+        return next(filter(None, [self.publisher.problem, self._switches.problem, *behind]), "")
 
     def publish(
         self, version: str | None, state_dict: Mapping[str, Any] | None, deadline: float
@@ -288,25 +325,88 @@ class ServedModel:
             )
         version = self.publisher.named(version)
         with self.publisher.one_at_a_time(end):
-            live = dict(self._live_dense())
-            if state_dict is None:
-                dense, parts = live, [each.live.storages() for each in self.reads if each.live]
-            else:  # before anything is withdrawn for it
-                dense, parts = _new_dense(live, state_dict), self.publisher.parts(rank, state_dict)
+            # What can't be published is refused before anything is withdrawn for it.
+            parts = None if state_dict is None else self.publisher.parts(rank, state_dict)
+            dense = self._new_dense(state_dict)
             serial, is_new = self.publisher.versions.clear_way(rank, version, end)
             if not is_new:
                 return Publication(version, True, rank, serial, self.publisher)
-            self._forget_dense(lambda other: other >= serial)  # withdrawn
+            self._published.pop(serial, None)  # withdrawn
             self._follower.drop(rank, serial)
-            segments = self.publisher.create(rank, version, parts, dense)
-            # Without a state dict the live dense weights serve as they are.
-            pairs = [] if state_dict is None else [(live[name], dense[name]) for name in dense]
-            self._dense[serial] = version, pairs
-            for reads in self.reads:
+            if parts is None:
+                self._show_served(serial - 1, end)
+            # No switch changes tensors while another thread looks at them.
+            with self._switches.gate.lock:
+                writes = self._writes()
+                if parts is None:
+                    dense = self._new_dense_inside(None)
+                    live = [reads.live.storages() for reads in self.reads if reads.live]
+                    segments = self.publisher.create(rank, version, live, dense)
+                    self._switches.published_in_place()
+            if parts is not None:
+                segments = self.publisher.create(rank, version, parts, dense)
+            self._published[serial] = version, dense
+            for reads, count in zip(self.reads, writes, strict=True):
                 if reads.live is not None:
-                    reads.live.accept()
+                    reads.live.published(count)
             self.publisher.announce(rank, serial, version, segments)
         return Publication(version, False, rank, serial, self.publisher)
+
+    def _new_dense(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:
+        with self._switches.gate.lock:
+            return self._new_dense_inside(state_dict)
+
+    def _new_dense_inside(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Returns a copy of new dense weights, or of those of this moment."""
+        self._refuse_strangers()
+        return self._dense.new(self._dense.current() if state_dict is None else state_dict)
+
+    def _writes(self) -> list[int]:
+        return [0 if reads.live is None else reads.live.writes() for reads in self.reads]
+
+    def _refuse_strangers(self) -> None:
+        """Raises ValueError if a table's parameter shows something else than the table."""
+        for (name, module), reads in zip(self.modules.items(), self.reads, strict=True):
+            parameters: Iterable[tuple[str, torch.Tensor]] = module.named_parameters(name)  # type: ignore[union-attr]
+            if reads.live is not None and (strangers := reads.live.strangers(parameters)):
+                raise ValueError(
+                    f"{strangers} were replaced, or converted to another dtype, since the tables "
+                    "are read directly: shard a model of that dtype anew, and leave its parameters"
+                )
+
+    def _show_served(self, serial: int, end: float) -> None:
+        """Makes the weights show the version that serves, so that none of it is lost.
+
+        Raises:
+            ValueError: they were written to before, and the writes would mix with it. Or the model
+                refuses it.
+            PeerTimeoutError: the version can't be mapped.
+        """
+        while self._follower.newest[0].serial < serial:
+            if time.monotonic() >= end:
+                why = self._follower.problem or "it is still being mapped"
+                raise PeerTimeoutError(f"the version that serves can't be shown here: {why}")
+            time.sleep(PAUSE)
+        switches = self._switches
+        if self._follower.newest is not switches.taken or switches.is_half_done:
+            with switches.gate.lock:
+                would_lose_writes = switches.would_lose_writes
+            shown, serving = switches.taken[0].version, self._follower.newest[0].version
+            if would_lose_writes:
+                raise ValueError(
+                    f"the weights were written to while they show version {shown!r}, but "
+                    f"{serving!r} serves. Give all weights as a state_dict, e.g. publish(model, "
+                    "model.state_dict(), version=...)"
+                )
+            self._switch()
+            if switches.taken[0].serial < serial:
+                raise ValueError(
+                    f"the weights show version {shown!r}, but {serving!r} serves, and can't be "
+                    f"taken: {switches.problem}"
+                )
+        with switches.gate.lock:
+            for reads in self.reads:
+                reads.show_served()
 
     def publish_for(
         self,
@@ -317,18 +417,18 @@ class ServedModel:
     ) -> Publication:
         """Publishes the part of a rank that is gone; see the function `publish`."""
         self._refuse_in_child()
-        live = dict(self._live_dense())
         dense = None
-        if state_dict is not None and live.keys() <= state_dict.keys():
-            dense = _new_dense(live, state_dict)
+        with self._switches.gate.lock:
+            if state_dict is not None and self._dense.current().keys() <= state_dict.keys():
+                dense = self._dense.new(state_dict)
         version = self.publisher.named(version)
         return self.publisher.publish_for(owner, version, state_dict, dense, deadline)
 
-    def _live_dense(self) -> Iterator[tuple[str, torch.Tensor]]:
-        tables = self.publisher.table_keys()
-        for key, live in self._model.state_dict().items():
-            if key not in tables and isinstance(live, torch.Tensor):
-                yield key, live
+
+def _is_on_the_way(frame: FrameType) -> bool:
+    """Returns whether a frame ends before the forward whose hook it is a part of."""
+    file = frame.f_code.co_filename
+    return file == __file__ or "/torch/_dynamo/" in file
 
 
 # Served models by the identity of each of their direct reads, which they keep.
@@ -351,50 +451,6 @@ def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:
         if isinstance(module, AttachedCollection)
     }
     return attached or {**bounded_lag_modules(model)}
-
-
-def pairs_of(
-    live: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], where: str
-) -> _Pairs:
-    """Returns each dense tensor of a model with its new value.
-
-    Args:
-        live: tensors of the model by name.
-        given: new values by name.
-        where: source of the new values, for messages.
-
-    Raises:
-        ProtocolError: the new values are another model's.
-    """
-    if live.keys() != given.keys():
-        raise ProtocolError(
-            f"{where} has dense weights of another model: {sorted(given.keys() - live.keys())} are "
-            f"not in this one, and {sorted(live.keys() - given.keys())} are here alone"
-        )
-    for name, tensor in live.items():
-        new = given[name]
-        if (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
-            raise ProtocolError(
-                f"'{name}' of {where} has shape {list(new.shape)} and {new.dtype}, but this "
-                f"model's {list(tensor.shape)} and {tensor.dtype}"
-            )
-    return [(tensor, given[name]) for name, tensor in live.items()]
-
-
-def _new_dense(
-    live: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    dense = {}
-    for key, tensor in live.items():
-        new = entry_of(state_dict, key)
-        check_is_dense(key, new)
-        if (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
-            raise ValueError(
-                f"'{key}' has shape {list(new.shape)} and {new.dtype}, but the model's has "
-                f"{list(tensor.shape)} and {tensor.dtype}"
-            )
-        dense[key] = new.detach().clone()
-    return dense
 
 
 def _refuse_quantized(model: nn.Module) -> None:

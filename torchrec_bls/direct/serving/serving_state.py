@@ -21,7 +21,8 @@ class ServingState:
         owners: number of ranks that have tables.
         owners_gone: ranks whose tables are served although no living process publishes for them.
         readers: process numbers of the living processes that attached to this one.
-        problem: why this process does not read what the ranks publish; empty if it does.
+        problem: why this process does not read what the ranks publish, or why the parameters show
+            an older version than is served; empty if there is none.
         rows_read: rows that batches of this process have read of the shards of each rank.
         refused_batches: number of batches that did not fit a module (an id out of range, a wrong
             key), summed over modules.

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # These are TorchRec's dtypes. Its lookups turn all integers into int64.
 _OTHER_INTEGERS = (torch.int8, torch.uint8, torch.int16)
+# Held for what threads of one module count and learn. One for all, so that checks can be copied.
+_CHANGING = Lock()
 
 
 class CheckedBatch(NamedTuple):
@@ -34,8 +37,22 @@ class CheckedBatch(NamedTuple):
     varying: KeyedJaggedTensor | None = None
 
 
+class _Learned(NamedTuple):
+    """What all batches have to keep to after the first one.
+
+    Attributes:
+        keys: keys of the batches.
+        row_limits: numbers of rows of the keys' tables.
+        has_weights: whether ids came with weights.
+    """
+
+    keys: list[str]
+    row_limits: list[int]
+    has_weights: bool
+
+
 class InputCheck:
-    """Checks the batches of one module.
+    """Checks the batches of one module, in any number of threads.
 
     Args:
         name: name of the module in errors.
@@ -47,27 +64,32 @@ class InputCheck:
     Attributes:
         is_weighted: whether ids have weights.
         bad_ids: see above.
-        keys: keys of all batches; None before the first batch with samples was accepted.
         replaced_ids: number of ids for which row 0 was looked up.
         refused_batches: number of batches that `check` raised for.
     """
 
     def __init__(self, name: str, tables: Iterable[Any], is_weighted: bool, bad_ids: str) -> None:
-        self.keys: list[str] | None = None
         self.replaced_ids = 0
         self.refused_batches = 0
         self._name = name
         self._rows_by_feature = _rows_by_feature(tables)
         self.is_weighted = is_weighted
         self.bad_ids = bad_ids
-        self._row_limits: list[int] = []
-        self._has_weights: bool | None = None
+        # One attribute, since a thread must not see a half of it.
+        self._learned: _Learned | None = None
         self._inverse_keys: list[str] | None = None
         self._has_warned = False
 
     def begin_in_child(self) -> None:
         """Lets the counts of a forked child begin at 0."""
         self.replaced_ids = self.refused_batches = 0
+
+    @property
+    def keys(self) -> list[str] | None:
+        """Returns the keys of all batches; None before the first batch with samples was
+        accepted."""
+        learned = self._learned
+        return None if learned is None else learned.keys
 
     def check(self, features: object) -> CheckedBatch:
         """Returns `features` in a form that can be sent.
@@ -78,7 +100,8 @@ class InputCheck:
         try:
             return self._checked(features)
         except Exception:  # whatever a batch holds
-            self.refused_batches += 1
+            with _CHANGING:
+                self.refused_batches += 1
             raise
 
     def _checked(self, features: object) -> CheckedBatch:
@@ -89,19 +112,20 @@ class InputCheck:
         is_varying = varies(features)
         of_one_size = self._padded(features) if is_varying else features
         keys = features.keys()
-        row_limits = self._row_limits if keys == self.keys else self._limits_of(keys)
+        learned = self._learned
+        row_limits = self._row_limits(keys, learned)
         if not _is_readable(of_one_size, len(keys)):
             of_one_size = _readable(of_one_size)
         checked = self._check_ids(of_one_size, row_limits)
-        if self._has_weights not in (None, features.weights_or_none() is not None):
-            there, wanted = ("no", "some") if self._has_weights else ("some", "no")
+        if learned is not None and learned.has_weights != (features.weights_or_none() is not None):
+            there, wanted = ("no", "some") if learned.has_weights else ("some", "no")
             raise ValueError(
                 f"the KeyedJaggedTensor has {there} weights, but that of the first batch had "
                 f"{wanted}: keep to one in all batches"
             )
         if is_varying:
             checked = checked._replace(varying=with_batch_sizes_of(features, checked.features))
-        is_news = self.keys is None or (is_varying and self._inverse_keys is None)
+        is_news = learned is None or (is_varying and self._inverse_keys is None)
         if is_news and of_one_size.stride() > 0:
             self._learn(features, row_limits)
         return checked
@@ -113,7 +137,7 @@ class InputCheck:
             ValueError: they do not fit the module.
         """
         keys = features.keys()
-        row_limits = self._row_limits if keys == self.keys else self._limits_of(keys)
+        row_limits = self._row_limits(keys, self._learned)
         if not _is_readable(features, len(keys)):
             features = _readable(features)
         return self._check_ids(features, row_limits)._replace(varying=batch.varying)
@@ -147,12 +171,12 @@ class InputCheck:
             features: an accepted batch with samples. Others may be of anything.
             row_limits: numbers of rows of its keys.
         """
-        if varies(features):
-            self._inverse_keys = list(features.inverse_indices()[0])
-        if self.keys is None:
-            self.keys = list(features.keys())
-            self._row_limits = row_limits
-            self._has_weights = features.weights_or_none() is not None
+        has_weights = features.weights_or_none() is not None
+        with _CHANGING:
+            if self._inverse_keys is None and varies(features):
+                self._inverse_keys = list(features.inverse_indices()[0])
+            if self._learned is None:
+                self._learned = _Learned(list(features.keys()), row_limits, has_weights)
 
     def nothing(self) -> CheckedBatch:
         """Returns a batch without samples."""
@@ -166,7 +190,12 @@ class InputCheck:
         )
         return CheckedBatch(features, [0] * len(keys))
 
-    def _limits_of(self, keys: list[str]) -> list[int]:
+    def _row_limits(self, keys: list[str], learned: _Learned | None) -> list[int]:
+        if learned is not None and keys == learned.keys:
+            return learned.row_limits
+        return self._limits_of(keys, learned)
+
+    def _limits_of(self, keys: list[str], learned: _Learned | None) -> list[int]:
         unknown = [key for key in keys if key not in self._rows_by_feature]
         missing = [key for key in self._rows_by_feature if key not in keys]
         if missing:
@@ -174,9 +203,9 @@ class InputCheck:
                 f"the KeyedJaggedTensor lacks the features {missing} of the module"
                 + (f" and has keys that the module does not have: {unknown}" if unknown else "")
             )
-        if self.keys is not None:
+        if learned is not None:
             raise ValueError(
-                f"the keys are {keys}, but those of the first batch were {self.keys}: keep "
+                f"the keys are {keys}, but those of the first batch were {learned.keys}: keep "
                 "keys and their order the same in all batches"
             )
         if unknown and not self._has_warned:
@@ -223,7 +252,9 @@ class InputCheck:
                 '(bad_ids="row0"); replaced_ids counts them',
                 stacklevel=7,
             )
-        self.replaced_ids += int(bad.sum())
+        replaced = int(bad.sum())
+        with _CHANGING:
+            self.replaced_ids += replaced
         return _with(features, values=values.masked_fill(bad, 0))
 
 

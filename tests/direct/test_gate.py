@@ -1,0 +1,146 @@
+"""Who is in a forward: a change waits for those, and for nobody who is not."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.direct.threads import until
+from torchrec_bls.direct.serving.gate import Gate
+from torchrec_bls.errors import PeerTimeoutError
+
+DEADLINE = 30.0
+
+
+def forward(gate: Gate, work: Callable[[], Any], leave: bool = True) -> None:
+    gate.enter(sys._getframe())
+    work()
+    if leave:
+        gate.leave()
+
+
+def change(gate: Gate, deadline: float = DEADLINE) -> list[str]:
+    changes: list[str] = []
+    with gate.lock:
+        gate.while_closed(lambda: changes.append("changed"), deadline)
+    return changes
+
+
+def in_thread(work: Callable[[], Any], name: str = "other") -> threading.Thread:
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    return thread
+
+
+def test_a_change_waits_for_the_forwards_inside_and_no_other_begins() -> None:
+    gate, inside, end = Gate(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def stay() -> None:
+        inside.set()
+        end.wait(DEADLINE)
+        order.append("left")
+
+    first = in_thread(lambda: forward(gate, stay))
+    inside.wait(DEADLINE)
+    changing = threading.Event()
+
+    def change_it() -> None:
+        with gate.lock:
+            changing.set()
+            gate.while_closed(lambda: order.append("changed"), DEADLINE)
+
+    change_thread = in_thread(change_it)
+    changing.wait(DEADLINE)
+    until(lambda: gate._closing is not None)
+    second = in_thread(lambda: forward(gate, lambda: order.append("second")))
+    end.set()
+    for thread in (first, change_thread, second):
+        thread.join(DEADLINE)
+    assert order == ["left", "changed", "second"]
+
+
+def test_a_thread_that_stays_inside_is_named_and_the_gate_opens_again() -> None:
+    gate, inside, end = Gate(), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        end.wait(DEADLINE)
+
+    thread = in_thread(lambda: forward(gate, stay), "slow one")
+    inside.wait(DEADLINE)
+    with pytest.raises(PeerTimeoutError, match=r"thread 'slow one' \(\d+\) of this process stays"):
+        change(gate, 0.01)
+    forward(gate, lambda: None)
+    end.set()
+    thread.join()
+    assert change(gate) == ["changed"]
+
+
+def test_threads_that_ended_inside_or_were_interrupted_do_not_count() -> None:
+    gate = Gate()
+    in_thread(lambda: forward(gate, lambda: None, leave=False)).join()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forward(gate, interrupt)
+    assert change(gate, 0.0) == ["changed"]
+
+
+def test_a_forward_within_a_forward_does_not_wait() -> None:
+    gate = Gate()
+
+    def call_again() -> None:
+        frame = sys._getframe()
+        assert gate.enter(frame)
+        gate.leave()
+        assert gate.running()
+
+    forward(gate, call_again)
+    assert not gate.running()
+
+
+def test_an_interrupted_change_leaves_the_gate_open() -> None:
+    gate = Gate()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), gate.lock:
+        gate.while_closed(interrupt, DEADLINE)
+    forward(gate, lambda: None)
+    gate._closing = threading.Lock()  # between the store and what undoes it
+    forward(gate, lambda: None)
+    assert change(gate) == ["changed"]
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    gate, inside, end = Gate(), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        end.wait(DEADLINE)
+
+    def hold() -> None:
+        with gate.lock:
+            stay()
+
+    for other in (lambda: forward(gate, stay), hold):
+        inside.clear()
+        thread = in_thread(other)
+        inside.wait(DEADLINE)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(DEADLINE))
+            os._exit(0 if change(gate, 0.0) == ["changed"] else 1)
+        _, status = os.waitpid(child, 0)
+        end.set()
+        thread.join()
+        end.clear()
+        assert status == 0

@@ -1,0 +1,66 @@
+"""A switch that is interrupted at any line is finished before the next batch."""
+
+import torch
+
+from tests.direct import served
+from tests.direct.interrupts import Interruption
+from tests.direct.served import Expected, batches_of, check, weights_of
+from tests.direct.test_publish import check_live
+from tests.processes import run
+from torchrec_bls import generation_of, publish, serving_state
+from torchrec_bls.direct import dense_weights, generation, live_weights
+from torchrec_bls.direct.reads import direct_reads, tables_view
+from torchrec_bls.direct.serving import dense_state, gate, served_model, switches
+
+DEADLINE = 60.0
+MODULES = [
+    dense_state,
+    dense_weights,
+    direct_reads,
+    gate,
+    generation,
+    live_weights,
+    served_model,
+    switches,
+    tables_view,
+]
+
+
+def interrupt_all_lines(rank: int) -> int:
+    model, batches = served.sharded(), batches_of(rank)
+    expected = Expected(batches)
+    check(model, batches, expected, 0)
+    interruption = Interruption(MODULES, KeyboardInterrupt)
+    number = 1
+
+    def switch(line: tuple[str, int] | None, times: int) -> bool:
+        """Publishes, interrupts the next batch, and looks at those after it."""
+        nonlocal number
+        number += 1
+        publish(model, weights_of(number)).wait(DEADLINE)
+        interrupted = False
+        with interruption.at(line, times):
+            try:
+                with torch.no_grad():
+                    model(batches[0])
+            except KeyboardInterrupt:
+                interrupted = True
+        for batch in range(2):
+            assert check(model, batches, expected, batch) == number, (line, times)
+        check_live(model, number)
+        assert serving_state(model).problem == ""
+        return interrupted
+
+    assert not switch(None, 0)
+    lines = dict(interruption.reached)
+    for line, reached in lines.items():
+        # Loops: the first pass, and one in the middle of what they do.
+        for times in sorted({1, (reached + 1) // 2}):
+            assert switch(line, times), (line, times)
+    assert generation_of(model) == number
+    return len(lines)
+
+
+def test_a_switch_is_finished_wherever_it_was_interrupted() -> None:
+    (lines,) = run(1, interrupt_all_lines, deadline=600)
+    assert lines > 100

@@ -1,0 +1,169 @@
+"""The changes of a model from one generation to the next, between two of its forwards."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from types import FrameType
+from typing import Any
+
+from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.serving.dense_state import DenseState
+from torchrec_bls.direct.serving.gate import Gate, runs_any
+from torchrec_bls.errors import PeerTimeoutError
+
+Generations = tuple[Generation, ...]
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A switch that was begun: all that it takes to finish it, however often it was interrupted.
+
+    Attributes:
+        generations: generation of each module.
+        steps: functions that make each module read it, and show it; none of them fails.
+        dense: new state beside the tables; None where it stays.
+        dense_before: state to put back if a module refuses the new one.
+    """
+
+    generations: Generations
+    steps: Sequence[Callable[[], None]]
+    dense: Mapping[str, Any] | None
+    dense_before: Mapping[str, Any]
+
+
+class Switches:
+    """Changes tables, dense state and shown weights of a model together.
+
+    A switch is a redo log. All that may fail comes first, then one store says that it has begun,
+    and its steps can be repeated. A forward runs only if no switch is half done. So whatever
+    interrupts one, the next forward finishes it.
+
+    Args:
+        reads: direct reads of the model's modules.
+        dense: state beside the tables.
+        serving: generation of each module that is read now.
+        dense_of: function that returns the dense state of a generation, or None if it has none.
+
+    Attributes:
+        gate: gate of the model's forwards. All methods are called with its lock.
+        taken: generation of each module that is read now.
+        settled: the newest generations at the last look. As long as there are no newer ones, a
+            forward has nothing to ask. None: it has.
+        problem: why the newest generation is not taken; empty if it is.
+    """
+
+    def __init__(
+        self,
+        reads: Sequence[DirectReads],
+        dense: DenseState,
+        serving: Generations,
+        dense_of: Callable[[Generation], Mapping[str, Any] | None],
+    ) -> None:
+        self.gate = Gate()
+        self.taken = serving
+        self.settled: Generations | None = serving
+        self.problem = ""
+        self._reads = list(reads)
+        self._dense = dense
+        self._dense_of = dense_of
+        self._dense_mark = self._published_mark = dense.mark()
+        self._log: _Log | None = None
+        # What was not taken: because a module refuses it, or a thread stays in its forward.
+        self._refused: Generations | None = None
+        self._stuck: list[FrameType] = []
+        self._holds_back_writes = False
+
+    @property
+    def is_half_done(self) -> bool:
+        """Returns whether a switch was begun and not finished."""
+        log = self._log
+        return log is not None and log.generations is not self.taken
+
+    @property
+    def would_lose_writes(self) -> bool:
+        """Returns whether a switch would lose what was written to the model's weights in place: it
+        is in no announced generation."""
+        return self._dense.mark() not in (self._dense_mark, self._published_mark) or any(
+            reads.live is not None and reads.live.would_lose_writes for reads in self._reads
+        )
+
+    def published_in_place(self) -> None:
+        """Notes that the weights of this moment are announced. If dense ones were written to, no
+        forward runs with them before the tables of their generation serve."""
+        self._published_mark = self._dense.mark()
+        if self._published_mark != self._dense_mark:
+            self._holds_back_writes, self.settled = True, None
+
+    def take(self, newest: Generations, deadline: float) -> None:
+        """Changes to a generation, unless it was refused.
+
+        Args:
+            newest: generation of each module.
+            deadline: seconds to wait for forwards of other threads.
+
+        Raises:
+            PeerTimeoutError: another thread stays in a forward. As long as it does, later calls
+                change nothing, and forwards go on with the generation before.
+            ValueError: writes to the weights would be lost; or a module refuses its dense state,
+                and all stay with the generation before.
+            ProtocolError: another process published the dense state of another model.
+        """
+        self.finish(deadline)
+        if newest is not self.taken and newest is not self._refused and not self._are_stuck():
+            self._run(self._begun(newest), deadline)
+        if self._holds_back_writes:
+            raise ValueError(
+                "dense weights were written to in place and published, but the tables of "
+                f"version {self.taken[0].version!r} are read until all ranks have published theirs"
+            )
+        if newest in (self.taken, self._refused):
+            self.settled = newest
+
+    def finish(self, deadline: float) -> None:
+        """Finishes a switch that was interrupted. Raises PeerTimeoutError as `take`."""
+        if self.is_half_done:
+            assert self._log is not None
+            self._run(self._log, deadline)
+
+    def _begun(self, newest: Generations) -> _Log:
+        steps = [
+            reads.prepare(generation) for reads, generation in zip(self._reads, newest, strict=True)
+        ]
+        new = self._dense_of(newest[0])
+        before = {} if new is None else self._dense.copy()
+        return _Log(newest, steps, new, before)
+
+    def _run(self, log: _Log, deadline: float) -> None:
+        try:
+            self.gate.while_closed(partial(self._apply, log), deadline)
+        except PeerTimeoutError as error:
+            self._stuck = list(chain(*self.gate.running().values()))
+            self.problem = str(error)
+            raise
+
+    def _apply(self, log: _Log) -> None:
+        self._log = log
+        try:
+            if log.dense is not None:
+                self._dense.load(log.dense)
+        except Exception as error:
+            self._dense.load(log.dense_before)
+            self._refused, self._log = log.generations, None
+            self.problem = (
+                f"version {log.generations[0].version!r} is not taken: the model refuses its dense "
+                f"weights: {error}"
+            )
+            raise ValueError(self.problem) from error
+        for step in log.steps:
+            step()
+        self._dense_mark = self._published_mark = self._dense.mark()
+        self._holds_back_writes, self.problem = False, ""
+        self.taken = log.generations
+        self._log = None
+
+    def _are_stuck(self) -> bool:
+        if not runs_any(self._stuck):
+            self._stuck = []
+        return bool(self._stuck)

@@ -24,7 +24,13 @@ LAYOUT = bytes(32)
 def publish_in_vain(node: Node) -> None:
     for owner in (None, 0):
         with pytest.raises(ValueError, match=r"was forked from process \d+, and reads its tables"):
-            publish(node.model, served.weights_of(2), owner=owner, deadline=DEADLINE)
+            publish(
+                node.model,
+                served.weights_of(2),
+                version="2",
+                owner=owner,
+                deadline=DEADLINE,
+            )
 
 
 def test_a_child_follows_and_publishes_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from tests.direct.interrupts import Interruption
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.direct.test_publish import check_live
 from tests.processes import run
-from torchrec_bls import generation_of, publish, serving_state
+from torchrec_bls import publish, serving_state, version_of
 from torchrec_bls.direct import dense_weights, generation, live_weights
 from torchrec_bls.direct.reads import direct_reads, tables_view
 from torchrec_bls.direct.serving import dense_state, gate, served_model, switches
@@ -37,7 +37,7 @@ def interrupt_all_lines(rank: int) -> int:
         """Publishes, interrupts the next batch, and looks at those after it."""
         nonlocal number
         number += 1
-        publish(model, weights_of(number)).wait(DEADLINE)
+        publish(model, weights_of(number), version=str(number)).wait(DEADLINE)
         interrupted = False
         with interruption.at(line, times):
             try:
@@ -57,7 +57,7 @@ def interrupt_all_lines(rank: int) -> int:
         # Loops: the first pass, and one in the middle of what they do.
         for times in sorted({1, (reached + 1) // 2}):
             assert switch(line, times), (line, times)
-    assert generation_of(model) == number
+    assert version_of(model) == str(number)
     return len(lines)
 
 

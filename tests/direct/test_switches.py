@@ -64,10 +64,10 @@ def quantized(weights: dict[str, torch.Tensor]) -> nn.Module:
     return torch.ao.quantization.quantize_dynamic(nn.Sequential(linear))
 
 
-def tables_of(generation: int) -> dict[str, Any]:
+def tables_of(version: int) -> dict[str, Any]:
     return {
         name: tensor
-        for name, tensor in weights_of(generation).items()
+        for name, tensor in weights_of(version).items()
         if not name.startswith("dense.")
     }
 
@@ -104,20 +104,20 @@ def switch_what_is_no_tensor(rank: int, folder: str) -> None:
         for each in readers:
             assert torch.equal(output_of(each, batches[0])["dense"], expected[0])
         new = {f"dense.{name}": value for name, value in second.state_dict().items()}
-        publish(model, tables_of(2) | new).wait(DEADLINE)
+        publish(model, tables_of(2) | new, version="2").wait(DEADLINE)
         for each in readers:
             wait_for(each, 2, batches[0])
             assert torch.equal(output_of(each, batches[0])["dense"], expected[1])
-        publish(model).wait(DEADLINE)
+        publish(model, version="3").wait(DEADLINE)
         wait_for(late, 3, batches[0])
         assert torch.equal(output_of(late, batches[0])["dense"], expected[1])
 
 
-def wait_for(model: Any, generation: int, batch: Any) -> None:
+def wait_for(model: Any, version: int, batch: Any) -> None:
     end = threading.Event()
     for _ in range(6000):
         output_of(model, batch)
-        if serving_state(model).generation == generation:
+        if serving_state(model).version == str(version):
             return
         end.wait(0.01)
     raise TimeoutError(serving_state(model))
@@ -137,11 +137,11 @@ def refuse_what_cannot_be_switched(rank: int) -> None:
         state = dense.state_dict(prefix="dense.")
         for new in (None, tables_of(2) | dict(state)):
             with pytest.raises(ValueError, match=text):
-                publish(model, new)
+                publish(model, new, version="2")
         with pytest.raises(ValueError, match=r"no 'dense\._extra_state'"):
-            publish(model, tables_of(2))
+            publish(model, tables_of(2), version="2")
         output_of(model, batches[0])
-        assert serving_state(model).announced == 1
+        assert serving_state(model).announced_serial == 1
 
 
 def test_what_cannot_be_switched_is_refused_when_it_is_published() -> None:
@@ -151,13 +151,17 @@ def test_what_cannot_be_switched_is_refused_when_it_is_published() -> None:
 def refuse_at_the_switch(rank: int) -> None:
     model, batches = with_dense(Scaled())
     before = output_of(model, batches[0])
-    publish(model, tables_of(2) | {"dense._extra_state": {"scale": 2.0}}).wait(DEADLINE)
+    publish(model, tables_of(2) | {"dense._extra_state": {"scale": 2.0}}, version="2").wait(
+        DEADLINE
+    )
     model.module.dense.refused = 2.0
-    with pytest.raises(ValueError, match=r"generation 2 is not taken: .* not this scale"):
+    with pytest.raises(ValueError, match=r"version '2' is not taken: .* not this scale"):
         output_of(model, batches[0])
     models.assert_same_bits(output_of(model, batches[0]), before)
     assert "not this scale" in serving_state(model).problem
-    publish(model, tables_of(3) | {"dense._extra_state": {"scale": 3.0}}).wait(DEADLINE)
+    publish(model, tables_of(3) | {"dense._extra_state": {"scale": 3.0}}, version="3").wait(
+        DEADLINE
+    )
     assert torch.equal(output_of(model, batches[0])["dense"], torch.full((1, 3), 3.0))
     assert serving_state(model).problem == ""
 
@@ -170,14 +174,14 @@ def replace_before_the_switch(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    publish(model, weights_of(2)).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
     model.module.dense.weight = nn.Parameter(torch.zeros(3, 1))
     model.module.dense.bias = nn.Parameter(torch.zeros(3))
     assert check(model, batches, expected, 0) == 2
-    publish(model, weights_of(3)).wait(DEADLINE)
+    publish(model, weights_of(3), version="3").wait(DEADLINE)
     model.module.dense = nn.Linear(1, 3)
     assert check(model, batches, expected, 0) == 3
-    publish(model, weights_of(4)).wait(DEADLINE)
+    publish(model, weights_of(4), version="4").wait(DEADLINE)
     model.half()
     assert check(model, batches, expected, 0) == 4
     check_live(model, 4)
@@ -194,7 +198,7 @@ def convert_tables(rank: int) -> None:
     model.module.bags.half()
     for new in (None, weights_of(2)):
         with pytest.raises(ValueError, match=r"'bags\.embedding_bags\.t\d\.weight'.*converted"):
-            publish(model, new)
+            publish(model, new, version="2")
     for batch in range(3):
         assert check(model, batches, expected, batch) == 1
     other = served.sharded()
@@ -203,7 +207,7 @@ def convert_tables(rank: int) -> None:
     name = next(name for name in tables if tables[name].weight.nbytes)
     tables[name].weight = nn.Parameter(tables[name].weight.detach().clone())
     with pytest.raises(ValueError, match=rf"rows\.embeddings\.{name}\.weight'.*replaced"):
-        publish(other, weights_of(2))
+        publish(other, weights_of(2), version="2")
     assert check(other, batches, expected, 0) == 1
 
 
@@ -215,8 +219,8 @@ def publish_after_a_generation_that_no_batch_took(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    publish(model, weights_of(2)).wait(DEADLINE)
-    publish(model).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
+    publish(model, version="3").wait(DEADLINE)
     models.assert_same_bits(output_of(model, batches[0]), expected.of(2, 0))
     check_live(model, 2)
 
@@ -229,16 +233,16 @@ def lose_no_writes(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    publish(model, weights_of(2)).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
     write(model, 3)
-    with pytest.raises(ValueError, match=r"written to while they show generation 1, but gen.* 2"):
-        publish(model)
-    publish(model, model.state_dict()).wait(DEADLINE)
+    with pytest.raises(ValueError, match=r"written to while they show version .*, but '2' serves"):
+        publish(model, version="3")
+    publish(model, model.state_dict(), version="3").wait(DEADLINE)
     models.assert_same_bits(output_of(model, batches[0]), expected.of(3, 0))
 
 
-def write(model: Any, generation: int) -> None:
-    new = weights_of(generation)
+def write(model: Any, version: int) -> None:
+    new = weights_of(version)
     with torch.no_grad():
         for name, (rows, columns, shard) in models.local_shards(model).items():
             shard.copy_(new[name.partition(" ")[0]][rows, columns])
@@ -256,7 +260,7 @@ def serve_no_mix(rank: int) -> None:
     check(model, batches, expected, 0)
     if rank == 0:
         write(model, 2)
-        own = publish(model)
+        own = publish(model, version="2")
         # The dense weights are new here, and the tables old.
         with pytest.raises(ValueError, match="until all ranks have published"):
             output_of(model, batches[0])
@@ -264,7 +268,7 @@ def serve_no_mix(rank: int) -> None:
         check(model, batches, expected, 1)
     dist.barrier()
     if rank == 1:
-        own = publish(model, weights_of(2))
+        own = publish(model, weights_of(2), version="2")
     own.wait(DEADLINE)
     for batch in range(3):
         assert check(model, batches, expected, batch) == 2
@@ -285,15 +289,15 @@ def show_nothing(rank: int) -> None:
 
     native = direct_reads._native
     direct_reads._native = SimpleNamespace(PrivatePages=fail)
-    publish(model, weights_of(2)).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
     for batch in range(3):
         assert check(model, batches, expected, batch) == 2
     assert "no more mappings" in serving_state(model).problem
-    with pytest.raises(RendezvousError, match=r"show an older generation .*no more mappings"):
-        publish(model)
+    with pytest.raises(RendezvousError, match=r"show an older version .*no more mappings"):
+        publish(model, version="3")
     direct_reads._native = native
     dist.barrier()
-    publish(model).wait(DEADLINE)
+    publish(model, version="3").wait(DEADLINE)
     models.assert_same_bits(output_of(model, batches[0]), expected.of(2, 0))
     check_live(model, 2)
     assert serving_state(model).problem == ""
@@ -324,7 +328,7 @@ def name_who_stays_inside(rank: int) -> None:
     slow.start()
     inside.wait(DEADLINE)
     # It began before the model had a gate.
-    publish(model, weights_of(2)).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
     with pytest.raises(PeerTimeoutError, match=r"thread 'slow' .* stays in a forward"):
         output_of(model, batches[0])
     for batch in range(3):
@@ -349,14 +353,14 @@ def interrupt_forwards(rank: int) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    publish(model, weights_of(2)).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
     check(model, batches, expected, 0)
     handle = model.module.dense.register_forward_pre_hook(interrupt)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             output_of(model, batches[0])
     handle.remove()
-    publish(model, weights_of(3)).wait(DEADLINE)
+    publish(model, weights_of(3), version="3").wait(DEADLINE)
     in_thread: list[int] = []
     thread = threading.Thread(target=lambda: in_thread.append(check(model, batches, expected, 0)))
     thread.start()
@@ -372,7 +376,7 @@ def compile_the_model(rank: int) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
-    publish(model, weights_of(2)).wait(DEADLINE)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
     gate = served_model.ServedModel.of(model)._switches.gate
     inside: list[bool] = []
 
@@ -387,7 +391,7 @@ def compile_the_model(rank: int) -> None:
             models.assert_same_bits(
                 output_of(compiled, batches[batch]), expected.of(generation, batch)
             )
-        publish(model, weights_of(generation + 1)).wait(DEADLINE)
+        publish(model, weights_of(generation + 1), version=str(generation + 1)).wait(DEADLINE)
     assert inside == [True] * 6 and not gate.running()
 
 

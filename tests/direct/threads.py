@@ -103,8 +103,10 @@ def call_while_publishing(rank: int, threads: int, seconds: float, every: float)
     while not calls.failures and everybody_goes_on(end):
         generation += 1
         content = content_of(generation)
-        publish(model, weights[content], deadline=DEADLINE).wait(DEADLINE)
-        publish(model, deadline=DEADLINE).wait(DEADLINE)  # the same, from the live weights
+        publish(model, weights[content], version=f"{generation}", deadline=DEADLINE).wait(DEADLINE)
+        publish(model, version=f"{generation} again", deadline=DEADLINE).wait(
+            DEADLINE
+        )  # the same, from the live weights
         until(lambda content=content: bool(calls.failures) or set(calls.last) == {content})
         time.sleep(every)
     calls.stop()

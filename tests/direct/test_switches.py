@@ -279,7 +279,7 @@ def test_no_batch_has_written_weights_beside_old_tables() -> None:
     run(2, serve_no_mix)
 
 
-def show_nothing(rank: int) -> None:
+def show_nothing(rank: int, in_place: bool) -> None:
     model, batches = served.sharded(), batches_of(rank)
     expected = Expected(batches)
     check(model, batches, expected, 0)
@@ -289,7 +289,9 @@ def show_nothing(rank: int) -> None:
 
     native = direct_reads._native
     direct_reads._native = SimpleNamespace(PrivatePages=fail)
-    publish(model, weights_of(2), version="2").wait(DEADLINE)
+    if in_place:
+        write(model, 2)
+    publish(model, None if in_place else weights_of(2), version="2").wait(DEADLINE)
     for batch in range(3):
         assert check(model, batches, expected, batch) == 2
     assert "no more mappings" in serving_state(model).problem
@@ -303,8 +305,9 @@ def show_nothing(rank: int) -> None:
     assert serving_state(model).problem == ""
 
 
-def test_a_batch_needs_no_view_of_the_own_tables() -> None:
-    run(2, show_nothing)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_batch_needs_no_view_of_the_own_tables(in_place: bool) -> None:
+    run(2, show_nothing, in_place)
 
 
 def name_who_stays_inside(rank: int) -> None:

@@ -88,6 +88,14 @@ class LiveWeights:
                 _show(place, pages)
         self._versions, self._published, self.behind = self._sum_of_versions(), None, ""
 
+    def stay_behind(self, reason: str) -> None:
+        """Takes the place of a move that is not possible. All writes so far count as published.
+
+        Args:
+            reason: reason for it.
+        """
+        self._versions, self._published, self.behind = self._sum_of_versions(), None, reason
+
     @property
     def written(self) -> bool:
         """Returns whether the weights were written to since the move, as far as torch counts. It

@@ -181,7 +181,7 @@ class DirectReads:
             if live is not None and pages is not None:
                 live.move_to(pages)
             elif live is not None:
-                live.behind = problem
+                live.stay_behind(problem)
             self._views = views
 
         return take

@@ -17,14 +17,21 @@ preparation: Callable[[], None] | None = None
 
 # "fork" where imports take minutes: this process has done them.
 _START_METHOD = os.environ.get("TORCHREC_BLS_TEST_START_METHOD", "forkserver")
+# What many ranks would import, one after the other.
 _PRELOAD = (
     "torchrec_bls.distributed.sharded_ec",
     "torchrec_bls.distributed.sharded_ebc",
     "torchrec_bls.pipeline",
     "torchrec_bls.quant.sharder",
+    "torchrec_bls.direct.offers.attach",
+    "torchrec_bls.observe",
+    "torchrec_bls.overlap",
+    "torchrec_bls.sharding.torchrec.planner",
     "torchrec.inference.modules",
     "pytest",
     "hypothesis",
+    "tests.distributed.models",
+    "tests.frozen",
 )
 
 

@@ -180,7 +180,7 @@ def _is_one_of(version: object, versions: tuple[int, ...]) -> bool:
 def _reason(text: str, data: bytes | str | msgspec.Raw, form: Any) -> str:
     """Returns place and reason of msgspec's error in our words."""
     reason, _, path = text.partition(" - at `")
-    path = path.rstrip("`").replace("$.", "").replace("$", "")
+    path = path.removeprefix("key` in `").rstrip("`").replace("$.", "").replace("$", "")
     place, found = _place_of(path, text, data, form)
     reason = re.sub(r"Object missing required field `(.*)`", r"'\1' is missing", reason)
     reason = re.sub(r"Object contains unknown field `(.*)`", r"'\1' is unknown", reason)

@@ -73,7 +73,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         self._swap_ids_dists(shardings, self._input_dists, pooled=False)
 
     def _post_ids(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
-        if batch.varying is not None and batch.varying.stride() == 0:
+        if batch.varying is not None and batch.varying.inverse_indices()[1].shape[1] == 0:
             batch = self.nothing()  # no sample has any of its rows, and TorchRec cannot do that
         awaitable = super()._post_ids(ctx, batch)
         choose_rows_with_gradients(ctx)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ import pytest
 from benchmarks.gpu.children import Child, ChildError, Reports, each_case
 from benchmarks.gpu.runtime import Runtime
 from tests.benchmarks.gpu.fake_cuda import FakeCuda
-from tests.paths import ROOT
 
 pytestmark = pytest.mark.full
 
@@ -73,8 +72,8 @@ def test_a_case_that_hangs_is_killed() -> None:
         first.send(0)
         first.receive(soon())
     cases = [{"how": "hangs"}, {"how": "works"}]
-    found = list(each_case(FakeCuda, behave, cases, 3.0, soon()))
-    assert [each.get("failed") for each in found] == [None, "no answer for 3 s", None, None]
+    found = list(each_case(FakeCuda, behave, cases, 2.0, soon()))
+    assert [each.get("failed") for each in found] == [None, "no answer for 2 s", None, None]
     with pytest.raises(ProcessLookupError):
         os.kill(found[0]["pid"], 0)
 
@@ -102,21 +101,23 @@ def test_messages_go_both_ways_until_the_child_ends() -> None:
             child.receive(soon())
 
 
-PARENT = """
-from tests.benchmarks.gpu.test_children import FakeCuda, behave, each_case, soon
-if __name__ == "__main__":
+def have_a_child(pids: Connection) -> None:
     for found in each_case(FakeCuda, behave, [{"how": "hangs"}], 600, soon()):
-        print(found["pid"], flush=True)
-"""
+        pids.send(found["pid"])
 
 
 def test_a_child_ends_with_a_parent_that_is_killed() -> None:
-    command = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = os.pidfd_open(int(parent.stdout.readline()))
-        try:
-            parent.kill()
-            assert select.select([child], [], [], DEADLINE_S)[0], "the child lives on"
-        finally:
-            os.close(child)
+    context = multiprocessing.get_context("forkserver")
+    pids, of_parent = context.Pipe(duplex=False)
+    parent = context.Process(target=have_a_child, args=(of_parent,))
+    parent.start()
+    try:
+        assert pids.poll(DEADLINE_S)
+        child = os.pidfd_open(pids.recv())
+    finally:
+        parent.kill()
+        parent.join()
+    try:
+        assert select.select([child], [], [], DEADLINE_S)[0], "the child lives on"
+    finally:
+        os.close(child)

@@ -148,6 +148,18 @@ def test_wrong_rows_and_memory_that_never_registers_are_problems() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_probe_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, record = run(Runtime, tmp_path / "probe.json")
+    assert code == 1
+    assert "FAILED: no GPU could be used: " in capsys.readouterr().out
+    (failed,) = record["results"]["GPU"]
+    assert "failed" in failed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_program_says_so(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
     command = [sys.executable, "-m", "benchmarks.gpu.probe", "--json", str(path)]

@@ -156,7 +156,7 @@ def test_measurements_that_are_damaged(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="line 2 is no JSON"):
         read_records(path)
     path.write_text("{}\n")
-    with pytest.raises(ProfileError, match="is no torchrec-bls measurements"):
+    with pytest.raises(ProfileError, match="is not a torchrec-bls measurements"):
         read_records(path)
 
 
@@ -171,10 +171,10 @@ def test_measurements_that_are_damaged(tmp_path: Path) -> None:
         ("lookup", {"forward_us": "1"}, "forward_us: expected array, got '1'"),
         ("retest", {"index": 8}, "index: no lookup 8 stands before it"),
         ("dense", {"op": {"kind": "x", "rows": 1, "width": 1}}, "op: "),
-        ("dense", {"times": {"us": [1.0]}}, "times['us']: Invalid enum value 'us'"),
+        ("dense", {"times": {"us": [1.0]}}, "times: Invalid enum value 'us'"),
         ("collectives", {"messages": []}, "messages: the visit before measured others"),
         ("steps", {"model": {"name": "m"}}, "model: 'collections' is missing"),
-        ("steps", {"us": {"best": [1.0]}}, "us['best']: Invalid enum value 'best'"),
+        ("steps", {"us": {"best": [1.0]}}, "us: Invalid enum value 'best'"),
         ("steps", {"world_size": 2**30}, "ids is larger than any that is measured"),
         ("steps", {"kind": "step"}, "Invalid value 'step'"),
     ],

@@ -262,7 +262,7 @@ def test_forks_do_not_keep_a_segment_from_being_sealed() -> None:
     def create_many() -> None:
         try:
             for _ in range(40):
-                _native.TableSegment.create((0, 1, LAYOUT), parts, size, False)
+                _native.TableSegment.create((0, "1", LAYOUT), parts, size, False)
         except BaseException as error:
             failures.append(error)
         has_ended.set()

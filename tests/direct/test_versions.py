@@ -15,7 +15,14 @@ from tests.direct import nodes, served
 from tests.direct.nodes import Node, started, state_of, until
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.processes import run, run_outcomes
-from torchrec_bls import attach, offer, publish, serving_state, version_of
+from torchrec_bls import (
+    attach,
+    bounded_lag_modules,
+    offer,
+    publish,
+    serving_state,
+    version_of,
+)
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.errors import PeerTimeoutError
 
@@ -300,20 +307,25 @@ def test_the_whole_model_may_follow_its_part() -> None:
     run(2, publish_the_part_first)
 
 
-def leave_readers_behind(rank: int, folder: str) -> None:
+def leave_readers_behind(rank: int, folder: str, how: str) -> None:
     ranked = Ranked(rank)
     with offer(ranked.model, f"{folder}/{rank}") as offered:
         reader = nodes.bare_model()
         attach(reader, offered.path, deadline=DEADLINE)
     assert check(reader, ranked.batches, ranked.expected, 0) == 1
     assert serving_state(reader).problem == ""
-    del ranked.model, offered
-    gc.collect()
+    if how == "resharded":
+        for module in bounded_lag_modules(ranked.model).values():
+            module._bls.forget_lookup()  # as reshard does
+    else:
+        del ranked.model, offered
+        gc.collect()
     assert "rank 0 has shared its tables anew or has freed the model" in (
         serving_state(reader).problem
     )
     assert check(reader, ranked.batches, ranked.expected, 1) == 1
 
 
-def test_a_reader_is_told_that_the_tables_were_shared_anew(tmp_path: Path) -> None:
-    run(1, leave_readers_behind, str(tmp_path))
+@pytest.mark.parametrize("how", ["resharded", "freed"])
+def test_a_reader_is_told_that_the_tables_were_shared_anew(tmp_path: Path, how: str) -> None:
+    run(1, leave_readers_behind, str(tmp_path), how)

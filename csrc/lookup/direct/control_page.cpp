@@ -316,6 +316,7 @@ bool ControlPage::take_over(uint32_t number, uint64_t before, uint64_t next) {
 }
 
 void ControlPage::abandon(uint32_t number) {
+  check_writable();
   owner(number);
   uint64_t nobody = 0;
   header().abandoned.compare_exchange_strong(nobody, uint64_t{number} + 1);

@@ -189,7 +189,8 @@ class DirectReads:
     def abandon(self) -> None:
         """Tells other processes that this rank shares its tables anew and publishes here no
         more."""
-        if self.live is not None and self.rank is not None:
+        # A forked child that shares its tables anew leaves its parent's page as it is.
+        if self.live is not None and self.rank is not None and self.tables.process.is_own:
             self.tables.page.abandon(self.rank)
 
     def show_served(self) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 from torch.compiler import is_compiling
 from torchrec.distributed import DistributedModelParallel
 
-from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.process import is_alive, new_lock, pid_of, this_process
@@ -102,12 +101,17 @@ class ServedModel:
             if served is not None:  # the model was sharded again
                 served._end()
             reads = _reads_of(reading_modules(model))
-            for other in [each for each in map(_served_with, reads) if each is not None]:
+            parts = []
+            for other in {each for each in map(_served_with, reads) if each is not None}:
                 if other._is_current():
                     if other._has(model, reads):
                         return other
                     other._give_way(reads)
+                    parts.append(other)
             kept[_SERVED] = made = cls(model)
+            for part in parts:
+                for serial, (version, dense) in part._published.items():
+                    made._published[serial] = version, made.whole(part._model, dense)
             _served.update({id(each): made for each in reads})
             return made
 
@@ -174,26 +178,31 @@ class ServedModel:
         return True
 
     def _give_way(self, reads: Sequence[DirectReads]) -> None:
-        """Ends, for one that has these tables and more of the model.
+        """Ends, for one that has these tables and more of the model. The follower goes on for what
+        was published here.
 
         Raises:
-            ValueError: some tables are not among these, or a publication depends on this one.
+            ValueError: some tables are not among these; or there are more, and the versions of
+                these have gone on without them.
         """
-        depends = self.publisher.versions.serial > self._switches.taken[0].serial
-        depends |= bool(self.publisher.versions.pending())
-        depends |= self._switches.taken[0].version != FIRST_VERSION and len(reads) > len(self.reads)
-        if depends or not set(self.reads) <= set(reads):
+        has_history = self.publisher.versions.serial > 1 or self.rank in (
+            self.publisher.versions.pending()
+        )
+        if not set(self.reads) <= set(reads) or (has_history and len(reads) > len(self.reads)):
             raise ValueError(
                 f"{sorted(self.modules)} were published as tables of another module, which shares "
                 "some with this one: give the module that was given before"
             )
-        self._end()
+        self._leave_model()
 
     def _end(self) -> None:
+        self._leave_model()
+        self._follower.stop()
+
+    def _leave_model(self) -> None:
         for hook in self._hooks:
             hook.remove()
         _unwrapped(self._model).__dict__.pop(_SERVED, None)
-        self._follower.stop()
 
     def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a state dict of `model`, which is the served model or a part of it, as one of the

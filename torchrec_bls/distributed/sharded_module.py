@@ -114,8 +114,9 @@ class BoundedLagModule(DirectModule, OwnInputDist):
         if isinstance(input, UnsentBatch):
             return self._direct_output(ctx, input.batch)
         if self.reads_directly:
-            (processed,) = input  # from a FeatureProcessedEmbeddingBagCollection
-            batch = self._bls.input_check.check_processed(processed, ctx.bls_unsent)
+            batch = ctx.bls_unsent
+            for processed in input:  # of a FeatureProcessedEmbeddingBagCollection, one at most
+                batch = self._bls.input_check.check_processed(processed, batch)
             return self._direct_output(ctx, batch)
         return super().compute_and_output_dist(ctx, input)
 

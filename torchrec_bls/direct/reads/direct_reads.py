@@ -37,8 +37,10 @@ class UnsentBatch(ExchangeAwaitable[Any]):
         context.bls_unsent = batch
 
     def __iter__(self) -> Iterator[KeyedJaggedTensor]:
-        """Returns the features, of all shardings in one, for TorchRec's feature processors."""
-        yield self.batch.features
+        """Returns the features, of all shardings in one, for TorchRec's feature processors. They
+        cannot do a batch without samples, which has nothing to process."""
+        if self.batch.features.stride() > 0:
+            yield self.batch.features
 
     def _wait_impl(self) -> "UnsentBatch":
         return self

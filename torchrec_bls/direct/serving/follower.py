@@ -37,12 +37,12 @@ class Follower:
     """
 
     def __init__(
-        self, tables: Sequence[SharedTables], serving: Sequence[Generation], settles: bool
+        self, tables: Sequence[SharedTables], serving: tuple[Generation, ...], settles: bool
     ) -> None:
         self._tables = list(tables)
         self._lead = self._tables[0].page
         self._settles = settles
-        self.newest: tuple[Generation, ...] = tuple(serving)
+        self.newest = serving
         self.problem = ""
         # Segments by module, owner, serial number and version, until they belong to a generation:
         # those that this process made, and those mapped before another segment failed.

@@ -38,7 +38,7 @@ class Publisher:
     def __init__(
         self,
         tables: Mapping[str, SharedTables],
-        serving: Sequence[Generation],
+        serving: tuple[Generation, ...],
         publishes: bool,
     ) -> None:
         self.tables = dict(tables)

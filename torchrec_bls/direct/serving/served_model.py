@@ -54,19 +54,19 @@ class ServedModel:
         _refuse_quantized(model)
         self.modules = reading_modules(model)
         self.reads = _reads_of(self.modules)
+        # Before the thread starts: a newer version that it has mapped by then is not taken yet.
+        serving = tuple(reads.generation for reads in self.reads)
         self.publisher = Publisher(
             {
                 prefix_of(name, reads.form.pooled): reads.tables
                 for name, reads in zip(self.modules, self.reads, strict=True)
             },
-            [reads.generation for reads in self.reads],
+            serving,
             publishes=self.rank is not None,
         )
         self._follower = self.publisher.follower
         self._dense = DenseState(_unwrapped(model), self.modules.values())
-        self._switches = Switches(
-            self.reads, self._dense, self._follower.newest, self._published_dense
-        )
+        self._switches = Switches(self.reads, self._dense, serving, self._published_dense)
         # Versions and dense states by serial number, as this process has published them.
         self._published: dict[int, tuple[str, dict[str, Any]]] = {}
         self._readers: list[int] = []

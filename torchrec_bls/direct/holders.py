@@ -1,6 +1,9 @@
 """Identities of processes: this one's, which are alive, and which of them holds a memory file."""
 
+import errno
 import os
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +12,13 @@ _PID_BITS = 22
 _PID_MASK = (1 << _PID_BITS) - 1
 # Fields of /proc/PID/stat after the name of the program.
 _STATE, _START = 0, 19
+# This process, or the host, has no more of something: no word about the process that was asked for.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# Times a search in vain that the next one for the same file waits: 0.4 % of a processor.
+_REST = 250.0
+
+# When the next search for a file is due that nobody held, in `time.monotonic()`.
+_in_vain: dict[tuple[int, int], float] = {}
 
 
 def own_identity() -> int:
@@ -19,10 +29,14 @@ def own_identity() -> int:
 
 
 def identity_of(pid: int) -> int | None:
-    """Returns the number that tells a process from all others; None if it is gone."""
+    """Returns the number that tells a process from all others; None if it is gone.
+
+    Raises:
+        OSError: this process can't look, for want of a descriptor for example.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
     if fields[_STATE] in "ZXx":
@@ -31,8 +45,14 @@ def identity_of(pid: int) -> int | None:
 
 
 def is_alive(identity: int) -> bool:
-    """Returns whether the process of an identity exists. A stopped one does."""
-    return identity != 0 and identity_of(identity & _PID_MASK) == identity
+    """Returns whether the process of an identity exists. A stopped one does. So does one that this
+    process can't look at: a lack of descriptors here is no proof of a death there."""
+    if identity == 0:
+        return False
+    try:
+        return identity_of(pid_of(identity)) == identity
+    except OSError:
+        return _is_in_use(pid_of(identity))
 
 
 def pid_of(identity: int) -> int:
@@ -40,23 +60,67 @@ def pid_of(identity: int) -> int:
     return identity & _PID_MASK
 
 
+def _is_in_use(pid: int) -> bool:
+    """Returns whether a process of this user has a number. It takes no descriptor to ask that."""
+    try:
+        os.kill(pid, 0)
+    except OSError:  # there is none, or another user's
+        return False
+    return True
+
+
+def is_held(pid: int, descriptor: int, device: int, inode: int) -> bool:
+    """Returns whether a process holds a file by a descriptor. Asking takes no descriptor."""
+    return _is_file(f"/proc/{pid}/fd/{descriptor}", device, inode)
+
+
 def holder_of(device: int, inode: int) -> tuple[int, int] | None:
     """Returns process and descriptor by which some process of this user holds a file, or None.
 
     It looks at all descriptors of all processes: for when the process that should hold it is gone.
+    A file that nobody holds does not come back. So after a search in vain the next one for the same
+    file comes `_REST` times as long later as the search has taken of the processor, and until then
+    the answer is None at once.
+
+    Raises:
+        OSError: this process can't look, for want of a descriptor for example.
     """
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        with suppress(OSError):  # the process ended, or is another user's
-            for descriptor in (process / "fd").iterdir():
-                if _is_file(descriptor, device, inode):
-                    return int(process.name), int(descriptor.name)
+    now = time.monotonic()
+    for file in [file for file, due in list(_in_vain.items()) if due <= now]:
+        _in_vain.pop(file, None)
+    if (device, inode) in _in_vain:
+        return None
+    begin = time.thread_time()
+    found = _search(device, inode)
+    if found is None:
+        _in_vain[device, inode] = time.monotonic() + _REST * (time.thread_time() - begin)
+    return found
+
+
+def _search(device: int, inode: int) -> tuple[int, int] | None:
+    for process in _own_processes():
+        try:
+            descriptors = os.listdir(f"/proc/{process}/fd")  # noqa: PTH208 (a Path for each is slow)
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+            continue  # the process has ended
+        for descriptor in descriptors:
+            if _is_file(f"/proc/{process}/fd/{descriptor}", device, inode):
+                return process, int(descriptor)
     return None
 
 
-def _is_file(descriptor: Path, device: int, inode: int) -> bool:
+def _own_processes() -> Iterator[int]:
+    own = os.geteuid()
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        with suppress(OSError):  # the process has ended
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == own:  # noqa: PTH116
+                yield int(name)
+
+
+def _is_file(path: str, device: int, inode: int) -> bool:
     with suppress(OSError):
-        found = descriptor.stat()
+        found = os.stat(path)  # noqa: PTH116
         return (found.st_dev, found.st_ino) == (device, inode)
     return False

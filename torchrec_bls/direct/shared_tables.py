@@ -12,7 +12,7 @@ from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity
 from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import holder_of, is_alive, own_identity
+from torchrec_bls.direct.holders import holder_of, is_alive, is_held, own_identity
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
@@ -111,15 +111,14 @@ class SharedTables:
         try:
             segment = _native.TableSegment.open(address, label)
         except BLSError:
-            _, _, device, inode, size = address
-            holder = holder_of(device, inode)
-            if holder is None:
+            elsewhere = _elsewhere(address)
+            if elsewhere is None:
                 raise
-            segment = _native.TableSegment.open((*holder, device, inode, size), label)
+            segment = _native.TableSegment.open(elsewhere, label)
         return self.checked(owner, segment)
 
     def adopt(self, owner: int, number: int, descriptor: int) -> _native.TableSegment:
-        """Maps the segment of an owner in a generation, by a descriptor that it closes at its end.
+        """Maps the segment of an owner in a generation, by a descriptor that stays the caller's.
 
         Raises:
             BLSError: it is no sealed memory, or it has another label or size.
@@ -293,6 +292,28 @@ def warn_of_exchange(group: dist.ProcessGroup, name: str, reason: str) -> None:
             f'{reason}. lookup="direct" refuses instead, and lookup="exchange" is silent',
             stacklevel=3,
         )
+
+
+def _elsewhere(
+    address: tuple[int, int, int, int, int],
+) -> tuple[int, int, int, int, int] | None:
+    """Returns the address of the same file in another process; None if it is where it was recorded,
+    or nowhere any more.
+
+    Raises:
+        RendezvousError: this process can't look.
+    """
+    pid, descriptor, device, inode, size = address
+    if is_held(pid, descriptor, device, inode):
+        return None
+    try:
+        holder = holder_of(device, inode)
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot look for the tables that process {pid} has announced: {error}. Raise the "
+            "limit of open files (ulimit -n)"
+        ) from error
+    return None if holder is None else (*holder, device, inode, size)
 
 
 def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]]:

@@ -1,7 +1,7 @@
 """A model in a process of its own that reads the tables which others serve."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -95,14 +95,45 @@ def attach(
         dense = _dense_beside(model, manifest, received.dense, where)
         readers = _readers_of(where, owner, collections, manifest, received)
         if owner is not None:
-            _take_over(received.tables, owner)
-        for name, reader in readers.items():
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, reader)
+            check_owner(owner, received.tables[0].owners)
+        pages = [tables.page for tables in received.tables]
+        _change(model, readers, dense, Ownership(pages), owner, conversation)
+
+
+def _change(
+    model: nn.Module,
+    readers: Mapping[str, nn.Module],
+    dense: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ownership: Ownership,
+    owner: int | None,
+    conversation: Conversation,
+) -> None:
+    """Takes the rank's place and makes the model read the tables. If a step fails, or a signal
+    ends it, all is as it was."""
+    collections = {name: model.get_submodule(name) for name in readers}
+    weights = _copies(dense)
+    had_it = owner is not None and ownership.is_own(owner)
+    try:
+        if owner is not None:
+            ownership.take_over(owner)
+        _replace(model, readers)
         _fill(dense)
         ServedModel.of(model)
         with suppress(BLSError):  # the other process has ended, and is not needed any more
             conversation.acknowledge()
+    except BaseException:
+        ServedModel.forget(model)
+        _fill(weights)
+        _replace(model, collections)
+        if owner is not None and not had_it:  # nothing happens where it was not taken over
+            ownership.give_up(owner)
+        raise
+
+
+def _replace(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, module)
 
 
 def _receive(
@@ -137,9 +168,9 @@ def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Recei
     all_tables, generations = [], []
     for module in manifest.modules:
         digest, owners = bytes.fromhex(module.digest), len(module.sizes)
-        page = _native.ControlPage.adopt(descriptors.take(), owners, digest)
+        page = _native.ControlPage.adopt(descriptors.next(), owners, digest)
         tables = module.share(page)
-        segments = [tables.adopt(owner, number, descriptors.take()) for owner in range(owners)]
+        segments = [tables.adopt(owner, number, descriptors.next()) for owner in range(owners)]
         all_tables.append(tables)
         generations.append(tables.generation(number, segments))
     lead = all_tables[0]
@@ -149,7 +180,7 @@ def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Recei
             "is the last one: they are of different models"
         )
     label = (lead.owners, number, lead.digest)
-    segment = _native.TableSegment.adopt(descriptors.take(), label)
+    segment = _native.TableSegment.adopt(descriptors.next(), label)
     try:
         dense = dense_weights(segment, _native.FIRST_TABLE_OFFSET)
     except ValueError as error:
@@ -259,11 +290,6 @@ def _dense_beside(
         raise ValueError(f"{error}: attach the same model") from error
 
 
-def _take_over(tables: list[SharedTables], owner: int) -> None:
-    check_owner(owner, tables[0].owners)
-    Ownership([each.page for each in tables]).take_over(owner)
-
-
 def _readers_of(
     where: str,
     owner: int | None,
@@ -287,7 +313,14 @@ def _readers_of(
 
 
 @outside_inference_mode
-def _fill(dense: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _copies(
+    dense: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(live, live.detach().clone()) for live, _ in dense]
+
+
+@outside_inference_mode
+def _fill(dense: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
         for live, new in dense:
             live.copy_(new)

@@ -24,7 +24,7 @@ def listen(path: str) -> socket.socket:
     Raises:
         ValueError: a process listens there, the path has something else than a socket or is too
             long, or its folder can't be written to.
-        PeerTimeoutError: another process keeps the folder locked.
+        PeerTimeoutError: another process of this user is listening there, and does not get on.
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ValueError(f"{path} has more than {_LONGEST_PATH} bytes: use a shorter path")
@@ -38,10 +38,12 @@ def listen(path: str) -> socket.socket:
             listener.bind(path)
             Path(path).chmod(0o600)
             listener.listen(_BACKLOG)
-        except OSError as error:
+            return listener
+        except BaseException as error:
             listener.close()
-            raise ValueError(f"cannot listen at {path}: {error}") from error
-        return listener
+            if isinstance(error, OSError):
+                raise ValueError(f"cannot listen at {path}: {error}") from error
+            raise
 
 
 def _remove_a_dead_one(path: str) -> None:
@@ -67,20 +69,43 @@ def _remove_a_dead_one(path: str) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps two processes from replacing each other's sockets as if the other was dead."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    end = time.monotonic() + _DEADLINE
+    """Keeps two processes of this user from replacing each other's sockets as if the other was
+    dead.
+
+    The folder itself would do, but whoever may read it could keep it locked. The file stays there:
+    who removed it could not know that nobody waits for it.
+    """
+    path = folder / f".torchrec_bls.{os.geteuid()}.lock"
     try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise PeerTimeoutError(
-                        f"another process has kept {folder} locked for {_DEADLINE} s"
-                    ) from None
-                time.sleep(_PAUSE)
+        file = open(path, "ab", opener=_open_own)  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise ValueError(f"cannot make {path}, which a socket there needs: {error}") from error
+    with file:
+        found = os.fstat(file.fileno())
+        is_file, is_shared = stat.S_ISREG(found.st_mode), found.st_mode & 0o077
+        if not is_file or is_shared or found.st_uid != os.geteuid():
+            raise ValueError(
+                f"{path} is another user's, or open to others, who could keep it locked: remove "
+                "it, or give offer() a path in another folder"
+            )
+        end = time.monotonic() + _DEADLINE
+        while not _takes_lock(file.fileno()):
+            if time.monotonic() >= end:
+                raise PeerTimeoutError(
+                    f"another process of this user has kept {path} locked for {_DEADLINE} s"
+                )
+            time.sleep(_PAUSE)
         yield
-    finally:
-        os.close(lock)
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
+def _takes_lock(descriptor: int) -> bool:
+    """Takes the lock until the file is closed. Returns False if another process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

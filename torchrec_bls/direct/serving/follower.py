@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.errors import BLSError
+from torchrec_bls.errors import BLSError, named
 
 # Seconds between two looks at the control page; the longer time follows a look that failed.
 _PAUSE = 0.005
@@ -30,12 +30,13 @@ class Follower:
     Attributes:
         newest: generation of each module that is ready; all have one number. A batch takes all of
             them, or none.
-        problem: why a complete generation could not be mapped; empty if there is none.
+        problem: why a complete generation could not be mapped, or why a look failed otherwise;
+            empty if there is none.
     """
 
-    def __init__(self, tables: Sequence[SharedTables], serving: Sequence[Generation]) -> None:
+    def __init__(self, tables: Sequence[SharedTables], serving: tuple[Generation, ...]) -> None:
         self._tables = list(tables)
-        self.newest: tuple[Generation, ...] = tuple(serving)
+        self.newest = serving
         self.problem = ""
         # Segments by module, owner and generation, until they belong to a generation: those that
         # this process made, and those mapped before another segment failed.
@@ -75,8 +76,9 @@ class Follower:
             self.problem = f"generation {number}: {error}"
             return False
         self.newest, self.problem = tuple(ready), ""
-        for key in [key for key in self._segments if key[-1] <= number]:
-            del self._segments[key]
+        for key in list(self._segments):  # another thread may be keeping some
+            if key[-1] <= number:
+                del self._segments[key]
         return True
 
     def stop(self) -> None:
@@ -102,8 +104,20 @@ def _follow(follower: "weakref.ref[Follower]", stop: threading.Event) -> None:
         followed = follower()
         if followed is None:
             return
-        pause = _PAUSE if followed.look() else min(2 * pause, _LONGEST_PAUSE)
+        pause = _PAUSE if _succeeds(followed) else min(2 * pause, _LONGEST_PAUSE)
         del followed
+
+
+def _succeeds(follower: Follower) -> bool:
+    """Looks, whatever comes of it: the thread goes on as long as its model."""
+    try:
+        succeeded = follower.look()
+    except Exception as error:
+        follower.problem = named(error)
+        return False
+    if succeeded:
+        follower.problem = ""
+    return succeeded
 
 
 def _stop_all() -> None:

@@ -1,9 +1,8 @@
 """Announces the next generation of a model's tables from one process."""
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import PeerTimeoutError
+from torchrec_bls.turn import Turn
 
 # Seconds between two looks while waiting.
 _PAUSE = 0.005
@@ -37,20 +37,19 @@ class Publisher:
         follower: follower that maps what is announced.
     """
 
-    def __init__(self, tables: Mapping[str, SharedTables], serving: Sequence[Generation]) -> None:
+    def __init__(self, tables: Mapping[str, SharedTables], serving: tuple[Generation, ...]) -> None:
         self.tables = dict(tables)
         self.follower = Follower(list(self.tables.values()), serving)
         pages = [each.page for each in self.tables.values()]
         self._lead, self._ownership = pages[0], Ownership(pages)
-        self._publishing = threading.Lock()
+        self._publishing = Turn()
 
     @property
     def newest(self) -> int:
         """Returns the generation of this process's next batch."""
         return self.follower.newest[0].number
 
-    @contextmanager
-    def one_at_a_time(self, end: float) -> Iterator[None]:
+    def one_at_a_time(self, end: float) -> AbstractContextManager[None]:
         """Keeps the other threads of this process from publishing.
 
         Args:
@@ -59,12 +58,8 @@ class Publisher:
         Raises:
             PeerTimeoutError: a thread has not finished by then.
         """
-        if not self._publishing.acquire(timeout=max(0.0, end - time.monotonic())):
-            raise PeerTimeoutError("another thread of this process has not finished publishing")
-        try:
-            yield
-        finally:
-            self._publishing.release()
+        busy = PeerTimeoutError("another thread of this process has not finished publishing")
+        return self._publishing.taken(end, busy)
 
     def publish_for(
         self,
@@ -97,14 +92,14 @@ class Publisher:
 
     @contextmanager
     def _in_place_of(self, owner: int) -> Iterator[None]:
-        if self._ownership.is_own(owner):
-            yield
-            return
-        self._ownership.take_over(owner)
+        had_it = self._ownership.is_own(owner)
         try:
+            if not had_it:
+                self._ownership.take_over(owner)
             yield
         finally:
-            self._ownership.give_up(owner)
+            if not had_it:  # nothing happens where it was not taken over
+                self._ownership.give_up(owner)
 
     def next_of(self, owner: int, end: float) -> int:
         """Returns the number of an owner's next generation.

@@ -50,20 +50,22 @@ class ServedModel:
         self.modules = reading_modules(model)
         self.reads = _reads_of(self.modules)
         self.rank = self.reads[0].rank
+        # What the modules read. The follower's thread may have a newer one at any time after its
+        # start: that is one to change to.
+        self._taken = tuple(reads.generation for reads in self.reads)
         self.publisher = Publisher(
             {
                 prefix_of(name, reads.form.pooled): reads.tables
                 for name, reads in zip(self.modules, self.reads, strict=True)
             },
-            [reads.generation for reads in self.reads],
+            self._taken,
         )
         self._follower = self.publisher.follower
-        self._taken = self._follower.newest
         # New dense weights by generation, each with the served one.
         self._dense: dict[int, _Pairs] = {}
         # Held while the generation changes, and by code that needs one generation's weights.
         self._changing = threading.Lock()
-        self._readers: list[int] = []
+        self._readers: dict[int, None] = {}
         self._hook = _unwrapped(model).register_forward_pre_hook(self._before_batch)
 
     @classmethod
@@ -82,6 +84,14 @@ class ServedModel:
                 served._hook.remove()
             kept[_SERVED] = made = cls(model)
             return made
+
+    @classmethod
+    def forget(cls, model: nn.Module) -> None:
+        """Undoes `of`; nothing happens where it was not called."""
+        with cls._making:
+            served: ServedModel | None = _unwrapped(model).__dict__.pop(_SERVED, None)
+            if served is not None:
+                served._hook.remove()
 
     def _is_current(self) -> bool:
         modules = reading_modules(self._model).values()
@@ -129,8 +139,15 @@ class ServedModel:
             return self._taken, dense
 
     def add_reader(self, identity: int) -> None:
-        """Notes that a process has attached to this one."""
-        self._readers = [each for each in self._readers if is_alive(each)] + [identity]
+        """Notes that a process has attached to this one, however often."""
+        self._living_readers()  # those that are gone do not add up
+        self._readers[identity] = None
+
+    def _living_readers(self) -> list[int]:
+        for each in list(self._readers):
+            if not is_alive(each):
+                self._readers.pop(each, None)
+        return list(self._readers)
 
     def state(self) -> ServingState:
         """Returns what is served, and which owners are gone."""
@@ -142,7 +159,7 @@ class ServedModel:
             announced=self.publisher.announced,
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
-            readers=tuple(pid_of(each) for each in self._readers if is_alive(each)),
+            readers=tuple(map(pid_of, self._living_readers())),
             problem=self._follower.problem,
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),

@@ -14,9 +14,11 @@ from torchrec import EmbeddingBagCollection
 from tests.direct import nodes, served
 from tests.direct.nodes import Node, started, until
 from tests.direct.served import Expected, batches_of, check
+from tests.direct.test_last_defence import no_descriptors
 from tests.processes import run
 from torchrec_bls import attach, offer, serving_state
 from torchrec_bls.direct.offers.listening import listen
+from torchrec_bls.errors import RendezvousError
 
 DEADLINE = 30.0
 
@@ -97,9 +99,18 @@ def test_a_lock_of_others_is_refused(tmp_path: Path) -> None:
         listen(str(tmp_path / "socket"))
     lock.unlink()
     lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="which a socket there needs"):
+    with pytest.raises(ValueError, match="cannot listen at"):
         listen(str(tmp_path / "socket"))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lack_of_descriptors_is_a_documented_error(tmp_path: Path) -> None:
+    with no_descriptors():
+        with pytest.raises(ValueError, match=r"cannot listen at .* Too many open files"):
+            listen(str(tmp_path / "socket"))
+        with pytest.raises(RendezvousError, match=r"Too many open files. Raise .*\(ulimit -n\)"):
+            attach(nodes.bare_model(), tmp_path / "socket")
+    listen(str(tmp_path / "socket")).close()
 
 
 def fail_late(node: Node, source: object, owner: int) -> None:

@@ -4,6 +4,7 @@ Both first say which version they speak. Every wait ends at a deadline.
 """
 
 import array
+import errno
 import json
 import os
 import socket
@@ -31,6 +32,7 @@ _STEP = 128
 _RECEIVED_AT_ONCE = 1 << 20
 _ONE_DESCRIPTOR = b"d"
 _DONE = b"k"
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 # Seconds between two tries to connect to a process with a full queue.
 _PAUSE = 0.005
 
@@ -229,7 +231,10 @@ def connect(path: str, deadline: float) -> Conversation:
     """
     end = time.monotonic() + deadline
     while True:
-        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise RendezvousError(_why_nobody(path, error)) from error
         try:
             connecting.settimeout(max(1e-3, end - time.monotonic()))
             connecting.connect(path)
@@ -261,4 +266,5 @@ def _why_nobody(path: str, error: OSError) -> str:
         )
     if isinstance(error, PermissionError):
         return f"{path} is another user's: tables are shared by processes of one user only"
-    return f"cannot connect to {path}: {error}"
+    cure = ". Raise the limit of open files (ulimit -n)" if error.errno in _NO_DESCRIPTOR else ""
+    return f"cannot connect to {path}: {error}{cure}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torchrec_bls.errors import PeerTimeoutError
+from torchrec_bls.errors import BLSError, PeerTimeoutError
 
 _BACKLOG = 64
 # Seconds to wait for other processes that listen in the same folder. Each takes only a moment.
@@ -23,7 +23,7 @@ def listen(path: str) -> socket.socket:
 
     Raises:
         ValueError: a process listens there, the path has something else than a socket or is too
-            long, or its folder can't be written to.
+            long, its folder can't be written to, or this process has no descriptor left.
         PeerTimeoutError: another process of this user is listening there, and does not get on.
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
@@ -31,19 +31,26 @@ def listen(path: str) -> socket.socket:
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise ValueError(f"{folder}, where a socket is to be made, is no folder: make it before")
-    with _locked(folder):
-        _remove_a_dead_one(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(path)
-            Path(path).chmod(0o600)
-            listener.listen(_BACKLOG)
-            return listener
-        except BaseException as error:
-            listener.close()
-            if isinstance(error, OSError):
-                raise ValueError(f"cannot listen at {path}: {error}") from error
-            raise
+    try:
+        with _locked(folder):
+            _remove_a_dead_one(path)
+            return _listener_at(path)
+    except BLSError:
+        raise
+    except OSError as error:
+        raise ValueError(f"cannot listen at {path}: {error}") from error
+
+
+def _listener_at(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        Path(path).chmod(0o600)
+        listener.listen(_BACKLOG)
+        return listener
+    except BaseException:
+        listener.close()
+        raise
 
 
 def _remove_a_dead_one(path: str) -> None:
@@ -76,11 +83,7 @@ def _locked(folder: Path) -> Iterator[None]:
     who removed it could not know that nobody waits for it.
     """
     path = folder / f".torchrec_bls.{os.geteuid()}.lock"
-    try:
-        file = open(path, "ab", opener=_open_own)  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise ValueError(f"cannot make {path}, which a socket there needs: {error}") from error
-    with file:
+    with open(path, "ab", opener=_open_own) as file:
         found = os.fstat(file.fileno())
         is_file, is_shared = stat.S_ISREG(found.st_mode), found.st_mode & 0o077
         if not is_file or is_shared or found.st_uid != os.geteuid():
@@ -89,13 +92,16 @@ def _locked(folder: Path) -> Iterator[None]:
                 "it, or give offer() a path in another folder"
             )
         end = time.monotonic() + _DEADLINE
-        while not _takes_lock(file.fileno()):
-            if time.monotonic() >= end:
-                raise PeerTimeoutError(
-                    f"another process of this user has kept {path} locked for {_DEADLINE} s"
-                )
-            time.sleep(_PAUSE)
-        yield
+        try:
+            while not _takes_lock(file.fileno()):
+                if time.monotonic() >= end:
+                    raise PeerTimeoutError(
+                        f"another process of this user has kept {path} locked for {_DEADLINE} s"
+                    )
+                time.sleep(_PAUSE)
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
 
 
 def _open_own(path: str, flags: int) -> int:
@@ -103,7 +109,7 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _takes_lock(descriptor: int) -> bool:
-    """Takes the lock until the file is closed. Returns False if another process has it."""
+    """Takes a lock. Returns False if another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

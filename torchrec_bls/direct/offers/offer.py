@@ -59,15 +59,13 @@ class Offer:
         self._thread = threading.Thread(
             target=self._take_connections, name="torchrec_bls offer", daemon=True
         )
-        self._listener = listen(path)
         try:
+            self._listener = listen(path)
             self._file = Path(path).stat().st_ino
             _offers.add(self)
             self._thread.start()
         except BaseException:
             self._end()
-            if not self._thread.is_alive():
-                self._listener.close()
             raise
 
     def __enter__(self) -> "Offer":
@@ -97,11 +95,14 @@ class Offer:
         if self._ends:
             return
         self._ends = True
-        with suppress(OSError, AttributeError):  # none of it is there, or not yet
+        with suppress(OSError, AttributeError):  # it is not there, or not yet
             if Path(self.path).stat().st_ino == self._file:
                 Path(self.path).unlink()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        with suppress(OSError, AttributeError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+        if not self._thread.is_alive():
+            with suppress(AttributeError):
+                self._listener.close()
 
     def _take_connections(self) -> None:
         with self._listener:

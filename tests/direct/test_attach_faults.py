@@ -50,7 +50,7 @@ def relay(source: str, change: Change) -> Callable[[socket.socket], None]:
                 offering.greet()
                 offering.be_greeted()
                 content = offering.receive(descriptors)
-            handed = [descriptors.next() for _ in range(len(descriptors))]
+            handed = [descriptors.take() for _ in range(len(descriptors))]
             content, changed = change(content, list(handed))
             conversation = Conversation(connected, "relay", DEADLINE)
             try:

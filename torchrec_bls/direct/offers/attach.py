@@ -168,9 +168,9 @@ def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Recei
     all_tables, generations = [], []
     for module in manifest.modules:
         digest, owners = bytes.fromhex(module.digest), len(module.sizes)
-        page = _native.ControlPage.adopt(descriptors.next(), owners, digest)
+        page = _native.ControlPage.adopt(descriptors.take(), owners, digest)
         tables = module.share(page)
-        segments = [tables.adopt(owner, number, descriptors.next()) for owner in range(owners)]
+        segments = [tables.adopt(owner, number, descriptors.take()) for owner in range(owners)]
         all_tables.append(tables)
         generations.append(tables.generation(number, segments))
     lead = all_tables[0]
@@ -180,7 +180,7 @@ def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Recei
             "is the last one: they are of different models"
         )
     label = (lead.owners, number, lead.digest)
-    segment = _native.TableSegment.adopt(descriptors.next(), label)
+    segment = _native.TableSegment.adopt(descriptors.take(), label)
     try:
         dense = dense_weights(segment, _native.FIRST_TABLE_OFFSET)
     except ValueError as error:

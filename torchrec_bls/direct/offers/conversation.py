@@ -57,7 +57,7 @@ class Descriptors:
         """Adds descriptors after the others."""
         self._open.extend(descriptors)
 
-    def next(self) -> int:
+    def take(self) -> int:
         """Returns the next descriptor, which stays open until `close`."""
         self._next += 1
         return self._open[self._next - 1]

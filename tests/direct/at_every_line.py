@@ -111,13 +111,21 @@ def _may_fail(frame: FrameType | None) -> bool:
 
 @cache
 def _of_file(name: str) -> tuple[set[int], set[int]]:
-    """Returns the lines of heads of `with`, and those that put things right."""
+    """Returns the lines of heads of `with`, and those where nothing strikes."""
     headers: set[int] = set()
-    cures: set[int] = set()
-    for node in ast.walk(ast.parse(Path(name).read_text())):
+    spared: set[int] = set()
+
+    def walk(node: ast.AST, guarded: bool) -> None:
         if isinstance(node, ast.With):
             headers.update(range(node.lineno, node.body[0].lineno))
         if isinstance(node, ast.Try):
+            if guarded:  # a line that does nothing, which the block around it does not cover
+                spared.add(node.lineno)
             for each in [*node.finalbody, *node.handlers]:
-                cures.update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
-    return headers, cures
+                spared.update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+        inside = guarded or isinstance(node, ast.With | ast.Try)
+        for child in ast.iter_child_nodes(node):
+            walk(child, inside and not isinstance(node, ast.FunctionDef))
+
+    walk(ast.parse(Path(name).read_text()), False)
+    return headers, spared

@@ -38,14 +38,13 @@ class ModelClaim:
         self.rewritten: RewrittenModel | None = None
         self._stages = list(stages.values())
         self._hooks: list[Any] = []
-        claimed: list[ModuleStages] = []
         try:
             for each in self._stages:
                 each.module.callers.claim(each.module, pipeline)
-                claimed.append(each)
         except BaseException:
-            for each in claimed:
-                each.module.callers.release()
+            for each in self._stages:
+                if each.module.callers.pipeline is pipeline:
+                    each.module.callers.release()
             raise
         of_pipeline: Any = weakref.WeakMethod(refuse_loading)
 

@@ -91,3 +91,17 @@ def switches_section(record: Record) -> str:
         "copies:",
         page.table(["other process", "lookups", "median, ms", "p99, ms", "p99.9, ms"], rows),
     )
+
+
+def idle_section(record: Record) -> str:
+    """Processor time of a process that only follows."""
+    rows = [
+        [f"{each['descriptors']:,}", "lost" if each["lost"] else "none", f"{each['percent']:.2f}"]
+        for each in record["results"]
+    ]
+    return page.section(
+        record,
+        f"Processor time of a process without batches that follows, over "
+        f"{record['settings']['seconds']:g} s, as a percentage of one processor:",
+        page.table(["descriptors of other processes", "new generation", "%"], rows),
+    )

@@ -154,7 +154,7 @@ void bind_segments(py::module_& module) {
                   })
       .def_static("adopt",
                   [](int descriptor, const LabelTuple& expected) {
-                    Descriptor file(descriptor);
+                    Descriptor file = duplicated(descriptor);
                     const TableLabel label = label_of(expected);
                     const py::gil_scoped_release release;
                     return TableSegment::adopt(std::move(file), label);
@@ -193,7 +193,7 @@ void bind_control_page(py::module_& module) {
                   })
       .def_static("adopt",
                   [](int descriptor, uint32_t owners, const py::bytes& layout) {
-                    Descriptor file(descriptor);
+                    Descriptor file = duplicated(descriptor);
                     return ControlPage::adopt(std::move(file), owners, digest_of(layout));
                   })
       .def("record",

@@ -86,6 +86,12 @@ void Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
+Descriptor duplicated(int fd) {
+  Descriptor file(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (file.get() < 0) fail_by_errno("cannot keep shared memory that was handed over");
+  return file;
+}
+
 Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose) {
   // Before it is taken: the kernel ends processes to find memory, and so does a control group.
   if (const uint64_t left = memory_left(bytes); left < bytes) no_memory(bytes, left, purpose);

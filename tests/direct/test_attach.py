@@ -12,8 +12,10 @@ from torchrec import KeyedJaggedTensor
 from tests.direct import nodes, served
 from tests.direct.nodes import Node, started
 from tests.distributed import models
+from tests.processes import run
 from torchrec_bls import BLSConfig, attach, bounded_lag_modules, offer, publish
 from torchrec_bls.direct.arguments import FIRST_VERSION
+from torchrec_bls.direct.serving.publisher import Publisher
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
@@ -216,6 +218,31 @@ def test_who_is_behind_takes_the_newest_version(tmp_path: Path) -> None:
         for name in ("late", "stopped"):
             processes.call(name, nodes.go_over, 4)
         assert processes.call(0, nodes.check, 4) == 4
+
+
+def attach_slowly(rank: int, folder: str) -> None:
+    model, batches = served.sharded(), served.batches_of(rank)
+    expected = served.Expected(batches)
+    served.check(model, batches, expected, 0)
+    joined = nodes.bare_model()
+    make = Publisher.__init__
+
+    def make_slowly(publisher: Publisher, *args: Any, **kwargs: Any) -> None:
+        """The thread that maps is quicker than the one that has made it."""
+        make(publisher, *args, **kwargs)
+        nodes.until(lambda: publisher.follower.newest[0].serial == 2)
+
+    with offer(model, f"{folder}/socket") as offered:
+        publish(model, served.weights_of(2), version="2")
+        # The model has had no batch since, and so the first version is handed over.
+        Publisher.__init__ = make_slowly  # type: ignore[method-assign]
+        attach(joined, offered.path, deadline=nodes.DEADLINE)
+        Publisher.__init__ = make  # type: ignore[method-assign]
+    assert served.check(joined, batches, expected, 0) == 2
+
+
+def test_a_version_that_is_mapped_while_a_reader_attaches_is_taken(tmp_path: Path) -> None:
+    run(1, attach_slowly, str(tmp_path))
 
 
 def with_a_bad_id(batch: Any) -> Any:

@@ -51,14 +51,14 @@ def relay(source: str, change: Change) -> Callable[[socket.socket], None]:
                 offering.be_greeted()
                 content = offering.receive(descriptors)
             handed = [descriptors.take() for _ in range(len(descriptors))]
+            content, changed = change(content, list(handed))
+            conversation = Conversation(connected, "relay", DEADLINE)
             try:
-                content, changed = change(content, list(handed))
-                conversation = Conversation(connected, "relay", DEADLINE)
                 conversation.greet()
                 conversation.be_greeted()
                 conversation.send(content, changed)
             finally:
-                for descriptor in {*handed, *changed}:
+                for descriptor in {*changed} - {*handed}:
                     os.close(descriptor)
 
     return answer

@@ -14,7 +14,7 @@ from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import holder_of
+from torchrec_bls.direct.holders import holder_of, is_held
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.process import Process, is_alive, this_process
@@ -127,15 +127,14 @@ class SharedTables:
         try:
             segment = _native.TableSegment.open(address, label)
         except BLSError:
-            _, _, device, inode, size = address
-            holder = holder_of(device, inode)
-            if holder is None:
+            elsewhere = _elsewhere(address)
+            if elsewhere is None:
                 raise
-            segment = _native.TableSegment.open((*holder, device, inode, size), label)
+            segment = _native.TableSegment.open(elsewhere, label)
         return self.checked(owner, segment)
 
     def adopt(self, owner: int, version: str, descriptor: int) -> _native.TableSegment:
-        """Maps the segment of an owner in a version, by a descriptor that it closes at its end.
+        """Maps the segment of an owner in a version, by a descriptor that stays the caller's.
 
         Raises:
             BLSError: it is no sealed memory, or it has another label or size.
@@ -320,6 +319,28 @@ def warn_of_exchange(group: dist.ProcessGroup, name: str, reason: str) -> None:
 def _abandon(page: _native.ControlPage, rank: int, identity: int) -> None:
     if identity == this_process().identity:  # not in a fork, whose parent may go on
         page.abandon(rank)
+
+
+def _elsewhere(
+    address: tuple[int, int, int, int, int],
+) -> tuple[int, int, int, int, int] | None:
+    """Returns the address of the same file in another process; None if it is where it was recorded,
+    or nowhere any more.
+
+    Raises:
+        RendezvousError: this process can't look.
+    """
+    pid, descriptor, device, inode, size = address
+    if is_held(pid, descriptor, device, inode):
+        return None
+    try:
+        holder = holder_of(device, inode)
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot look for the tables that process {pid} has announced: {error}. Raise the "
+            "limit of open files (ulimit -n)"
+        ) from error
+    return None if holder is None else (*holder, device, inode, size)
 
 
 def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]]:

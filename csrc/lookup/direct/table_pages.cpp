@@ -20,6 +20,9 @@ constexpr size_t kPopulatedAtOnce = kHugePage / 4, kUnmappedAtOnce = kHugePage;
 // Times a step that this thread rests after it. The scheduler may leave it on the processor of a
 // thread with lookups, which loses one in so many then.
 constexpr int kRests = 4;
+// A step takes less than a millisecond. One that took longer waited for a processor, or its process
+// was stopped: a rest in proportion would keep new tables back as long again, and more.
+constexpr std::chrono::milliseconds kLongestRest{50};
 constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14
 
 thread_local bool beside_lookups = false;
@@ -34,7 +37,9 @@ void in_steps(size_t bytes, size_t step, const Work& work) {
     if (beside_lookups && process_ends) return;
     const auto begin = Clock::now();
     if (!work(at, std::min(step, bytes - at))) return;
-    if (beside_lookups) std::this_thread::sleep_for(kRests * (Clock::now() - begin));
+    if (!beside_lookups) continue;
+    const Clock::duration rest = kRests * (Clock::now() - begin);
+    std::this_thread::sleep_for(std::min<Clock::duration>(rest, kLongestRest));
   }
 }
 

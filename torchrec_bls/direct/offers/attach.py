@@ -97,14 +97,46 @@ def attach(
         _check_dense(dense, received.dense, where)
         readers = _readers_of(where, owner, collections, manifest, received)
         if owner is not None:
-            _take_over(received.tables, owner)
-        for name, reader in readers.items():
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, reader)
-        _fill(DenseState(model, readers.values()), received.dense)
+            check_owner(owner, received.tables[0].owners)
+        ownership = Ownership([tables.page for tables in received.tables])
+        _change(model, readers, dense, received.dense, ownership, owner, conversation)
+
+
+def _change(
+    model: nn.Module,
+    readers: Mapping[str, nn.Module],
+    dense: DenseState,
+    given: Mapping[str, Any],
+    ownership: Ownership,
+    owner: int | None,
+    conversation: Conversation,
+) -> None:
+    """Takes the rank's place and makes the model read the tables. If a step fails, or a signal
+    ends it, all is as it was."""
+    collections = {name: model.get_submodule(name) for name in readers}
+    before = dense.copy()
+    had_it = owner is not None and ownership.is_own(owner)
+    try:
+        if owner is not None:
+            ownership.take_over(owner)
+        _replace(model, readers)
+        _fill(DenseState(model, readers.values()), given)
         ServedModel.of(model)
         with suppress(BLSError):  # the other process has ended, and is not needed any more
             conversation.acknowledge()
+    except BaseException:
+        ServedModel.forget(model)
+        _replace(model, collections)
+        _fill(dense, before)
+        if owner is not None and not had_it:  # nothing happens where it was not taken over
+            ownership.give_up(owner)
+        raise
+
+
+def _replace(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, module)
 
 
 @whole_at_forks()
@@ -257,11 +289,6 @@ def _check_dense(dense: DenseState, given: Mapping[str, Any], where: str) -> Non
         dense.check(given, where)
     except ProtocolError as error:
         raise ValueError(f"{error}: attach the same model") from error
-
-
-def _take_over(tables: list[SharedTables], owner: int) -> None:
-    check_owner(owner, tables[0].owners)
-    Ownership([each.page for each in tables]).take_over(owner)
 
 
 def _readers_of(

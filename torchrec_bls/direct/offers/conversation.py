@@ -4,12 +4,12 @@ Both first say which version they speak. Every wait ends at a deadline.
 """
 
 import array
+import errno
 import json
 import os
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ _STEP = 128
 _RECEIVED_AT_ONCE = 1 << 20
 _ONE_DESCRIPTOR = b"d"
 _DONE = b"k"
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 # Seconds between two tries to connect to a process with a full queue.
 _PAUSE = 0.005
 
@@ -40,26 +41,32 @@ T = TypeVar("T")
 
 
 class Descriptors:
-    """Descriptors that came from another process. `close` closes those that nobody took."""
+    """Descriptors that came from another process, until `close` closes them all.
+
+    Native code that keeps one keeps a duplicate. So a descriptor has one owner all the time, and an
+    exception between two steps leaves none open.
+    """
 
     def __init__(self) -> None:
-        self._left: deque[int] = deque()
+        self._open: list[int] = []
+        self._next = 0
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._open)
 
     def add(self, descriptors: Sequence[int]) -> None:
         """Adds descriptors after the others."""
-        self._left.extend(descriptors)
+        self._open.extend(descriptors)
 
     def take(self) -> int:
-        """Returns the next descriptor, which the caller closes."""
-        return self._left.popleft()
+        """Returns the next descriptor, which stays open until `close`."""
+        self._next += 1
+        return self._open[self._next - 1]
 
     def close(self) -> None:
-        """Closes the remaining descriptors."""
-        while self._left:
-            os.close(self._left.popleft())
+        """Closes all descriptors."""
+        while self._open:
+            os.close(self._open.pop())
 
 
 class Conversation:
@@ -157,14 +164,16 @@ class Conversation:
 
     def _receive_descriptors(self, count: int, descriptors: Descriptors) -> None:
         room = socket.CMSG_SPACE(count * array.array("i").itemsize)
-        data, ancillary, flags, _ = self._wait(
-            partial(self._socket.recvmsg, 1, room, socket.MSG_CMSG_CLOEXEC)
-        )
+        receive = partial(self._socket.recvmsg, 1, room, socket.MSG_CMSG_CLOEXEC)
         came = array.array("i")
-        for level, kind, rights in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                came.frombytes(rights[: len(rights) - len(rights) % came.itemsize])
-        descriptors.add(came)
+        ancillary: list[tuple[int, int, bytes]] = []
+        try:
+            data, ancillary, flags, _ = self._wait(receive)
+        finally:  # they are open from here on, whatever comes now
+            for level, kind, rights in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    came.frombytes(rights[: len(rights) - len(rights) % came.itemsize])
+            descriptors.add(came)
         if not data:
             raise self._gone()
         if flags & socket.MSG_CTRUNC:
@@ -223,7 +232,10 @@ def connect(path: str, deadline: float) -> Conversation:
     """
     end = time.monotonic() + deadline
     while True:
-        connecting = kept_from_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        try:
+            connecting = kept_from_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        except OSError as error:
+            raise RendezvousError(_why_nobody(path, error)) from error
         try:
             connecting.settimeout(max(1e-3, end - time.monotonic()))
             connecting.connect(path)
@@ -255,4 +267,5 @@ def _why_nobody(path: str, error: OSError) -> str:
         )
     if isinstance(error, PermissionError):
         return f"{path} is another user's: tables are shared by processes of one user only"
-    return f"cannot connect to {path}: {error}"
+    cure = ". Raise the limit of open files (ulimit -n)" if error.errno in _NO_DESCRIPTOR else ""
+    return f"cannot connect to {path}: {error}{cure}"

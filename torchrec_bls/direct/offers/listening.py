@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from torchrec_bls.direct.process import kept_from_children
-from torchrec_bls.errors import PeerTimeoutError
+from torchrec_bls.errors import BLSError, PeerTimeoutError
 
 _BACKLOG = 64
 # Seconds to wait for other processes that listen in the same folder. Each takes only a moment.
@@ -24,25 +24,34 @@ def listen(path: str) -> socket.socket:
 
     Raises:
         ValueError: a process listens there, the path has something else than a socket or is too
-            long, or its folder can't be written to.
-        PeerTimeoutError: another process keeps the folder locked.
+            long, its folder can't be written to, or this process has no descriptor left.
+        PeerTimeoutError: another process of this user is listening there, and does not get on.
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ValueError(f"{path} has more than {_LONGEST_PATH} bytes: use a shorter path")
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise ValueError(f"{folder}, where a socket is to be made, is no folder: make it before")
-    with _locked(folder):
-        _remove_a_dead_one(path)
-        listener = kept_from_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        try:
-            listener.bind(path)
-            Path(path).chmod(0o600)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise ValueError(f"cannot listen at {path}: {error}") from error
+    try:
+        with _locked(folder):
+            _remove_a_dead_one(path)
+            return _listener_at(path)
+    except BLSError:
+        raise
+    except OSError as error:
+        raise ValueError(f"cannot listen at {path}: {error}") from error
+
+
+def _listener_at(path: str) -> socket.socket:
+    listener = kept_from_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    try:
+        listener.bind(path)
+        Path(path).chmod(0o600)
+        listener.listen(_BACKLOG)
         return listener
+    except BaseException:
+        listener.close()
+        raise
 
 
 def _remove_a_dead_one(path: str) -> None:
@@ -68,21 +77,42 @@ def _remove_a_dead_one(path: str) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps two processes from replacing each other's sockets as if the other was dead."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    end = time.monotonic() + _DEADLINE
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
+    """Keeps two processes of this user from replacing each other's sockets as if the other was
+    dead.
+
+    The folder itself would do, but whoever may read it could keep it locked. The file stays there:
+    who removed it could not know that nobody waits for it.
+    """
+    path = folder / f".torchrec_bls.{os.geteuid()}.lock"
+    with kept_from_children(open(path, "ab", opener=_open_own)) as file:
+        found = os.fstat(file.fileno())
+        is_file, is_shared = stat.S_ISREG(found.st_mode), found.st_mode & 0o077
+        if not is_file or is_shared or found.st_uid != os.geteuid():
+            raise ValueError(
+                f"{path} is another user's, or open to others, who could keep it locked: remove "
+                "it, or give offer() a path in another folder"
+            )
+        end = time.monotonic() + _DEADLINE
+        try:
+            while not _takes_lock(file.fileno()):
                 if time.monotonic() >= end:
                     raise PeerTimeoutError(
-                        f"another process has kept {folder} locked for {_DEADLINE} s"
-                    ) from None
+                        f"another process of this user has kept {path} locked for {_DEADLINE} s"
+                    )
                 time.sleep(_PAUSE)
-        yield
-    finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
-        os.close(lock)
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
+def _takes_lock(descriptor: int) -> bool:
+    """Takes a lock. Returns False if another process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -29,12 +29,14 @@ from torchrec_bls.errors import BLSError, named
 _DEADLINE = 60.0
 # Seconds that each thread may take at the end of the process.
 _ENDING = 5.0
-# Seconds until the next try to accept a connection, after one that failed.
+# Seconds until the next try to accept a connection, after one that failed, and after many.
 _PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
 
 
 class Offer:
-    """Hands tables over until it is closed. `offer` returns it. It is a context manager.
+    """Hands tables over until it is closed, or its model is collected. `offer` returns it. It is a
+    context manager.
 
     Args:
         model: see `offer`.
@@ -42,22 +44,29 @@ class Offer:
 
     Attributes:
         path: see `offer`.
+        problem: why the last process that came could not be taken or got no tables, although it did
+            nothing wrong; empty if it got them.
     """
 
     def __init__(self, model: nn.Module, path: str) -> None:
         ServedModel.of(model)
         self._process = this_process()
         self.path = path
-        self._model = model
-        self._listener = listen(path)
-        self._file = Path(path).stat().st_ino
+        self.problem = ""
+        self._model = weakref.ref(model, self._end)
         self._ends = False
         self._serving: list[tuple[threading.Thread, socket.socket]] = []
         self._thread = threading.Thread(
             target=self._take_connections, name="torchrec_bls offer", daemon=True
         )
-        self._thread.start()
-        _offers.add(self)
+        try:
+            self._listener = listen(path)
+            self._file = Path(path).stat().st_ino
+            _offers.add(self)
+            self._thread.start()
+        except BaseException:
+            self._end()
+            raise
 
     def __enter__(self) -> "Offer":
         return self
@@ -74,60 +83,89 @@ class Offer:
         """Accepts no more processes, and removes the socket. Processes that have attached go on.
         One that is attaching gets PeerDiedError. In a forked child it does nothing: the offer is
         the parent's."""
-        if self._ends or not self._process.is_own:
+        if not self._process.is_own:
             return
-        self._ends = True
-        with suppress(OSError):
-            if Path(self.path).stat().st_ino == self._file:
-                Path(self.path).unlink()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._end()
         self._thread.join(_ENDING)
-        self._listener.close()
         for thread, connected in self._serving:
             with suppress(OSError):  # the process has ended
                 connected.shutdown(socket.SHUT_RDWR)
             thread.join(_ENDING)
 
+    def _end(self, *_: object) -> None:
+        """Removes the socket, and has the thread end. It waits for nobody: the collector of garbage
+        calls it, in any thread. A forked child leaves the parent's as it is."""
+        if self._ends or not self._process.is_own:
+            return
+        self._ends = True
+        with suppress(OSError, AttributeError):  # it is not there, or not yet
+            if Path(self.path).stat().st_ino == self._file:
+                Path(self.path).unlink()
+        with suppress(OSError, AttributeError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+        if not self._thread.is_alive():
+            with suppress(AttributeError):
+                self._listener.close()
+
     def _take_connections(self) -> None:
-        while not self._ends:
-            try:
-                connected = kept_from_children(self._listener.accept()[0])
-            except OSError:
-                if not self._ends:  # no descriptors are left, or the other process has gone
-                    time.sleep(_PAUSE)
-                continue
-            # A process that is stopped in the middle does not block others.
-            thread = threading.Thread(
-                target=self._serve, args=(connected,), name="torchrec_bls hand-over", daemon=True
-            )
-            self._serving = [each for each in self._serving if each[0].is_alive()]
-            self._serving.append((thread, connected))
+        with self._listener:
+            pause = _PAUSE
+            while not self._ends:
+                try:
+                    self._take_one()
+                    pause = _PAUSE
+                except Exception as error:  # no descriptor, no thread or no memory is left
+                    if not self._ends:
+                        self.problem = named(error)
+                        time.sleep(pause)
+                        pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _take_one(self) -> None:
+        connected = kept_from_children(self._listener.accept()[0])
+        # A process that is stopped in the middle does not block others.
+        thread = threading.Thread(
+            target=self._serve, args=(connected,), name="torchrec_bls hand-over", daemon=True
+        )
+        try:
             thread.start()
+        except BaseException:
+            connected.close()
+            raise
+        self._serving = [each for each in self._serving if each[0].is_alive()]
+        self._serving.append((thread, connected))
 
     def _serve(self, connected: socket.socket) -> None:
-        with (
-            closing(Conversation(connected, self.path, _DEADLINE)) as conversation,
-            suppress(BLSError),  # the other end knows, or is gone
-        ):
-            conversation.greet()
-            try:
-                # This comes first. Otherwise a refused process would fail to send it and never read
-                # why.
-                conversation.be_greeted()
-                identity = identity_of(conversation.peer())
-                served = ServedModel.of(self._model)
-                serving, weights = served.snapshot()
-                dense = _segment_of(weights, serving[0], served.reads[0].tables)
-                manifest = _manifest_of(served.modules, serving[0])
-            except Exception as error:
-                conversation.send({"refused": named(error)}, [])
-                return
-            # Both keep the version's descriptors open, even if another one serves meanwhile.
-            conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
-            conversation.await_acknowledgement()
-            if identity is not None:
-                served.add_reader(identity)
+        try:
+            with closing(Conversation(connected, self.path, _DEADLINE)) as conversation:
+                self._hand_over(conversation)
+            self.problem = ""
+        except BLSError:
+            pass  # the other end knows, or is gone
+        except Exception as error:
+            self.problem = named(error)
+
+    def _hand_over(self, conversation: Conversation) -> None:
+        conversation.greet()
+        try:
+            # This comes first. Otherwise a refused process would fail to send it and never read
+            # why.
+            conversation.be_greeted()
+            identity = identity_of(conversation.peer())
+            model = self._model()
+            if model is None:
+                raise ValueError("the model that was offered is not there any more")
+            served = ServedModel.of(model)
+            serving, weights = served.snapshot()
+            dense = _segment_of(weights, serving[0], served.reads[0].tables)
+            manifest = _manifest_of(served.modules, serving[0])
+        except Exception as error:
+            conversation.send({"refused": named(error)}, [])
+            return
+        # Both keep the version's descriptors open, even if another one serves meanwhile.
+        conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
+        conversation.await_acknowledgement()
+        if identity is not None:
+            served.add_reader(identity)
 
 
 def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
@@ -143,7 +181,8 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
             there is replaced.
 
     Returns:
-        An object that hands tables over until it is closed, or this process ends.
+        An object that hands tables over until it is closed, or the model is collected, or this
+        process ends.
 
     Raises:
         ValueError: the model does not read all its tables directly. Or a living process offers
@@ -166,6 +205,7 @@ def _module_of(name: str, module: ReadingModule) -> OfferedModule:
     reads = module.direct_reads
     assert reads is not None
     tables = reads.tables
+    configs = {config.name: config for config in reads.configs}
     return OfferedModule(
         name=name,
         pooled=reads.form.pooled,
@@ -179,7 +219,8 @@ def _module_of(name: str, module: ReadingModule) -> OfferedModule:
                 list(config.feature_names),
                 config.pooling.value if reads.form.pooled else "",
             )
-            for layout, config in zip(tables.layouts.values(), reads.configs, strict=True)
+            for layout in tables.layouts.values()
+            for config in [configs[layout.name]]  # a reader's model may have another order
         ],
         sizes=list(tables.sizes),
         dtype=str(tables.dtype),

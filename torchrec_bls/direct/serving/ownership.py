@@ -64,7 +64,9 @@ class Ownership:
 
     def give_up(self, owner: int) -> None:
         """Lets another process publish for a rank: the one that comes back for it, or any other."""
-        self._lead.take_over(owner, this_process().identity | _ACTING, 0)
+        own = this_process().identity
+        for before in (own | _ACTING, own):
+            self._lead.take_over(owner, before, 0)
         self._follow(owner)
 
     def _follow(self, owner: int) -> None:

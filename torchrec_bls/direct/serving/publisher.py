@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -12,12 +12,13 @@ from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import cut, entry_of
-from torchrec_bls.direct.process import is_alive, new_lock, this_process, whole_at_forks
+from torchrec_bls.direct.process import is_alive, this_process, whole_at_forks
 from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.serving.versions import PAUSE, Versions
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import PeerTimeoutError
+from torchrec_bls.turn import Turn
 
 
 class Publisher:
@@ -48,7 +49,7 @@ class Publisher:
         pages = [each.page for each in every]
         self._lead, self._ownership = pages[0], Ownership(pages)
         self._owners = range(every[0].owners)
-        self._publishing = new_lock()
+        self._publishing = Turn()
         self._unnamed = count(1)
 
     def named(self, version: str | None) -> str:
@@ -67,8 +68,7 @@ class Publisher:
             )
         return f"{this_process().identity:x}-{next(self._unnamed)}"
 
-    @contextmanager
-    def one_at_a_time(self, end: float) -> Iterator[None]:
+    def one_at_a_time(self, end: float) -> AbstractContextManager[None]:
         """Keeps the other threads of this process from publishing.
 
         Args:
@@ -77,12 +77,8 @@ class Publisher:
         Raises:
             PeerTimeoutError: a thread has not finished by then.
         """
-        if not self._publishing.acquire(timeout=max(0.0, end - time.monotonic())):
-            raise PeerTimeoutError("another thread of this process has not finished publishing")
-        try:
-            yield
-        finally:
-            self._publishing.release()
+        busy = PeerTimeoutError("another thread of this process has not finished publishing")
+        return self._publishing.taken(end, busy)
 
     def publish_for(
         self,
@@ -123,19 +119,18 @@ class Publisher:
 
     @contextmanager
     def _in_place_of(self, owner: int, end: float) -> Iterator[None]:
-        if self._ownership.is_own(owner):
-            yield
-            return
-        while not self._ownership.act_for(owner):
-            if time.monotonic() >= end:
-                raise PeerTimeoutError(
-                    f"another process acts for rank {owner}, and has not finished"
-                )
-            time.sleep(PAUSE)
+        had_it = self._ownership.is_own(owner)
         try:
+            while not had_it and not self._ownership.act_for(owner):
+                if time.monotonic() >= end:
+                    raise PeerTimeoutError(
+                        f"another process acts for rank {owner}, and has not finished"
+                    )
+                time.sleep(PAUSE)
             yield
         finally:
-            self._ownership.give_up(owner)
+            if not had_it:  # nothing happens where it was not taken over
+                self._ownership.give_up(owner)
 
     def parts(self, owner: int, state_dict: Mapping[str, Any]) -> list[Parts]:
         """Returns the content of an owner's next segment from a state dict, for each module.

@@ -69,7 +69,7 @@ class ServedModel:
         self._switches = Switches(self.reads, self._dense, serving, self._published_dense)
         # Versions and dense states by serial number, as this process has published them.
         self._published: dict[int, tuple[str, dict[str, Any]]] = {}
-        self._readers: list[int] = []
+        self._readers: dict[int, None] = {}
         self._beginning = new_lock()
         # The model was called before, so that OpenMP has started as many.
         self._threads = torch.get_num_threads()
@@ -115,6 +115,14 @@ class ServedModel:
             _served.update({id(each): made for each in reads})
             return made
 
+    @classmethod
+    def forget(cls, model: nn.Module) -> None:
+        """Undoes `of`; nothing happens where it was not called."""
+        with cls._making:
+            served: ServedModel | None = _unwrapped(model).__dict__.get(_SERVED)
+            if served is not None:
+                served._end()
+
     def _is_current(self) -> bool:
         modules = reading_modules(self._model).values()
         return [id(module.direct_reads) for module in modules] == list(map(id, self.reads))
@@ -149,7 +157,7 @@ class ServedModel:
                 module.input_check.begin_in_child()
             # The parent's publish may fail; segments have what it announced.
             self._published.clear()
-            self._readers = []
+            self._readers = {}
             self._follower.start()
             self._process = this_process()
 
@@ -200,6 +208,8 @@ class ServedModel:
         self._follower.stop()
 
     def _leave_model(self) -> None:
+        for reads in self.reads:
+            _served.pop(id(reads), None)
         for hook in self._hooks:
             hook.remove()
         _unwrapped(self._model).__dict__.pop(_SERVED, None)
@@ -286,8 +296,15 @@ class ServedModel:
             return self._switches.taken, self._dense.copy()
 
     def add_reader(self, identity: int) -> None:
-        """Notes that a process has attached to this one."""
-        self._readers = [each for each in self._readers if is_alive(each)] + [identity]
+        """Notes that a process has attached to this one, however often."""
+        self._living_readers()  # those that are gone do not add up
+        self._readers[identity] = None
+
+    def _living_readers(self) -> list[int]:
+        for each in list(self._readers):
+            if not is_alive(each):
+                self._readers.pop(each, None)
+        return list(self._readers)
 
     def state(self) -> ServingState:
         """Returns what is served, and which owners are gone."""
@@ -305,7 +322,7 @@ class ServedModel:
             missing=tuple(sorted(set(range(tables.owners)) - pending.keys())) if pending else (),
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
-            readers=tuple(pid_of(each) for each in self._readers if is_alive(each)),
+            readers=tuple(map(pid_of, self._living_readers())),
             problem=self._problem(),
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),

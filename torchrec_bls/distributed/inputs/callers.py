@@ -60,8 +60,8 @@ class Callers:
         """
         self._refuse_pipelined(pipeline)
         self._take_over(module)
-        self._pipeline = weakref.ref(pipeline)
         self._finish_leftovers()
+        self._pipeline = weakref.ref(pipeline)
 
     def release(self, leftovers: Callable[[], None] | None = None) -> None:
         """Ends a claim.
@@ -83,15 +83,19 @@ class Callers:
 
     def _take_over(self, module: object) -> None:
         with self._lock:
-            # Set first: from here on a call of the thread before waits for the lock in `enter`.
-            before, self._thread = self._thread, get_ident()
-            if before not in (None, self._thread) and self._is_calling(before, module):
+            before = self._thread
+            try:
+                # Set first: from here on a call of the thread before waits for the lock in `enter`.
+                self._thread = get_ident()
+                if before not in (None, self._thread) and self._is_calling(before, module):
+                    raise ValueError(
+                        f"{self._where}: another thread of this process (identity {before}) is "
+                        "calling the model, or has not waited for its embeddings. All ranks match "
+                        "calls by their order, so one thread at a time may call it: use a lock"
+                    )
+            except BaseException:  # a signal, too
                 self._thread = before
-                raise ValueError(
-                    f"{self._where}: another thread of this process (identity {before}) is "
-                    "calling the model, or has not waited for its embeddings. All ranks match "
-                    "calls by their order, so one thread at a time may call it: use a lock"
-                )
+                raise
 
     def _is_calling(self, thread: int | None, module: object) -> bool:
         frame: FrameType | None = sys._current_frames().get(thread or 0)
@@ -107,6 +111,10 @@ class Callers:
         return False
 
     def _finish_leftovers(self) -> None:
-        leftovers, self._leftovers = self._leftovers, None
-        if leftovers is not None:
-            leftovers()
+        try:
+            if self._leftovers is not None:
+                self._leftovers()
+        except Exception:
+            self._leftovers = None
+            raise
+        self._leftovers = None  # after a signal the next call goes on with them

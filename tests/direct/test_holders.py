@@ -1,0 +1,106 @@
+"""Which processes live, and which of them holds a file."""
+
+import array
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.direct.nodes import until
+from tests.direct.test_last_defence import no_descriptors
+from torchrec_bls import _native
+from torchrec_bls.direct.holders import holder_of
+from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
+from torchrec_bls.direct.process import identity_of, is_alive, this_process
+from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.errors import ProtocolError
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Notes all searches among the processes."""
+    found: list[str] = []
+    listdir = os.listdir
+
+    def noting(path: Any = ".") -> list[str]:
+        if str(path) == "/proc":
+            found.append(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", noting)
+    yield found
+
+
+def test_a_lack_of_descriptors_is_no_proof_of_a_death() -> None:
+    own, parent, gone = this_process().identity, os.getppid(), of_a_process_that_ended()
+    with no_descriptors():
+        with pytest.raises(OSError) as caught:
+            Path(f"/proc/{parent}/stat").read_text()
+        assert caught.value.errno == errno.EMFILE
+        assert is_alive(own)
+        assert not is_alive(0)
+        assert not is_alive(gone)
+    assert is_alive(own)
+    assert not is_alive(gone)
+
+
+def of_a_process_that_ended() -> int:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    identity = identity_of(pid)
+    os.waitpid(pid, 0)
+    return identity or pid
+
+
+def memory_in_flight() -> tuple[socket.socket, int, int]:
+    """Returns a socket to which a file was sent that no process holds, its device and inode."""
+    made = os.memfd_create("test")
+    found = os.fstat(made)
+    sending, receiving = socket.socketpair()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [made]))]
+    sending.sendmsg([b"d"], rights)
+    os.close(made)
+    sending.close()
+    return receiving, found.st_dev, found.st_ino
+
+
+def test_a_search_in_vain_is_not_repeated_at_once(searches: list[str]) -> None:
+    receiving, device, inode = memory_in_flight()
+    with receiving:
+        for _ in range(20):
+            assert holder_of(device, inode) is None
+        assert len(searches) == 1
+        # Another file is looked for at once.
+        assert holder_of(device, inode + 1) is None
+        assert len(searches) == 2
+        _, [made], _, _ = socket.recv_fds(receiving, 1, 1)
+        # After the rest it is found.
+        until(lambda: holder_of(device, inode) is not None)
+        assert holder_of(device, inode) == (os.getpid(), made)
+        os.close(made)
+
+
+def test_who_cannot_look_says_so() -> None:
+    receiving, device, inode = memory_in_flight()
+    with receiving, no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        holder_of(device, inode)
+    receiving.close()
+    assert holder_of(device, inode) is None  # it has looked this time
+
+
+def test_the_file_of_another_label_is_not_looked_for_elsewhere(searches: list[str]) -> None:
+    layout = TableLayout("t", 4, 4, "FP32", (Shard(0, 0, 4, 0, 4),))
+    digest = digest_of([layout])
+    page = _native.ControlPage.create(1, digest)
+    places = {("t", layout.shards[0]): _native.FIRST_TABLE_OFFSET}
+    sizes = [_native.FIRST_TABLE_OFFSET + 64]
+    tables = SharedTables(page, digest, {"t": layout}, places, sizes, torch.float32, False)
+    segment = _native.TableSegment.create((0, "1", tables.digest), [], tables.sizes[0], False)
+    tables.page.record(0, 2, "2", segment.address)
+    with pytest.raises(ProtocolError, match="version '1', not of rank 0 and version '2'"):
+        tables.open(0, 2, "2")
+    assert searches == []

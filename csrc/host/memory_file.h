@@ -33,8 +33,8 @@ class Descriptor {
   int fd_;
 };
 
-/// A descriptor of the same file. The given one stays its owner's: nobody has to say when it changed
-/// hands. Throws ChannelError.
+/// A descriptor of the same file. The given one stays its owner's: nobody has to say when it
+/// changed hands. Throws ChannelError.
 Descriptor duplicated(int fd);
 
 /// What a memory file is for, in words for messages.

@@ -56,6 +56,7 @@ _OF_QUANTIZED = (
 CONTRACT: Mapping[str, tuple[str, ...]] = {
     "torch.autograd": ("_profiler_enabled",),
     "torch.autograd.function:BackwardCFunction": ("_set_sequence_nr",),
+    "torch.distributed.distributed_c10d": ("_world",),
     "torch.distributed:ProcessGroup": (
         "_get_backend",
         "_register_backend",
@@ -111,7 +112,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "split_embedding_weights",
     ),
     f"{_DISTRIBUTED}comm_ops": ("get_gradient_division",),
-    f"{_DISTRIBUTED}dist_data:KJTAllToAll": ("_splits", "_stagger"),
+    f"{_DISTRIBUTED}dist_data:KJTAllToAll": ("_pg", "_splits", "_stagger"),
     f"{_DISTRIBUTED}embedding": ("get_ec_index_dedup",),
     f"{_DISTRIBUTED}embedding:EmbeddingCollectionAwaitable": ("_awaitables_per_sharding",),
     f"{_DISTRIBUTED}embedding:EmbeddingCollectionContext": (

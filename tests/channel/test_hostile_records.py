@@ -133,5 +133,5 @@ def test_an_error_is_quoted_and_anything_else_refused() -> None:
     with pytest.raises(RendezvousError, match="rank 1 could not set it up: no space"):
         join(TwoRanks({}, {"error": "no space"}))
     for error in (7, ["a", "b"]):
-        with pytest.raises(RendezvousError, match=r"rank 1 of the group announced .*Install one"):
+        with pytest.raises(RendezvousError, match=r"rank 1 announced .*Install one"):
             join(TwoRanks({}, {"error": error}))

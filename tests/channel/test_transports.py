@@ -59,11 +59,14 @@ def made_on_hosts(rank: int, hosts: str, transport: str) -> list[tuple[str, Any]
         stack.enter_context(mock.patch.object(Mesh, "address", Mesh.address))
         stack.enter_context(mock.patch("torchrec_bls._native.Channel"))
         BoundedLagChannel(dist.group.WORLD, slot_bytes=256, transport=transport)
-    # Objects cannot leave the process.
-    return [
-        (name, [a for a in arguments if isinstance(a, (int, list, range))])
-        for name, arguments in Mesh.made
-    ]
+    # Objects cannot leave the process, and names of ranks are not asked for.
+    return [(name, [a for a in arguments if _is_numbers(a)]) for name, arguments in Mesh.made]
+
+
+def _is_numbers(argument: Any) -> bool:
+    if isinstance(argument, list):
+        return all(isinstance(each, int) for each in argument)
+    return isinstance(argument, (int, range))
 
 
 def names(made: Sequence[tuple[str, Any]]) -> list[str]:

@@ -33,6 +33,7 @@ def sources_made_for_torchrec() -> Iterator[ast.AST]:
     for path in [
         *(PACKAGE / "distributed").rglob("*.py"),
         *(PACKAGE / "quant").rglob("*.py"),
+        *(PACKAGE / "direct" / "reads").rglob("*.py"),
         *PACKAGE.glob("pipeline*.py"),
         PACKAGE / "analysis" / "recording.py",
     ]:

@@ -202,7 +202,7 @@ def _manifest(folder: Path) -> Path:
         *("torch.float32", True, digest_of([layout]).hex()),
     )
     path = folder / "manifest.json"
-    path.write_text(json.dumps(Manifest("host", 3, [module]).as_json()))
+    path.write_text(json.dumps(Manifest("host", "step 3", 3, [module]).as_json()))
     return path
 
 

@@ -5,6 +5,7 @@ not the child. So an object with such a part keeps the handle of its process, an
 use.
 """
 
+import ctypes
 import os
 import threading
 import time
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+from torch.distributed import distributed_c10d
 
 from torchrec_bls.collective.transport.rendezvous import host_identity
 from torchrec_bls.errors import RendezvousError
@@ -163,6 +166,13 @@ def _before_fork() -> None:
             lock.release()
 
 
+def _keep_groups() -> None:
+    """Keeps process groups of the parent for ever: a child has none of the threads that gloo's
+    destructor joins, and would crash at its end."""
+    for group in list(distributed_c10d._world.pg_map):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
 def _in_child() -> None:
     global _own, _asking
     if _own is not None:
@@ -170,6 +180,7 @@ def _in_child() -> None:
     _own, _asking = None, threading.Lock()
     _running.clear()
     with ExitStack() as stack:  # does all, whatever one does
+        stack.callback(_keep_groups)
         for lock in list(_locks):
             stack.callback(lock._at_fork_reinit)  # type: ignore[attr-defined]
         for opened in list(_opened):

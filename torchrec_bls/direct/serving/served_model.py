@@ -51,7 +51,6 @@ class ServedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        _refuse_quantized(model)
         self.modules = reading_modules(model)
         self.reads = _reads_of(self.modules)
         # Before the thread starts: a newer version that it has mapped by then is not taken yet.
@@ -100,6 +99,7 @@ class ServedModel:
                 return served
             if served is not None:  # the model was sharded again
                 served._end()
+            _refuse_quantized(model)
             reads = _reads_of(reading_modules(model))
             parts = []
             for other in {each for each in map(_served_with, reads) if each is not None}:

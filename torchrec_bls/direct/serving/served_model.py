@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.utils.hooks import RemovableHandle
 from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.generation import Generation
@@ -76,11 +77,15 @@ class ServedModel:
         self._begin_in_child()
         for reads in self.reads:
             reads.followed = True
-        self._hooks = [
-            _unwrapped(model).register_forward_pre_hook(self._before_batch),
-            _unwrapped(model).register_forward_hook(self._after_batch, always_call=True),
-        ]
-        self._switches.gate.admit_running(_unwrapped(model))
+        self._hooks: list[RemovableHandle] = []
+        try:
+            bare = _unwrapped(model)
+            self._hooks.append(bare.register_forward_pre_hook(self._before_batch))
+            self._hooks.append(bare.register_forward_hook(self._after_batch, always_call=True))
+            self._switches.gate.admit_running(bare)
+        except BaseException:  # a signal, for example
+            self._leave_model()
+            raise
 
     @classmethod
     def of(cls, model: nn.Module) -> "ServedModel":

@@ -45,6 +45,7 @@ def measure(rank: int, settings: dict[str, Any]) -> dict[str, Any] | None:
             _fill(module, number + 2)  # new weights come from somewhere before they are published
             dist.barrier()
             publish(module, version=str(number + 2)).wait(_DEADLINE_S)
+            module(batches[0]).wait()  # its weights show what serves before they are written to
         dist.barrier()
     return None
 

@@ -1,7 +1,6 @@
 """Forked children of processes that serve: readers that follow by themselves."""
 
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import torch
 from tests.direct import nodes, served
 from tests.direct.forked import fork, leave, tables_held
 from tests.direct.nodes import DEADLINE, Node, started
+from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls import _native, offer, publish, serving_state
 
 LAYOUT = bytes(32)
@@ -303,12 +303,8 @@ def test_another_user_namespace_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def state_without_descriptors(node: Node) -> object:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
+    with no_descriptors():
         return serving_state(node.model)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_nobody_is_gone_for_want_of_descriptors(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """Which processes live, and which of them holds a file."""
 
 import array
-import errno
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls import _native
 from torchrec_bls.direct.holders import holder_of
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.process import identity_of, is_alive, this_process
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import ProtocolError
 
@@ -34,26 +31,6 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(os, "listdir", noting)
     yield found
-
-
-def test_a_lack_of_descriptors_is_no_proof_of_a_death() -> None:
-    own, parent, gone = this_process().identity, os.getppid(), of_a_process_that_ended()
-    with no_descriptors():
-        with pytest.raises(OSError) as caught:
-            Path(f"/proc/{parent}/stat").read_text()
-        assert caught.value.errno == errno.EMFILE
-        assert is_alive(own)
-        assert not is_alive(0)
-        assert not is_alive(gone)
-    assert is_alive(own)
-    assert not is_alive(gone)
-
-
-def of_a_process_that_ended() -> int:
-    pid = os.posix_spawn("/bin/true", ["true"], {})
-    identity = identity_of(pid)
-    os.waitpid(pid, 0)
-    return identity or pid
 
 
 def memory_in_flight() -> tuple[socket.socket, int, int]:

@@ -1,7 +1,6 @@
 """Who a process is, and what a forked child has of its parent's."""
 
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls.direct.process import (
     identity_of,
     is_alive,
@@ -130,16 +130,12 @@ def test_nobody_is_gone_for_want_of_descriptors() -> None:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
+    with no_descriptors():
         with pytest.raises(OSError, match="Too many open files"):
             identity_of(os.getpid())
         assert is_alive(own)
         assert not is_alive(own - pid_of(own) + child)
         assert not is_alive(0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 _INNER = """

@@ -1,5 +1,6 @@
 """Native code reads no tensor that is not there, or of numbers that it does not know."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import BLSConfig
+from torchrec_bls.distributed.inputs import input_check
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 
 TABLES = [
@@ -153,3 +155,11 @@ def begin_without_a_batch(rank: int) -> None:
 
 def test_a_rank_may_begin_without_a_batch() -> None:
     run(2, begin_without_a_batch)
+
+
+def test_a_child_that_is_forked_while_a_batch_is_counted_checks_its_own() -> None:
+    with input_check._CHANGING:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if input_check._CHANGING.acquire(timeout=0) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -150,14 +150,6 @@ class Publisher:
             for prefix, tables in self.tables.items()
         ]
 
-    def table_keys(self) -> set[str]:
-        """Returns the names of the tables in a state dict of the model."""
-        return {
-            f"{prefix}{table}.weight"
-            for prefix, tables in self.tables.items()
-            for table in tables.layouts
-        }
-
     @whole_at_forks()
     def create(
         self,

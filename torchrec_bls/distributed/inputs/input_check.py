@@ -1,5 +1,6 @@
 """The checks of a sharded module's input, before a byte of it is read."""
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from threading import Lock
@@ -20,6 +21,15 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OTHER_INTEGERS = (torch.int8, torch.uint8, torch.int16)
 # Held for what threads of one module count and learn. One for all, so that checks can be copied.
 _CHANGING = Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: no thread goes on there that could release it."""
+    global _CHANGING
+    _CHANGING = Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class CheckedBatch(NamedTuple):

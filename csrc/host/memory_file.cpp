@@ -62,8 +62,10 @@ bool is_memory_file(int fd, const MemoryFileAddress& address) {
 }
 
 [[noreturn]] void fail_open(const MemoryFileAddress& address) {
-  const char* const condition =
-      out_of_descriptors() ? "" : " (ranks must run as one user, in one PID namespace, alive)";
+  const char* const condition = out_of_descriptors()
+                                    ? ""
+                                    : " (ranks must run as one user, in one PID namespace and one "
+                                      "user namespace, alive)";
   fail_by_errno("cannot open shared memory of process " + std::to_string(address.pid) + condition);
 }
 

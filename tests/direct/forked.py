@@ -2,6 +2,8 @@
 
 import atexit
 import os
+import signal
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +43,24 @@ def leave(processes: Nodes, child: object) -> None:
 
 def _exit(_: Node) -> Any:
     raise SystemExit(0)
+
+
+def wait_for_child(pid: int, deadline: float) -> int:
+    """Returns the exit status of a child of this process.
+
+    Raises:
+        TimeoutError: the child has not ended by then, and was killed.
+    """
+    end = time.monotonic() + deadline
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise TimeoutError(f"child {pid} has not ended after {deadline} s")
+        time.sleep(0.002)
 
 
 def tables_held(_: Node) -> int:

@@ -30,6 +30,7 @@ class Node:
     Attributes:
         rank: among those that shard.
         folder: of the sockets.
+        name: by which the test calls it.
         model: that it serves.
         offers: its open ones.
     """
@@ -37,6 +38,9 @@ class Node:
     def __init__(self, rank: int, folder: str) -> None:
         self.rank = rank
         self.folder = folder
+        self.name: object = rank
+        # To the test; None before `obey`.
+        self.told_by: Connection | None = None
         self.model: Any = None
         self.offers: list[Offer] = []
         self.batches = served.batches_of(rank)
@@ -165,8 +169,11 @@ def obey(node: Node, name: object) -> None:
     """Does what the test tells the process of that name, until the test ends."""
     told = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     told.connect(node.path_of("control"))
-    connection = Connection(told.detach())
+    if node.told_by is not None:  # this is a forked child: the parent's ends with the parent
+        node.told_by.close()
+    node.told_by = connection = Connection(told.detach())
     connection.send(name)
+    node.name = name
     while True:
         try:
             function, args = connection.recv()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,31 @@ def test_live_weights_that_are_published_come_with_their_dense_weights(tmp_path:
         processes.call("reader", nodes.join, 1)
         processes.call_all([0, 1], publish_live, 2)
         processes.call("reader", nodes.go_over, 2)
+
+
+def write_in_vain(node: Node) -> None:
+    served.write_in_place(node.model, 9)
+    with pytest.raises(ValueError, match="written to"):
+        nodes.check(node)
+
+
+def test_what_was_written_and_not_published_is_not_handed_over(tmp_path: Path) -> None:
+    """Tables and dense weights of one version are, though the process itself serves none."""
+    with started(tmp_path, 1) as processes:
+        for version in (1, 2):
+            processes.call(0, write_in_vain)
+            name = f"reader of {version}"
+            processes.start(name)
+            processes.call(name, nodes.join, 0)
+            processes.call(name, nodes.check, version)
+            processes.call(0, nodes.publish_all, version + 1)
+            nodes.until(lambda version=version: processes.call(0, serves, version + 1))
+
+
+def serves(node: Node, version: int) -> bool:
+    with suppress(ValueError):  # what was written is still to be replaced
+        return nodes.check(node) == version
+    return False
 
 
 def owners_gone(node: Node) -> list[list[int]]:

@@ -134,12 +134,12 @@ def _die(after: str) -> None:
         announce = Publisher.announce
 
         def record_one(
-            self: Publisher, owner: int, serial: int, version: str, segments: Any
+            self: Publisher, owner: int, serial: int, version: str, segments: Any, end: float
         ) -> None:
             first = next(iter(self.tables.values()))
             first.page.record(owner, serial, version, segments[0].address)
             die()
-            announce(self, owner, serial, version, segments)
+            announce(self, owner, serial, version, segments, end)
 
         Publisher.announce = record_one  # type: ignore[method-assign]
 

@@ -11,11 +11,12 @@ from tests.processes import run
 from torchrec_bls import publish, serving_state, version_of
 from torchrec_bls.direct import dense_weights, generation, live_weights
 from torchrec_bls.direct.reads import direct_reads, tables_view
-from torchrec_bls.direct.serving import dense_state, gate, served_model, switches
+from torchrec_bls.direct.serving import dense_state, dense_versions, gate, served_model, switches
 
 DEADLINE = 60.0
 MODULES = [
     dense_state,
+    dense_versions,
     dense_weights,
     direct_reads,
     gate,

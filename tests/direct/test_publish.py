@@ -66,20 +66,8 @@ def publish_live_weights(rank: int) -> None:
     expected = Expected(batches)
     check(model, batches, expected, 0)
     for version in (2, 3):
-        new = weights_of(version)
+        served.write_in_place(model, version)
         with torch.no_grad():
-            for name, tensor in model.state_dict().items():
-                if not hasattr(tensor, "local_shards"):
-                    continue
-                for shard in tensor.local_shards():
-                    (row, column), (rows, columns) = (
-                        shard.metadata.shard_offsets,
-                        shard.metadata.shard_sizes,
-                    )
-                    shard.tensor.copy_(new[name][row : row + rows, column : column + columns])
-            model.module.dense.load_state_dict(
-                {"weight": new["dense.weight"], "bias": new["dense.bias"]}
-            )
             if rank == 0:
                 with pytest.raises(ValueError, match="Publish them"):
                     model(batches[0])
@@ -89,6 +77,33 @@ def publish_live_weights(rank: int) -> None:
 
 def test_what_was_written_to_the_live_weights_is_published() -> None:
     run(2, publish_live_weights)
+
+
+def give_writes_up(rank: int) -> None:
+    model, batches = served.sharded(), batches_of(rank)
+    expected = Expected(batches)
+    check(model, batches, expected, 0)
+    publish(model, weights_of(2), version="2").wait(DEADLINE)
+    assert check(model, batches, expected, 0) == 2
+    dist.barrier()
+    if rank == 0:
+        served.write_in_place(model, 3)  # and gives them up for what is served
+        assert publish(model, weights_of(2), version="2").was_announced
+        assert check(model, batches, expected, 1) == 2
+        check_live(model, 2)
+        publish(model, weights_of(4), version="4")
+        served.write_in_place(model, 3)  # and gives them up for what waits for the others
+        assert publish(model, weights_of(4), version="4").was_announced
+        with torch.no_grad(), pytest.raises(ValueError, match="written to and published"):
+            model(batches[0])
+    dist.barrier()
+    publish(model, weights_of(4), version="4").wait(DEADLINE)
+    assert check(model, batches, expected, 0) == 4
+    check_live(model, 4)
+
+
+def test_a_state_dict_of_an_announced_version_replaces_writes() -> None:
+    run(2, give_writes_up)
 
 
 def publish_shards_of_another_model(rank: int) -> None:

@@ -17,7 +17,7 @@ from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import attach, offer, publish, serving_state
 from torchrec_bls.direct.reads import direct_reads
-from torchrec_bls.direct.serving import served_model
+from torchrec_bls.direct.serving import served_model, switches
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError
 
 DEADLINE = 60.0
@@ -324,7 +324,7 @@ def name_who_stays_inside(rank: int) -> None:
 
     # In the middle: both modules have looked the batch up, and the dense layer has not begun.
     model.module.dense.register_forward_pre_hook(stay)
-    served_model._LONGEST_FORWARD = 0.05  # type: ignore[misc]
+    switches._LONGEST_FORWARD = 0.05  # type: ignore[misc]
     slow = threading.Thread(
         target=lambda: outputs.append(output_of(model, batches[1])), name="slow"
     )

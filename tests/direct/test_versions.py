@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from torchrec_bls import (
     version_of,
 )
 from torchrec_bls.direct.arguments import FIRST_VERSION
+from torchrec_bls.direct.process import this_process
+from torchrec_bls.direct.serving.follower import Follower
+from torchrec_bls.direct.serving.ownership import _ACTING
 from torchrec_bls.errors import PeerTimeoutError
 
 DEADLINE = 60.0
@@ -231,6 +235,83 @@ def announce_and_die(rank: int) -> None:
 
 def test_what_a_rank_announced_and_took_with_it_is_published_again() -> None:
     outcomes = run_outcomes(2, announce_and_die)
+    errors = [outcome.error for outcome in outcomes]
+    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+
+
+def complete_what_is_lost(rank: int) -> None:
+    ranked = Ranked(rank)
+    pids = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 1:
+        ranked.publish(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    until(lambda: state_of(pids[1]) in "ZX")
+    own = ranked.publish(2)  # nobody could map what it would complete
+    assert serving_state(ranked.model).pending == {0: "2"}
+    assert serving_state(ranked.model).missing == (1,)
+    with pytest.raises(PeerTimeoutError, match=r"ranks \[1\] have not published it, of which"):
+        own.wait(0.01)
+    ranked.publish(2, owner=1)
+    own.wait(DEADLINE)
+    assert ranked.check() == 2
+
+
+def test_what_a_rank_took_with_it_completes_no_version() -> None:
+    outcomes = run_outcomes(2, complete_what_is_lost)
+    errors = [outcome.error for outcome in outcomes]
+    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+
+
+def lose_what_serves(rank: int) -> None:
+    ranked = Ranked(rank)
+    pids = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    look = Follower.look
+    if rank == 0:
+        ranked.publish(2)
+        Follower.look = lambda _: True  # type: ignore[method-assign]
+        time.sleep(0.1)  # a look that had begun is over; if it is not, nothing is lost
+    dist.barrier()
+    if rank == 1:
+        ranked.publish(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    until(lambda: state_of(pids[1]) in "ZX")
+    Follower.look = look  # type: ignore[method-assign]
+    assert serving_state(ranked.model).announced == "2"
+    until(lambda: "cannot open shared memory" in serving_state(ranked.model).problem)
+    assert ranked.check() == 1
+    for owner in (None, 1):
+        own = ranked.publish(2, owner=owner)
+        assert not own.was_announced
+    own.wait(DEADLINE)
+    assert ranked.check() == 2
+    assert ranked.publish(2).was_announced and ranked.publish(2, owner=1).was_announced
+
+
+def test_a_version_that_a_rank_took_with_it_is_announced_anew() -> None:
+    outcomes = run_outcomes(2, lose_what_serves)
+    errors = [outcome.error for outcome in outcomes]
+    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+
+
+def find_an_old_mark(rank: int) -> None:
+    ranked = Ranked(rank)
+    pids = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    until(lambda: state_of(pids[1]) in "ZX")
+    page = ranked.model.module.bags.direct_reads.tables.page
+    assert page.take_over(1, page.process(1), this_process().identity | _ACTING)
+    ranked.publish(2, owner=1)
+    assert page.process(1) == 0
+    ranked.publish(2).wait(DEADLINE)
+    assert ranked.check() == 2
+
+
+def test_a_mark_that_an_interrupted_call_left_keeps_nobody_out() -> None:
+    outcomes = run_outcomes(2, find_an_old_mark)
     errors = [outcome.error for outcome in outcomes]
     assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
 

@@ -21,7 +21,8 @@ from torchrec_bls.direct.offers.conversation import Conversation
 from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable, offsets_of
 from torchrec_bls.direct.process import identity_of, kept_from_children, this_process
-from torchrec_bls.direct.serving.served_model import ReadingModule, ServedModel
+from torchrec_bls.direct.serving.reading_modules import ReadingModule
+from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
 

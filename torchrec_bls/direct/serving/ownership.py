@@ -1,9 +1,13 @@
 """Which process publishes the tables of each rank."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torchrec_bls import _native
 from torchrec_bls.direct.process import is_alive, pid_of, this_process
+from torchrec_bls.direct.serving.versions import PAUSE
+from torchrec_bls.errors import PeerTimeoutError
 
 # In the place of a rank: the process acts for the rank and gives the place up again. So the rank
 # counts as gone, since no living process has this number.
@@ -41,32 +45,53 @@ class Ownership:
             raise ValueError(f"another process publishes for rank {owner} already")
         self._follow(owner)
 
-    def act_for(self, owner: int) -> bool:
-        """Puts this process in the place of a rank that is gone, until `give_up`.
+    @contextmanager
+    def in_place_of(self, owner: int, end: float) -> Iterator[None]:
+        """Puts this process in the place of a rank that is gone, for the time of this context. One
+        thread at a time may ask. Nothing happens if it publishes for the rank anyway.
 
-        Returns:
-            False if another process acts for the rank at the moment.
+        Args:
+            owner: the rank.
+            end: end of the wait for another process that acts for it, in `time.monotonic()`.
 
         Raises:
             ValueError: the rank's process lives.
+            PeerTimeoutError: another process that acts for the rank has not finished by then.
         """
+        own, had_it = this_process().identity | _ACTING, self.is_own(owner)
+        give_back = self._lead.take_over
+        try:
+            while not had_it and not self._act_for(owner, own):
+                if time.monotonic() >= end:
+                    raise PeerTimeoutError(
+                        f"another process acts for rank {owner}, and has not finished"
+                    )
+                time.sleep(PAUSE)
+            yield
+        finally:
+            # A native call comes first: a signal may strike at the first line of a function.
+            give_back(owner, own, 0)
+            self._follow(owner)
+
+    def _act_for(self, owner: int, own: int) -> bool:
+        """Returns False if another process acts for the rank at the moment."""
         before = self._lead.process(owner)
+        if before == own:  # a second signal has kept this process from giving it back
+            return True
         if before & _ACTING and is_alive(before & ~_ACTING):
             return False
         if is_alive(before):
             raise ValueError(
                 f"rank {owner} lives, as process {pid_of(before)}: it publishes its tables itself"
             )
-        taken = self._lead.take_over(owner, before, this_process().identity | _ACTING)
+        taken = self._lead.take_over(owner, before, own)
         if taken:
             self._follow(owner)
         return taken
 
     def give_up(self, owner: int) -> None:
         """Lets another process publish for a rank: the one that comes back for it, or any other."""
-        own = this_process().identity
-        for before in (own | _ACTING, own):
-            self._lead.take_over(owner, before, 0)
+        self._lead.take_over(owner, this_process().identity, 0)
         self._follow(owner)
 
     def _follow(self, owner: int) -> None:

@@ -1,8 +1,8 @@
 """Announces versions of a model's tables from one process."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -106,31 +106,17 @@ class Publisher:
         if state_dict is None:
             raise ValueError(f"the tables of rank {owner} have to come in a state_dict")
         end = time.monotonic() + deadline
-        with self.one_at_a_time(end), self._in_place_of(owner, end):
+        with self.one_at_a_time(end), self._ownership.in_place_of(owner, end):
             serial, serving = self.versions.serving
-            if serving == version:  # what is pending may be of a process that is further
+            # What is pending may be of a process that is further.
+            if serving == version and self._is_intact():
                 return Publication(version, True, owner, serial, self)
             parts = self.parts(owner, state_dict)
-            serial, is_new = self.versions.clear_way(owner, version, end)
+            serial, is_new = self.clear_way(owner, version, end)
             if is_new:
                 segments = self.create(owner, version, parts, dense)
-                self.announce(owner, serial, version, segments)
+                self.announce(owner, serial, version, segments, end)
         return Publication(version, not is_new, owner, serial, self)
-
-    @contextmanager
-    def _in_place_of(self, owner: int, end: float) -> Iterator[None]:
-        had_it = self._ownership.is_own(owner)
-        try:
-            while not had_it and not self._ownership.act_for(owner):
-                if time.monotonic() >= end:
-                    raise PeerTimeoutError(
-                        f"another process acts for rank {owner}, and has not finished"
-                    )
-                time.sleep(PAUSE)
-            yield
-        finally:
-            if not had_it:  # nothing happens where it was not taken over
-                self._ownership.give_up(owner)
 
     def parts(self, owner: int, state_dict: Mapping[str, Any]) -> list[Parts]:
         """Returns the content of an owner's next segment from a state dict, for each module.
@@ -177,10 +163,46 @@ class Publisher:
             )
         ]
 
+    def clear_way(self, owner: int, version: str, end: float) -> tuple[int, bool]:
+        """Waits until an owner may announce a version, see Versions.clear_way."""
+        return self.versions.clear_way(owner, version, end, self._is_intact)
+
+    def _is_intact(self) -> bool:
+        """Returns whether the version that serves can be mapped, or is."""
+        serial, version = self.versions.serving
+        return self.follower.newest[0].serial >= serial or all(
+            self.versions.is_held(owner, serial, version) for owner in self._owners
+        )
+
     def announce(
-        self, owner: int, serial: int, version: str, segments: Sequence[_native.TableSegment]
+        self,
+        owner: int,
+        serial: int,
+        version: str,
+        segments: Sequence[_native.TableSegment],
+        end: float,
     ) -> None:
-        """Makes an owner's segments known. When all owners have announced a version, it serves."""
+        """Makes an owner's segments known. When all owners have announced a version, it serves.
+
+        What an owner that is gone has taken with it is withdrawn before: nobody could map the
+        version that it would complete.
+
+        Args:
+            owner: rank that owns the tables.
+            serial: serial number of the version.
+            version: name of the version.
+            segments: segment of each module.
+            end: end of the wait for another process that acts for an owner that is gone, in
+                `time.monotonic()`.
+        """
+        for other in self.versions.pending():
+            if other != owner and not is_alive(self._lead.process(other)):
+                # It is back, or another process acts for it: that one looks as well.
+                with (
+                    suppress(ValueError, PeerTimeoutError),
+                    self._ownership.in_place_of(other, end),
+                ):
+                    self.versions.withdraw_lost(other)
         self.follower.keep(owner, serial, version, segments)
         self.versions.announce(owner, serial, version, segments)
 

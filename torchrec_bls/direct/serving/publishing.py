@@ -11,7 +11,8 @@ from torch import nn
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner, check_version
 from torchrec_bls.direct.serving.publisher import Publication
-from torchrec_bls.direct.serving.served_model import ServedModel, reading_modules
+from torchrec_bls.direct.serving.reading_modules import reading_modules
+from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.serving.serving_state import ServingState
 
 
@@ -75,9 +76,9 @@ def publish(
         state_dict = served.whole(model, state_dict)
     if owner is not None:
         check_owner(owner, served.reads[0].tables.owners)
-    if owner is not None and owner != served.rank:
-        return served.publish_for(owner, version, state_dict, deadline)
-    return served.publish(version, state_dict, deadline)
+    if owner is not None and owner != served.weights.rank:
+        return served.weights.publish_for(owner, version, state_dict, deadline)
+    return served.weights.publish(version, state_dict, deadline)
 
 
 def version_of(model: nn.Module) -> str:

@@ -10,10 +10,16 @@ from typing import Any
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.direct.serving.dense_state import DenseState
+from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.gate import Gate, runs_any
+from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.errors import PeerTimeoutError
 
 Generations = tuple[Generation, ...]
+
+# Seconds that a switch waits for the forwards of other threads. It waits for one of each.
+_LONGEST_FORWARD = 60.0
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,13 @@ class Switches:
     Args:
         reads: direct reads of the model's modules.
         dense: state beside the tables.
+        dense_versions: dense state of each version.
+        follower: follower that maps what serves.
         serving: generation of each module that is read now.
-        dense_of: function that returns the dense state of a generation, or None if it has none.
 
     Attributes:
-        gate: gate of the model's forwards. All methods are called with its lock.
+        gate: gate of the model's forwards. `finish` and `published_in_place`
+            are called with its lock.
         taken: generation of each module that is read now.
         settled: the newest generations at the last look. As long as there are no newer ones, a
             forward has nothing to ask. None: it has.
@@ -58,8 +66,9 @@ class Switches:
         self,
         reads: Sequence[DirectReads],
         dense: DenseState,
+        dense_versions: DenseVersions,
+        follower: Follower,
         serving: Generations,
-        dense_of: Callable[[Generation], Mapping[str, Any] | None],
     ) -> None:
         self.gate = Gate()
         self.taken = serving
@@ -67,8 +76,11 @@ class Switches:
         self.problem = ""
         self._reads = list(reads)
         self._dense = dense
-        self._dense_of = dense_of
+        self._dense_versions = dense_versions
+        self._follower = follower
         self._dense_mark = self._published_mark = dense.mark()
+        # Dense state of the generation that is read, whatever was written to the model's since.
+        self._dense_taken = _copy_if_possible(dense)
         self._log: _Log | None = None
         # What was not taken: because a module refuses it, or a thread stays in its forward.
         self._refused: Generations | None = None
@@ -96,12 +108,32 @@ class Switches:
         if self._published_mark != self._dense_mark:
             self._holds_back_writes, self.settled = True, None
 
-    def take(self, newest: Generations, deadline: float) -> None:
-        """Changes to a generation, unless it was refused.
+    def replace_writes(self, version: str) -> None:
+        """Notes that an announced version replaces what was written to the weights. If it is read
+        already, the weights show it again.
 
         Args:
-            newest: generation of each module.
-            deadline: seconds to wait for forwards of other threads.
+            version: name of the version.
+
+        Raises:
+            PeerTimeoutError: see `take_newest`.
+        """
+        with self.gate.lock:
+            self.finish()
+            live = [reads.live for reads in self._reads if reads.live is not None]
+            for each in live:
+                each.published(each.writes())
+            is_written = any(each.written for each in live) or self._dense_mark != (
+                self._dense.mark()
+            )
+            if is_written and self.taken[0].version == version:
+                # Another tuple, so that a switch to it that is interrupted counts as half done.
+                again = (*self.taken,)
+                self._run(self._log_of(again, self._dense_taken))
+
+    @outside_inference_mode
+    def take_newest(self) -> None:
+        """Changes to the version that serves, in all modules or, if that fails, in none.
 
         Raises:
             PeerTimeoutError: another thread stays in a forward. As long as it does, later calls
@@ -110,9 +142,17 @@ class Switches:
                 and all stay with the generation before.
             ProtocolError: another process published the dense state of another model.
         """
-        self.finish(deadline)
+        with self.gate.lock:
+            before = self.taken
+            self._take(self._follower.newest)
+            self._dense_versions.forget_until(self.taken[0].serial)
+        if self.taken is not before:
+            self._follower.release(before)
+
+    def _take(self, newest: Generations) -> None:
+        self.finish()
         if newest is not self.taken and newest is not self._refused and not self._are_stuck():
-            self._run(self._begun(newest), deadline)
+            self._run(self._log_of(newest, self._dense_versions.of(newest[0])))
         if self._holds_back_writes:
             raise ValueError(
                 "dense weights were written to in place and published, but the tables of "
@@ -121,23 +161,34 @@ class Switches:
         if newest in (self.taken, self._refused):
             self.settled = newest
 
-    def finish(self, deadline: float) -> None:
-        """Finishes a switch that was interrupted. Raises PeerTimeoutError as `take`."""
+    def finish(self) -> None:
+        """Finishes a switch that was interrupted. Raises PeerTimeoutError as `take_newest`."""
         if self.is_half_done:
             assert self._log is not None
-            self._run(self._log, deadline)
+            self._run(self._log)
 
-    def _begun(self, newest: Generations) -> _Log:
+    def snapshot(self) -> tuple[Generations, Mapping[str, Any]]:
+        """Returns the generations that are read, and the dense state that belongs to them. What was
+        written to the weights since belongs to another version, or to none.
+
+        Raises:
+            ValueError: the state can't be handed to other processes.
+        """
+        with self.gate.lock:
+            self.finish()
+            dense = self._dense_taken
+            return self.taken, self._dense.copy() if dense is None else dense
+
+    def _log_of(self, newest: Generations, dense: Mapping[str, Any] | None) -> _Log:
         steps = [
             reads.prepare(generation) for reads, generation in zip(self._reads, newest, strict=True)
         ]
-        new = self._dense_of(newest[0])
-        before = {} if new is None else self._dense.copy()
-        return _Log(newest, steps, new, before)
+        before = {} if dense is None else self._dense.copy()
+        return _Log(newest, steps, dense, before)
 
-    def _run(self, log: _Log, deadline: float) -> None:
+    def _run(self, log: _Log) -> None:
         try:
-            self.gate.while_closed(partial(self._apply, log), deadline)
+            self.gate.while_closed(partial(self._apply, log), _LONGEST_FORWARD)
         except PeerTimeoutError as error:
             self._stuck = list(chain(*self.gate.running().values()))
             self.problem = str(error)
@@ -160,6 +211,8 @@ class Switches:
             step()
         self._dense_mark = self._published_mark = self._dense.mark()
         self._holds_back_writes, self.problem = False, ""
+        if log.dense is not None:
+            self._dense_taken = log.dense
         self.taken = log.generations
         self._log = None
 
@@ -167,3 +220,10 @@ class Switches:
         if not runs_any(self._stuck):
             self._stuck = []
         return bool(self._stuck)
+
+
+def _copy_if_possible(dense: DenseState) -> Mapping[str, Any] | None:
+    try:
+        return dense.copy()
+    except ValueError:  # whoever hands it over is told why it can't be
+        return None

@@ -1,7 +1,7 @@
 """The versions of a model on its control pages, as one of its processes sees and changes them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torchrec_bls import _native
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -46,7 +46,9 @@ class Versions:
         pending = self.pending()
         return [owner for owner in self._owners if pending.get(owner) != version]
 
-    def clear_way(self, owner: int, version: str, end: float) -> tuple[int, bool]:
+    def clear_way(
+        self, owner: int, version: str, end: float, is_intact: Callable[[], bool]
+    ) -> tuple[int, bool]:
         """Waits until an owner may announce a version.
 
         What the owner has pending goes first. It is withdrawn if another owner has skipped it, or
@@ -56,6 +58,8 @@ class Versions:
             owner: owner for which this process publishes.
             version: version to be announced.
             end: end of the wait for what is pending, in `time.monotonic()`.
+            is_intact: function that returns whether what serves can be mapped. If an owner has
+                taken it with it, the version is announced anew.
 
         Returns:
             The serial number that the version serves with, or would; and whether it is still to be
@@ -68,12 +72,12 @@ class Versions:
             self._lead.settle()
             next_serial, pending = self._lead.pending(owner)
             serial, serving = self._lead.serving
-            if serving == version and not pending:
+            if serving == version and not pending and is_intact():
                 return serial, False
             self._refuse_withdrawn(owner, version, serial + 1)
             if not pending:  # so that nothing else can serve meanwhile
                 return serial + 1, True
-            if pending == version and self._is_held(owner, next_serial, version):
+            if pending == version and self.is_held(owner, next_serial, version):
                 return next_serial, False
             skipped = set(self.pending().values()) - {pending}
             if skipped or pending == version or time.monotonic() >= end:
@@ -89,6 +93,13 @@ class Versions:
             tables.page.record(owner, serial, version, segment.address)
         self._lead.announce(owner, serial)
 
+    def withdraw_lost(self, owner: int) -> None:
+        """Withdraws what an owner has announced, if no process holds it any more. The caller acts
+        for the owner."""
+        serial, version = self._lead.pending(owner)
+        if version and not self.is_held(owner, serial, version):
+            self._lead.withdraw(owner)
+
     def was_withdrawn(self, owner: int, serial: int, version: str) -> bool:
         """Returns whether an owner has withdrawn a version last."""
         return self._lead.withdrawn(owner) == (serial, version)
@@ -102,7 +113,7 @@ class Versions:
                     f"version {pending!r} instead: publish that one"
                 )
 
-    def _is_held(self, owner: int, serial: int, version: str) -> bool:
+    def is_held(self, owner: int, serial: int, version: str) -> bool:
         """Returns whether a process still holds what was announced. The one that announced it may
         be gone, before any other has mapped it."""
         try:

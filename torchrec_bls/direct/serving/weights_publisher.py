@@ -1,0 +1,180 @@
+"""Publishes the weights of a model: new ones, or those that it has."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.serving.dense_state import DenseState
+from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.publisher import Publication, Publisher
+from torchrec_bls.direct.serving.reading_modules import ReadingModule
+from torchrec_bls.direct.serving.switches import Switches
+from torchrec_bls.direct.serving.versions import PAUSE
+from torchrec_bls.errors import PeerTimeoutError
+
+
+class WeightsPublisher:
+    """Publishes tables and dense state together, so that a model changes to them together.
+
+    Args:
+        modules: modules that read tables, by name.
+        reads: direct reads of each module.
+        publisher: publisher of the tables.
+        dense: dense state of the model.
+        dense_versions: dense state of each version.
+        switches: switches of the model, which show what serves.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, ReadingModule],
+        reads: Sequence[DirectReads],
+        publisher: Publisher,
+        dense: DenseState,
+        dense_versions: DenseVersions,
+        switches: Switches,
+    ) -> None:
+        self._modules = dict(modules)
+        self._reads = list(reads)
+        self._publisher = publisher
+        self._dense = dense
+        self._dense_versions = dense_versions
+        self._switches = switches
+
+    @property
+    def rank(self) -> int | None:
+        """Returns the rank whose tables this process publishes; None where it only reads, as a
+        forked child does."""
+        reads = self._reads[0]
+        return reads.rank if reads.tables.process.is_own else None
+
+    def publish(
+        self, version: str | None, state_dict: Mapping[str, Any] | None, deadline: float
+    ) -> Publication:
+        """Publishes this rank's part; see the function `publish`."""
+        self._refuse_in_child()
+        rank, end = self.rank, time.monotonic() + deadline
+        if rank is None:
+            raise ValueError(
+                "this process reads the tables of others and publishes none: attach(owner=...) in "
+                "the place of a rank that is gone, or publish(owner=...) on its behalf"
+            )
+        if state_dict is None and any(reads.live is None for reads in self._reads):
+            raise ValueError(
+                f"the tables of rank {rank} were not loaded in this process, which has attached to "
+                "them: give their new weights as a state_dict"
+            )
+        version = self._publisher.named(version)
+        with self._publisher.one_at_a_time(end):
+            # What can't be published is refused before anything is withdrawn for it.
+            parts = None if state_dict is None else self._publisher.parts(rank, state_dict)
+            dense = self._new_dense(state_dict)
+            serial, is_new = self._publisher.clear_way(rank, version, end)
+            if not is_new:
+                if state_dict is not None:
+                    self._switches.replace_writes(version)
+                return Publication(version, True, rank, serial, self._publisher)
+            self._dense_versions.drop(serial)
+            self._publisher.follower.drop(rank, serial)
+            if parts is None:
+                self._show_served(serial - 1, end)
+            # No switch changes tensors while another thread looks at them.
+            with self._switches.gate.lock:
+                writes = self._writes()
+                if parts is None:
+                    dense = self._new_dense_inside(None)
+                    live = [reads.live.storages() for reads in self._reads if reads.live]
+                    segments = self._publisher.create(rank, version, live, dense)
+                    self._switches.published_in_place()
+            if parts is not None:
+                segments = self._publisher.create(rank, version, parts, dense)
+            self._dense_versions.keep(serial, version, dense)
+            for reads, count in zip(self._reads, writes, strict=True):
+                if reads.live is not None:
+                    reads.live.published(count)
+            self._publisher.announce(rank, serial, version, segments, end)
+        return Publication(version, False, rank, serial, self._publisher)
+
+    def _new_dense(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:
+        with self._switches.gate.lock:
+            return self._new_dense_inside(state_dict)
+
+    def _new_dense_inside(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Returns a copy of new dense weights, or of those of this moment."""
+        self._refuse_strangers()
+        return self._dense.new(self._dense.current() if state_dict is None else state_dict)
+
+    def _writes(self) -> list[int]:
+        return [0 if reads.live is None else reads.live.writes() for reads in self._reads]
+
+    def _refuse_strangers(self) -> None:
+        """Raises ValueError if a table's parameter shows something else than the table."""
+        for (name, module), reads in zip(self._modules.items(), self._reads, strict=True):
+            parameters: Iterable[tuple[str, torch.Tensor]] = module.named_parameters(name)  # type: ignore[union-attr]
+            if reads.live is not None and (strangers := reads.live.strangers(parameters)):
+                raise ValueError(
+                    f"{strangers} were replaced, or converted to another dtype, since the tables "
+                    "are read directly: shard a model of that dtype anew, and leave its parameters"
+                )
+
+    def _show_served(self, serial: int, end: float) -> None:
+        """Makes the weights show the version that serves, so that none of it is lost.
+
+        Raises:
+            ValueError: they were written to before, and the writes would mix with it. Or the model
+                refuses it.
+            PeerTimeoutError: the version can't be mapped.
+        """
+        while self._publisher.follower.newest[0].serial < serial:
+            if time.monotonic() >= end:
+                why = self._publisher.follower.problem or "it is still being mapped"
+                raise PeerTimeoutError(f"the version that serves can't be shown here: {why}")
+            time.sleep(PAUSE)
+        switches = self._switches
+        if self._publisher.follower.newest is not switches.taken or switches.is_half_done:
+            with switches.gate.lock:
+                would_lose_writes = switches.would_lose_writes
+            shown, serving = switches.taken[0].version, self._publisher.follower.newest[0].version
+            if would_lose_writes:
+                raise ValueError(
+                    f"the weights were written to while they show version {shown!r}, but "
+                    f"{serving!r} serves. Give all weights as a state_dict, e.g. publish(model, "
+                    "model.state_dict(), version=...)"
+                )
+            switches.take_newest()
+            if switches.taken[0].serial < serial:
+                raise ValueError(
+                    f"the weights show version {shown!r}, but {serving!r} serves, and can't be "
+                    f"taken: {switches.problem}"
+                )
+        with switches.gate.lock:
+            for reads in self._reads:
+                reads.show_served()
+
+    def publish_for(
+        self,
+        owner: int,
+        version: str | None,
+        state_dict: Mapping[str, Any] | None,
+        deadline: float,
+    ) -> Publication:
+        """Publishes the part of a rank that is gone; see the function `publish`."""
+        self._refuse_in_child()
+        dense = None
+        with self._switches.gate.lock:
+            if state_dict is not None and self._dense.current().keys() <= state_dict.keys():
+                dense = self._dense.new(state_dict)
+        version = self._publisher.named(version)
+        return self._publisher.publish_for(owner, version, state_dict, dense, deadline)
+
+    def _refuse_in_child(self) -> None:
+        process = self._reads[0].tables.process
+        if not process.is_own:
+            raise ValueError(
+                f"this process was forked from process {process.pid}, and reads its tables: "
+                "publish there. In the place of a rank that is gone, call attach(owner=...) with a "
+                "new model; a forked child may do that as well"
+            )

@@ -43,17 +43,22 @@ class _Tables(nn.Module):
         return self.tables(features)
 
 
-def measure(rank: int, case: Case, forwards: int) -> dict[str, Any]:
-    """Times each forward alone; ranks need not wait for each other, and do not."""
+def sharded_model(case: Case) -> DistributedModelParallel:
+    """Returns the tables of a case as a model of their own, read directly."""
     sharder = KINDS[case.module][3](BLSConfig(lookup="direct"))
     whole, plan = placed(case, sharder)
-    model = DistributedModelParallel(
+    return DistributedModelParallel(
         _Tables(whole),
         device=torch.device("cpu"),
         plan=ShardingPlan({"tables": plan}),
         sharders=[sharder],
         init_data_parallel=False,
     )
+
+
+def measure(rank: int, case: Case, forwards: int) -> dict[str, Any]:
+    """Times each forward alone; ranks need not wait for each other, and do not."""
+    model = sharded_model(case)
     # Hot: the same ids every time.
     seeds = range(forwards) if case.rows == COLD else [0] * forwards
     batches = [ids_of(case, rank, seed) for seed in seeds]

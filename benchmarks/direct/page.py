@@ -105,3 +105,25 @@ def idle_section(record: Record) -> str:
         f"{record['settings']['seconds']:g} s, as a percentage of one processor:",
         page.table(["descriptors of other processes", "new generation", "%"], rows),
     )
+
+
+def threads_section(record: Record) -> str:
+    """Forwards a second of one thread and of two."""
+    rows = [
+        [
+            module_of(each),
+            each["batch"],
+            each.get("ids", 1),
+            f"{each['one']['median']:,.0f}",
+            f"{each['two']['median']:,.0f}",
+            f"{each['ratio']['median']:.2f} ({each['ratio']['min']:.2f} to "
+            f"{each['ratio']['max']:.2f})",
+        ]
+        for each in record["results"]
+    ]
+    return page.section(
+        record,
+        "Forwards a second of 26 tables through DistributedModelParallel in one process, by one "
+        f"thread and by two that call the same model; {record['settings']['turns']} turns:",
+        page.table(["module", "batch", "ids", "one thread", "two", "ratio"], rows),
+    )

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from tests.processes import run
+from tests.random_actions import serving
 from tests.random_actions.births import WHATS, give_birth
 from tests.random_actions.check import check
 from tests.random_actions.life import Life
@@ -30,3 +31,7 @@ def test_first_forwards_give_right_rows_whatever_happens_at_them() -> None:
     births = 2 * len(WHATS)
     for counts in run(2, give_birth, 0, births, WHATS, deadline=120):
         assert counts.total() == births
+
+
+def test_processes_that_serve_follow_whatever_happens_to_them() -> None:
+    assert serving.live(1, rounds=3, actions=20).total() > 100

@@ -15,7 +15,7 @@ from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
-from torchrec_bls.direct.process import is_alive, new_lock, pid_of, this_process
+from torchrec_bls.direct.process import is_alive, pid_of, this_process
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
 from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.direct.serving.dense_state import DenseState
@@ -26,6 +26,7 @@ from torchrec_bls.direct.serving.versions import PAUSE
 from torchrec_bls.distributed.exchanged_module import ExchangedModule
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.errors import PeerTimeoutError
+from torchrec_bls.lifetime import new_lock
 from torchrec_bls.pipeline import bounded_lag_modules
 
 ReadingModule = ExchangedModule | AttachedCollection

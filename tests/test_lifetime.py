@@ -234,6 +234,7 @@ def test_a_fork_does_not_wait_for_ever() -> None:
     thread.join()
 
 
+@pytest.mark.full
 def test_the_ends_of_the_package_stand_in_their_phases() -> None:
     script = """
 import torchrec_bls

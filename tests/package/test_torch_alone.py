@@ -189,7 +189,8 @@ def test_an_untested_trio_without_the_private_names_is_refused_with_their_names(
             versions={"torch": "2.15.0", "fbgemm-gpu-cpu": "1.10.0", "torchrec": "1.10.0"},
         )
     )
-    assert "VersionError torchrec_bls uses 2 names that torch 2.15.0" in output
+    refused = "VersionError torchrec_bls.BLSConfig is made for TorchRec. torchrec_bls uses 2 names"
+    assert f"{refused} that torch 2.15.0" in output
     assert "torchrec.distributed.train_pipeline.utils._rewrite_model" in output
     assert "torchrec.distributed.comm_ops.get_gradient_division" in output
     assert "Mend it with: pip uninstall -y fbgemm-gpu-cpu && pip install 'torch==2.14.1'" in output

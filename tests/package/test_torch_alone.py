@@ -50,6 +50,7 @@ LAZY = [
 ]
 DOORS = [
     *(f"torchrec_bls.{name}" for name in LAZY),
+    "torchrec_bls.overlap.plan",
     "torchrec_bls.datasets.CriteoDataset",
     "torchrec_bls.datasets.capped_cardinalities",
     "torchrec_bls.sharding.BLSShardingPlanner",

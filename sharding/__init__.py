@@ -1,23 +1,24 @@
 """Planning of shardings from calibrated cost models (imported as ``torchrec_bls.sharding``)."""
-# ruff: noqa: E402
 
-from importlib.util import find_spec
-from typing import Any
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
-from torchrec_bls._versions import check_packages
+from packaging.version import Version
 
-# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
-check_packages()
+from torchrec_bls._first_use import imported_at_first_use
 
-from .costs.link import link_of
-from .costs.profile import Profile, load_profile
-from .costs.profiled import ProfiledCosts
-from .report.html import as_html
-from .report.text import as_text
-from .reuse.statistics import ReuseStatistics
-from .torchrec.estimator import calibrated_torchrec_planner
-from .torchrec.plan import load_plan, save_plan
-from .torchrec.planner import BLSShardingPlanner
+if TYPE_CHECKING:
+    from .costs.link import link_of
+    from .costs.profile import Profile, load_profile
+    from .costs.profiled import ProfiledCosts
+    from .report.html import as_html
+    from .report.text import as_text
+    from .reuse.statistics import ReuseStatistics
+    from .torchrec.estimator import calibrated_torchrec_planner
+    from .torchrec.plan import load_plan, save_plan
+    from .torchrec.planner import BLSShardingPlanner
+    from .torchrec.provider import BLSPlannerProvider
+    from .torchrec.reporter import BLSPlanReporter
 
 __all__ = [
     "BLSShardingPlanner",
@@ -33,19 +34,45 @@ __all__ = [
     "save_plan",
 ]
 
-# TorchRec's seams for planners, which it has from 1.9 on.
-_SEAMS = ("BLSPlanReporter", "BLSPlannerProvider")
-if find_spec("torchrec.distributed.planner.provider") is not None:
-    from .torchrec.provider import BLSPlannerProvider
-    from .torchrec.reporter import BLSPlanReporter
+_PLACES = {
+    "BLSShardingPlanner": ".torchrec.planner",
+    "Profile": ".costs.profile",
+    "ProfiledCosts": ".costs.profiled",
+    "ReuseStatistics": ".reuse.statistics",
+    "as_html": ".report.html",
+    "as_text": ".report.text",
+    "calibrated_torchrec_planner": ".torchrec.estimator",
+    "link_of": ".costs.link",
+    "load_plan": ".torchrec.plan",
+    "load_profile": ".costs.profile",
+    "save_plan": ".torchrec.plan",
+}
+_SEAMS = {"BLSPlanReporter": ".torchrec.reporter", "BLSPlannerProvider": ".torchrec.provider"}
 
+
+def _has_seams() -> bool:
+    """Returns whether TorchRec has seams for planners: from 1.9 on. It is not imported for that."""
+    try:
+        return Version(metadata.version("torchrec")).release >= (1, 9)
+    except metadata.PackageNotFoundError:
+        return False
+
+
+if _has_seams():
+    _PLACES |= _SEAMS
     __all__ += ["BLSPlanReporter", "BLSPlannerProvider"]
+
+_at_first_use = imported_at_first_use(__name__, _PLACES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SEAMS:
+    if name in _SEAMS and name not in _PLACES:
         raise AttributeError(
             f"{__name__}.{name} needs torchrec 1.9 or later, which calls it. "
             "BLSShardingPlanner works with all versions: give its plan to DistributedModelParallel"
         )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _at_first_use(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

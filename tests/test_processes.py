@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.processes import run, run_outcomes
 from tests.tiers import slow_but
 from torchrec_bls import processes
 from torchrec_bls.errors import PoisonedError
+from torchrec_bls.lifetime import When, at_exit
 from torchrec_bls.processes import RanksFailedError
 
 DEADLINE_S = 60.0
@@ -65,6 +67,19 @@ def kill_rank_one(rank: int, folder: Path) -> None:
 def exit_at_rank_zero(rank: int) -> None:
     if rank == 0:
         os._exit(7)
+
+
+def note_the_end(rank: int, folder: Path) -> None:
+    """Notes each phase of the rank's end in its order, and raises in one of them on rank 1."""
+    for when in reversed(When):
+        at_exit(when)(partial(_note, folder / str(rank), when.name))
+    if rank == 1:
+        at_exit(When.CHANNELS)(partial(fail_on, rank, 1))
+
+
+def _note(path: Path, phase: str) -> None:
+    with path.open("a") as file:
+        print(phase, file=file)
 
 
 def crash_on_the_way_out(rank: int) -> int:
@@ -166,6 +181,16 @@ def test_a_killed_rank_is_named_and_the_others_are_stopped(tmp_path: Path) -> No
         processes.run(2, kill_rank_one, tmp_path, deadline_s=DEADLINE_S)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "0").read_text()), 0)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_all_that_ends_with_a_rank_ends_in_its_order(tmp_path: Path, method: str) -> None:
+    returned, failed = processes.outcomes(
+        2, note_the_end, tmp_path, deadline_s=DEADLINE_S, start_method=method
+    )
+    assert (returned.exit_code, failed.exit_code) == (0, 1)
+    phases = [when.name for when in When]
+    assert [(tmp_path / name).read_text().split() for name in "01"] == [phases, phases]
 
 
 def test_an_exit_code_is_named() -> None:

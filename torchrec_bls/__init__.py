@@ -1,30 +1,25 @@
 """Bounded-lag one-sided embedding all-to-alls for TorchRec.
 
 With torch alone the package has what needs nothing else: the backend "bls" of torch.distributed,
-its options, and the channel. The parts made for TorchRec are imported when they are first used.
+its options, and the channel. The import makes the backend known, and so checks torch and the
+compiled module. All names are imported when they are first used; what TorchRec needs is checked
+then. Modules below the package check nothing: their public names are here.
 """
-# ruff: noqa: E402
 
-import importlib
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from torchrec_bls._versions import VersionError, check_native, check_packages, check_torch
-
-# Before any other import: packages that don't match would fail there, with an undefined symbol.
-check_torch()
-check_native()
-
-from torchrec_bls.collective.backend import process_group
-from torchrec_bls.collective.backend.options import BLSOptions
-from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
-from torchrec_bls.collective.transport.verbs_config import VerbsConfig
-from torchrec_bls.end_together import EndTogether
+from torchrec_bls._contract import check_torchrec
+from torchrec_bls._first_use import imported_at_first_use
+from torchrec_bls._versions import check_native, check_torch
 
 if TYPE_CHECKING:
     __version__: str
     from torchrec_bls.analysis.recording import record_lookups
     from torchrec_bls.codecs.error_bound import Decay, ErrorBound
+    from torchrec_bls.collective.backend.options import BLSOptions
+    from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
+    from torchrec_bls.collective.transport.verbs_config import VerbsConfig
     from torchrec_bls.direct.offers.attach import attach
     from torchrec_bls.direct.offers.offer import Offer, offer
     from torchrec_bls.direct.serving.publisher import Publication
@@ -34,6 +29,7 @@ if TYPE_CHECKING:
     from torchrec_bls.distributed.config import BLSConfig
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
     from torchrec_bls.distributed.sharded_ec import BLSEmbeddingCollectionSharder
+    from torchrec_bls.end_together import EndTogether
     from torchrec_bls.pipeline import (
         BoundedLagPipeline,
         bounded_lag_channels,
@@ -74,46 +70,57 @@ __all__ = [
     "version_of",
 ]
 
-_FOR_TORCHREC = {
-    "BLSConfig": "distributed.config",
-    "BLSEmbeddingBagCollectionSharder": "distributed.sharded_ebc",
-    "BLSEmbeddingCollectionSharder": "distributed.sharded_ec",
-    "BLSQuantEmbeddingBagCollectionSharder": "quant.sharder",
-    "BLSQuantEmbeddingCollectionSharder": "quant.sharder",
-    "BoundedLagPipeline": "pipeline",
-    "CodecConfig": "distributed.codec_config",
-    "Decay": "codecs.error_bound",
-    "ErrorBound": "codecs.error_bound",
-    "Offer": "direct.offers.offer",
-    "Publication": "direct.serving.publisher",
-    "ServingState": "direct.serving.serving_state",
-    "attach": "direct.offers.attach",
-    "bounded_lag_channels": "pipeline",
-    "bounded_lag_modules": "pipeline",
-    "offer": "direct.offers.offer",
-    "publish": "direct.serving.publishing",
-    "record_lookups": "analysis.recording",
-    "serving_state": "direct.serving.publishing",
-    "version_of": "direct.serving.publishing",
+_WITH_TORCH_ALONE = {
+    "Arrival": ".collective.channel",
+    "BLSOptions": ".collective.backend.options",
+    "BoundedLagChannel": ".collective.channel",
+    "ChannelStats": ".collective.channel",
+    "Decay": ".codecs.error_bound",
+    "EndTogether": ".end_together",
+    "ErrorBound": ".codecs.error_bound",
+    "VerbsConfig": ".collective.transport.verbs_config",
 }
+_FOR_TORCHREC = {
+    "BLSConfig": ".distributed.config",
+    "BLSEmbeddingBagCollectionSharder": ".distributed.sharded_ebc",
+    "BLSEmbeddingCollectionSharder": ".distributed.sharded_ec",
+    "BLSQuantEmbeddingBagCollectionSharder": ".quant.sharder",
+    "BLSQuantEmbeddingCollectionSharder": ".quant.sharder",
+    "BoundedLagPipeline": ".pipeline",
+    "CodecConfig": ".distributed.codec_config",
+    "Offer": ".direct.offers.offer",
+    "Publication": ".direct.serving.publisher",
+    "ServingState": ".direct.serving.serving_state",
+    "attach": ".direct.offers.attach",
+    "bounded_lag_channels": ".pipeline",
+    "bounded_lag_modules": ".pipeline",
+    "offer": ".direct.offers.offer",
+    "publish": ".direct.serving.publishing",
+    "record_lookups": ".analysis.recording",
+    "serving_state": ".direct.serving.publishing",
+    "version_of": ".direct.serving.publishing",
+}
+_with_torch_alone = imported_at_first_use(__name__, _WITH_TORCH_ALONE, check_torch)
+_for_torchrec = imported_at_first_use(__name__, _FOR_TORCHREC, check_torchrec)
 
-process_group.register()
+
+def _register_backend() -> None:
+    # Without this check the import would fail with an undefined symbol, or lack a name.
+    check_torch()
+    check_native()
+    from torchrec_bls.collective.backend import process_group
+
+    process_group.register()
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part made for TorchRec when it is first used. Says which packages it lacks."""
     if name == "__version__":
         return metadata.version("torchrec-bls")
-    if name not in _FOR_TORCHREC:
-        raise AttributeError(f"module 'torchrec_bls' has no attribute {name!r}")
-    try:
-        check_packages()
-    except VersionError as error:
-        raise VersionError(f"torchrec_bls.{name} is made for TorchRec. {error}") from None
-    value = getattr(importlib.import_module(f"torchrec_bls.{_FOR_TORCHREC[name]}"), name)
-    globals()[name] = value
-    return value
+    return (_with_torch_alone if name in _WITH_TORCH_ALONE else _for_torchrec)(name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_register_backend()

@@ -1,8 +1,8 @@
 """The private names of torch, fbgemm and torchrec that this package uses.
 
 TorchRec promises none of them. tests/contract/ tests their behaviour with every supported trio.
-Trios that nobody has tested are checked at import: the names must exist. Run as a program, the
-module prints the missing names, a line each.
+They have to exist when a name that is made for TorchRec is first used. Run as a program, the module
+prints the missing names, a line each.
 """
 
 import importlib

@@ -1,10 +1,4 @@
 """Inference on ranks that may be up to `bound` iterations apart."""
-# ruff: noqa: E402
-
-from torchrec_bls._contract import check_torchrec
-
-# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
-check_torchrec()
 
 from collections import deque
 from collections.abc import Callable, Iterator

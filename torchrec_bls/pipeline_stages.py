@@ -1,10 +1,4 @@
 """The stages of one embedding module in a pipeline, and the way a model's forward uses them."""
-# ruff: noqa: E402
-
-from torchrec_bls._contract import check_torchrec
-
-# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
-check_torchrec()
 
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from torchrec_bls.errors import PeerClosedError, PeerDiedError, PoisonedError
+from torchrec_bls.lifetime import end_all
 
 #: What ranks may take to end after the first one has failed.
 GRACE_S = 2.0
@@ -373,7 +374,7 @@ def _rank_main(
     answer.send_bytes(outcome)
     answer.close()
     if exit_code == 0:
-        _close_channels()
+        end_all()  # as a script does at its end; multiprocessing leaves without atexit
     sys.exit(exit_code)
 
 
@@ -399,16 +400,6 @@ def _join(group: _Group, rank: int, world_size: int, timeout: timedelta) -> None
     joined = [f"torchrec_bls joined {each}" for each in range(world_size)]
     store.set(joined[rank], "")
     store.wait(joined, timeout)
-
-
-def _close_channels() -> None:
-    """Does what a script does at its end, since multiprocessing leaves without atexit.
-
-    Messages that peers have not read yet are kept for them.
-    """
-    channel = sys.modules.get("torchrec_bls.collective.channel")
-    if channel is not None:
-        channel._close_all()
 
 
 def _is_consequence(error: BaseException) -> bool:

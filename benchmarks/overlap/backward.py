@@ -30,8 +30,8 @@ from benchmarks.harness.statistics import Spread, geometric_mean, in_turns, rati
 from benchmarks.overlap.models import MODELS, model_and_batch
 from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
+from torchrec_bls.overlap.bucket_plan import OverlapPlan
 from torchrec_bls.overlap.measured.trial import Trial
-from torchrec_bls.overlap.plan import OverlapPlan
 from torchrec_bls.overlap.prediction import typical_layers
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}

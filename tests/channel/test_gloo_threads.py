@@ -1,9 +1,11 @@
 """gloo's threads of a channel do not preempt others, and a process ends after all of them."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,6 +100,41 @@ def test_a_process_may_end_while_gloos_thread_waits_for_pythons_lock(tmp_path: P
             assert process.wait(120) == 0
         finally:
             process.kill()
+
+
+CHILD_OF_A_GROUP = """
+import os, sys
+import torch.distributed as dist
+from torchrec_bls import BoundedLagChannel
+
+def end_of_a_child():
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    return os.waitpid(child, 0)[1]
+
+path = os.path.join(sys.argv[1], "store")
+other = os.fork()
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=bool(other), world_size=2)
+ends = [end_of_a_child()]
+with BoundedLagChannel(dist.group.WORLD, slot_bytes=1024, transport="c10d"):
+    ends.append(end_of_a_child())
+    dist.barrier()
+if other:
+    ends.append(os.waitpid(other, 0)[1])
+assert not any(ends), ends
+"""
+
+
+def test_a_forked_child_ends_that_has_none_of_gloos_threads(tmp_path: Path) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(CHILD_OF_A_GROUP)
+    process = subprocess.Popen([sys.executable, script, tmp_path], start_new_session=True)
+    try:
+        assert process.wait(120) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_end_of_a_process_waits_for_a_thread_that_runs(

@@ -1,10 +1,8 @@
-"""Who a process is, and what a forked child has of its parent's."""
+"""Who a process is."""
 
 import os
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -13,11 +11,8 @@ from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls.direct.process import (
     identity_of,
     is_alive,
-    kept_from_children,
-    new_lock,
     pid_of,
     this_process,
-    whole_at_forks,
 )
 
 DEADLINE = 30.0
@@ -52,76 +47,6 @@ def test_a_child_is_another_process() -> None:
 
     assert succeeds_in_child(is_another)
     assert parent.is_own
-
-
-def test_a_lock_of_another_thread_is_free_in_a_child() -> None:
-    lock, held, leave = new_lock(), threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            held.set()
-            leave.wait(DEADLINE)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(DEADLINE)
-    assert succeeds_in_child(lambda: lock.acquire(blocking=False))
-    assert lock.locked()
-    leave.set()
-    thread.join()
-
-
-def test_a_socket_ends_with_its_process() -> None:
-    ours, theirs = socket.socketpair()
-    kept_from_children(ours)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(writing)
-        os.read(reading, 1)  # until the parent is done
-        os._exit(0)
-    theirs.settimeout(DEADLINE)
-    ours.send(b"a")
-    assert theirs.recv(1) == b"a"
-    ours.close()
-    assert theirs.recv(1) == b""
-    os.close(writing)
-    os.waitpid(child, 0)
-    os.close(reading)
-    theirs.close()
-
-
-def test_a_fork_waits_for_what_another_thread_must_not_leave_unfinished() -> None:
-    begun, leave, done = threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        with whole_at_forks():
-            begun.set()
-            leave.wait(DEADLINE)
-            done.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    begun.wait(DEADLINE)
-    threading.Timer(0.1, leave.set).start()
-    assert succeeds_in_child(done.is_set)
-    thread.join()
-
-
-def test_a_fork_does_not_wait_for_ever() -> None:
-    begun, leave = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with whole_at_forks():
-            begun.set()
-            leave.wait(DEADLINE)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    begun.wait(DEADLINE)
-    assert succeeds_in_child(lambda: not leave.is_set())
-    leave.set()
-    thread.join()
 
 
 def test_nobody_is_gone_for_want_of_descriptors() -> None:

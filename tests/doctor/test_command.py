@@ -77,6 +77,10 @@ def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> No
     assert "not tried: the packages don't fit together" in text
     assert text.strip().endswith("The defaults will not work: 2 problems.")
     assert "Traceback" not in process.stderr
+    process = run("calibrate", "--out", str(tmp_path / "profile.json"), PYTHONPATH=path)
+    assert process.returncode == 1
+    assert process.stderr.startswith("torchrec-bls calibrate: torchrec_bls found torch 2.11.0")
+    assert "Traceback" not in process.stderr
 
 
 @pytest.mark.full

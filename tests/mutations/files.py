@@ -41,7 +41,7 @@ from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
-from torchrec_bls.overlap.plan import load_plan
+from torchrec_bls.overlap.bucket_plan import load_plan
 from torchrec_bls.records import decode, read_bytes
 
 #: Errors that readers promise; each has a reason.

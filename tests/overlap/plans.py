@@ -1,7 +1,6 @@
 """Plans by hand, of a small model."""
 
 import dataclasses
-import importlib
 from typing import Any
 from unittest.mock import patch
 
@@ -12,9 +11,9 @@ from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.costs.profile import Profile
 from torchrec_bls.sharding.overlap.timeline import Group
 
+from torchrec_bls.overlap.bucket_plan import OverlapPlan
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.overlap.measured.trial import Trial
-from torchrec_bls.overlap.plan import OverlapPlan
 from torchrec_bls.overlap.plan_file import PlanOrigin
 
 # So slow that much is to be gained.
@@ -74,7 +73,4 @@ def trial_as_predicted(plan: OverlapPlan, turns: int = 3) -> Trial:
 
 def trying_all_plans() -> Any:
     """Plans are tried whatever they are predicted to save."""
-    # The package has a function of the module's name.
-    return patch.object(
-        importlib.import_module("torchrec_bls.overlap.plan"), "_LEAST_PREDICTED", -9
-    )
+    return patch("torchrec_bls.overlap.bucket_plan._LEAST_PREDICTED", -9)

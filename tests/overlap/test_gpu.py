@@ -16,7 +16,7 @@ from tests.overlap.plans import FLOAT32, plan_of, profile_with, trying_all_plans
 from tests.processes import run
 from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
-from torchrec_bls.overlap.plan import OverlapPlan
+from torchrec_bls.overlap.bucket_plan import OverlapPlan
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),

@@ -13,9 +13,9 @@ from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, UINT8, layers_of, make_model, plan_of, profile_with
 from torchrec_bls.overlap import prediction
+from torchrec_bls.overlap.bucket_plan import load_plan
 from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.trial import Trial
-from torchrec_bls.overlap.plan import load_plan
 
 MIB = 2**20
 NCCL = tuple(

@@ -25,8 +25,8 @@ from tests.overlap.plans import FLOAT32, UINT8, WIDTH, make_model, plan_of, prof
 from tests.processes import run
 from torchrec_bls import BLSEmbeddingBagCollectionSharder, overlap
 from torchrec_bls.overlap import hook
+from torchrec_bls.overlap.bucket_plan import OverlapPlan
 from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket
-from torchrec_bls.overlap.plan import OverlapPlan
 
 STEPS = 8
 GROUPS = {

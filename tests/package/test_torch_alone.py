@@ -48,14 +48,13 @@ LAZY = [
     "bounded_lag_modules",
     "record_lookups",
 ]
-PACKAGES = [
-    "analysis.recording",
-    "codecs.stock",
-    "datasets",
-    "distributed",
-    "pipeline",
-    "pipeline_stages",
-    "sharding",
+DOORS = [
+    *(f"torchrec_bls.{name}" for name in LAZY),
+    "torchrec_bls.overlap.plan",
+    "torchrec_bls.datasets.CriteoDataset",
+    "torchrec_bls.datasets.capped_cardinalities",
+    "torchrec_bls.sharding.BLSShardingPlanner",
+    "torchrec_bls.sharding.load_profile",
 ]
 
 
@@ -81,7 +80,8 @@ def test_the_backend_and_the_channel_need_torch_alone(tmp_path: Path) -> None:
     code = """
         import torch, torch.distributed as dist
         import torchrec_bls
-        from torchrec_bls import BLSOptions, BoundedLagChannel, VerbsConfig
+        from torchrec_bls import BLSOptions, BoundedLagChannel, ErrorBound, VerbsConfig
+        from torchrec_bls.observe import gather_report
 
         rank = {rank}
         dist.init_process_group(
@@ -143,21 +143,30 @@ def test_a_pair_that_does_not_match_is_refused_before_it_is_imported() -> None:
     output = finish(
         start(
             f"""
-            import importlib
-            import torchrec_bls
-            for package in {PACKAGES}:
+            for door in {DOORS}:
+                package, _, name = door.rpartition(".")
                 try:
-                    importlib.import_module(f"torchrec_bls.{{package}}")
+                    exec(f"from {{package}} import {{name}}")
                 except ImportError as error:
                     print(error)
                 else:
-                    raise AssertionError(package)
+                    raise AssertionError(door)
+            from torchrec_bls.codecs.rows import Codec
+            from torchrec_bls.codecs.stock import codecs_registry
+            try:
+                codecs_registry(Codec.FP16, Codec.FP16, 4)
+            except ImportError as error:
+                print(error)
+            else:
+                raise AssertionError("codecs_registry")
             assert not touched, touched
             """,
             versions={"torch": "2.13.0", "fbgemm-gpu-cpu": "1.7.0"},
         )
     )
-    assert output.count("and fbgemm-gpu-cpu 1.7.0 are not a pair") == len(PACKAGES)
+    assert output.count("and fbgemm-gpu-cpu 1.7.0 are not a pair") == len(DOORS) + 1
+    for door in DOORS:
+        assert f"{door} is made for TorchRec. torchrec_bls found torch 2.13.0" in output
     assert "pip install 'fbgemm-gpu-cpu==1.8.0'" in output
 
 
@@ -181,7 +190,8 @@ def test_an_untested_trio_without_the_private_names_is_refused_with_their_names(
             versions={"torch": "2.15.0", "fbgemm-gpu-cpu": "1.10.0", "torchrec": "1.10.0"},
         )
     )
-    assert "VersionError torchrec_bls uses 2 names that torch 2.15.0" in output
+    refused = "VersionError torchrec_bls.BLSConfig is made for TorchRec. torchrec_bls uses 2 names"
+    assert f"{refused} that torch 2.15.0" in output
     assert "torchrec.distributed.train_pipeline.utils._rewrite_model" in output
     assert "torchrec.distributed.comm_ops.get_gradient_division" in output
     assert "Mend it with: pip uninstall -y fbgemm-gpu-cpu && pip install 'torch==2.14.1'" in output

@@ -1,5 +1,4 @@
 """Records the lookups of a model's embedding modules."""
-# ruff: noqa: E402
 
 from __future__ import annotations
 
@@ -9,11 +8,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torchrec_bls._contract import check_torchrec
-
-# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
-check_torchrec()
 
 import torch
 from torch import nn

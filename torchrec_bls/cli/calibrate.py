@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls._versions import VersionError, check_packages
 from torchrec_bls.cli import calibrate_overlap
 
 OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
@@ -66,6 +67,11 @@ def add_command(commands: Any) -> None:
 def _calibrate(options: argparse.Namespace) -> int:
     # Before any import that starts threads: everything is measured on one.
     os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        check_packages()
+    except VersionError as error:
+        print(f"torchrec-bls calibrate: {error}", file=sys.stderr)
+        return 1
     if options.overlap:
         given = [name for name in _NOT_OF_OVERLAP if options.defaults(name) != vars(options)[name]]
         if given:
@@ -78,9 +84,6 @@ def _calibrate(options: argparse.Namespace) -> int:
             return 1
         minutes = _MINUTES_OF_OVERLAP if options.minutes is None else options.minutes
         return calibrate_overlap.run(options.out, minutes, options.world_sizes)
-    from torchrec_bls._versions import check_packages
-
-    check_packages()
     from torchrec_bls.processes import RanksFailedError
     from torchrec_bls.sharding.calibration.run import Settings, calibrate
     from torchrec_bls.sharding.costs.machine import this_machine

@@ -29,9 +29,6 @@ def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
         minutes: minutes of measuring.
         world_sizes: numbers of ranks to start; None for the default, and under torchrun.
     """
-    from torchrec_bls._versions import check_packages
-
-    check_packages()
     from torchrec_bls.processes import RanksFailedError
     from torchrec_bls.sharding.calibration.overlap_run import (
         OverlapSettings,

@@ -3,22 +3,20 @@
 TorchRec needs the size of a message before the message is made. So a row cannot travel as it is:
 one with NaN or an infinity arrives as NaN. The bounded-lag sharders have no such limit.
 """
-# ruff: noqa: E402
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
-from torchrec_bls._versions import check_packages
-
-# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
-check_packages()
-
-from torchrec.distributed.types import CommOp, QuantizedCommCodecs
-
 from torchrec_bls import _native
+from torchrec_bls._versions import check_packages
 from torchrec_bls.codecs.rows import Codec, decode, encode
 
-# Reduce-scatters add up what they move, and codes cannot be added.
-_OPS = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL)
+if TYPE_CHECKING:
+    from torchrec.distributed.types import QuantizedCommCodecs
+
 _ROW_WISE = (Codec.UINT8, Codec.UINT4, Codec.UINT2)
 
 
@@ -106,9 +104,18 @@ def codecs_registry(
         forward: codec of embeddings.
         backward: codec of their gradients.
         row_dim: see `RowCodec`.
+
+    Raises:
+        VersionError: torch, fbgemm and torchrec don't match, or one is missing.
+        ValueError: see `RowCodec`.
     """
+    check_packages()
+    from torchrec.distributed.types import CommOp, QuantizedCommCodecs
+
     codecs = QuantizedCommCodecs(
         forward=RowCodec(forward, row_dim),
         backward=RowCodec(backward, row_dim),
     )
-    return {op.name: codecs for op in _OPS}
+    # Reduce-scatters add up what they move, and codes cannot be added.
+    ops = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL)
+    return {op.name: codecs for op in ops}

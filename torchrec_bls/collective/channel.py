@@ -1,12 +1,9 @@
 """The Python interface of the bounded-lag channel."""
 
-import atexit
-import os
 import time
 import warnings
-import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
 from types import TracebackType
@@ -23,6 +20,7 @@ from torchrec_bls.collective.transport.set_up import TRANSPORTS, set_up
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 from torchrec_bls.errors import ChannelClosedError, ProtocolError, named
+from torchrec_bls.lifetime import Living, When, at_exit, do_all, in_forked_child
 
 _MUST_AGREE = {
     "package": "Install one version of torchrec-bls on all ranks",
@@ -44,23 +42,18 @@ _Number = TypeVar("_Number", int, float)
 # Found at import: a rank that has run out of descriptors could not find it.
 _PACKAGE_VERSION = metadata.version("torchrec-bls")
 
-_channels: "weakref.WeakSet[BoundedLagChannel]" = weakref.WeakSet()
+_channels: "Living[BoundedLagChannel]" = Living()
 
 
-@atexit.register
+@at_exit(When.CHANNELS)
 def _close_all() -> None:
     # A thread that is still in a wait must leave it while there is an interpreter to return to.
-    with ExitStack() as stack:  # closes all, even if a signal ends the waiting of one
-        for channel in list(_channels):
-            stack.callback(channel.close)
+    do_all(channel.close for channel in _channels)
 
 
+@in_forked_child
 def _abandon_all() -> None:
-    for channel in list(_channels):
-        channel.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+    do_all(channel.abandon for channel in _channels)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 """Batches in Criteo's shape: readers of the real rows and a built-in generator."""
-# ruff: noqa: E402
 
-from torchrec_bls._versions import check_packages
+from typing import TYPE_CHECKING
 
-# Before any import of torchrec, which fails with an undefined symbol where versions do not match.
-check_packages()
+from torchrec_bls._first_use import imported_at_first_use
 
-from torchrec_bls.datasets.criteo import CriteoDataset
-from torchrec_bls.datasets.criteo_shape import (
-    CATEGORICAL_NAMES,
-    DENSE_FEATURES,
-    KAGGLE_CARDINALITIES,
-    capped_cardinalities,
-)
-from torchrec_bls.datasets.synthetic import SyntheticDataset
+if TYPE_CHECKING:
+    from torchrec_bls.datasets.criteo import CriteoDataset
+    from torchrec_bls.datasets.criteo_shape import (
+        CATEGORICAL_NAMES,
+        DENSE_FEATURES,
+        KAGGLE_CARDINALITIES,
+        capped_cardinalities,
+    )
+    from torchrec_bls.datasets.synthetic import SyntheticDataset
 
 __all__ = [
     "CATEGORICAL_NAMES",
@@ -23,3 +22,19 @@ __all__ = [
     "SyntheticDataset",
     "capped_cardinalities",
 ]
+
+__getattr__ = imported_at_first_use(
+    __name__,
+    {
+        "CATEGORICAL_NAMES": ".criteo_shape",
+        "CriteoDataset": ".criteo",
+        "DENSE_FEATURES": ".criteo_shape",
+        "KAGGLE_CARDINALITIES": ".criteo_shape",
+        "SyntheticDataset": ".synthetic",
+        "capped_cardinalities": ".criteo_shape",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

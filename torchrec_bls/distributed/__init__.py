@@ -1,6 +1,1 @@
 """TorchRec's sharded embedding modules with bounded-lag exchanges."""
-
-from torchrec_bls._contract import check_torchrec
-
-# Before any import of torchrec, which fails with an undefined symbol where a pair does not match.
-check_torchrec()

@@ -1,10 +1,14 @@
 """gloo's threads: when those that move bytes may run, and what a process waits for at its end."""
 
-import atexit
+import ctypes
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from torch.distributed import distributed_c10d
+
+from torchrec_bls.lifetime import When, at_exit, in_forked_child
 
 _THREADS = Path("/proc/self/task")
 # Of threads, as gloo and torch.distributed set them.
@@ -39,9 +43,7 @@ def stop_preempting(threads: set[int]) -> None:
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
-# This module is imported before those whose handlers still use gloo, and so its handler is the
-# last to run.
-@atexit.register
+@at_exit(When.GLOO)
 def _let_calls_end() -> None:
     """Waits until torch's threads that complete gloo's calls have nothing to do.
 
@@ -55,6 +57,14 @@ def _let_calls_end() -> None:
     while now and now != before and time.monotonic() < end:
         time.sleep(_PAUSE)
         before, now = now, _runs(calling_threads())
+
+
+@in_forked_child
+def _keep_groups() -> None:
+    """Keeps process groups of the parent for ever: a child has none of the threads that gloo's
+    destructor joins, and would crash at its end."""
+    for group in list(distributed_c10d._world.pg_map):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _runs(threads: set[int]) -> dict[int, tuple[str, ...]]:

@@ -3,12 +3,10 @@
 See docs/design/two-sided.md.
 """
 
-import atexit
 import os
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -35,6 +33,7 @@ from torchrec_bls.collective.transport.sender import Sender
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.sockets import close_sockets, tcp_sockets
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError, TransportError
+from torchrec_bls.lifetime import Living, When, at_exit, do_all, in_forked_child
 
 # Seconds that telling others of a failure may take, and how many of them in the failing call. Also
 # seconds that a failed exchange may take to end after a peer is gone.
@@ -54,27 +53,21 @@ _NOTE = struct.Struct(f"<qqq{_TEXT_BYTES}s")  # about, number, bytes of the text
 # Tags of point-to-point messages. Messages larger than a slot have one tag for each slot.
 _NOTES, _NEVER_SENT, _ROUNDS, _FIRST_SLOT = 0, 1, 2, 3
 
-_messengers: "weakref.WeakSet[TwoSidedMessenger]" = weakref.WeakSet()
+_messengers: "Living[TwoSidedMessenger]" = Living()
 _threads: list[threading.Thread] = []
 
 
-@atexit.register
+@at_exit(When.TRANSPORTS)
 def _end_all() -> None:
-    # It was registered before the channel's own handler, and so runs after all channels are closed.
-    for messenger in list(_messengers):
-        messenger.end()
     # The thread that was the last to hold its messenger is still closing connections. It does so in
     # C++, which must come back to an interpreter.
-    for thread in _threads:
-        thread.join(_SETTLING)
+    joins = [partial(thread.join, _SETTLING) for thread in _threads]
+    do_all([*(messenger.end for messenger in _messengers), *joins])
 
 
+@in_forked_child
 def _abandon_all() -> None:
-    for messenger in list(_messengers):
-        messenger.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+    do_all(messenger.abandon for messenger in _messengers)
 
 
 class TwoSidedMessenger:

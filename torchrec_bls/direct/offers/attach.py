@@ -17,7 +17,7 @@ from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule
-from torchrec_bls.direct.process import this_process, whole_at_forks
+from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.reads.attached_collection import (
     AttachedCollection,
     Collection,
@@ -33,6 +33,7 @@ from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.errors import BLSError, ProtocolError
+from torchrec_bls.lifetime import whole_at_forks
 
 
 @dataclass(frozen=True)

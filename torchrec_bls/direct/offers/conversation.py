@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from torchrec_bls.direct.process import kept_from_children
 from torchrec_bls.errors import PeerDiedError, PeerTimeoutError, ProtocolError, RendezvousError
+from torchrec_bls.lifetime import kept_from_children
 from torchrec_bls.records import decode
 
 #: Of the messages and the manifest in them.

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torchrec_bls.direct.process import kept_from_children
 from torchrec_bls.errors import BLSError, PeerTimeoutError
+from torchrec_bls.lifetime import kept_from_children
 
 _BACKLOG = 64
 # Seconds to wait for other processes that listen in the same folder. Each takes only a moment.

@@ -1,6 +1,5 @@
 """Hands tables over to processes that come later, through a Unix socket."""
 
-import atexit
 import os
 import socket
 import threading
@@ -20,11 +19,12 @@ from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.offers.conversation import Conversation
 from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable, offsets_of
-from torchrec_bls.direct.process import identity_of, kept_from_children, this_process
+from torchrec_bls.direct.process import identity_of, this_process
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
+from torchrec_bls.lifetime import Living, When, at_exit, do_all, kept_from_children
 
 # Seconds that one process may take; it spends most of them mapping tables.
 _DEADLINE = 60.0
@@ -253,11 +253,9 @@ def _descriptors_of(
     return [*descriptors, dense.descriptor]
 
 
+_offers: Living[Offer] = Living()
+
+
+@at_exit(When.OFFERS)
 def _close_all() -> None:
-    for each in list(_offers):
-        each.close()
-
-
-_offers: "weakref.WeakSet[Offer]" = weakref.WeakSet()
-# It runs before the interpreter's end: after that no thread may return from native code.
-atexit.register(_close_all)
+    do_all(each.close for each in _offers)

@@ -1,15 +1,15 @@
 """Maps each new version of a model's tables beside the one that is read."""
 
-import atexit
 import threading
 import weakref
 from collections.abc import Sequence
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.process import Process, new_lock, this_process, whole_at_forks
+from torchrec_bls.direct.process import Process, this_process
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
+from torchrec_bls.lifetime import Living, When, at_exit, do_all, new_lock, whole_at_forks
 
 # Seconds between two looks at the control page: after a new generation, after a quarter of a minute
 # without one, and after looks that failed. A look every 5 ms takes up to 1 % of a processor.
@@ -172,12 +172,9 @@ def _succeeds(follower: Follower) -> bool:
     return succeeded
 
 
+_followers: Living[Follower] = Living()
+
+
+@at_exit(When.FOLLOWERS)
 def _stop_all() -> None:
-    _native.end_work_beside_lookups()
-    for follower in list(_followers):
-        follower.stop()
-
-
-_followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
-# A thread that returns from native code after the interpreter's end aborts the process.
-atexit.register(_stop_all)
+    do_all([_native.end_work_beside_lookups, *(follower.stop for follower in _followers)])

@@ -1,10 +1,8 @@
 """Which threads are in a forward of a model, so that its weights change between forwards alone."""
 
-import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import FrameType
@@ -12,6 +10,7 @@ from types import FrameType
 from torch import nn
 
 from torchrec_bls.errors import PeerTimeoutError
+from torchrec_bls.lifetime import Living, do_all, in_forked_child
 
 # Seconds between two looks at those inside: an interrupted thread does not say that it left.
 _PAUSE = 0.05
@@ -155,10 +154,9 @@ def _names_of(threads: Iterable[int]) -> str:
     return " and ".join(f"thread '{names.get(each, 'unknown')}' ({each})" for each in threads)
 
 
-def _forget_in_child() -> None:
-    for gate in list(_gates):
-        gate._forget_other_threads()
+_gates: Living[Gate] = Living()
 
 
-_gates: "weakref.WeakSet[Gate]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_forget_in_child)
+@in_forked_child
+def _forget_all() -> None:
+    do_all(gate._forget_other_threads for gate in _gates)

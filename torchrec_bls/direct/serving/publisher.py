@@ -12,12 +12,13 @@ from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import cut, entry_of
-from torchrec_bls.direct.process import is_alive, this_process, whole_at_forks
+from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.serving.versions import PAUSE, Versions
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import PeerTimeoutError
+from torchrec_bls.lifetime import whole_at_forks
 from torchrec_bls.turn import Turn
 
 

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
-from torchrec_bls.direct.process import is_alive, new_lock, pid_of, this_process
+from torchrec_bls.direct.process import is_alive, pid_of, this_process
 from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
@@ -28,6 +28,7 @@ from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.weights_publisher import WeightsPublisher
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
+from torchrec_bls.lifetime import new_lock
 
 _SERVED = "_bls_served"
 

@@ -1,9 +1,7 @@
 """The checks of a sharded module's input, before a byte of it is read."""
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +11,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torchrec_bls import _native
 from torchrec_bls.distributed.inputs.variable_batch import padded, varies, with_batch_sizes_of
+from torchrec_bls.lifetime import new_lock
 
 _NO_LIMIT = (1 << 63) - 1
 _INTEGERS = (torch.int32, torch.int64)
@@ -20,16 +19,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # These are TorchRec's dtypes. Its lookups turn all integers into int64.
 _OTHER_INTEGERS = (torch.int8, torch.uint8, torch.int16)
 # Held for what threads of one module count and learn. One for all, so that checks can be copied.
-_CHANGING = Lock()
-
-
-def _renew_lock() -> None:
-    """In a forked child: no thread goes on there that could release it."""
-    global _CHANGING
-    _CHANGING = Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_CHANGING = new_lock()
 
 
 class CheckedBatch(NamedTuple):

@@ -15,7 +15,7 @@ from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
 from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.callers import Callers
-from torchrec_bls.distributed.inputs.direct_input import Route
+from torchrec_bls.distributed.inputs.routes import Route
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables

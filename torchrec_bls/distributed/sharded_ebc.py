@@ -33,7 +33,7 @@ from torchrec_bls.distributed.data_parallel import exchanged, is_replicated
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
-from torchrec_bls.distributed.inputs.direct_input import Route, plan_routes
+from torchrec_bls.distributed.inputs.routes import Route, plan_routes
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist

@@ -26,7 +26,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
-from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable, plan_routes
+from torchrec_bls.distributed.inputs.routes import Route, RoutedIdsAwaitable, plan_routes
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist

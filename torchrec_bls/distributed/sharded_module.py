@@ -16,7 +16,7 @@ from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.direct_module import DirectModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
-from torchrec_bls.distributed.inputs.direct_input import Route, RoutedIdsAwaitable
+from torchrec_bls.distributed.inputs.routes import Route, RoutedIdsAwaitable
 from torchrec_bls.distributed.inputs.equal_rows import UniqueRows
 from torchrec_bls.distributed.inputs.foreign_input_dist import OwnInputDist
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch

@@ -23,12 +23,12 @@ from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.versions import PAUSE
-from torchrec_bls.distributed.exchanged_module import ExchangedModule
+from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.errors import PeerTimeoutError
 from torchrec_bls.pipeline import bounded_lag_modules
 
-ReadingModule = ExchangedModule | AttachedCollection
+ReadingModule = BoundedLagModule | AttachedCollection
 
 _SERVED = "_bls_served"
 # Seconds that a switch waits for the forwards of other threads. It waits for one of each.
@@ -504,7 +504,7 @@ def _reads_of(modules: Mapping[str, ReadingModule]) -> list[DirectReads]:
     uncalled = [
         name
         for name, module in without.items()
-        if isinstance(module, ExchangedModule) and module.awaits_first_call
+        if isinstance(module, BoundedLagModule) and module.awaits_first_call
     ]
     if exchanging := sorted(without.keys() - set(uncalled)):
         raise ValueError(

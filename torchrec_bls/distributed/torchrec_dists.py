@@ -54,12 +54,12 @@ class TorchRecDists(ABC):
         if self._routes is not None and features is batch.features:
             with torch.no_grad():
                 return self._post_along_routes(self._routes, ctx, batch)
-        awaitable = self._theirs.input_dist(self.module, ctx, self._kept(features))
+        awaitable: Any = self._theirs.input_dist(self.module, ctx, self._kept(features))
         for ids, sharding_context in zip(awaitable.awaitables, ctx.sharding_contexts, strict=True):
             ids.bind(sharding_context)
         # TorchRec has made its input dists by now.
         self._routes = self._plan_routes(keys)
-        return awaitable  # type: ignore[no-any-return]
+        return awaitable
 
     def look_up(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:
         """See Dists."""

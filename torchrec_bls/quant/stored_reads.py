@@ -22,6 +22,9 @@ class StoredReads:
         rows: rows of all ranks.
         views: tensors through which the weights may be written to.
         input_check: input check of the sharded module.
+
+    Attributes:
+        rows: see above. They are kept, so that tables outlive their owners.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class StoredReads:
     ) -> None:
         self._where = where
         self._module = module
-        self._rows = rows  # kept, so that tables outlive their owners
+        self.rows = rows
         self._views = views
         self._version = self._versions()
         self._input_check = input_check

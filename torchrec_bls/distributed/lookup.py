@@ -35,13 +35,13 @@ class Lookup(ABC):
             ValueError: the call can't be made now. Nothing is posted.
         """
 
-    @abstractmethod
     def check(self, features: object) -> CheckedBatch:
         """Returns `features` in the form for `post`. Tells the other ranks nothing.
 
         Raises:
             Exception: the features do not fit the module.
         """
+        return self._check(features)
 
     @abstractmethod
     def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:

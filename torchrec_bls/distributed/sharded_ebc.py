@@ -17,11 +17,11 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
-from torchrec_bls.distributed.choose_lookup import choose_lookup
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.lookup import Lookup
+from torchrec_bls.distributed.lookup_choice import chosen_lookup
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedPooledOutputDist
 from torchrec_bls.distributed.outputs.pooled_output_dist import ColumnGroup, PooledOutputDist
 from torchrec_bls.distributed.outputs.shared_means import Misdivided, find_misdivided
@@ -88,7 +88,7 @@ class BLSEmbeddingBagCollection(
         load_initial_weights(self, module)
 
     def _choose(self) -> Lookup:
-        return choose_lookup(PooledDists(self, self._bls), self._bls)
+        return chosen_lookup(PooledDists(self, self._bls), self._bls)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)

@@ -13,11 +13,11 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
-from torchrec_bls.distributed.choose_lookup import choose_lookup
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.lookup import Lookup
+from torchrec_bls.distributed.lookup_choice import chosen_lookup
 from torchrec_bls.distributed.outputs.encoded_output_dists import CodedSequenceOutputDist
 from torchrec_bls.distributed.outputs.sequence_output_dist import SequenceOutputDist
 from torchrec_bls.distributed.outputs.training_iterations import keep_in_checkpoints
@@ -64,7 +64,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             load_initial_weights(self, module)  # otherwise TorchRec has loaded them
 
     def _choose(self) -> Lookup:
-        return choose_lookup(SequenceDists(self, self._bls), self._bls)
+        return chosen_lookup(SequenceDists(self, self._bls), self._bls)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         super()._create_input_dist(*args, **kwargs)

@@ -7,6 +7,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
+NO_GRADIENTS = "autograd is on, but quantized tables have no gradients: use torch.no_grad()"
+
 
 def is_weighted(module: Any) -> bool:
     """Returns whether the ids of TorchRec's quantized module have weights."""

@@ -1,8 +1,7 @@
 """A quantized embedding module whose tables are in several processes' memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,23 +10,13 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardedModule
 
-from torchrec_bls.collective.exchange_options import timeout_of
-from torchrec_bls.direct.layout import Shard, layouts_of
-from torchrec_bls.direct.reads.direct_lookup import DirectLookup
+from torchrec_bls.direct.layout import layouts_of
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig
-from torchrec_bls.distributed.exchange_lookup import ExchangeLookup
 from torchrec_bls.distributed.lookup import Lookup
-from torchrec_bls.quant.batches import checked, is_weighted
-from torchrec_bls.quant.lookups import Lookups
-from torchrec_bls.quant.own_rows import OwnRows
-from torchrec_bls.quant.row_plan import RowPlan
-from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
-from torchrec_bls.quant.stored_dists import STORED, StoredDists
-from torchrec_bls.quant.stored_reads import StoredReads
-from torchrec_bls.quant.stored_tables import row_source
-
-_NO_GRADIENTS = "autograd is on, but quantized tables have no gradients: use torch.no_grad()"
+from torchrec_bls.quant.batches import is_weighted
+from torchrec_bls.quant.stored_dists import STORED, exchange_lookup
+from torchrec_bls.quant.stored_reads import direct_lookup
 
 
 class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]):  # type: ignore[misc]
@@ -87,9 +76,9 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
         )
         children: nn.ModuleDict = getattr(module, tables_name)
         shards = {table.name: table.shards for table in layouts_of(configs, params)}
-        weights = checkpoint, f"{prefix}{tables_name}"
-        make = self._directly if reads_directly else self._by_exchange
-        self._made = make(module, children, shards, *weights)
+        lookup_of = direct_lookup if reads_directly else exchange_lookup
+        prefix = f"{prefix}{tables_name}"
+        self._lookup = lookup_of(self._bls, module, children, shards, checkpoint, prefix)
         self.choose_lookup()
         # It is not registered: its content has the names of the unsharded module here.
         self._unsharded = (module,)
@@ -97,50 +86,8 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
         if module.register_tbes:
             self.tbes = module.tbes
 
-    def _directly(
-        self,
-        module: Any,
-        children: nn.ModuleDict,
-        shards: Mapping[str, Sequence[Shard]],
-        checkpoint: Mapping[str, torch.Tensor] | None,
-        prefix: str,
-    ) -> Lookup:
-        state, exchanges = self._bls, self._bls.exchanges
-        group, config = exchanges.group, exchanges.config
-        made = Lookups(module, children, HUGE_PAGE if config.huge_pages else SMALL_PAGE)
-        source = row_source(module._emb_modules, made.begins, checkpoint, prefix)
-        deadline = timeout_of(group) if config.deadline is None else config.deadline
-        rows = SharedRows(
-            group, exchanges.name, deadline, made.tables, shards, source, config.huge_pages
-        )
-        views = made.move_to(rows.memory)
-        reads = StoredReads(state.where, module, rows, views, state.input_check)
-        check = partial(checked, state.input_check)
-        no_gradients = f"{state.where}: {_NO_GRADIENTS}"
-        return DirectLookup(reads, state.input_check, check, state.calls, no_gradients)
-
-    def _by_exchange(
-        self,
-        module: Any,
-        children: nn.ModuleDict,
-        shards: Mapping[str, Sequence[Shard]],
-        checkpoint: Mapping[str, torch.Tensor] | None,
-        prefix: str,
-    ) -> Lookup:
-        state, group = self._bls, self._bls.exchanges.group
-        made = Lookups(module, children, 1)
-        source = row_source(module._emb_modules, made.begins, checkpoint, prefix)
-        try:
-            rows = OwnRows(made, shards, source, group.rank())
-        except BaseException as error:
-            state.fail_all("sharding", error)
-            raise
-        made.take_over()
-        dists = StoredDists(module, state, RowPlan(made, shards, group.size()), rows)
-        return ExchangeLookup(state, dists, partial(checked, state.input_check), _NO_GRADIENTS)
-
     def _choose(self) -> Lookup:
-        return self._made  # the rows lie where no other lookup finds them
+        return self._lookup  # the rows lie where no other one finds them
 
     @property
     def unsharded_module_type(self) -> type:

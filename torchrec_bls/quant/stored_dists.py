@@ -1,12 +1,17 @@
 """The dists of a quantized module whose rows travel as they are stored."""
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from torchrec_bls.direct.layout import Shard
+from torchrec_bls.distributed.exchange_lookup import ExchangeLookup
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchanges.exchange import Pending
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
@@ -14,10 +19,12 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.input_dist import BoundedLagIdsDist, layout_of
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.module_state import ModuleState
-from torchrec_bls.quant.batches import looked_up, needs_ids
+from torchrec_bls.quant.batches import NO_GRADIENTS, checked, looked_up, needs_ids
+from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.own_rows import OwnRows
 from torchrec_bls.quant.row_plan import RowPlan
 from torchrec_bls.quant.stored_exchange import StoredExchange
+from torchrec_bls.quant.stored_tables import row_source
 
 #: One exchange carries the rows of all tables, however they are planned.
 STORED = "stored"
@@ -118,3 +125,38 @@ class _StoredEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ig
 
     def _wait_impl(self) -> Any:
         return self._dists.look_up_in(self._pending.wait(), self._ctx)
+
+
+def exchange_lookup(
+    state: ModuleState,
+    module: Any,
+    children: nn.ModuleDict,
+    shards: Mapping[str, Sequence[Shard]],
+    checkpoint: Mapping[str, torch.Tensor] | None,
+    prefix: str,
+) -> ExchangeLookup:
+    """Puts this rank's rows of a module into its own memory. Waits for no other rank.
+
+    Args:
+        state: state of the sharded module.
+        module: TorchRec's quantized module, whose own weights are freed.
+        children: nn.ModuleDict in it that has the tables, by name.
+        shards: shards of each table, by its name.
+        checkpoint: float weights by name in the state dict; None: the module has its weights.
+        prefix: prefix of the tables' names in the checkpoint.
+
+    Raises:
+        ValueError: the checkpoint lacks rows of this rank. The other ranks raise RendezvousError at
+            their first batch.
+    """
+    group, check = state.exchanges.group, state.input_check
+    lookups = Lookups(module, children, 1)
+    source = row_source(module._emb_modules, lookups.begins, checkpoint, prefix)
+    try:
+        rows = OwnRows(lookups, shards, source, group.rank())
+    except BaseException as error:
+        state.fail_all("sharding", error)
+        raise
+    lookups.take_over()
+    dists = StoredDists(module, state, RowPlan(lookups, shards, group.size()), rows)
+    return ExchangeLookup(state, dists, partial(checked, check), NO_GRADIENTS)

@@ -1,16 +1,24 @@
 """Lookups of a quantized module in the rows of all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.direct.arguments import FIRST_VERSION
+from torchrec_bls.direct.layout import Shard
+from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
-from torchrec_bls.quant.batches import looked_up
-from torchrec_bls.quant.shared_rows import SharedRows
+from torchrec_bls.distributed.module_state import ModuleState
+from torchrec_bls.quant.batches import NO_GRADIENTS, checked, looked_up
+from torchrec_bls.quant.lookups import Lookups
+from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
+from torchrec_bls.quant.stored_tables import row_source
 
 
 class StoredReads:
@@ -66,3 +74,42 @@ class StoredReads:
 
     def _versions(self) -> int:
         return sum([view._version for view in self._views])
+
+
+def direct_lookup(
+    state: ModuleState,
+    module: Any,
+    children: nn.ModuleDict,
+    shards: Mapping[str, Sequence[Shard]],
+    checkpoint: Mapping[str, torch.Tensor] | None,
+    prefix: str,
+) -> DirectLookup:
+    """Puts a module's rows where all ranks of the host read them, collectively.
+
+    Args:
+        state: state of the sharded module.
+        module: TorchRec's quantized module, whose own weights are freed.
+        children: nn.ModuleDict in it that has the tables, by name.
+        shards: shards of each table, by its name.
+        checkpoint: float weights by name in the state dict; None: the module has its weights.
+        prefix: prefix of the tables' names in the checkpoint.
+
+    Raises:
+        ValueError: the checkpoint lacks rows of this rank; the other ranks raise RendezvousError.
+        RendezvousError: a rank did not come, has no memory for its shards, or has other weights.
+    """
+    exchanges, check = state.exchanges, state.input_check
+    group, config = exchanges.group, exchanges.config
+    lookups = Lookups(module, children, HUGE_PAGE if config.huge_pages else SMALL_PAGE)
+    rows = SharedRows(
+        group,
+        exchanges.name,
+        timeout_of(group) if config.deadline is None else config.deadline,
+        lookups.tables,
+        shards,
+        row_source(module._emb_modules, lookups.begins, checkpoint, prefix),
+        config.huge_pages,
+    )
+    reads = StoredReads(state.where, module, rows, lookups.move_to(rows.memory), check)
+    no_gradients = f"{state.where}: {NO_GRADIENTS}"
+    return DirectLookup(reads, check, partial(checked, check), state.calls, no_gradients)

@@ -76,10 +76,6 @@ class DirectLookup(Lookup):
         if torch.is_grad_enabled():
             raise ValueError(self._no_gradients)
 
-    def check(self, features: object) -> CheckedBatch:
-        """See Lookup."""
-        return self._check(features)
-
     def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> UnsentBatch:
         """See Lookup. No other rank needs anything. The batch stays in the context, as
         `bls_unsent`."""

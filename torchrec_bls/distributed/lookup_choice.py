@@ -10,7 +10,7 @@ from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.distributed.torchrec_dists import TorchRecDists
 
 
-def choose_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
+def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
     """Returns the lookup of a module that TorchRec has sharded, collectively.
 
     Raises:

@@ -20,6 +20,7 @@ from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.callers import Callers
@@ -50,8 +51,8 @@ class BoundedLagModule:
         name: str,
         tables: Sequence[Any],
         params: Mapping[str, ParameterSharding],
-        sharding_types: Sequence[str],
         is_weighted: bool,
+        sharding_types: Sequence[str] = (),
     ) -> None:
         """Makes the state. No other rank is asked for anything.
 
@@ -61,8 +62,8 @@ class BoundedLagModule:
             name: name of the module.
             tables: EmbeddingConfig or EmbeddingBagConfig of each table.
             params: plan of the module.
-            sharding_types: sharding types that exchange.
             is_weighted: whether ids have weights.
+            sharding_types: names of what is exchanged; by default the plan's sharding types.
         """
         if config.codecs is not None:
             config.codecs.check(tables)
@@ -74,7 +75,7 @@ class BoundedLagModule:
             Agreement(group, name, exchanges.deadline, terms_of(config, tables, params)),
             InputCheck(name, tables, is_weighted, config.bad_ids),
             list(tables),
-            list(sharding_types),
+            list(sharding_types) or exchanged({params[t.name].sharding_type: 0 for t in tables}),
             Callers(f"{name} on {rank_name(group)}", lambda: exchanges.under_way),
         )
 

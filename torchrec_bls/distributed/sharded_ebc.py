@@ -72,14 +72,12 @@ class BLSEmbeddingBagCollection(
         module_fqn: str | None,
         **kwargs: Any,
     ) -> None:
-        tables = module.embedding_bag_configs()
         self._init_bounded_lag(
             config,
             sharding_group(env),
             name_of_module(config, module_fqn or type(self).__name__),
-            tables,
+            module.embedding_bag_configs(),
             params,
-            exchanged(dict.fromkeys(params[table.name].sharding_type for table in tables)),
             module.is_weighted(),
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)

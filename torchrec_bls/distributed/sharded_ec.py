@@ -14,7 +14,6 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
-from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.lookup_choice import chosen_lookup
@@ -47,14 +46,12 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
     ) -> None:
         if get_ec_index_dedup():
             raise ValueError(f"{_NO_DEDUP}: set_ec_index_dedup(False)")
-        tables = module.embedding_configs()
         self._init_bounded_lag(
             config,
             sharding_group(env),
             name_of_module(config, module_fqn or type(self).__name__),
-            tables,
+            module.embedding_configs(),
             params,
-            exchanged(dict.fromkeys(params[table.name].sharding_type for table in tables)),
             False,
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)

@@ -19,6 +19,8 @@ from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.table_codecs import CodecPlan, plan_codecs
 
+_FIRST_BATCH_MARK = "_has_uninitialized_input_dist"
+
 
 class TorchRecDists(ABC):
     """Has TorchRec's module do what is no exchange, and goes past it where it would only copy.
@@ -208,7 +210,7 @@ class FirstBatchMark:
 
     def __get__(self, module: Any, owner: type | None = None) -> Any:
         """Returns the mark, or itself for the class."""
-        return self if module is None else module._bls_has_no_input_dist
+        return self if module is None else vars(module)[_FIRST_BATCH_MARK]
 
     def __set__(self, module: Any, value: bool) -> None:
         """Sets the mark.
@@ -224,4 +226,4 @@ class FirstBatchMark:
                 "back: give ManagedCollisionEmbeddingCollectionSharder and "
                 "ManagedCollisionEmbeddingBagCollectionSharder TorchRec's own sharders"
             )
-        module._bls_has_no_input_dist = value
+        vars(module)[_FIRST_BATCH_MARK] = value

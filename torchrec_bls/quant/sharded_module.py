@@ -15,8 +15,10 @@ from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.quant.batches import is_weighted
+from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.stored_dists import STORED, exchange_lookup
-from torchrec_bls.quant.stored_reads import direct_lookup
+from torchrec_bls.quant.stored_reads import direct_lookup, page_bytes
+from torchrec_bls.quant.stored_tables import row_source
 
 
 class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]):  # type: ignore[misc]
@@ -71,14 +73,17 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
             name,
             configs,
             params,
-            [STORED],
             is_weighted(module),
+            [STORED],
         )
         children: nn.ModuleDict = getattr(module, tables_name)
+        lookups = Lookups(module, children, page_bytes(config) if reads_directly else 1)
+        source = row_source(
+            module._emb_modules, lookups.begins, checkpoint, f"{prefix}{tables_name}"
+        )
         shards = {table.name: table.shards for table in layouts_of(configs, params)}
         lookup_of = direct_lookup if reads_directly else exchange_lookup
-        prefix = f"{prefix}{tables_name}"
-        self._lookup = lookup_of(self._bls, module, children, shards, checkpoint, prefix)
+        self._lookup = lookup_of(self._bls, module, lookups, shards, source)
         self.choose_lookup()
         # It is not registered: its content has the names of the unsharded module here.
         self._unsharded = (module,)

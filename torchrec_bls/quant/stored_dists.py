@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
@@ -24,7 +23,7 @@ from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.own_rows import OwnRows
 from torchrec_bls.quant.row_plan import RowPlan
 from torchrec_bls.quant.stored_exchange import StoredExchange
-from torchrec_bls.quant.stored_tables import row_source
+from torchrec_bls.quant.stored_tables import RowSource
 
 #: One exchange carries the rows of all tables, however they are planned.
 STORED = "stored"
@@ -130,28 +129,24 @@ class _StoredEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ig
 def exchange_lookup(
     state: ModuleState,
     module: Any,
-    children: nn.ModuleDict,
+    lookups: Lookups,
     shards: Mapping[str, Sequence[Shard]],
-    checkpoint: Mapping[str, torch.Tensor] | None,
-    prefix: str,
+    source: RowSource,
 ) -> ExchangeLookup:
     """Puts this rank's rows of a module into its own memory. Waits for no other rank.
 
     Args:
         state: state of the sharded module.
         module: TorchRec's quantized module, whose own weights are freed.
-        children: nn.ModuleDict in it that has the tables, by name.
+        lookups: lookups of the module.
         shards: shards of each table, by its name.
-        checkpoint: float weights by name in the state dict; None: the module has its weights.
-        prefix: prefix of the tables' names in the checkpoint.
+        source: source of the rows.
 
     Raises:
         ValueError: the checkpoint lacks rows of this rank. The other ranks raise RendezvousError at
             their first batch.
     """
     group, check = state.exchanges.group, state.input_check
-    lookups = Lookups(module, children, 1)
-    source = row_source(module._emb_modules, lookups.begins, checkpoint, prefix)
     try:
         rows = OwnRows(lookups, shards, source, group.rank())
     except BaseException as error:

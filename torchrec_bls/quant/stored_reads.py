@@ -5,20 +5,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.layout import Shard
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings
+from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.quant.batches import NO_GRADIENTS, checked, looked_up
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
-from torchrec_bls.quant.stored_tables import row_source
+from torchrec_bls.quant.stored_tables import RowSource
 
 
 class StoredReads:
@@ -76,23 +76,26 @@ class StoredReads:
         return sum([view._version for view in self._views])
 
 
+def page_bytes(config: BLSConfig) -> int:
+    """Returns the size of the pages that rows are cut by, in bytes."""
+    return HUGE_PAGE if config.huge_pages else SMALL_PAGE
+
+
 def direct_lookup(
     state: ModuleState,
     module: Any,
-    children: nn.ModuleDict,
+    lookups: Lookups,
     shards: Mapping[str, Sequence[Shard]],
-    checkpoint: Mapping[str, torch.Tensor] | None,
-    prefix: str,
+    source: RowSource,
 ) -> DirectLookup:
     """Puts a module's rows where all ranks of the host read them, collectively.
 
     Args:
         state: state of the sharded module.
         module: TorchRec's quantized module, whose own weights are freed.
-        children: nn.ModuleDict in it that has the tables, by name.
+        lookups: lookups of the module.
         shards: shards of each table, by its name.
-        checkpoint: float weights by name in the state dict; None: the module has its weights.
-        prefix: prefix of the tables' names in the checkpoint.
+        source: source of the rows.
 
     Raises:
         ValueError: the checkpoint lacks rows of this rank; the other ranks raise RendezvousError.
@@ -100,14 +103,13 @@ def direct_lookup(
     """
     exchanges, check = state.exchanges, state.input_check
     group, config = exchanges.group, exchanges.config
-    lookups = Lookups(module, children, HUGE_PAGE if config.huge_pages else SMALL_PAGE)
     rows = SharedRows(
         group,
         exchanges.name,
         timeout_of(group) if config.deadline is None else config.deadline,
         lookups.tables,
         shards,
-        row_source(module._emb_modules, lookups.begins, checkpoint, prefix),
+        source,
         config.huge_pages,
     )
     reads = StoredReads(state.where, module, rows, lookups.move_to(rows.memory), check)

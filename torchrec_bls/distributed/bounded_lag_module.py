@@ -42,6 +42,9 @@ class BoundedLagModule:
     #: Whether rows are stored as FBGEMM's quantized lookups read them.
     is_quantized: ClassVar[bool] = False
 
+    #: Class of its input check.
+    _input_checks: ClassVar[type[InputCheck]] = InputCheck
+
     _bls: ModuleState
 
     def _init_bounded_lag(
@@ -73,7 +76,7 @@ class BoundedLagModule:
         self._bls = ModuleState(
             exchanges,
             Agreement(group, name, exchanges.deadline, terms_of(config, tables, params)),
-            InputCheck(name, tables, is_weighted, config.bad_ids),
+            self._input_checks(name, tables, is_weighted, config.bad_ids),
             list(tables),
             list(sharding_types) or exchanged({params[t.name].sharding_type: 0 for t in tables}),
             Callers(f"{name} on {rank_name(group)}", lambda: exchanges.under_way),
@@ -109,7 +112,7 @@ class BoundedLagModule:
         try:
             batch = self.check_input(features)
         except ValueError as error:
-            return lookup.refuse(ctx, error, self.nothing())
+            return lookup.refuse(ctx, error)
         return lookup.post(ctx, batch)
 
     @outside_inference_mode

@@ -1,6 +1,5 @@
 """Lookups by the ranks that have the rows: ids go to them, and embeddings come back."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -29,20 +28,13 @@ class ExchangeLookup(Lookup):
     Args:
         state: state of the module.
         dists: dists of the module.
-        check: see Lookup.
         no_gradients: reason why nothing can be looked up under autograd; empty if it can.
     """
 
     is_direct: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        state: ModuleState,
-        dists: Dists,
-        check: Callable[[object], CheckedBatch],
-        no_gradients: str,
-    ) -> None:
-        super().__init__(check)
+    def __init__(self, state: ModuleState, dists: Dists, no_gradients: str) -> None:
+        super().__init__(state.input_check)
         self._state = state
         self._dists = dists
         self._no_gradients = no_gradients
@@ -55,7 +47,7 @@ class ExchangeLookup(Lookup):
         """See Lookup."""
         if self._no_gradients and torch.is_grad_enabled():
             raise ValueError(self._no_gradients)
-        return self._check(features)
+        return self._input_check.check(features)
 
     def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:
         """See Lookup. The first call makes channels, collectively."""
@@ -70,11 +62,11 @@ class ExchangeLookup(Lookup):
             state.fail_all("posting ids", error)
             raise
 
-    def refuse(self, ctx: Any, error: ValueError, nothing: CheckedBatch) -> Awaitable[Any]:
+    def refuse(self, ctx: Any, error: ValueError) -> Awaitable[Any]:
         """See Lookup. In training the error goes to all ranks, none of which may go on."""
         if torch.is_grad_enabled() and not self._no_gradients:
-            return self.post(ctx, nothing, IdsNote(refusal=str(error)))
-        return super().refuse(ctx, error, nothing)
+            return self.post(ctx, self._input_check.nothing(), IdsNote(refusal=str(error)))
+        return super().refuse(ctx, error)
 
     def output(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:
         """See Lookup."""

@@ -1,14 +1,13 @@
 """The way of a module's batches to their embeddings, which its ranks choose together."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
 NO_NOTE = IdsNote()
 
@@ -17,15 +16,14 @@ class Lookup(ABC):
     """Looks the batches of one module up. A batch comes to `check`, `post` and `output` in turn.
 
     Args:
-        check: function that returns a batch in the form for `post`. It raises for one that does not
-            fit the module.
+        input_check: input check of the module.
     """
 
     #: Whether this rank reads the tables of all ranks itself.
     is_direct: ClassVar[bool]
 
-    def __init__(self, check: Callable[[object], CheckedBatch]) -> None:
-        self._check = check
+    def __init__(self, input_check: InputCheck) -> None:
+        self._input_check = input_check
 
     @abstractmethod
     def begin(self, module: object) -> None:
@@ -41,7 +39,7 @@ class Lookup(ABC):
         Raises:
             Exception: the features do not fit the module.
         """
-        return self._check(features)
+        return self._input_check.check(features)
 
     @abstractmethod
     def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:
@@ -53,14 +51,14 @@ class Lookup(ABC):
             note: message that goes along with the ids.
         """
 
-    def refuse(self, ctx: Any, error: ValueError, nothing: CheckedBatch) -> Awaitable[Any]:
-        """Posts `nothing`, a batch without samples, for a batch that does not fit.
+    def refuse(self, ctx: Any, error: ValueError) -> Awaitable[Any]:
+        """Posts a batch without samples for one that does not fit.
 
         The error stays in the context, as `bls_refusal`.
         """
         ctx.bls_refusal = error
         with torch.no_grad():
-            return self.post(ctx, nothing)
+            return self.post(ctx, self._input_check.nothing())
 
     @abstractmethod
     def output(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:

@@ -17,7 +17,7 @@ def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
         ValueError: lookup is "direct", and a rank can't read directly; all ranks raise.
         RendezvousError: a rank did not come, or could not share its tables.
     """
-    check, exchanges = state.input_check.check, state.exchanges
+    exchanges = state.exchanges
     if exchanges.config.lookup != "exchange":
         exchanges.deadline.training = torch.is_grad_enabled()
         state.meet()
@@ -33,11 +33,11 @@ def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
                 f"{state.where}: autograd is on, but tables that are read directly do not change: "
                 'use torch.no_grad(), or shard with lookup="exchange" to train'
             )
-            return DirectLookup(reads, state.input_check, check, state.calls, no_gradients)
+            return DirectLookup(reads, state.input_check, state.calls, no_gradients)
     bound = exchanges.config.bound
     no_gradients = (
         f"bound is {bound} and autograd is on: gradients of up to {bound} iterations ago would "
         "update rows that later lookups have read already. Use torch.no_grad() for inference, or "
         "bound 0 for training"
     )
-    return ExchangeLookup(state, dists, check, no_gradients if bound > 0 else "")
+    return ExchangeLookup(state, dists, no_gradients if bound > 0 else "")

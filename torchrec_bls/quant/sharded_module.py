@@ -13,8 +13,9 @@ from torchrec.distributed.types import LazyAwaitable, ParameterSharding, Sharded
 from torchrec_bls.direct.layout import layouts_of
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.lookup import Lookup
-from torchrec_bls.quant.batches import is_weighted
+from torchrec_bls.quant.batches import QuantInputCheck, is_weighted
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.stored_dists import STORED, exchange_lookup
 from torchrec_bls.quant.stored_reads import direct_lookup, page_bytes
@@ -52,6 +53,7 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
     """
 
     is_quantized: ClassVar[bool] = True
+    _input_checks: ClassVar[type[InputCheck]] = QuantInputCheck
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """The dists of a quantized module whose rows travel as they are stored."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.input_dist import BoundedLagIdsDist, layout_of
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.module_state import ModuleState
-from torchrec_bls.quant.batches import NO_GRADIENTS, checked, looked_up, needs_ids
+from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up, needs_ids
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.own_rows import OwnRows
 from torchrec_bls.quant.row_plan import RowPlan
@@ -146,7 +145,7 @@ def exchange_lookup(
         ValueError: the checkpoint lacks rows of this rank. The other ranks raise RendezvousError at
             their first batch.
     """
-    group, check = state.exchanges.group, state.input_check
+    group = state.exchanges.group
     try:
         rows = OwnRows(lookups, shards, source, group.rank())
     except BaseException as error:
@@ -154,4 +153,4 @@ def exchange_lookup(
         raise
     lookups.take_over()
     dists = StoredDists(module, state, RowPlan(lookups, shards, group.size()), rows)
-    return ExchangeLookup(state, dists, partial(checked, check), NO_GRADIENTS)
+    return ExchangeLookup(state, dists, NO_GRADIENTS)

@@ -1,7 +1,6 @@
 """Lookups of a quantized module in the rows of all ranks."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.module_state import ModuleState
-from torchrec_bls.quant.batches import NO_GRADIENTS, checked, looked_up
+from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
 from torchrec_bls.quant.stored_tables import RowSource
@@ -114,4 +113,4 @@ def direct_lookup(
     )
     reads = StoredReads(state.where, module, rows, lookups.move_to(rows.memory), check)
     no_gradients = f"{state.where}: {NO_GRADIENTS}"
-    return DirectLookup(reads, check, partial(checked, check), state.calls, no_gradients)
+    return DirectLookup(reads, check, state.calls, no_gradients)

@@ -1,6 +1,6 @@
 """Lookups in tables that every rank can read: no other rank takes part in them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -47,7 +47,6 @@ class DirectLookup(Lookup):
     Args:
         reads: tables to read.
         input_check: input check of the module.
-        check: see Lookup.
         calls: calls of the module.
         no_gradients: error under autograd, with the module's name.
 
@@ -58,16 +57,10 @@ class DirectLookup(Lookup):
     is_direct: ClassVar[bool] = True
 
     def __init__(
-        self,
-        reads: Reads,
-        input_check: InputCheck,
-        check: Callable[[object], CheckedBatch],
-        calls: Calls,
-        no_gradients: str,
+        self, reads: Reads, input_check: InputCheck, calls: Calls, no_gradients: str
     ) -> None:
-        super().__init__(check)
+        super().__init__(input_check)
         self.reads = reads
-        self._input_check = input_check
         self._calls = calls
         self._no_gradients = no_gradients
 

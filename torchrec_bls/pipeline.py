@@ -15,7 +15,7 @@ from torchrec.distributed.train_pipeline.train_pipelines import TrainPipeline
 from torchrec.distributed.types import ShardedModule
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.distributed.exchanged_module import ExchangedModule
+from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.inputs.refused_batches import RefusedBatchError, RefusedEmbeddings
@@ -296,7 +296,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         if not self._has_agreed_on_lookups:
             stages = {
                 name: ReadStages(each.module, each.owner, self._call)
-                if each.module.agree_on_lookup()
+                if each.module.choose_lookup().is_direct
                 else each
                 for name, each in self._stages.items()
             }
@@ -470,7 +470,7 @@ def _failed(stage: str, iteration: int, error: Exception) -> PipelineError:
     return failed
 
 
-def bounded_lag_modules(model: nn.Module) -> dict[str, ExchangedModule]:
+def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
     """Returns the bounded-lag modules of a sharded model by their names in it.
 
     Raises:
@@ -480,27 +480,28 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, ExchangedModule]:
     if isinstance(model, DistributedModelParallel):
         model = model.module
     sharded = {n: m for n, m in model.named_modules() if isinstance(m, ShardedModule)}
-    others = [
-        name
-        for name, m in sharded.items()
-        if not any(isinstance(part, ExchangedModule) for part in m.modules())
-    ]
-    quantized = [name for name in others if getattr(sharded[name], "is_quantized", False)]
+    ours = {n: m for n, m in sharded.items() if isinstance(m, BoundedLagModule)}
+    quantized = [name for name, m in ours.items() if m.is_quantized and m.reads_directly]
     if quantized:
         raise ValueError(
             f"{quantized} read quantized tables directly and exchange nothing: call the model "
             'itself, or shard with BLSConfig(lookup="exchange")'
         )
+    others = [
+        name
+        for name, m in sharded.items()
+        if not any(isinstance(part, BoundedLagModule) for part in m.modules())
+    ]
     if others or not sharded:
         found = f"{others} were sharded by others" if others else "the model has no sharded module"
         raise ValueError(
             f"{found}: give BLSEmbeddingCollectionSharder and BLSEmbeddingBagCollectionSharder to "
             "DistributedModelParallel"
         )
-    return {n: m for n, m in sharded.items() if isinstance(m, ExchangedModule)}
+    return ours
 
 
-def _owner_of(module: ExchangedModule, model: nn.Module) -> nn.Module:
+def _owner_of(module: BoundedLagModule, model: nn.Module) -> nn.Module:
     """Returns the outermost sharded module that `module` is, or is a part of."""
     owner: nn.Module = next(
         each

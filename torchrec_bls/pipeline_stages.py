@@ -12,11 +12,10 @@ from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 from torchrec.distributed.train_pipeline.utils import _rewrite_model
 from torchrec.distributed.types import LazyAwaitable
 
-from torchrec_bls.direct.reads.direct_reads import UnsentBatch
-from torchrec_bls.distributed.exchanged_module import ExchangedModule
+from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
-from torchrec_bls.distributed.inputs.input_dist import IdsLayout
+from torchrec_bls.distributed.inputs.input_dist import IdsLayout, first_layout
 from torchrec_bls.distributed.inputs.kept_features import kept
 
 
@@ -42,7 +41,7 @@ class ModuleStages:
         call: the pipeline's call of the model.
     """
 
-    def __init__(self, module: ExchangedModule, owner: Any, call: ModelCall) -> None:
+    def __init__(self, module: BoundedLagModule, owner: Any, call: ModelCall) -> None:
         self.module = module
         self.owner = owner
         self.call = call
@@ -53,7 +52,7 @@ class ModuleStages:
     def post_ids(self, iteration: object, batch: CheckedBatch, note: IdsNote) -> None:
         """Posts the ids of a batch, and `note` to every rank."""
         context = self.owner.create_context()
-        self._ids.append((iteration, context, self.module.post_ids(context, batch, note)))
+        self._ids.append((iteration, context, self.module.post(context, batch, note)))
 
     def look_up(self) -> IdsLayout | None:
         """Waits for the ids of the oldest batch, looks them up and posts the embeddings. Returns
@@ -61,7 +60,7 @@ class ModuleStages:
         iteration, context, awaitable = self._ids.popleft()
         ids = awaitable.wait().wait()
         self._embeddings.append((iteration, self.owner.compute_and_output_dist(context, ids)))
-        return self.module.layout_of(context)
+        return first_layout(context)
 
     def take(self, iteration: object) -> LazyAwaitable[Any] | None:
         """Returns the embeddings of an iteration; None if they were taken already."""
@@ -107,7 +106,7 @@ class ReadStages(ModuleStages):
         varying = None if batch.varying is None else kept(batch.varying)
         context = self.owner.create_context()
         batch = batch._replace(features=kept(batch.features), varying=varying)
-        self._ids.append((iteration, context, UnsentBatch(batch, context)))
+        self._ids.append((iteration, context, self.module.post(context, batch)))
 
     def look_up(self) -> None:
         """Moves the oldest batch on."""

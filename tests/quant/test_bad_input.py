@@ -72,6 +72,7 @@ def _batches(rank: int) -> None:
             (torch.zeros(3), "not a KeyedJaggedTensor"),
         ):
             assert says in raised(ValueError, lambda ids=ids: look_up(ids))
+        assert model.module.embeddings.refused_batches == 6
         assert "autograd is on" in raised(ValueError, lambda: model(Batch(good)))
     with torch.no_grad():
         assert_same_bits(flatten(model(Batch(good))), flatten(unsharded(Batch(good))))

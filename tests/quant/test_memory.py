@@ -32,9 +32,10 @@ def _bytes_held_and_stored(rank: int) -> list[tuple[int, int]]:
         model = models.quantized(SparseOnly(module), ["int8", "int4", "int2", "fp16"])
         stored = sum(lookup.weights_host.numel() for lookup in model.embeddings._emb_modules)
         sharded = models.shard(model, models.sharder_of("ebc"), sharding).module.embeddings
-        sizes.append((sum(each.size for each in sharded._shared.segments), stored))
+        rows = sharded._bls.lookup.reads.rows
+        sizes.append((sum(each.size for each in rows.segments), stored))
         # Nothing else is left of the weights: what the module shows lies in the window.
-        window = sharded._shared.memory.untyped_storage().data_ptr()
+        window = rows.memory.untyped_storage().data_ptr()
         for table in sharded.embedding_bags.values():
             shown = getattr(table.weight, "elem", table.weight)
             assert shown.untyped_storage().data_ptr() == window

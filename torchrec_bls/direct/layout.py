@@ -2,8 +2,11 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from torchrec.distributed.types import ParameterSharding, ShardMetadata
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,13 @@ class Shard:
     rows: int
     first_column: int
     columns: int
+
+    @classmethod
+    def of(cls, metadata: ShardMetadata) -> "Shard":
+        """Returns the shard that TorchRec describes."""
+        rows, columns = metadata.shard_sizes
+        first_row, first_column = metadata.shard_offsets
+        return cls(metadata.placement.rank(), first_row, rows, first_column, columns)
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,30 @@ class TableLayout:
                     "has an id: plan it in equal blocks, as row_wise() does, or table-wise"
                 )
         return blocks
+
+
+def layouts_of(tables: Iterable[Any], params: Mapping[str, ParameterSharding]) -> list[TableLayout]:
+    """Returns the rows and columns of each rank, for each table.
+
+    Args:
+        tables: EmbeddingConfig or EmbeddingBagConfig of each table.
+        params: the module's plan; no table is data-parallel.
+    """
+    return [
+        TableLayout(
+            table.name,
+            table.num_embeddings,
+            table.embedding_dim,
+            table.data_type.name,
+            tuple(Shard.of(shard) for shard in _shards_of(params[table.name])),
+        )
+        for table in tables
+    ]
+
+
+def _shards_of(planned: ParameterSharding) -> list[ShardMetadata]:
+    shards: list[ShardMetadata] = planned.sharding_spec.shards
+    return shards
 
 
 def digest_of(tables: Sequence[TableLayout]) -> bytes:

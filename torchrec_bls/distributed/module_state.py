@@ -1,27 +1,28 @@
 """The state of a bounded-lag module beside TorchRec's own attributes, in one object."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.distributed.exchanges.exchange import Exchange
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
 from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.callers import Callers
-from torchrec_bls.distributed.inputs.direct_input import Route
 from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.distributed.inputs.refused_batches import Calls
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names
+from torchrec_bls.distributed.lookup import NO_NOTE, Lookup
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.errors import BLSError, named
 
 _DIRECTIONS = ("ids", "embeddings", "gradients")
-NO_NOTE = IdsNote()
 
 
 class ModuleExchanges:
@@ -131,37 +132,38 @@ class ModuleExchanges:
 
 @dataclass
 class ModuleState:
-    """The state of a bounded-lag module. A copy shares the exchanges.
+    """The state of a bounded-lag module.
 
     Attributes:
         exchanges: exchanges of the module.
         agreement: agreement on the plan that the next batch is exchanged by.
         input_check: check of the input.
         tables: EmbeddingConfig or EmbeddingBagConfig of each table.
+        sharding_types: sharding types that exchange.
         callers: callers of the module.
+        calls: its calls so far.
         note: message to all ranks along with the next ids.
-        routes: ways of batches past TorchRec's input dist; None before the first batch, and where
-            there are none.
-        dist_keys: keys that TorchRec's input dists are made for; None before the first batch.
-        lookup_tables: tables of the lookups; None before they are first read.
+        lookup: way of its batches to their embeddings; None until the ranks have chosen one.
+        lookup_tables: tables of TorchRec's lookups; None before they are first read.
         iterations: number of iterations of the training so far; error bounds may depend on it.
-        reads_directly: whether the module reads all ranks' tables in place of exchanging; None
-            until the ranks have agreed.
-        direct: the direct reads; None before the first batch with keys.
     """
 
     exchanges: ModuleExchanges
     agreement: Agreement
     input_check: InputCheck
     tables: list[Any]
+    sharding_types: list[str]
     callers: Callers
+    calls: Calls = field(default_factory=Calls)
     note: IdsNote = NO_NOTE
-    routes: list[Route] | None = None
-    dist_keys: list[str] | None = None
+    lookup: Lookup | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0
-    reads_directly: bool | None = None
-    direct: DirectReads | None = None
+
+    @property
+    def where(self) -> str:
+        """Returns the name of the module and its rank, for messages."""
+        return f"{self.exchanges.name} on {rank_name(self.exchanges.group)}"
 
     @cached_property
     def features_of_names(self) -> dict[str, str]:
@@ -172,7 +174,6 @@ class ModuleState:
         """Drops everything that depends on the plan so far. The next batch compares `agreement`."""
         self.agreement = agreement
         self.forget_lookup()
-        self.routes = None
         self.lookup_tables = None
 
     def meet(self) -> None:
@@ -185,16 +186,28 @@ class ModuleState:
             self.agreement.reach()
             self.exchanges.session = self.agreement.session
 
-    def meet_again(self) -> None:
-        """Makes the next forward begin at the agreement, if this one came to none of its channels.
-        So ranks that failed in different places of it meet again."""
+    def fail(self, reason: str) -> None:
+        """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
+        if self.agreement.reached:
+            self.exchanges.fail(reason, self.sharding_types)
+        else:
+            self.agreement.fail(reason)
+
+    def fail_all(self, what: str, error: BaseException) -> None:
+        """Fails all ranks, since `error` ended this rank's part between the messages of a batch.
+
+        If there are no channels yet, the next forward begins at the agreement. So ranks that failed
+        in different places of the first one meet again.
+        """
+        if not isinstance(error, BLSError):  # all ranks know a BLSError already
+            self.fail(f"{what} failed: {named(error)}")
         if self.exchanges.lacks_channels:
             self.agreement.forget()
-            self.forget_lookup()
+            if self.exchanges.config.lookup != "exchange":
+                self.forget_lookup()
 
     def forget_lookup(self) -> None:
-        """Makes the ranks agree again on the way of lookups, where there is a choice."""
-        if self.direct is not None:
-            self.direct.abandon()
-        self.direct = None
-        self.reads_directly = False if self.exchanges.config.lookup == "exchange" else None
+        """Makes the ranks choose a lookup again."""
+        if self.lookup is not None:
+            self.lookup.abandon()
+        self.lookup = None

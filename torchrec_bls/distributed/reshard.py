@@ -23,7 +23,7 @@ from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.module_state import ModuleExchanges
-from torchrec_bls.distributed.sharder import NAME_THE_FUSED_KERNEL
+from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL
 
 _PREFIX = "embedding_bags."
 
@@ -100,7 +100,8 @@ def reshard(
         raise
     agreement.reach()
     # The next batch compares the plan, even if this rank does not get to the new one.
-    module._bls.forget_plan(_agreement(module, plan))
+    as_before = _agreement(module, plan)
+    module._bls.forget_plan(as_before)
     rates = _learning_rates(module._lookups, module._bls.exchanges.group)
     source = _local_tensors(module._lookups)
     before = _snapshot(module)
@@ -116,6 +117,7 @@ def reshard(
     except BaseException:
         vars(module).clear()
         vars(module).update(before)
+        module._bls.forget_plan(as_before)
         raise
 
 
@@ -128,7 +130,7 @@ def _agreement(module: Any, plan: Mapping[str, ParameterSharding], what: str = "
 
 def _snapshot(module: nn.Module) -> dict[str, Any]:
     return {
-        name: copy(value) if name in ("_modules", "_parameters", "_buffers", "_bls") else value
+        name: copy(value) if name in ("_modules", "_parameters", "_buffers") else value
         for name, value in vars(module).items()
     }
 

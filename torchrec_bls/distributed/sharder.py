@@ -17,14 +17,7 @@ from torchrec.distributed.types import (
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.initial_weights import check_device
-
-#: How a plan gets the kernel that rows can be read from.
-NAME_THE_FUSED_KERNEL = (
-    'name it in the plan, since TorchRec\'s generators take "dense" on the CPU: '
-    'table_wise(rank=0, compute_kernel="fused") of sharding_plan, '
-    'ParameterConstraints(compute_kernels=["fused"]), or '
-    'plan[table].compute_kernel = "fused" where a generator has no such argument'
-)
+from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL
 
 
 def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:

@@ -7,6 +7,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
+NO_GRADIENTS = "autograd is on, but quantized tables have no gradients: use torch.no_grad()"
+
 
 def is_weighted(module: Any) -> bool:
     """Returns whether the ids of TorchRec's quantized module have weights."""
@@ -32,28 +34,22 @@ def looked_up(module: Any, features: KeyedJaggedTensor, check: InputCheck) -> An
     return embeddings
 
 
-def checked(check: InputCheck, features: object) -> CheckedBatch:
-    """Returns a batch that FBGEMM's quantized lookups accept.
+class QuantInputCheck(InputCheck):
+    """Accepts batches that FBGEMM's quantized lookups accept, with weights in float32."""
 
-    Args:
-        check: input check of the module.
-        features: KeyedJaggedTensor on the CPU; its weights, if the module has any, are float32.
-
-    Raises:
-        ValueError: the batch does not fit the module.
-    """
-    if check.is_weighted and isinstance(features, KeyedJaggedTensor):
-        weights = features.weights_or_none()
-        if weights is None or weights.dtype != torch.float32:
-            found = "no weights" if weights is None else f"weights of {weights.dtype}"
+    def _checked(self, features: object) -> CheckedBatch:
+        if self.is_weighted and isinstance(features, KeyedJaggedTensor):
+            weights = features.weights_or_none()
+            if weights is None or weights.dtype != torch.float32:
+                found = "no weights" if weights is None else f"weights of {weights.dtype}"
+                raise ValueError(
+                    f"the KeyedJaggedTensor has {found}, but FBGEMM's weighted quantized lookups "
+                    "take float32"
+                )
+        batch = super()._checked(features)
+        if batch.varying is not None:
             raise ValueError(
-                f"the KeyedJaggedTensor has {found}, but FBGEMM's weighted quantized lookups "
-                "take float32"
+                "the KeyedJaggedTensor has a batch size per key, which quantized modules can't "
+                "look up: give all keys the same"
             )
-    batch = check.check(features)
-    if batch.varying is not None:
-        raise ValueError(
-            "the KeyedJaggedTensor has a batch size per key, which quantized modules can't "
-            "look up: give all keys the same"
-        )
-    return batch
+        return batch

@@ -10,8 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
 )
 from torchrec.distributed.types import ParameterSharding
 
-from torchrec_bls.direct.layout import TableLayout
-from torchrec_bls.direct.reads.direct_reads import layouts_of
+from torchrec_bls.direct.layout import TableLayout, layouts_of
 from torchrec_bls.quant.stored_tables import is_supported
 
 

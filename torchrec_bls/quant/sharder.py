@@ -20,7 +20,6 @@ from torchrec_bls.direct.shared_tables import find_obstacles, warn_of_exchange
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.sharder import sharding_group
-from torchrec_bls.quant.exchanged_module import ExchangedQuantCollection
 from torchrec_bls.quant.refusals import why_not
 from torchrec_bls.quant.sharded_module import ShardedQuantCollection
 
@@ -103,7 +102,7 @@ class QuantSharder:
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
-    ) -> ShardedQuantCollection | ExchangedQuantCollection:
+    ) -> ShardedQuantCollection:
         """Shards `module`, which is taken over. DistributedModelParallel calls it on every rank.
 
         Raises:
@@ -118,17 +117,13 @@ class QuantSharder:
         self._check_plan(params)
         self._check_fused_params(module)
         reason = why_not(module, params, self._checkpoint)
-        sharded = (
-            ShardedQuantCollection
-            if self._reads_directly(group, name, reason)
-            else ExchangedQuantCollection
-        )
-        return sharded(
+        return ShardedQuantCollection(
             module,
             self._tables_name,
             params,
             group,
             self._config,
+            self._reads_directly(group, name, reason),
             name,
             self._checkpoint,
             f"{module_fqn}." if module_fqn else "",

@@ -175,14 +175,14 @@ class Towers(nn.Module):
         return {f"{name} {key}": t for name, flat in sums.items() for key, t in flat.items()}
 
 
-def give_bad_input_to_towers(rank: int) -> None:
+def give_bad_input_to_towers(rank: int, lookup: str) -> None:
     kinds = {"first": models.EBC, "second": models.EC, "third": models.WEIGHTED}
     modules = [kind.module() for kind in kinds.values()]
     plans = {
         name: models.make_plan(module, ["table_wise"] * kind.tables, kind.bls_sharder(BLSConfig()))
         for (name, kind), module in zip(kinds.items(), modules, strict=True)
     }
-    config = BLSConfig(deadline=30)
+    config = BLSConfig(deadline=30, lookup=lookup)
     model = models.shard_model(
         Towers(*modules), plans, [models.EBC.bls_sharder(config), models.EC.bls_sharder(config)]
     )
@@ -200,8 +200,10 @@ def give_bad_input_to_towers(rank: int) -> None:
             models.assert_same_bits(output, expected)
 
 
-def test_modules_that_the_failed_forward_did_not_call_answer_the_other_ranks() -> None:
-    run(3, give_bad_input_to_towers)
+@pytest.mark.parametrize("lookup", ["exchange", "direct"])
+def test_modules_that_the_failed_forward_did_not_call_answer_the_other_ranks(lookup: str) -> None:
+    """In the first batch they choose their lookups: read directly, too, that takes all ranks."""
+    run(3, give_bad_input_to_towers, lookup)
 
 
 def give_bad_input_in_training(rank: int, case: str, kind_name: str) -> None:

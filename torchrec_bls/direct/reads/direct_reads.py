@@ -1,49 +1,22 @@
-"""A module's own lookups in the tables of all ranks, in place of its exchanges."""
+"""The tables of all ranks, as one module reads them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardMetadata
+from torchrec.distributed.types import LazyAwaitable
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, Generation
-from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
-from torchrec_bls.direct.shared_tables import OwnTables, SharedTables, share_tables
+from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
-from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.errors import BLSError, RendezvousError
-
-
-class UnsentBatch(ExchangeAwaitable[Any]):
-    """The two waits of an input dist that sends nothing: the batch stays where it is.
-
-    Args:
-        batch: the batch.
-        context: TorchRec's context of the batch, in which it stays as `bls_unsent`. TorchRec's
-            feature processors make other features of it, and hand on these alone.
-    """
-
-    def __init__(self, batch: CheckedBatch, context: Any) -> None:
-        super().__init__()
-        self.batch = batch
-        context.bls_unsent = batch
-
-    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
-        """Returns the features, of all shardings in one, for TorchRec's feature processors. They
-        cannot do a batch without samples, which has nothing to process."""
-        if self.batch.features.stride() > 0:
-            yield self.batch.features
-
-    def _wait_impl(self) -> "UnsentBatch":
-        return self
 
 
 class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ignore[misc]
@@ -265,66 +238,6 @@ class DirectReads:
         )
 
 
-def layouts_of(tables: Iterable[Any], params: Mapping[str, ParameterSharding]) -> list[TableLayout]:
-    """Returns the rows and columns of each rank, for each table.
-
-    Args:
-        tables: EmbeddingConfig or EmbeddingBagConfig of each table.
-        params: the module's plan; no table is data-parallel.
-    """
-    return [
-        TableLayout(
-            table.name,
-            table.num_embeddings,
-            table.embedding_dim,
-            table.data_type.name,
-            tuple(_shard_of(shard) for shard in _shards_of(params[table.name])),
-        )
-        for table in tables
-    ]
-
-
-def share(
-    exchanges: Any,
-    layouts: Sequence[TableLayout],
-    lookup_tables: Sequence[LookupTables],
-    module: Any,
-    dtype: torch.dtype,
-) -> tuple[LiveWeights, SharedTables, Generation]:
-    """Puts the tables of a module into shared memory, collectively.
-
-    Args:
-        exchanges: ModuleExchanges of the module.
-        layouts: layouts of its tables.
-        lookup_tables: tables of its lookups.
-        module: TorchRec's sharded module.
-        dtype: dtype of the weights.
-
-    Raises:
-        RendezvousError: see share_tables.
-    """
-    live = LiveWeights(
-        [storage for tables in lookup_tables for storage in tables.storages()],
-        _tensors_of(module),
-    )
-    shards = {
-        (name, _shard_of(metadata)): weights
-        for tables in lookup_tables
-        for name, metadata, weights in tables.shards()
-    }
-    tables, generation = share_tables(
-        exchanges.group,
-        exchanges.name,
-        exchanges.deadline.seconds,
-        layouts,
-        OwnTables(live, shards),
-        dtype,
-        exchanges.config.huge_pages,
-        exchanges.session,
-    )
-    return live, tables, generation
-
-
 def _lookups_of(
     configs: Sequence[Any], form: OutputForm, keys: Sequence[str]
 ) -> list[FeatureLookup]:
@@ -344,39 +257,3 @@ def _lookups_of(
         lookups.append(FeatureLookup(places[feature], table.name, column, means))
         column += table.embedding_dim
     return lookups
-
-
-def _shards_of(planned: ParameterSharding) -> list[ShardMetadata]:
-    shards: list[ShardMetadata] = planned.sharding_spec.shards
-    return shards
-
-
-def _shard_of(metadata: ShardMetadata) -> Shard:
-    rows, columns = metadata.shard_sizes
-    first_row, first_column = metadata.shard_offsets
-    return Shard(metadata.placement.rank(), first_row, rows, first_column, columns)
-
-
-def _tensors_of(module: Any) -> Iterator[torch.Tensor]:
-    """Yields every tensor through which the weights of a sharded module may be reached."""
-    for parameter in module.parameters():
-        yield parameter
-        # Covers all tables of a kernel; a parameter shows one table. TorchRec copies modules by it.
-        whole = getattr(parameter, "_original_tensor", None)
-        if whole is not None:
-            yield whole
-    for lookup in module._lookups:
-        yield from lookup.parameters()
-        for kernel in lookup._emb_modules:
-            for parameter in kernel.fused_optimizer.params.values():
-                yield from _local(parameter)
-    for tensor in module.state_dict().values():
-        yield from _local(tensor)
-
-
-def _local(tensor: Any) -> Iterator[torch.Tensor]:
-    if hasattr(tensor, "local_shards"):
-        for shard in tensor.local_shards():
-            yield shard.tensor
-    else:
-        yield tensor

@@ -7,10 +7,10 @@ from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
 from torchrec_bls.direct.reads.direct_reads import DirectReads
-from torchrec_bls.distributed.exchanged_module import ExchangedModule
+from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.pipeline import bounded_lag_modules
 
-ReadingModule = ExchangedModule | AttachedCollection
+ReadingModule = BoundedLagModule | AttachedCollection
 
 
 def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:
@@ -54,7 +54,7 @@ def reads_of(modules: Mapping[str, ReadingModule]) -> list[DirectReads]:
     uncalled = [
         name
         for name, module in without.items()
-        if isinstance(module, ExchangedModule) and module.awaits_first_call
+        if isinstance(module, BoundedLagModule) and module.awaits_first_call
     ]
     if exchanging := sorted(without.keys() - set(uncalled)):
         raise ValueError(

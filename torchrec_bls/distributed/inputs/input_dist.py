@@ -94,6 +94,16 @@ def layout_of(sharding_context: Any) -> IdsLayout:
     return layout
 
 
+def first_layout(ctx: Any) -> IdsLayout | None:
+    """Returns how the ids of a batch came, once they have been waited for; None if none are sent.
+
+    Args:
+        ctx: TorchRec's context of the batch.
+    """
+    layouts = (getattr(each, "bls_ids_layout", None) for each in ctx.sharding_contexts)
+    return next((layout for layout in layouts if layout is not None), None)
+
+
 class _Batch(NamedTuple):
     """The facts that this rank knows about a batch whose ids it has posted. `sent`, `counts_sent`
     and the one item of `equal`, if any, become fields of IdsLayout."""

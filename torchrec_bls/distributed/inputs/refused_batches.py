@@ -37,7 +37,7 @@ def refused(group: dist.ProcessGroup, name: str, refusals: Mapping[int, str]) ->
 
 
 class RefusedBatchError(ValueError):
-    """A batch that does not fit its module, in a process where no other rank takes part."""
+    """A batch that does not fit its module."""
 
 
 class RefusedEmbeddings(LazyAwaitable[Any]):  # type: ignore[misc]
@@ -95,7 +95,7 @@ def take_part_in_the_rest(module: Any) -> None:
     ]
     for other in sorted(rest, key=lambda each: each.calls.last):
         context = other.create_context()
-        ids = other.post_ids(context, other.nothing()).wait().wait()
+        ids = other.post(context, other.nothing()).wait().wait()
         other.compute_and_output_dist(context, ids).wait()
 
 

@@ -26,6 +26,14 @@ from torchrec.distributed.types import ShardMetadata
 from torchrec_bls import _native
 from torchrec_bls.distributed.data_parallel import is_replicated
 
+#: How a plan gets the kernel that rows can be read from.
+NAME_THE_FUSED_KERNEL = (
+    'name it in the plan, since TorchRec\'s generators take "dense" on the CPU: '
+    'table_wise(rank=0, compute_kernel="fused") of sharding_plan, '
+    'ParameterConstraints(compute_kernels=["fused"]), or '
+    'plan[table].compute_kernel = "fused" where a generator has no such argument'
+)
+
 # Optimizers whose state in FBGEMM does not count forwards.
 _STATELESS_FORWARD = {
     EmbOptimType.NONE,

@@ -1,0 +1,90 @@
+"""Lookups in tables that every rank can read: no other rank takes part in them."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
+from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
+from torchrec_bls.distributed.inputs.refused_batches import Calls
+from torchrec_bls.distributed.lookup import NO_NOTE, Lookup
+
+
+class Reads(Protocol):
+    """The tables of all ranks, as a module reads them."""
+
+    def output(self, batch: CheckedBatch) -> LazyAwaitable[Any]:
+        """Returns the embeddings of a batch."""
+
+    def abandon(self) -> None:
+        """Tells other processes that this rank publishes here no more."""
+
+
+class UnsentBatch(ExchangeAwaitable[Any]):
+    """The two waits of an input dist that sends nothing: the batch stays where it is."""
+
+    def __init__(self, batch: CheckedBatch) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        """Returns the features, of all shardings in one, for TorchRec's feature processors. They
+        cannot do a batch without samples, which has nothing to process."""
+        if self.batch.features.stride() > 0:
+            yield self.batch.features
+
+    def _wait_impl(self) -> "UnsentBatch":
+        return self
+
+
+class DirectLookup(Lookup):
+    """Reads the rows of its own batches. Any number of threads may call it.
+
+    Args:
+        reads: tables to read.
+        input_check: input check of the module.
+        calls: calls of the module.
+        no_gradients: error under autograd, with the module's name.
+
+    Attributes:
+        reads: see above.
+    """
+
+    is_direct: ClassVar[bool] = True
+
+    def __init__(
+        self, reads: Reads, input_check: InputCheck, calls: Calls, no_gradients: str
+    ) -> None:
+        super().__init__(input_check)
+        self.reads = reads
+        self._calls = calls
+        self._no_gradients = no_gradients
+
+    def begin(self, module: object) -> None:
+        """See Lookup. Autograd must be off."""
+        if torch.is_grad_enabled():
+            raise ValueError(self._no_gradients)
+
+    def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> UnsentBatch:
+        """See Lookup. No other rank needs anything. The batch stays in the context, as
+        `bls_unsent`."""
+        self._calls.note()
+        # TorchRec's feature processors make other features of it, and hand on these alone.
+        ctx.bls_unsent = batch
+        return UnsentBatch(batch)
+
+    def output(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:
+        """See Lookup."""
+        batch: CheckedBatch = ctx.bls_unsent
+        if not isinstance(ids, UnsentBatch):
+            for processed in ids:  # of a FeatureProcessedEmbeddingBagCollection, one at most
+                batch = self._input_check.check_processed(processed, batch)
+        return self.reads.output(batch)
+
+    def abandon(self) -> None:
+        """See Lookup."""
+        self.reads.abandon()

@@ -1,0 +1,80 @@
+"""Lookups by the ranks that have the rows: ids go to them, and embeddings come back."""
+
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torchrec.distributed.types import Awaitable, LazyAwaitable
+
+from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.lookup import NO_NOTE, Lookup
+from torchrec_bls.distributed.module_state import ModuleState
+
+
+class Dists(Protocol):
+    """The input dist, lookups and output dist of a module."""
+
+    def post(self, ctx: Any, batch: CheckedBatch) -> Awaitable[Any]:
+        """Posts the ids of a batch. Once they are waited for, the sharding contexts have their
+        layout."""
+
+    def look_up(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:
+        """Looks up the ids that have arrived, and posts their embeddings."""
+
+
+class ExchangeLookup(Lookup):
+    """Posts ids, and answers those of the other ranks. All ranks do it alike, or all fail.
+
+    Args:
+        state: state of the module.
+        dists: dists of the module.
+        no_gradients: reason why nothing can be looked up under autograd; empty if it can.
+    """
+
+    is_direct: ClassVar[bool] = False
+
+    def __init__(self, state: ModuleState, dists: Dists, no_gradients: str) -> None:
+        super().__init__(state.input_check)
+        self._state = state
+        self._dists = dists
+        self._no_gradients = no_gradients
+
+    def begin(self, module: object) -> None:
+        """See Lookup. Only one thread, or the module's pipeline, may call at a time."""
+        self._state.callers.enter(module)
+
+    def check(self, features: object) -> CheckedBatch:
+        """See Lookup."""
+        if self._no_gradients and torch.is_grad_enabled():
+            raise ValueError(self._no_gradients)
+        return self._input_check.check(features)
+
+    def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> Awaitable[Any]:
+        """See Lookup. The first call makes channels, collectively."""
+        state = self._state
+        state.exchanges.deadline.training = torch.is_grad_enabled()
+        state.meet()
+        state.note = note
+        state.calls.note()
+        try:
+            return self._dists.post(ctx, batch)
+        except BaseException as error:
+            state.fail_all("posting ids", error)
+            raise
+
+    def refuse(self, ctx: Any, error: ValueError) -> Awaitable[Any]:
+        """See Lookup. In training the error goes to all ranks, none of which may go on."""
+        if torch.is_grad_enabled() and not self._no_gradients:
+            return self.post(ctx, self._input_check.nothing(), IdsNote(refusal=str(error)))
+        return super().refuse(ctx, error)
+
+    def output(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:
+        """See Lookup."""
+        try:
+            return self._dists.look_up(ctx, ids)
+        except BaseException as error:
+            self._state.fail_all("lookup", error)
+            raise
+
+    def abandon(self) -> None:
+        """Does nothing: the exchanges stay, and belong to the module."""

@@ -153,8 +153,7 @@ TEST_CASE("a peer that has ended a forward may close, one that has not is named"
                 "rank 1 closed the channel while this rank waited for it to end its forward");
 }
 
-TEST_CASE("a message of a peer that closed is still seen" *
-          doctest::skip(moves_whole_rounds())) {
+TEST_CASE("a message of a peer that closed is still seen" * doctest::skip(moves_whole_rounds())) {
   Ranks ranks({});
   ranks[1].label(3);
   post_text(ranks[1]);
@@ -194,7 +193,6 @@ TEST_CASE("ranks whose forwards end early take part in the calls of the others" 
                       .bound = static_cast<uint32_t>(draw(random, 0, 2))};
     const Plan plan(random, setup.world_size);
     Ranks ranks(setup);
-    REQUIRE_NOTHROW(
-        ranks.run([&](int rank, Channel& channel) { run_plan(rank, channel, plan); }));
+    REQUIRE_NOTHROW(ranks.run([&](int rank, Channel& channel) { run_plan(rank, channel, plan); }));
   }
 }

@@ -31,8 +31,8 @@ class Messenger {
   /// Has `peer` tell its end, see Transport::ended.
   virtual void ask_for_end(int peer) = 0;
   virtual void spread_poison(int origin, const std::string& message) = 0;
-  /// Tells all peers this rank's end, and that it posted `posted` messages and is done. Returns when
-  /// these have left.
+  /// Tells all peers this rank's end, and that it posted `posted` messages and is done. Returns
+  /// when these have left.
   virtual void close(uint64_t posted) = 0;
   /// Tells all peers that nothing more will be told.
   virtual void leave() = 0;

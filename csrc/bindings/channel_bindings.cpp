@@ -167,6 +167,9 @@ void bind_channel(py::module_& module) {
            py::call_guard<py::gil_scoped_release>())
       .def("ready", &Channel::ready)
       .def("release", &release)
+      .def("tell_end", &Channel::tell_end)
+      .def("called", &Channel::called, py::call_guard<py::gil_scoped_release>())
+      .def("not_ended", &Channel::not_ended, py::call_guard<py::gil_scoped_release>())
       .def("poison", &Channel::poison)
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())
       // For the owner of what the messages to this rank itself are views of.

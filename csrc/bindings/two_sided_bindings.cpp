@@ -44,6 +44,7 @@ class PythonMessenger final : public Messenger {
     call("return_credit", source, consumed);
   }
   void ask(int peer) override { call("ask", peer); }
+  void ask_for_end(int peer) override { call("ask_for_end", peer); }
   void spread_poison(int origin, const std::string& message) override {
     // The text may be another rank's and cut anywhere, even within a character.
     call("spread_poison", origin, py::bytes(message));
@@ -101,6 +102,8 @@ void bind_two_sided(py::module_& module) {
       .def("arrived", &TwoSidedInbox::arrived)
       .def("posted", &TwoSidedInbox::posted)
       .def("read", &TwoSidedInbox::read)
+      .def("ended", &TwoSidedInbox::ended)
+      .def_property_readonly("told_end", &TwoSidedInbox::told_end)
       .def("closed", &TwoSidedInbox::closed)
       .def("died", [](TwoSidedInbox& inbox,
                       int peer) { inbox.lost(peer, PeerState::kDead, std::string()); })

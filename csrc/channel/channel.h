@@ -72,6 +72,15 @@ class Channel {
   /// Gives the slots of the oldest completed post back to their senders.
   void release();
 
+  /// Tells the peers how many forwards this rank has ended (docs/design/forwards.md). Waits for
+  /// nobody. Nothing once the channel is closed.
+  void tell_end(uint64_t forwards);
+  /// The label of a message that a peer has sent for this rank's next post, or nothing. Raises what
+  /// a wait would raise, but a peer that has ended so many `forwards` may be gone.
+  std::optional<uint32_t> called(uint64_t forwards);
+  /// The peers that have not told the end of so many `forwards`, as far as known.
+  std::vector<int> not_ended(uint64_t forwards);
+
   uint64_t posted() const { return posted_; }
   uint64_t completed() const { return completed_; }
   uint64_t released() const { return released_; }
@@ -159,6 +168,9 @@ class Channel {
   }
   [[gnu::noinline]] void await_message(int source, End& end);
   void record_lag(int source);
+
+  // channel_ends.cpp
+  uint32_t label_of_next(int source);
 
   // channel_failures.cpp
   bool poisoned() const { return poisoned_.load(std::memory_order_acquire) != 0; }

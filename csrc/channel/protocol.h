@@ -28,7 +28,7 @@ struct MessageHeader {
 static_assert(sizeof(MessageHeader) == 24);
 
 inline constexpr uint16_t kMagic = 0xB15A;
-inline constexpr uint8_t kWireVersion = 2;
+inline constexpr uint8_t kWireVersion = 3;
 inline constexpr uint8_t kFlagPulled = 1;
 /// A slot must hold the largest header and the address of a pulled message.
 inline constexpr size_t kMinSlotBytes = 256;

@@ -81,6 +81,10 @@ class Transport {
   virtual void return_credit(int source, uint64_t consumed) = 0;
   /// How many of this rank's messages `destination` has read, as far as known.
   virtual uint64_t credit(int destination) = 0;
+  /// Tells all peers a number that only grows. Wakes nobody.
+  virtual void tell_end(uint64_t count) = 0;
+  /// The last number that `peer` has told by `tell_end`, as far as known: ask again.
+  virtual uint64_t ended(int peer) = 0;
 
   /// Memory at this rank for a message to `destination` that is larger than a slot. It stays until
   /// `retract` or the next `expose` for the same slot.

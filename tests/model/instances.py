@@ -31,6 +31,25 @@ VERSION_RULES = {
     "COUNT": "counting withdrawals",
     "RECHECK": "a second look at what serves",
 }
+FORWARD_RULES = {
+    "FOLLOW": "looking for the calls that peers make",
+    "ENDS": "waiting for the peers' ends",
+    "NUMBERS": "looking at a call's forward",
+    "TELL_FIRST": "telling the own end first",
+    "AT_ONCE": "answering before the exception goes on",
+    "LEFT_OPEN": "ending what an interrupt left open",
+    "REFUSE": "refusing after an interrupt",
+    "LOOK": "looking whether peers live",
+}
+MISTAKEN = r"rank \d takes rank \d's call \d of forward \d for another"
+AHEAD = r"rank \d has a batch for forward \d"
+LATE = r"rank \d looks rows of forward \d up after its end"
+WRONG_FORWARDS = {
+    "deadlock": "deadlock",
+    MISTAKEN: "a message for another call",
+    AHEAD: "no samples in a forward that has some",
+    LATE: "rows of weights that may have changed",
+}
 OVERWRITES = r"rank \d overwrites message \d+ to rank \d, which is not released"
 
 
@@ -175,6 +194,50 @@ def versions(
     )
 
 
+def forwards(
+    ranks: int,
+    bound: int = 0,
+    forwards: int = 2,
+    calls: int = 2,
+    faults: int = 1,
+    interrupts: bool = False,
+    deaths: int = 0,
+    meet: bool = False,
+    slow: bool = False,
+    without: str | None = None,
+    finds: str | None = None,
+) -> Iterator[Instance]:
+    """After a forward that ends early, all ranks go on, and no message is taken for another."""
+    rules = dict.fromkeys(FORWARD_RULES, 1)
+    name = f"{ranks} ranks, k = {bound}, {forwards} forwards of up to {calls} calls"
+    name += f"; exceptions{' or interrupts' if interrupts else ''}: {faults}"
+    name += f", deaths: {deaths}" if deaths else ""
+    name += ", ranks meet between forwards" if meet else ""
+    claim = "each message is for its call, all ranks end"
+    if without is not None:
+        rules[without] = 0
+        name += f", without {FORWARD_RULES[without]}"
+        claim = WRONG_FORWARDS[str(finds)]
+    yield Instance(
+        "forwards",
+        name,
+        claim,
+        {
+            "RANKS": ranks,
+            "BOUND": bound,
+            "FORWARDS": forwards,
+            "CALLS": calls,
+            "FAULTS": faults,
+            "INTERRUPTS": int(interrupts),
+            "DEATHS": deaths,
+            "MEET": int(meet),
+            **rules,
+        },
+        finds,
+        slow=slow,
+    )
+
+
 def instances() -> Iterator[Instance]:
     """All of them, what is small first."""
     for ranks, bound in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]:
@@ -203,3 +266,21 @@ def instances() -> Iterator[Instance]:
     yield from versions(3, 1)
     for rule in VERSION_RULES:
         yield from versions(2, 2, without=rule)
+    yield from forwards(2, forwards=3)
+    yield from forwards(2, forwards=3, interrupts=True, slow=True)
+    yield from forwards(2, bound=1, faults=2, interrupts=True)
+    yield from forwards(2, forwards=3, meet=True)
+    yield from forwards(2, interrupts=True, deaths=1)
+    yield from forwards(3, calls=1, faults=2, interrupts=True)
+    yield from forwards(3, forwards=1, bound=1, faults=2)
+    yield from forwards(3, calls=1, interrupts=True, deaths=1, slow=True)
+    yield from forwards(3, interrupts=True, slow=True)
+    yield from forwards(2, without="FOLLOW", finds="deadlock")
+    yield from forwards(2, without="ENDS", finds=MISTAKEN)
+    yield from forwards(2, without="NUMBERS", finds=AHEAD)
+    yield from forwards(2, faults=2, without="TELL_FIRST", finds="deadlock")
+    yield from forwards(2, without="AT_ONCE", finds=LATE)
+    yield from forwards(2, meet=True, without="AT_ONCE", finds="deadlock")
+    yield from forwards(2, interrupts=True, without="LEFT_OPEN", finds=MISTAKEN)
+    yield from forwards(2, interrupts=True, without="REFUSE", finds=LATE)
+    yield from forwards(2, deaths=1, without="LOOK", finds="deadlock")

@@ -20,7 +20,7 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-MAGIC, VERSION, ELSEWHERE = 0xB15A, 2, 1
+MAGIC, VERSION, ELSEWHERE = 0xB15A, 3, 1
 HEADER = struct.Struct("<QHBBHHII")
 ADDRESS = struct.Struct("<QQQQ")
 U64 = struct.Struct("<Q")

@@ -33,6 +33,7 @@ class HeapMesh {
     std::vector<std::atomic<uint64_t>> credit;  // [peer]
     std::vector<Line> inbox;                    // [source][slot]
     std::atomic<bool> closed{false};
+    std::atomic<uint64_t> ended{0};
     std::atomic<bool> dead{false};
     std::atomic<uint32_t> poisoned{0};
     Poison poison;  // under the mutex
@@ -79,6 +80,8 @@ class HeapTransport : public Transport {
     return mesh_->rank(rank_).credit[static_cast<size_t>(destination)].load(
         std::memory_order_acquire);
   }
+  void tell_end(uint64_t count) override { mesh_->rank(rank_).ended.store(count); }
+  uint64_t ended(int peer) override { return mesh_->rank(peer).ended.load(); }
   std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override {
     auto& memory = exposed_[pair_index(destination, slot)];
     if (memory.size() < bytes) memory.resize(bytes);

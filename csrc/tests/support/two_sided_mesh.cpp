@@ -91,13 +91,22 @@ void MeshMessenger::ask(int peer) {
   });
 }
 
+void MeshMessenger::ask_for_end(int peer) {
+  tell(peer, [&mesh = *mesh_, &inbox = *own().inbox, peer] {
+    inbox.ended(peer, mesh.ranks[static_cast<size_t>(peer)]->inbox->told_end());
+  });
+}
+
 void MeshMessenger::spread_poison(int origin, const std::string& message) {
   const std::string text = message.substr(0, kPoisonText);
   tell_all([origin, text](TwoSidedInbox& inbox) { inbox.poison(origin, text); });
 }
 
 void MeshMessenger::close(uint64_t posted) {
-  tell_all([rank = rank_, posted](TwoSidedInbox& inbox) { inbox.closed(rank, posted); });
+  tell_all([rank = rank_, posted, end = own().inbox->told_end()](TwoSidedInbox& inbox) {
+    inbox.ended(rank, end);
+    inbox.closed(rank, posted);
+  });
   Lock lock(mesh_->mutex);
   mesh_->changed.wait(lock, [&] { return to_send_.empty(); });
 }

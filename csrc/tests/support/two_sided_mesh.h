@@ -65,6 +65,7 @@ class MeshMessenger final : public Messenger {
   void drop(int source, uint32_t slot) override { pulled_.erase({source, slot}); }
   void return_credit(int source, uint64_t consumed) override;
   void ask(int peer) override;
+  void ask_for_end(int peer) override;
   void spread_poison(int origin, const std::string& message) override;
   void close(uint64_t posted) override;
   void leave() override {}

@@ -57,6 +57,7 @@ class NotingMessenger final : public Messenger {
   void drop(int, uint32_t) override {}
   void return_credit(int, uint64_t) override {}
   void ask(int peer) override { note("ask", peer); }
+  void ask_for_end(int peer) override { note("ask for end", peer); }
   void spread_poison(int origin, const std::string& message) override {
     note("poison " + message, origin);
   }

@@ -87,7 +87,7 @@ TEST_CASE("each reason why no device can be used is told with its cure") {
   SUBCASE("too many requests") {
     device.max_qp_wr = 20;
     shape.slots = 8;
-    text = "at most 20 requests (max_qp_wr), and 29 are needed: lower the bound";
+    text = "at most 20 requests (max_qp_wr), and 30 are needed: lower the bound";
   }
   SUBCASE("too many connections") {
     device.create_error = ENOMEM;

@@ -40,6 +40,11 @@ class MixedTransport final : public Transport {
     of_peer(source, &Transport::return_credit, consumed);
   }
   uint64_t credit(int destination) override { return of_peer(destination, &Transport::credit); }
+  void tell_end(uint64_t count) override {
+    shm_->tell_end(count);
+    verbs_->tell_end(count);
+  }
+  uint64_t ended(int peer) override { return of_peer(peer, &Transport::ended); }
   std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override {
     return of_peer(destination, &Transport::expose, slot, bytes, address);
   }

@@ -56,6 +56,7 @@ struct ShmTransport::ControlBlock {
   alignas(kCacheLine) std::atomic<uint32_t> wake_epoch;
   std::atomic<uint32_t> sleepers;
   alignas(kCacheLine) std::atomic<uint32_t> closed;
+  std::atomic<uint64_t> ended;
   alignas(kCacheLine) std::atomic<uint32_t> poisoned;  // the rank that failed + 1, or 0
   int32_t poison_origin;                               // whose failure this rank tells, as it says
   char poison_text[kPoisonText];                       // and why
@@ -144,6 +145,14 @@ void ShmTransport::return_credit(int source, uint64_t consumed) {
 
 uint64_t ShmTransport::credit(int destination) {
   return credit_word(shape_.rank, destination).load(std::memory_order_acquire);
+}
+
+void ShmTransport::tell_end(uint64_t count) {
+  control(shape_.rank).ended.store(count, std::memory_order_release);
+}
+
+uint64_t ShmTransport::ended(int peer) {
+  return control(peer).ended.load(std::memory_order_acquire);
 }
 
 std::byte* ShmTransport::expose(int destination, uint32_t slot, size_t bytes,

@@ -42,6 +42,8 @@ class ShmTransport final : public Transport {
   void deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
+  void tell_end(uint64_t count) override;
+  uint64_t ended(int peer) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override;
   void retract(int destination, uint32_t slot) override;
   const std::byte* pull(int source, uint32_t slot, const MemoryAddress& memory,

@@ -38,6 +38,10 @@ void TwoSidedInbox::read(int peer, uint64_t count) {
   note([&] { peers_.at(static_cast<size_t>(peer)).read = count; });
 }
 
+void TwoSidedInbox::ended(int peer, uint64_t count) {
+  note([&] { peers_.at(static_cast<size_t>(peer)).ended = count; });
+}
+
 void TwoSidedInbox::closed(int peer, uint64_t count) {
   note([&] {
     Peer& closing = peers_.at(static_cast<size_t>(peer));
@@ -109,6 +113,11 @@ std::string TwoSidedInbox::fault_of(int peer) const {
 uint64_t TwoSidedInbox::read_by(int peer) const {
   const std::lock_guard lock(mutex_);
   return peers_[static_cast<size_t>(peer)].read;
+}
+
+uint64_t TwoSidedInbox::ended_by(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_[static_cast<size_t>(peer)].ended;
 }
 
 bool TwoSidedInbox::has_posted(int peer, uint64_t sequence, Clock::time_point until) const {

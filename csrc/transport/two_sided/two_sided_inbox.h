@@ -47,6 +47,8 @@ class TwoSidedInbox {
   void posted(int peer, uint64_t count);
   /// `peer` has read so many of this rank's messages.
   void read(int peer, uint64_t count);
+  /// `peer` has told so large an end; it answers what it was asked.
+  void ended(int peer, uint64_t count);
   /// `peer` has closed after so many messages.
   void closed(int peer, uint64_t count);
   void lost(int peer, PeerState state, const std::string& fault);
@@ -55,6 +57,11 @@ class TwoSidedInbox {
   /// Returns whether it is the first poison, which is the one that is kept.
   bool poison(int origin, const std::string& message);
   void wake();
+
+  // Told by this rank, for its peers.
+
+  void tell_end(uint64_t count) { told_end_.store(count); }
+  uint64_t told_end() const { return told_end_.load(); }
 
   // Asked by the transport.
 
@@ -65,6 +72,7 @@ class TwoSidedInbox {
   bool still_reads(int peer) const;
   std::string fault_of(int peer) const;
   uint64_t read_by(int peer) const;
+  uint64_t ended_by(int peer) const;
   /// Whether `peer` is known to have posted message `sequence`, by `until` at the latest.
   bool has_posted(int peer, uint64_t sequence, Clock::time_point until) const;
   /// Returns when something has been told since `ready` was asked, or at `until`.
@@ -75,6 +83,7 @@ class TwoSidedInbox {
     uint64_t arrived = 0;  // messages
     uint64_t posted = 0;
     uint64_t read = 0;
+    uint64_t ended = 0;
     bool closed = false;
     PeerState lost = PeerState::kOpen;
     std::string fault;
@@ -84,6 +93,7 @@ class TwoSidedInbox {
 
   const Slots slots_;
   std::atomic<uint32_t> poisoned_{0};
+  std::atomic<uint64_t> told_end_{0};
   mutable std::mutex mutex_;  // of everything below
   mutable std::condition_variable changed_;
   uint64_t changes_ = 0;

@@ -7,6 +7,7 @@ namespace {
 
 /// A peer that runs answers within this time, whatever its own thread is doing.
 constexpr std::chrono::milliseconds kTimeToAnswer{300};
+constexpr std::chrono::milliseconds kBetweenQuestions{2};
 
 }  // namespace
 
@@ -25,6 +26,16 @@ void TwoSidedTransport::deliver(int destination, std::byte* message, size_t byte
 
 void TwoSidedTransport::return_credit(int source, uint64_t consumed) {
   messenger_->return_credit(source, consumed);
+}
+
+uint64_t TwoSidedTransport::ended(int peer) {
+  Clock::time_point& ask_again = ask_again_[static_cast<size_t>(peer)];
+  const auto now = Clock::now();
+  if (now >= ask_again && inbox_->still_reads(peer)) {
+    ask_again = now + kBetweenQuestions;
+    messenger_->ask_for_end(peer);
+  }
+  return inbox_->ended_by(peer);
 }
 
 std::byte* TwoSidedTransport::expose(int destination, uint32_t slot, size_t bytes,

@@ -28,9 +28,11 @@ class Messenger {
   virtual void return_credit(int source, uint64_t consumed) = 0;
   /// Has `peer` say how many messages it has posted.
   virtual void ask(int peer) = 0;
+  /// Has `peer` tell its end, see Transport::ended.
+  virtual void ask_for_end(int peer) = 0;
   virtual void spread_poison(int origin, const std::string& message) = 0;
-  /// Tells all peers that this rank posted `posted` messages and is done, and returns when they
-  /// have left.
+  /// Tells all peers this rank's end, and that it posted `posted` messages and is done. Returns
+  /// when these have left.
   virtual void close(uint64_t posted) = 0;
   /// Tells all peers that nothing more will be told.
   virtual void leave() = 0;
@@ -45,7 +47,8 @@ class TwoSidedTransport final : public Transport {
       : messenger_(std::move(messenger)),
         inbox_(std::move(inbox)),
         outboxes_(outboxes),
-        bytes_(static_cast<size_t>(outboxes.shape.world_size)) {}
+        bytes_(static_cast<size_t>(outboxes.shape.world_size)),
+        ask_again_(bytes_.size()) {}
 
   size_t slot_bytes() const override { return outboxes_.shape.slot_bytes; }
   size_t ring_bytes() const override { return inbox_->slots().bytes(); }
@@ -58,6 +61,9 @@ class TwoSidedTransport final : public Transport {
   void deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override { return inbox_->read_by(destination); }
+  /// Tells nobody: a peer that needs it asks, and the thread that hears it answers.
+  void tell_end(uint64_t count) override { inbox_->tell_end(count); }
+  uint64_t ended(int peer) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override;
   void retract(int destination, uint32_t slot) override { messenger_->retract(destination, slot); }
   const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address,
@@ -88,6 +94,7 @@ class TwoSidedTransport final : public Transport {
   std::atomic<bool> poison_spread_{false};
   uint64_t asked_for_ = 0;  // sequence number plus one
   Clock::time_point answers_until_;
+  std::vector<Clock::time_point> ask_again_;  // for the end, [peer]
 };
 
 }  // namespace bls

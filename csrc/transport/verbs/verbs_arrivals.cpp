@@ -33,6 +33,8 @@ void VerbsTransport::take(const ibv_wc& completion) {
     sending_[chain.tag - kFirstSlotTag] = 0;
   } else if (chain.tag == kReadTag) {
     peer.reading = false;
+  } else if (chain.tag == kEndTag) {
+    peer.telling_end = false;
   }
 }
 

@@ -7,9 +7,9 @@
 namespace bls {
 namespace {
 
-/// Besides messages and credits, a send queue holds the end of the channel, a poison of two
-/// requests, a read and a probe at most.
-constexpr uint32_t kControlRequests = 5;
+/// Besides messages and credits, a send queue holds the end of the channel, that of a forward, a
+/// poison of two requests, a read and a probe at most.
+constexpr uint32_t kControlRequests = 6;
 
 /// Packets of an earlier connection with the same numbers are told from those of this one by it.
 uint32_t random_packet_number() { return std::random_device{}() & 0xFFFFFF; }

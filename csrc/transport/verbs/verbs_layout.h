@@ -16,6 +16,7 @@ inline constexpr size_t kPoisonText = 1020;
 struct PeerBlock {
   alignas(kCacheLine) std::atomic<uint64_t> credit;  ///< messages that it has read
   std::atomic<uint64_t> closed;
+  std::atomic<uint64_t> ended;                 ///< see Transport::tell_end
   alignas(kCacheLine) uint32_t poison_origin;  ///< the rank that failed, plus 1
   char poison_text[kPoisonText];
 };

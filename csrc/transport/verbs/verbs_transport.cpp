@@ -77,16 +77,33 @@ void VerbsTransport::tell_credit(int peer) {
 }
 
 /// Sets a word of this rank's block at `peer`.
-void VerbsTransport::write_word(int peer, size_t offset, uint64_t value) {
+void VerbsTransport::write_word(int peer, size_t offset, uint64_t value, uint64_t tag) {
   if (peers_[peer].fault) return;
   ibv_sge piece{reinterpret_cast<uintptr_t>(&value), sizeof(value), 0};  // travels inline
   ibv_send_wr request =
       write_request(peer, piece, VerbsLayout::block_offset(peers_[peer].place_there) + offset);
-  post(peer, {&request, 1}, kControlTag);
+  post(peer, {&request, 1}, tag);
 }
 
 uint64_t VerbsTransport::credit(int destination) {
   return block_of(destination).credit.load(std::memory_order_acquire);
+}
+
+void VerbsTransport::tell_end(uint64_t count) {
+  std::unique_lock lock(mutex_);
+  for (int index = 0; index < shape_.world_size; ++index) {
+    Peer& peer = peers_[index];
+    if (!peer.queue) continue;
+    // One at a time, or ends without messages between them would fill the queue.
+    await(lock, deadline_, interrupt_, [&] { return !peer.telling_end || peer.fault; });
+    if (peer.telling_end) continue;
+    peer.telling_end = true;
+    write_word(index, offsetof(PeerBlock, ended), count, kEndTag);
+  }
+}
+
+uint64_t VerbsTransport::ended(int peer) {
+  return block_of(peer).ended.load(std::memory_order_acquire);
 }
 
 std::byte* VerbsTransport::expose(int destination, uint32_t slot, size_t bytes,

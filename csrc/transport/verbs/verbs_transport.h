@@ -71,6 +71,8 @@ class VerbsTransport final : public Transport {
   void deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) override;
   void return_credit(int source, uint64_t consumed) override;
   uint64_t credit(int destination) override;
+  void tell_end(uint64_t count) override;
+  uint64_t ended(int peer) override;
   std::byte* expose(int destination, uint32_t slot, size_t bytes, MemoryAddress& address) override;
   void retract(int destination, uint32_t slot) override;
   const std::byte* pull(int source, uint32_t slot, const MemoryAddress& address,
@@ -104,6 +106,7 @@ class VerbsTransport final : public Transport {
     uint64_t received = 0;     // messages
     uint64_t told_credit = 0;  // of these, read
     bool reading = false;      // a message larger than a slot is being pulled
+    bool telling_end = false;  // the device may still send the last `tell_end`
     bool heard = false;        // since `last_heard`
     Clock::time_point last_heard;
     std::optional<Fault> fault;
@@ -112,7 +115,8 @@ class VerbsTransport final : public Transport {
   // Tags of chains; a message has that of its slot, counted from kFirstSlotTag on.
   static constexpr uint64_t kControlTag = 0;
   static constexpr uint64_t kReadTag = 1;
-  static constexpr uint64_t kFirstSlotTag = 2;
+  static constexpr uint64_t kEndTag = 2;
+  static constexpr uint64_t kFirstSlotTag = 3;
   static constexpr size_t kArrivalWord = sizeof(uint64_t);
   /// How long telling others of a failure may take.
   static constexpr std::chrono::milliseconds kPoisonGrace{200};
@@ -126,7 +130,7 @@ class VerbsTransport final : public Transport {
   // verbs_transport.cpp
   void tell_credit(int peer);
   void post(int peer, std::span<ibv_send_wr> requests, uint64_t tag);
-  void write_word(int peer, size_t offset, uint64_t value);
+  void write_word(int peer, size_t offset, uint64_t value, uint64_t tag = kControlTag);
   ibv_send_wr write_request(int peer, ibv_sge& piece, uint64_t remote_offset) const;
 
   // verbs_arrivals.cpp

@@ -45,8 +45,8 @@ _LINE = 64  # bytes of a cache line; slots are multiples of it
 _WATCH = 0.02
 
 # The subject of a note. The note's number is a count of messages, or the rank that failed first.
-_ABOUT = range(7)
-_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN, _LEFT = _ABOUT
+_ABOUT = range(9)
+_POSTED, _ASKED, _READ, _CLOSED, _POISON, _POISON_KNOWN, _LEFT, _ASKED_END, _ENDED = _ABOUT
 _TEXT_BYTES = 1000
 _NOTE = struct.Struct(f"<qqq{_TEXT_BYTES}s")  # about, number, bytes of the text, text
 
@@ -211,6 +211,10 @@ class TwoSidedMessenger:
         """Makes `peer` say how many messages it has posted."""
         self._tell(peer, _ASKED)
 
+    def ask_for_end(self, peer: int) -> None:
+        """Makes `peer` tell its end: a number of the channel's, see the native Transport."""
+        self._tell(peer, _ASKED_END)
+
     def spread_poison(self, origin: int, message: bytes) -> None:
         """Tells all peers that a rank failed. Most peers know when it returns; `leave` waits longer
         for slow ones."""
@@ -239,6 +243,7 @@ class TwoSidedMessenger:
         peer can take them."""
         self._sender.drain(self._shape.deadline)
         for peer in self._peers:
+            self._tell(peer, _ENDED, self._inbox.told_end)
             self._tell(peer, _CLOSED, posted)
         self._rounds.flush(time.monotonic() + self._shape.deadline)
 
@@ -310,6 +315,10 @@ class TwoSidedMessenger:
                 self._inbox.posted(peer, number)
             elif about == _ASKED:
                 self._tell(peer, _POSTED, self._started)
+            elif about == _ASKED_END:
+                self._tell(peer, _ENDED, self._inbox.told_end)
+            elif about == _ENDED:
+                self._inbox.ended(peer, number)
             elif about == _READ:
                 self._inbox.read(peer, number)
             elif about == _POISON:

@@ -130,6 +130,31 @@ def test_who_comes_with_a_version_that_was_withdrawn_is_told_the_other_one() -> 
     run(2, be_late)
 
 
+def come_again(rank: int) -> None:
+    """Both announce version 2 in vain, and then others."""
+    ranked = Ranked(rank)
+    if rank == 0:
+        ranked.publish(2)
+        # So does a publication that then lacks memory.
+        ranked.model.module.bags.direct_reads.tables.page.withdraw(0)
+    dist.barrier()
+    if rank == 1:
+        ranked.publish(2)
+        ranked.publish(4, deadline=0.05)
+    dist.barrier()
+    if rank == 0:
+        ranked.publish(3)
+        assert serving_state(ranked.model).pending == {0: "3", 1: "4"}
+    dist.barrier()
+    ranked.publish(2).wait(DEADLINE)
+    assert ranked.check() == 2
+    dist.barrier()
+
+
+def test_a_version_that_all_have_given_up_may_be_published_after_all() -> None:
+    run(2, come_again)
+
+
 def publish_again(rank: int) -> None:
     ranked = Ranked(rank)
     for number in (2, 3, 2):

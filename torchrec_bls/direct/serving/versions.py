@@ -68,13 +68,16 @@ class Versions:
         Raises:
             ValueError: another owner has withdrawn this version and announced another one.
         """
+        # Whoever has given it up itself wants it again, whatever the others did meanwhile.
+        comes_again = self.was_withdrawn(owner, self.serial + 1, version)
         while True:
             self._lead.settle()
             next_serial, pending = self._lead.pending(owner)
             serial, serving = self._lead.serving
             if serving == version and not pending and is_intact():
                 return serial, False
-            self._refuse_withdrawn(owner, version, serial + 1)
+            if not comes_again:
+                self._refuse_withdrawn(owner, version, serial + 1)
             if not pending:  # so that nothing else can serve meanwhile
                 return serial + 1, True
             if pending == version and self.is_held(owner, next_serial, version):

@@ -159,7 +159,7 @@ TEST_CASE("a message has the bytes that docs/wire-format.md shows") {
       CHECK(std::to_integer<int>(slot[offset + i]) == bytes[i]);
     }
   };
-  shows(0x00, {1, 0, 0, 0, 0, 0, 0, 0, 0x5a, 0xb1, 2, 0, 1, 0, 3, 0});
+  shows(0x00, {1, 0, 0, 0, 0, 0, 0, 0, 0x5a, 0xb1, 3, 0, 1, 0, 3, 0});
   shows(0x10, {0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0});
   shows(0x20, {0, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 0});
   shows(0x30, {'a', 'b', 'c'});

@@ -91,7 +91,7 @@ TEST_CASE("each reason why no device can be used is told with its cure") {
   }
   SUBCASE("too many connections") {
     device.create_error = ENOMEM;
-    text = "fake0 port 1: cannot create a queue pair for 11 requests, which a lower bound makes";
+    text = "fake0 port 1: cannot create a queue pair for 12 requests, which a lower bound makes";
   }
   SUBCASE("no memory") {
     device.register_error = EFAULT;

@@ -52,7 +52,7 @@ TEST_CASE("a large message has the bytes that docs/wire-format.md shows") {
   std::array<uint64_t, 8> words;
   std::memcpy(words.data(), slot, sizeof(words));
   CHECK(words[0] == 5);
-  CHECK(words[1] == 0x0001'0000'0102'b15a);
+  CHECK(words[1] == 0x0001'0000'0103'b15a);
   CHECK(words[2] == 3);
   CHECK(words[3] == 10000);
   CHECK(words[4] % 64 == 0);

@@ -230,13 +230,7 @@ class InputCheck:
     def _check_ids(self, features: KeyedJaggedTensor, row_limits: list[int]) -> CheckedBatch:
         lengths, values = features.lengths(), features.values()
         try:
-            counts, bad = _native.check_ids(
-                (lengths.data_ptr(), lengths.element_size()),
-                (values.data_ptr(), values.element_size()),
-                features.stride(),
-                values.numel(),
-                row_limits,
-            )
+            counts, bad = _native.check_ids(lengths, values, features.stride(), row_limits)
         except ValueError as error:
             raise ValueError(f"malformed KeyedJaggedTensor: {error}") from error
         if bad is None:

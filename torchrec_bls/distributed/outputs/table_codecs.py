@@ -10,7 +10,6 @@ from torchrec_bls.codecs.error_bound import ErrorBound
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.distributed.codec_config import CodecConfig
 
-
 # Codec's number in frames, columns, bound of the error or 0, and whether codes have a fixed width.
 _Encoded = tuple[int, int, float, bool]
 

@@ -69,10 +69,10 @@ BYTES = torch.zeros(64, dtype=torch.uint8)
 READ = torch.zeros(1, dtype=torch.int64)
 ARGUMENTS = {
     "check_ids lengths": Argument(
-        "lengths", lambda t: _native.check_ids(t, VALUES, 2, [4, 4]), LENGTHS
+        "lengths", lambda t: _native.check_ids(t, VALUES, None, 2, [4, 4]), LENGTHS
     ),
     "check_ids values": Argument(
-        "values", lambda t: _native.check_ids(LENGTHS, t, 2, [4, 4]), VALUES
+        "values", lambda t: _native.check_ids(LENGTHS, t, None, 2, [4, 4]), VALUES
     ),
     "post_ids weights": Argument(
         "weights",
@@ -169,7 +169,7 @@ def test_tensors_that_can_not_be_read_or_written_are_refused(name: str) -> None:
     ("call", "message"),
     [
         (
-            lambda: _native.check_ids(LENGTHS[:3].clone(), VALUES, 2, [4, 4]),
+            lambda: _native.check_ids(LENGTHS[:3].clone(), VALUES, None, 2, [4, 4]),
             "lengths has 3 items, but must have 4",
         ),
         (
@@ -276,8 +276,8 @@ def test_parameters_and_derived_tensors_are_read_like_others() -> None:
         _native.copy_table_rows(derived, looked_up(), out)
         assert torch.equal(out.detach().as_subclass(torch.Tensor), TABLE[VALUES])
     with pytest.raises(ValueError, match=r"^values is a Derived of torch.float32 on cpu"):
-        _native.check_ids(LENGTHS, VALUES.float().as_subclass(Derived), 2, [4, 4])
-    counts, bad = _native.check_ids(LENGTHS, VALUES.as_subclass(Derived), 2, [4, 3])
+        _native.check_ids(LENGTHS, VALUES.float().as_subclass(Derived), None, 2, [4, 4])
+    counts, bad = _native.check_ids(LENGTHS, VALUES.as_subclass(Derived), None, 2, [4, 3])
     assert (counts, bad) == ([3, 1], None)
 
 

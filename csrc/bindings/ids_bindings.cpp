@@ -28,8 +28,9 @@ using BadIdTuple = std::tuple<int64_t, int64_t, int64_t>;
 
 /// The values of each feature, and a bad id.
 std::pair<std::vector<int64_t>, std::optional<BadIdTuple>> check_ids(
-    const Tensor& lengths, const Tensor& values, size_t stride, const std::vector<int64_t>& rows) {
-  const JaggedIds ids = jagged_ids(lengths, values, std::nullopt, rows.size(), stride);
+    const Tensor& lengths, const Tensor& values, const std::optional<Tensor>& weights,
+    size_t stride, const std::vector<int64_t>& rows) {
+  const JaggedIds ids = jagged_ids(lengths, values, weights, rows.size(), stride);
   std::vector<int64_t> counts = values_per_feature(ids);
   const auto bad = find_bad_id(ids, rows, counts);
   if (!bad) return {std::move(counts), std::nullopt};
@@ -156,8 +157,8 @@ void bind_ids(py::module_& module) {
       py::arg("features"), py::arg("stride"), py::arg("features_per_rank"), py::arg("order"),
       py::arg("ended") = false, py::arg("refusal") = std::nullopt, py::arg("updates") = 0,
       py::arg("wanted_slot_bytes") = std::array<uint64_t, 3>{});
-  module.def("check_ids", &check_ids, py::arg("lengths"), py::arg("values"), py::arg("stride"),
-             py::arg("rows"));
+  module.def("check_ids", &check_ids, py::arg("lengths"), py::arg("values"), py::arg("weights"),
+             py::arg("stride"), py::arg("rows"));
 }
 
 }  // namespace bls

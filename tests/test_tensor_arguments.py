@@ -219,6 +219,15 @@ def test_tensors_that_can_not_be_read_or_written_are_refused(name: str) -> None:
             "rows has 4 rows, but must have 3",
         ),
         (
+            lambda: _native.post_grouped_rows(lone_channel(), ROW, [-1, 5], [0], True),
+            "a count is negative",
+        ),
+        (
+            lambda: _native.post_grouped_rows(lone_channel(), ROW, [4], [1], True),
+            "rank 1 of 1",
+        ),
+        (lambda: _native.ColumnGroups([(-1, 1, 0, 2)]), "columns of no rank"),
+        (
             lambda: _native.post_rows(lone_channel(), ROW, [5]),
             "rows has 4 rows, but must have 5",
         ),

@@ -11,8 +11,10 @@ void bind_all_to_all(pybind11::module_& module);
 void bind_channel(pybind11::module_& module);
 void bind_codecs(pybind11::module_& module);
 void bind_direct(pybind11::module_& module);
+void bind_frames(pybind11::module_& module);
 void bind_ids(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
+void bind_tables(pybind11::module_& module);
 void bind_transports(pybind11::module_& module);
 void bind_two_sided(pybind11::module_& module);
 /// Where the package was built with RDMA.

@@ -70,7 +70,9 @@ PYBIND11_MODULE(_native, module) {
   bls::bind_channel(module);
   bls::bind_ids(module);
   bls::bind_codecs(module);
+  bls::bind_frames(module);
   bls::bind_direct(module);
   bls::bind_rows(module);
+  bls::bind_tables(module);
   bls::bind_all_to_all(module);
 }

@@ -67,6 +67,10 @@ void check_count(const char* name, size_t has, size_t must_be, const char* thing
                         ", but must have " + std::to_string(must_be));
 }
 
+void check_rows(const char* name, const TensorRows& rows, size_t must_be) {
+  if (rows.row_bytes() != 0) check_count(name, rows.rows, must_be, "rows");
+}
+
 void check_end(const char* name, size_t has, size_t first, size_t count, const char* things) {
   if (first <= has && count <= has - first) return;
   throw py::value_error(std::string(name) + " has " + std::to_string(has) + " " + things +

@@ -62,6 +62,8 @@ TensorRows rows_apart_of(const Tensor& tensor, const char* name, Dtypes dtypes);
 
 /// Throws py::value_error unless an argument has as many `things` as there must be.
 void check_count(const char* name, size_t has, size_t must_be, const char* things);
+/// The same for the rows of a matrix. Rows without columns take no memory, however many there are.
+void check_rows(const char* name, const TensorRows& rows, size_t must_be);
 /// Throws py::value_error where something of an argument ends behind its last one.
 void check_end(const char* name, size_t has, size_t first, size_t count, const char* things);
 

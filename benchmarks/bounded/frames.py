@@ -29,36 +29,36 @@ def frame(
     groups: Groups | None = None,
     fixed_width: bool = False,
     only: int | None = None,
-) -> tuple:
-    """The frame of lookups [rows, tables, dim], or of one table's, in place; `groups` have to stay
-    as long."""
-    assert lookups.is_contiguous() and lookups.dtype == torch.float32
+) -> _native.Frame:
+    """The frame of lookups [rows, tables, dim], or of one table's, in place."""
     rows, count, dim = lookups.shape
     tables = range(count) if only is None else [only]
     coded = [(_native.ERROR_BOUNDED, dim, bounds[table], fixed_width) for table in tables]
-    addresses = [lookups.data_ptr() + table * dim * lookups.itemsize for table in tables]
-    known = []
-    if groups is not None:
-        known = [(groups[table].ctypes.data, int(groups[table].max()) + 1) for table in tables]
-    counts, strides = [rows] * len(tables), [count * dim] * len(tables)
-    return _native.CodedFeatures(coded), addresses, counts, strides, known
+    columns = lookups.view(rows, count * dim), 0, rows, tables[0] * dim
+    place = _native.CodedFeatures(coded), *columns
+    if groups is None:
+        return _native.Frame.side_by_side(*place)
+    ids = torch.from_numpy(groups[list(tables)].astype(np.int64)).view(-1)  # equal where rows are
+    equal = _native.EqualBags(None, ids, [(rows, rows, True)] * len(tables))
+    return _native.Frame.side_by_side(*place, equal, list(range(len(tables))))
 
 
-def encode(of_frame: tuple, out: npt.NDArray[np.uint8]) -> int:
+def encode(of_frame: _native.Frame, out: torch.Tensor) -> int:
     """Writes a frame and returns its size."""
-    size = _native.encode_frame(of_frame, out.ctypes.data, len(out))
+    size = _native.encode_frame(of_frame, out)
     assert size <= len(out)
     return size
 
 
-def decode(data: npt.NDArray[np.uint8], size: int, of_frame: tuple) -> None:
+def decode(data: torch.Tensor, size: int, of_frame: _native.Frame) -> None:
     """Reads a frame into its tables."""
-    _native.decode_frame(data.ctypes.data, size, of_frame)
+    _native.decode_frame(data[:size], of_frame)
 
 
-def room(lookups: torch.Tensor) -> npt.NDArray[np.uint8]:
+def room(lookups: torch.Tensor) -> torch.Tensor:
     """Memory for any frame of these lookups."""
-    return np.empty(HEAD_BYTES + lookups.nbytes + 9 * lookups.shape[1], np.uint8)
+    size = HEAD_BYTES + lookups.nbytes + 9 * lookups.shape[1]
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def round_trip(lookups: torch.Tensor, bounds: Sequence[float]) -> tuple[torch.Tensor, int]:

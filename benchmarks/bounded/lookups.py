@@ -13,6 +13,7 @@ from scipy import stats
 from benchmarks.bounded import frames, sizes
 from benchmarks.bounded.paper import BATCHES, BOUNDS
 from benchmarks.harness.record import Record
+from torchrec_bls import _native
 
 #: Of all tables, as the paper's Tables III to VI seem to have it, and what its Table IV says.
 BOUND, ETA_BOUNDS = BOUNDS["S"], (0.01, 0.005)
@@ -122,7 +123,7 @@ def chunks(lookups: torch.Tensor) -> list[Record]:
     return found
 
 
-def _encode_all(of_frames: list[tuple], data: npt.NDArray[np.uint8]) -> None:
+def _encode_all(of_frames: list[_native.Frame], data: torch.Tensor) -> None:
     for each in of_frames:
         frames.encode(each, data)
 

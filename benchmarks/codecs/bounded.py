@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from benchmarks.codecs.page import bounded_section
 from benchmarks.codecs.rows import keep_memory
@@ -61,24 +62,25 @@ def batches(folder: Path, name: str, rows: int) -> Iterator[Batch]:
 
 
 def ours(batch: Batch, groups: Any = None, fixed: Any = None) -> Calls:
-    def frame(arrays: Arrays) -> "_native.Frame":
-        columns, are_fixed = [a.shape[1] for a in arrays], fixed or [False] * len(arrays)
-        coded = [
-            (_native.ERROR_BOUNDED, n, BOUND, f) for n, f in zip(columns, are_fixed, strict=True)
-        ]
-        addresses, rows = [a.ctypes.data for a in arrays], [len(a) for a in arrays]
-        known = [(g.ctypes.data, int(g.max()) + 1) if len(g) else (0, 0) for g in groups or ()]
-        return _native.CodedFeatures(coded), addresses, rows, columns, known
+    def frame(arrays: Arrays) -> _native.Frame:
+        columns, counts = arrays[0].shape[1], [len(each) for each in arrays]
+        coded = [(_native.ERROR_BOUNDED, columns, BOUND, f) for f in fixed or [False] * len(arrays)]
+        whole = arrays[0] if len(arrays) == 1 else arrays[0].base  # tables lie behind each other
+        rows = torch.from_numpy(whole).view(-1, columns)
+        first_rows = [0, *itertools.accumulate(counts)][: len(arrays)]
+        place = _native.CodedFeatures(coded), rows, first_rows, counts
+        if groups is None:
+            return _native.Frame.one_below_another(*place)
+        known = [block for block, each in enumerate(groups) if len(each)]
+        ids = np.concatenate([groups[block].astype(np.int64) for block in known] or [[]])
+        blocks = [(counts[block], counts[block], True) for block in known]
+        equal = _native.EqualBags(None, torch.from_numpy(ids.astype(np.int64)), blocks)
+        of_tables = [known.index(t) if t in known else -1 for t in range(len(arrays))]
+        return _native.Frame.one_below_another(*place, equal, of_tables)
 
     source, target = frame(batch.values), frame(batch.out)
-    room = np.empty(_native.encode_frame(source, 0, 0), np.uint8)
-    where = room.ctypes.data, len(room)
-    used = batch, groups, room  # as long as the calls are
-
-    def encode() -> int:
-        return _native.encode_frame(source, *where) if used else 0
-
-    return encode, lambda: _native.decode_frame(*where, target)
+    room = torch.empty(_native.encode_frame(source), dtype=torch.uint8)
+    return lambda: _native.encode_frame(source, room), lambda: _native.decode_frame(room, target)
 
 
 def papers_choice(batch: Batch) -> Calls:

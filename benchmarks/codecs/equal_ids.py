@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.harness.statistics import geometric_mean, ratio_of_medians, taking_turns
 
@@ -51,7 +52,7 @@ def nanoseconds(module: str | None, kinds: list[str], seed: int) -> dict[str, fl
             for _ in range(max(5, 200_000 // count)):
                 ids = KINDS[kind](draw, count)
                 begin = time.perf_counter_ns()
-                native.EqualBags((0, 8), count, (ids.ctypes.data, 8), count, [(count, count, True)])
+                native.EqualBags(None, torch.from_numpy(ids), [(count, count, True)])
                 of_cell.append((time.perf_counter_ns() - begin) / count)
             times[f"{kind} {count}"] = float(np.median(of_cell))
     return times
@@ -70,7 +71,7 @@ def _in_a_process(module: str | None, kinds: list[str]) -> Callable[[], dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--old", help="_native.*.so of another build")
+    parser.add_argument("--old", help="_native.*.so of another build, which takes tensors too")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()

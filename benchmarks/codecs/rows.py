@@ -56,11 +56,10 @@ def fbgemm_calls(rows: torch.Tensor, out: torch.Tensor, bits: int) -> dict[str, 
 def our_calls(rows: torch.Tensor, out: torch.Tensor, codec: Codec) -> dict[str, Call]:
     """Returns our encoder and decoder, between given memory."""
     encoded = torch.empty(_native.max_encoded_bytes(codec, *rows.shape), dtype=torch.uint8)
-    source, target = ((each.data_ptr(), *each.shape, each.shape[1]) for each in (rows, out))
-    size = _native.encode_rows(codec, source, encoded.data_ptr())
+    arrived = encoded[: _native.encode_rows(codec, rows, encoded)]
     return {
-        "encode": lambda: _native.encode_rows(codec, source, encoded.data_ptr()),
-        "decode": lambda: _native.decode_rows(codec, encoded.data_ptr(), size, target),
+        "encode": lambda: _native.encode_rows(codec, rows, encoded),
+        "decode": lambda: _native.decode_rows(codec, arrived, out),
     }
 
 

@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 
 namespace bls {
@@ -12,15 +11,14 @@ void bind_all_to_all(pybind11::module_& module);
 void bind_channel(pybind11::module_& module);
 void bind_codecs(pybind11::module_& module);
 void bind_direct(pybind11::module_& module);
+void bind_frames(pybind11::module_& module);
 void bind_ids(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
+void bind_tables(pybind11::module_& module);
 void bind_transports(pybind11::module_& module);
 void bind_two_sided(pybind11::module_& module);
 /// Where the package was built with RDMA.
 void bind_verbs(pybind11::module_& module);
-
-/// Tensors cross the border as addresses: no torch header, no torch ABI.
-inline std::byte* pointer(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
 inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));

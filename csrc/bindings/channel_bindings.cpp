@@ -6,7 +6,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -52,20 +51,6 @@ uint64_t post(Channel& channel, const py::typing::Iterable<Tensors>& parts, cons
     if (channel.posted() == sequence.cast<uint64_t>()) own.attr("pop")(sequence, py::none());
     throw;
   }
-}
-
-/// (address, bytes of a row, rows, stride)
-using BlockTuple = std::tuple<uintptr_t, size_t, size_t, size_t>;
-
-/// One part of one block to each rank.
-uint64_t post_blocks(Channel& channel, const std::vector<BlockTuple>& tuples) {
-  MessageBuilder builder = MessageBuilder::of_one_part(tuples.size(), 1);
-  for (size_t rank = 0; rank < tuples.size(); ++rank) {
-    const auto& [address, row_bytes, rows, stride] = tuples[rank];
-    builder.block(rank, 0) = {pointer(address), row_bytes, rows, stride};
-  }
-  const py::gil_scoped_release release;
-  return channel.post(builder.messages());
 }
 
 /// Nothing where it is released already.
@@ -142,8 +127,10 @@ void bind_channel(py::module_& module) {
 
   py::class_<Arrival>(module, "Arrival")
       .def_property_readonly("sequence", &Arrival::sequence)
-      .def("part_count", [](const Arrival& a, int source) { return parts_from(a, source).size(); })
-      .def("view", &view_of);
+      .def(
+          "part_count", [](const Arrival& a, int source) { return parts_from(a, source).size(); },
+          py::arg("source"))
+      .def("view", &view_of, py::arg("source"), py::arg("index"));
 
   py::class_<Channel, ChannelHolder>(module, "Channel")
       .def(py::init([](TransportHandle& transport, int rank, int world_size, uint32_t bound,
@@ -160,21 +147,22 @@ void bind_channel(py::module_& module) {
            py::arg("transport"), py::arg("rank"), py::arg("world_size"), py::arg("bound"),
            py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"), py::arg("local_ranks"),
            py::arg("names") = std::vector<std::string>(), py::arg("deadline_name") = "the deadline")
-      .def("post", &post)
-      .def("post_blocks", &post_blocks)
-      .def("label", &Channel::label)
+      .def("post", &post, py::arg("parts"), py::arg("own"))
+      .def("label", &Channel::label, py::arg("batch"))
       .def("wait", &Channel::wait, py::return_value_policy::reference_internal,
            py::call_guard<py::gil_scoped_release>())
       .def("ready", &Channel::ready)
-      .def("release", &release)
-      .def("tell_end", &Channel::tell_end)
-      .def("called", &Channel::called, py::call_guard<py::gil_scoped_release>())
-      .def("not_ended", &Channel::not_ended, py::call_guard<py::gil_scoped_release>())
-      .def("poison", &Channel::poison)
+      .def("release", &release, py::arg("sequence"), py::arg("own"))
+      .def("tell_end", &Channel::tell_end, py::arg("forwards"))
+      .def("called", &Channel::called, py::arg("forwards"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("not_ended", &Channel::not_ended, py::arg("forwards"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("poison", &Channel::poison, py::arg("reason"))
       .def("close", &Channel::close, py::call_guard<py::gil_scoped_release>())
       // For the owner of what the messages to this rank itself are views of.
       .def(
-          "keep", [](Channel&, const py::object&) {}, py::keep_alive<1, 2>())
+          "keep", [](Channel&, const py::object&) {}, py::keep_alive<1, 2>(), py::arg("owner"))
       .def("abandon", &Channel::abandon)
       .def("stats", &Channel::stats)
       .def_property_readonly("pulled_messages", &Channel::pulled_messages)

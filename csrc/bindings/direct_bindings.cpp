@@ -1,5 +1,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/tensors/jagged_argument.h"
+#include "bindings/tensors/tensor_argument.h"
 #include "lookup/direct/control_page.h"
 #include "lookup/direct/direct_batch.h"
 #include "lookup/direct/table_pages.h"
@@ -34,21 +37,20 @@ using LabelTuple = std::tuple<uint32_t, std::string, py::bytes>;
 /// (serial, name; empty if there is none)
 using VersionTuple = std::tuple<uint64_t, std::string>;
 
-/// (address, bytes, offset in the segment)
-using PartTuple = std::tuple<uintptr_t, size_t, size_t>;
+/// (tensor, offset in the segment)
+using PartTuple = std::pair<Tensor, size_t>;
 
 /// (segment, offset in it, bytes)
 using PieceTuple = std::tuple<const TableSegment*, size_t, size_t>;
 
-/// (column in bytes, row bytes, rows per block, addresses of the blocks, their owners)
-using ColumnsTuple =
-    std::tuple<size_t, size_t, int64_t, std::vector<uintptr_t>, std::vector<size_t>>;
+/// (owner, offset in the owner's segment, rows)
+using BlockTuple = std::tuple<size_t, size_t, size_t>;
+
+/// (column in bytes, row bytes, rows per block, blocks)
+using ColumnsTuple = std::tuple<size_t, size_t, int64_t, std::vector<BlockTuple>>;
 
 /// (key, place in the output in bytes, whether means, columns)
 using FeatureTuple = std::tuple<size_t, size_t, bool, std::vector<ColumnsTuple>>;
-
-/// (address, bytes of an item, or number of items)
-using Items = std::pair<uintptr_t, size_t>;
 
 ControlPage::Digest digest_of(const py::bytes& bytes) {
   ControlPage::Digest digest = {};
@@ -79,46 +81,78 @@ VersionTuple tuple_of(const ControlPage::Version& version) {
   return {version.serial, version.name};
 }
 
-/// Features of a lookup, by their place in the output. Made once, as Tables are. They point into
-/// memory that somebody else keeps.
+/// Features of a lookup, by their place in the output. Made once, as Tables are. Whoever looks rows
+/// up keeps the segments that they lie in, whatever other threads drop.
 struct ShardedFeatures {
-  explicit ShardedFeatures(const std::vector<FeatureTuple>& tuples) {
+  /// The segments of all owners.
+  using Segments = py::typing::Tuple<TableSegment, py::ellipsis>;
+
+  ShardedFeatures(const std::vector<FeatureTuple>& tuples, const Segments& segments)
+      : segments_(segments) {
     for (const auto& [key, out_byte, means, columns] : tuples) {
       ShardedFeature feature{key, out_byte, means, {}};
-      for (const auto& [column_byte, row_bytes, rows_per_block, blocks, owners] : columns) {
-        if (blocks.empty() || rows_per_block < 1) {
-          throw std::invalid_argument("a table of no blocks, or of blocks without rows");
-        }
-        TableColumns of_table{column_byte, row_bytes, BlockLength(rows_per_block), {}, owners};
-        for (const uintptr_t block : blocks) of_table.blocks.push_back(pointer(block));
-        feature.columns.push_back(std::move(of_table));
-      }
+      for (const ColumnsTuple& of_table : columns) feature.columns.push_back(columns_of(of_table));
       in_order.push_back(std::move(feature));
     }
   }
 
   std::vector<ShardedFeature> in_order;
+
+ private:
+  TableColumns columns_of(const ColumnsTuple& tuple) const {
+    const auto& [column_byte, row_bytes, rows_per_block, blocks] = tuple;
+    if (blocks.empty() || rows_per_block < 1) {
+      throw std::invalid_argument("a table of no blocks, or of blocks without rows");
+    }
+    TableColumns columns{column_byte, row_bytes, BlockLength(rows_per_block), {}, {}};
+    for (const auto& [owner, offset, rows] : blocks) {
+      check_end("a generation", segments_.size(), owner, 1, "segments");
+      const auto& segment = segments_[owner].cast<const TableSegment&>();
+      check_end("a segment", segment.size(), offset, rows * row_bytes, "bytes");
+      columns.blocks.push_back(segment.data() + offset);
+      columns.owners.push_back(owner);
+    }
+    return columns;
+  }
+
+  Segments segments_;
 };
 
-JaggedIds ids_of(const Items& lengths, const Items& values, const Items& weights, size_t keys,
-                 size_t stride, size_t count) {
-  return {pointer(lengths.first),
-          lengths.second,
-          pointer(values.first),
-          values.second,
-          weights.first == 0 ? nullptr : pointer(weights.first),
-          weights.second,
-          keys,
-          stride,
-          count};
+TableSegment create_segment(const LabelTuple& label, const std::vector<PartTuple>& tuples,
+                            size_t bytes, bool huge_pages) {
+  std::vector<TablePart> parts;
+  for (const auto& [tensor, offset] : tuples) {
+    const TensorItems items = items_of(tensor, "a part", kAnyDtype);
+    parts.push_back({items.data, items.bytes(), offset});
+  }
+  const TableLabel of_segment = label_of(label);
+  const py::gil_scoped_release release;
+  return TableSegment::create(of_segment, parts, bytes, huge_pages);
 }
 
-std::span<int64_t> numbers_at(const Items& array) {
-  return {reinterpret_cast<int64_t*>(array.first), array.second};
+std::span<int64_t> numbers_in(const TensorItems& items) {
+  return {items.as<int64_t>(), items.count};
 }
 
-std::span<std::byte> bytes_at(const Items& memory) {
-  return {pointer(memory.first), memory.second};
+void copy_rows(const ShardedFeatures& features, const Tensor& values,
+               const std::vector<int64_t>& counts, const Tensor& rows_read, const Tensor& out) {
+  const JaggedIds ids = ids_alone(values, counts.size());
+  const TensorItems read = items_of(rows_read, "rows_read", kInt64);
+  const TensorRows to = rows_of(out, "out", kAnyDtype);
+  const py::gil_scoped_release release;
+  const DirectBatch batch{ids, counts, features.in_order, numbers_in(read)};
+  copy_rows_directly(batch, to.row_bytes(), {to.data, to.bytes()});
+}
+
+void sum_rows(const ShardedFeatures& features, const Tensor& lengths, const Tensor& values,
+              const std::optional<Tensor>& weights, size_t stride,
+              const std::vector<int64_t>& counts, const Tensor& rows_read, const Tensor& out) {
+  const JaggedIds ids = jagged_ids(lengths, values, weights, counts.size(), stride);
+  const TensorItems read = items_of(rows_read, "rows_read", kInt64);
+  const TensorRows to = rows_of(out, "out", kFloat32);
+  const py::gil_scoped_release release;
+  const DirectBatch batch{ids, counts, features.in_order, numbers_in(read)};
+  sum_rows_directly(batch, to.row_bytes(), {to.data, to.bytes()});
 }
 
 TableWindow window_of(const std::vector<PieceTuple>& tuples) {
@@ -134,47 +168,39 @@ TableWindow window_of(const std::vector<PieceTuple>& tuples) {
 void bind_segments(py::module_& module) {
   // To unmap gigabytes takes long, during which other threads look batches up.
   py::class_<TableSegment>(module, "TableSegment", py::release_gil_before_calling_cpp_dtor())
-      .def_static("create",
-                  [](const LabelTuple& label, const std::vector<PartTuple>& tuples, size_t bytes,
-                     bool huge_pages) {
-                    std::vector<TablePart> parts;
-                    for (const auto& [address, size, offset] : tuples) {
-                      parts.push_back({pointer(address), size, offset});
-                    }
-                    const TableLabel of_segment = label_of(label);
-                    const py::gil_scoped_release release;
-                    return TableSegment::create(of_segment, parts, bytes, huge_pages);
-                  })
-      .def_static("open",
-                  [](const AddressTuple& t, const LabelTuple& expected) {
-                    const MemoryFileAddress address = address_from(t);
-                    const TableLabel label = label_of(expected);
-                    const py::gil_scoped_release release;
-                    return TableSegment::open(address, label);
-                  })
-      .def_static("adopt",
-                  [](int descriptor, const LabelTuple& expected) {
-                    Descriptor file = duplicated(descriptor);
-                    const TableLabel label = label_of(expected);
-                    const py::gil_scoped_release release;
-                    return TableSegment::adopt(std::move(file), label);
-                  })
-      .def_property_readonly(
-          "data",
-          [](const TableSegment& segment) { return reinterpret_cast<uintptr_t>(segment.data()); })
+      .def_static("create", &create_segment, py::arg("label"), py::arg("parts"), py::arg("bytes"),
+                  py::arg("huge_pages"))
+      .def_static(
+          "open",
+          [](const AddressTuple& t, const LabelTuple& expected) {
+            const MemoryFileAddress address = address_from(t);
+            const TableLabel label = label_of(expected);
+            const py::gil_scoped_release release;
+            return TableSegment::open(address, label);
+          },
+          py::arg("address"), py::arg("expected"))
+      .def_static(
+          "adopt",
+          [](int descriptor, const LabelTuple& expected) {
+            Descriptor file = duplicated(descriptor);
+            const TableLabel label = label_of(expected);
+            const py::gil_scoped_release release;
+            return TableSegment::adopt(std::move(file), label);
+          },
+          py::arg("descriptor"), py::arg("expected"))
       .def_property_readonly("size", &TableSegment::size)
       .def_property_readonly("descriptor", &TableSegment::descriptor)
       .def_property_readonly(
           "address", [](const TableSegment& segment) { return tuple_of(segment.address()); });
   module.attr("FIRST_TABLE_OFFSET") = TableSegment::kFirstOffset;
   py::class_<PrivatePages>(module, "PrivatePages", py::buffer_protocol())
-      .def(py::init<const TableSegment&>())
+      .def(py::init<const TableSegment&>(), py::arg("segment"))
       .def_buffer([](const PrivatePages& pages) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(pages.data()),
                                static_cast<py::ssize_t>(pages.size()));
       });
   py::class_<TableWindow>(module, "TableWindow", py::buffer_protocol())
-      .def(py::init(&window_of))
+      .def(py::init(&window_of), py::arg("pieces"))
       .def_buffer([](const TableWindow& window) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(window.data()),
                                static_cast<py::ssize_t>(window.size()));
@@ -183,41 +209,57 @@ void bind_segments(py::module_& module) {
 
 void bind_control_page(py::module_& module) {
   py::class_<ControlPage>(module, "ControlPage")
-      .def_static("create",
-                  [](uint32_t owners, const py::bytes& layout) {
-                    return ControlPage::create(owners, digest_of(layout));
-                  })
-      .def_static("open",
-                  [](const AddressTuple& address, uint32_t owners, const py::bytes& layout) {
-                    return ControlPage::open(address_from(address), owners, digest_of(layout));
-                  })
-      .def_static("adopt",
-                  [](int descriptor, uint32_t owners, const py::bytes& layout) {
-                    Descriptor file = duplicated(descriptor);
-                    return ControlPage::adopt(std::move(file), owners, digest_of(layout));
-                  })
-      .def("record",
-           [](ControlPage& page, uint32_t owner, uint64_t serial, const std::string& version,
-              const AddressTuple& segment) {
-             page.record(owner, serial, version, address_from(segment));
-           })
-      .def("recorded",
-           [](const ControlPage& page, uint32_t owner,
-              uint64_t serial) -> std::optional<std::pair<std::string, AddressTuple>> {
-             const std::optional<ControlPage::Recorded> found = page.recorded(owner, serial);
-             if (!found) return std::nullopt;
-             return {{found->name, tuple_of(found->segment)}};
-           })
-      .def("announce", &ControlPage::announce)
-      .def("pending",
-           [](const ControlPage& page, uint32_t owner) { return tuple_of(page.pending(owner)); })
-      .def("withdraw", &ControlPage::withdraw)
-      .def("withdrawn",
-           [](const ControlPage& page, uint32_t owner) { return tuple_of(page.withdrawn(owner)); })
+      .def_static(
+          "create",
+          [](uint32_t owners, const py::bytes& layout) {
+            return ControlPage::create(owners, digest_of(layout));
+          },
+          py::arg("owners"), py::arg("layout"))
+      .def_static(
+          "open",
+          [](const AddressTuple& address, uint32_t owners, const py::bytes& layout) {
+            return ControlPage::open(address_from(address), owners, digest_of(layout));
+          },
+          py::arg("address"), py::arg("owners"), py::arg("layout"))
+      .def_static(
+          "adopt",
+          [](int descriptor, uint32_t owners, const py::bytes& layout) {
+            Descriptor file = duplicated(descriptor);
+            return ControlPage::adopt(std::move(file), owners, digest_of(layout));
+          },
+          py::arg("descriptor"), py::arg("owners"), py::arg("layout"))
+      .def(
+          "record",
+          [](ControlPage& page, uint32_t owner, uint64_t serial, const std::string& version,
+             const AddressTuple& segment) {
+            page.record(owner, serial, version, address_from(segment));
+          },
+          py::arg("owner"), py::arg("serial"), py::arg("version"), py::arg("segment"))
+      .def(
+          "recorded",
+          [](const ControlPage& page, uint32_t owner,
+             uint64_t serial) -> std::optional<std::pair<std::string, AddressTuple>> {
+            const std::optional<ControlPage::Recorded> found = page.recorded(owner, serial);
+            if (!found) return std::nullopt;
+            return {{found->name, tuple_of(found->segment)}};
+          },
+          py::arg("owner"), py::arg("serial"))
+      .def("announce", &ControlPage::announce, py::arg("owner"), py::arg("serial"))
+      // Versions are (serial, name), (0, "") if there is none.
+      .def(
+          "pending",
+          [](const ControlPage& page, uint32_t owner) { return tuple_of(page.pending(owner)); },
+          py::arg("owner"))
+      .def("withdraw", &ControlPage::withdraw, py::arg("owner"))
+      .def(
+          "withdrawn",
+          [](const ControlPage& page, uint32_t owner) { return tuple_of(page.withdrawn(owner)); },
+          py::arg("owner"))
       .def("settle", &ControlPage::settle)
-      .def("process", &ControlPage::process)
-      .def("take_over", &ControlPage::take_over)
-      .def("abandon", &ControlPage::abandon)
+      .def("process", &ControlPage::process, py::arg("owner"))
+      .def("take_over", &ControlPage::take_over, py::arg("owner"), py::arg("before"),
+           py::arg("next"))
+      .def("abandon", &ControlPage::abandon, py::arg("owner"))
       .def_property_readonly("abandoned_by", &ControlPage::abandoned_by)
       .def_property_readonly("serial", &ControlPage::serial)
       .def_property_readonly("serving",
@@ -234,29 +276,14 @@ void bind_direct(py::module_& module) {
   module.def("end_work_beside_lookups", &end_work_beside_lookups);
   bind_segments(module);
   bind_control_page(module);
-  // Whoever looks rows up keeps the memory that they lie in, whatever other threads drop.
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
-      .def(py::init([](const std::vector<FeatureTuple>& tuples, const py::object&) {
-             return ShardedFeatures(tuples);
-           }),
-           py::keep_alive<1, 3>());
-  module.def("copy_rows_directly", [](const ShardedFeatures& features, const Items& values,
-                                      size_t count, const std::vector<int64_t>& counts,
-                                      const Items& rows_read, size_t row_bytes, const Items& out) {
-    const py::gil_scoped_release release;
-    const JaggedIds ids = ids_of({}, values, {}, counts.size(), 0, count);
-    const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
-    copy_rows_directly(batch, row_bytes, bytes_at(out));
-  });
-  module.def("sum_rows_directly", [](const ShardedFeatures& features, const Items& lengths,
-                                     const Items& values, const Items& weights, size_t stride,
-                                     size_t count, const std::vector<int64_t>& counts,
-                                     const Items& rows_read, size_t out_stride, const Items& out) {
-    const py::gil_scoped_release release;
-    const JaggedIds ids = ids_of(lengths, values, weights, counts.size(), stride, count);
-    const DirectBatch batch{ids, counts, features.in_order, numbers_at(rows_read)};
-    sum_rows_directly(batch, out_stride, bytes_at(out));
-  });
+      .def(py::init<const std::vector<FeatureTuple>&, const ShardedFeatures::Segments&>(),
+           py::arg("features"), py::arg("segments"));
+  module.def("copy_rows_directly", &copy_rows, py::arg("features"), py::arg("values"),
+             py::arg("counts"), py::arg("rows_read"), py::arg("out"));
+  module.def("sum_rows_directly", &sum_rows, py::arg("features"), py::arg("lengths"),
+             py::arg("values"), py::arg("weights"), py::arg("stride"), py::arg("counts"),
+             py::arg("rows_read"), py::arg("out"));
 }
 
 }  // namespace bls

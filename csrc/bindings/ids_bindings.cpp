@@ -3,14 +3,16 @@
 
 #include <array>
 #include <memory>
+#include <numeric>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/tensors/jagged_argument.h"
+#include "bindings/tensors/tensor_argument.h"
 #include "messages/ids/batch_ids.h"
 #include "messages/ids/equal_bags.h"
 #include "messages/ids/ids_message.h"
@@ -21,38 +23,19 @@ namespace py = pybind11;
 namespace bls {
 namespace {
 
-/// (address, bytes of an item)
-using Items = std::tuple<uintptr_t, size_t>;
-
-JaggedIds jagged_ids(const Items& lengths, const Items& values, const Items& weights,
-                     size_t features, size_t stride, size_t count) {
-  return {pointer(std::get<0>(lengths)),
-          std::get<1>(lengths),
-          pointer(std::get<0>(values)),
-          std::get<1>(values),
-          pointer(std::get<0>(weights)),
-          std::get<1>(weights),
-          features,
-          stride,
-          count};
-}
-
 /// (feature, position, id)
 using BadIdTuple = std::tuple<int64_t, int64_t, int64_t>;
 
 /// The values of each feature, and a bad id.
 std::pair<std::vector<int64_t>, std::optional<BadIdTuple>> check_ids(
-    const Items& lengths, const Items& values, size_t stride, size_t count,
-    const std::vector<int64_t>& rows) {
-  const JaggedIds ids = jagged_ids(lengths, values, {0, 0}, rows.size(), stride, count);
+    const Tensor& lengths, const Tensor& values, const std::optional<Tensor>& weights,
+    size_t stride, const std::vector<int64_t>& rows) {
+  const JaggedIds ids = jagged_ids(lengths, values, weights, rows.size(), stride);
   std::vector<int64_t> counts = values_per_feature(ids);
   const auto bad = find_bad_id(ids, rows, counts);
   if (!bad) return {std::move(counts), std::nullopt};
   return {std::move(counts), BadIdTuple(bad->feature, bad->position, bad->id)};
 }
-
-/// (ended, refusal, updates, wanted slot bytes)
-using NoteTuple = std::tuple<bool, std::optional<std::string>, uint64_t, std::array<uint64_t, 3>>;
 
 /// The reasons come from other ranks and need not be UTF-8.
 std::vector<std::pair<int, py::bytes>> refusals_of(const BatchIds& ids) {
@@ -64,31 +47,25 @@ std::vector<std::pair<int, py::bytes>> refusals_of(const BatchIds& ids) {
 /// (bags, ids, whether groups are wanted)
 using BagBlockTuple = std::tuple<size_t, size_t, bool>;
 
-/// Counts are those of the tensors, which the blocks have to fit into.
-EqualBags equal_bags(const Items& lengths, size_t bag_count, const Items& ids, size_t id_count,
+/// Without `lengths` each id is a bag of its own.
+EqualBags equal_bags(const std::optional<Tensor>& lengths, const Tensor& ids,
                      const std::vector<BagBlockTuple>& tuples) {
+  const TensorItems of_ids = items_of(ids, "ids", kInt32 | kInt64);
+  const TensorItems of_lengths =
+      lengths ? items_of(*lengths, "lengths", kInt32 | kInt64) : TensorItems{};
   std::vector<BagBlock> blocks;
-  for (const auto& [bags, of_ids, wanted] : tuples) {
-    if (bags > bag_count || of_ids > id_count) {
-      throw std::invalid_argument("there are fewer bags or ids than blocks of them need");
-    }
-    bag_count -= bags;
-    id_count -= of_ids;
-    blocks.push_back({bags, of_ids, wanted});
+  size_t all_bags = 0, all_ids = 0;
+  for (const auto& [bags, in_bags, wanted] : tuples) {
+    all_bags += bags;
+    all_ids += in_bags;
+    blocks.push_back({bags, in_bags, wanted});
   }
+  check_count(lengths ? "lengths" : "ids", lengths ? of_lengths.count : of_ids.count, all_bags,
+              "items");
+  check_count("ids", of_ids.count, all_ids, "items");
   const py::gil_scoped_release release;
-  return EqualBags({pointer(std::get<0>(lengths)), std::get<1>(lengths), pointer(std::get<0>(ids)),
-                    std::get<1>(ids), blocks});
-}
-
-/// (address of the group of each bag as uint32 or 0, groups)
-std::vector<std::pair<uintptr_t, size_t>> groups_of(const EqualBags& bags) {
-  std::vector<std::pair<uintptr_t, size_t>> groups;
-  for (size_t block = 0; block < bags.blocks(); ++block) {
-    const RowGroups& known = bags.of(block);
-    groups.emplace_back(reinterpret_cast<uintptr_t>(known.of_row.data()), known.count);
-  }
-  return groups;
+  return EqualBags(
+      {of_lengths.data, of_lengths.item_bytes, of_ids.data, of_ids.item_bytes, blocks});
 }
 
 /// (feature, first row, end)
@@ -100,11 +77,13 @@ RowRequests row_requests(size_t features, const std::vector<AskedBlockTuple>& tu
   return {features, std::move(blocks)};
 }
 
-/// `counts` must be those of the ids.
-AskedRows ask_for(const RowRequests& requests, const Items& ids,
+AskedRows ask_for(const RowRequests& requests, const Tensor& ids,
                   const std::vector<int64_t>& counts) {
+  const TensorItems of_ids = items_of(ids, "ids", kInt32 | kInt64);
+  const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  check_count("ids", of_ids.count, static_cast<size_t>(all), "items");
   const py::gil_scoped_release release;
-  return requests.ask(pointer(std::get<0>(ids)), std::get<1>(ids), counts);
+  return requests.ask(of_ids.data, of_ids.item_bytes, counts);
 }
 
 /// A property of what arrived.
@@ -128,9 +107,10 @@ void bind_ids(py::module_& module) {
       });
   py::class_<BatchIds>(module, "BatchIds")
       .def(py::init([](const Arrival& arrival, size_t features, const std::vector<int>& order) {
-        const py::gil_scoped_release release;
-        return std::make_unique<BatchIds>(arrival, features, order);
-      }))
+             const py::gil_scoped_release release;
+             return std::make_unique<BatchIds>(arrival, features, order);
+           }),
+           py::arg("arrival"), py::arg("features"), py::arg("order"))
       .def_property_readonly("length_bytes", &of_arrived<&ArrivedIds::length_bytes>)
       .def_property_readonly("value_bytes", &of_arrived<&ArrivedIds::value_bytes>)
       .def_property_readonly("weight_bytes", &of_arrived<&ArrivedIds::weight_bytes>)
@@ -148,8 +128,7 @@ void bind_ids(py::module_& module) {
       .def_property_readonly("weights", [](const BatchIds& ids) { return view_of(ids.weights()); });
 
   py::class_<EqualBags>(module, "EqualBags")
-      .def(py::init(&equal_bags))
-      .def_property_readonly("groups", &groups_of);
+      .def(py::init(&equal_bags), py::arg("lengths"), py::arg("ids"), py::arg("blocks"));
 
   py::class_<AskedRows>(module, "AskedRows")
       .def_property_readonly("numbers", [](const AskedRows& rows) { return view_of(rows.numbers); })
@@ -158,21 +137,28 @@ void bind_ids(py::module_& module) {
       .def_readonly("first_numbers", &AskedRows::first_numbers)
       .def_readonly("distinct", &AskedRows::distinct);
   py::class_<RowRequests>(module, "RowRequests")
-      .def(py::init(&row_requests))
+      .def(py::init(&row_requests), py::arg("features"), py::arg("blocks"))
       .def_property_readonly("row_bytes", &RowRequests::row_bytes)
-      .def("ask", &ask_for);
+      .def("ask", &ask_for, py::arg("ids"), py::arg("counts"));
 
-  module.def("post_ids", [](Channel& channel, const Items& lengths, const Items& values,
-                            const Items& weights, size_t features, size_t stride, size_t count,
-                            const std::vector<size_t>& features_per_rank,
-                            const std::vector<size_t>& order, const NoteTuple& tuple) {
-    const JaggedIds ids = jagged_ids(lengths, values, weights, features, stride, count);
-    const auto& [ended, refusal, updates, wanted] = tuple;
-    const IdsNote note{ended, refusal, updates, wanted};
-    const py::gil_scoped_release release;
-    return post_ids(channel, ids, features_per_rank, order, note);
-  });
-  module.def("check_ids", &check_ids);
+  module.def(
+      "post_ids",
+      [](Channel& channel, const Tensor& lengths, const Tensor& values,
+         const std::optional<Tensor>& weights, size_t features, size_t stride,
+         const std::vector<size_t>& features_per_rank, const std::vector<size_t>& order, bool ended,
+         const std::optional<std::string>& refusal, uint64_t updates,
+         const std::array<uint64_t, 3>& wanted_slot_bytes) {
+        const JaggedIds ids = jagged_ids(lengths, values, weights, features, stride);
+        const IdsNote note{ended, refusal, updates, wanted_slot_bytes};
+        const py::gil_scoped_release release;
+        return post_ids(channel, ids, features_per_rank, order, note);
+      },
+      py::arg("channel"), py::arg("lengths"), py::arg("values"), py::arg("weights"),
+      py::arg("features"), py::arg("stride"), py::arg("features_per_rank"), py::arg("order"),
+      py::arg("ended") = false, py::arg("refusal") = std::nullopt, py::arg("updates") = 0,
+      py::arg("wanted_slot_bytes") = std::array<uint64_t, 3>{});
+  module.def("check_ids", &check_ids, py::arg("lengths"), py::arg("values"), py::arg("weights"),
+             py::arg("stride"), py::arg("rows"));
 }
 
 }  // namespace bls

@@ -68,9 +68,11 @@ PYBIND11_MODULE(_native, module) {
   bls::bind_verbs(module);
 #endif
   bls::bind_channel(module);
-  bls::bind_codecs(module);
-  bls::bind_direct(module);
   bls::bind_ids(module);
+  bls::bind_codecs(module);
+  bls::bind_frames(module);
+  bls::bind_direct(module);
   bls::bind_rows(module);
+  bls::bind_tables(module);
   bls::bind_all_to_all(module);
 }

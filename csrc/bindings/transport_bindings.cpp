@@ -39,13 +39,15 @@ void bind_transports(py::module_& module) {
            py::arg("names") = std::vector<std::string>())
       .def_property_readonly("address",
                              [](const ShmHandle& t) { return to_tuple(t.get().address()); })
-      .def("connect",
-           [](ShmHandle& t, const std::vector<AddressTuple>& addresses) {
-             std::vector<SegmentAddress> list;
-             for (const AddressTuple& a : addresses) list.push_back(from_tuple(a));
-             const py::gil_scoped_release release;
-             t.get().connect(list);
-           })
+      .def(
+          "connect",
+          [](ShmHandle& t, const std::vector<AddressTuple>& addresses) {
+            std::vector<SegmentAddress> list;
+            for (const AddressTuple& a : addresses) list.push_back(from_tuple(a));
+            const py::gil_scoped_release release;
+            t.get().connect(list);
+          },
+          py::arg("addresses"))
       .def("seal", [](ShmHandle& t) { t.get().seal(); });
 }
 

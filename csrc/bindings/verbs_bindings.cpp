@@ -99,12 +99,15 @@ void bind_verbs(py::module_& module) {
                                return port.link_layer == IBV_LINK_LAYER_ETHERNET ? "RoCE"
                                                                                  : "InfiniBand";
                              })
-      .def("connect", [](VerbsHandle& t, const std::vector<AddressTuple>& addresses) {
-        std::vector<VerbsAddress> list;
-        for (const AddressTuple& a : addresses) list.push_back(from_tuple(a));
-        const py::gil_scoped_release release;
-        t.get().connect(list);
-      });
+      .def(
+          "connect",
+          [](VerbsHandle& t, const std::vector<AddressTuple>& addresses) {
+            std::vector<VerbsAddress> list;
+            for (const AddressTuple& a : addresses) list.push_back(from_tuple(a));
+            const py::gil_scoped_release release;
+            t.get().connect(list);
+          },
+          py::arg("addresses"));
 
   using MixedHandle = Handle<MixedTransport>;
   py::class_<MixedHandle, TransportHandle>(module, "MixedTransport")

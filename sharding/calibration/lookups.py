@@ -27,7 +27,6 @@ from .configurations import Integers, LookupConfiguration, draw_ids
 #: Fills any cache of the machines that are calibrated twice over.
 EVICTION_BYTES = 64 * 2**20
 _DEADLINE_S = 60.0
-_NOBODY_WAITS = (False, None, 0, (0, 0, 0))
 _PRECISIONS = {4: SparseType.FP32, 2: SparseType.FP16}
 
 
@@ -178,24 +177,18 @@ class OwnReading:
     def __init__(
         self, tables: Sequence[torch.Tensor], ids: Integers, lengths: Integers, pooled: bool
     ) -> None:
-        self._weights = tables  # whose memory `_tables` names
-        self._tables = _native.Tables(
-            [(table.data_ptr(), len(table), table.shape[1] * 4, False) for table in tables]
-        )
+        self._tables = _native.Tables([(table, False) for table in tables])
         self._ids = _arrived(torch.from_numpy(ids), torch.from_numpy(lengths), len(tables))
         samples = len(lengths) // len(tables)
         dims = [table.shape[1] for table in tables]
         results = (samples, sum(dims)) if pooled else (len(ids), dims[0])
         self.out = torch.ones(results)  # memory that was never written is not there yet
-        self._row_bytes = None if pooled else 4 * dims[0]
+        self._pooled = pooled
 
     def read(self) -> None:
         """Writes the batch's rows or sums to memory as large as slots for them."""
-        to = self.out.data_ptr()
-        if self._row_bytes is None:
-            _native.sum_rows(self._tables, self._ids, to)
-        else:
-            _native.copy_table_rows(self._tables, self._ids, self._row_bytes, to)
+        look_up = _native.sum_rows if self._pooled else _native.copy_table_rows
+        look_up(self._tables, self._ids, self.out)
 
 
 def _arrived(ids: torch.Tensor, lengths: torch.Tensor, features: int) -> _native.BatchIds:
@@ -205,10 +198,8 @@ def _arrived(ids: torch.Tensor, lengths: torch.Tensor, features: int) -> _native
     transport.connect([transport.address])
     transport.seal()
     channel = _native.Channel(transport, 0, 1, 0, 2, _DEADLINE_S, "calibration", 1)
-    sent, of_ids = ((tensor.data_ptr(), tensor.element_size()) for tensor in (lengths, ids))
     samples = len(lengths) // features
-    layout = (features, samples, len(ids), [features], list[int]())
-    _native.post_ids(channel, sent, of_ids, (0, 0), *layout, _NOBODY_WAITS)
+    _native.post_ids(channel, lengths, ids, None, features, samples, [features], [])
     arrival = channel.wait()
     batch = _native.BatchIds(arrival, features, [0])
     channel.release(arrival.sequence, {})

@@ -15,8 +15,7 @@ GOOD: list[Any] = ["w", "float32", [2, 3], 0]
 
 
 def segment_of(parts: Any, size: int) -> _native.TableSegment:
-    held = [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts]
-    return _native.TableSegment.create((2, "1", bytes(32)), held, size, False)
+    return _native.TableSegment.create((2, "1", bytes(32)), parts, size, False)
 
 
 def with_directory(text: bytes, magic: bytes = b"tbbldw01", data_bytes: int = 64) -> Any:

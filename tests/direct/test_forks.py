@@ -254,7 +254,7 @@ def test_a_child_maps_the_page_to_read_it(tmp_path: Path) -> None:
 
 def test_forks_do_not_keep_a_segment_from_being_sealed() -> None:
     content = torch.ones(16 << 20, dtype=torch.uint8)
-    parts = [(content.data_ptr(), content.nbytes, _native.FIRST_TABLE_OFFSET)]
+    parts = [(content, _native.FIRST_TABLE_OFFSET)]
     size = _native.FIRST_TABLE_OFFSET + content.nbytes
     failures: list[BaseException] = []
     has_ended = threading.Event()

@@ -76,7 +76,7 @@ def _is_running(pid: int) -> bool:
 
 def test_a_window_has_the_pages_of_its_pieces_in_their_order() -> None:
     rows = torch.arange(8192, dtype=torch.int32).view(torch.uint8)
-    parts = [(rows.data_ptr(), rows.numel(), 4096)]
+    parts = [(rows, 4096)]
     segment = _native.TableSegment.create(LABEL, parts, 4096 + rows.numel(), False)
     pieces = [(segment, 8192, 8192), (segment, 4096, 4096)]
     window = torch.frombuffer(_native.TableWindow(pieces), dtype=torch.uint8)

@@ -57,7 +57,7 @@ notes = st.builds(
 @example(note(0, LONGEST))
 def test_a_note_is_refused_or_fits_the_inbox(sent: bytes) -> None:
     slots = torch.zeros(4, 4, 256, dtype=torch.uint8)
-    inbox = _native.TwoSidedInbox(0, 4, 4, 256, slots.data_ptr())
+    inbox = _native.TwoSidedInbox(0, 4, 4, 256, slots)
     try:
         about, number, text = two_sided.parse_note(sent, world_size=4, posted=7)
     except ValueError as error:

@@ -56,7 +56,7 @@ class NotingGroup:
 def made() -> tuple[NotingGroup, Sender, PairwiseRounds]:
     group: Any = NotingGroup()
     slots = torch.zeros(SHAPE.slots, RANKS, SHAPE.slot_bytes, dtype=torch.uint8)
-    inbox = _native.TwoSidedInbox(0, RANKS, SHAPE.slots, SHAPE.slot_bytes, slots.data_ptr())
+    inbox = _native.TwoSidedInbox(0, RANKS, SHAPE.slots, SHAPE.slot_bytes, slots)
     sender = Sender(start, inbox.failed)
     return group, sender, PairwiseRounds(group, 2, sender, SHAPE, slots, slots, inbox, start)
 

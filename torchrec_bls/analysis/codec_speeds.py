@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from torchrec_bls import _native
 from torchrec_bls.analysis.stage_speeds import seconds_of
@@ -76,18 +77,15 @@ class _Rows:
     """A frame of rows."""
 
     def __init__(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]], codec: Codec):
-        self._rows, self._received = rows, np.zeros_like(rows)
-        self._features = _native.CodedFeatures([(codec, rows.shape[1], 0.0, False)])
-        self._bytes = _native.encode_frame(self._frame(rows), 0, 0)
-        self._out = np.zeros(self._bytes, np.uint8)
+        features = _native.CodedFeatures([(codec, rows.shape[1], 0.0, False)])
+        self._sent, self._received = (
+            _native.Frame.side_by_side(features, torch.from_numpy(each), 0, len(each))
+            for each in (rows, np.zeros_like(rows))
+        )
+        self._out = torch.zeros(_native.encode_frame(self._sent), dtype=torch.uint8)
 
     def encode(self) -> None:
-        _native.encode_frame(self._frame(self._rows), self._out.ctypes.data, self._bytes)
+        _native.encode_frame(self._sent, self._out)
 
     def decode(self) -> None:
-        frame = self._frame(self._received)
-        _native.decode_frame(self._out.ctypes.data, self._bytes, frame)
-
-    def _frame(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> _native.Frame:
-        count, columns = rows.shape
-        return self._features, [rows.ctypes.data], [count], [columns], []
+        _native.decode_frame(self._out, self._received)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
+import torch
 
 from torchrec_bls import _native
 from torchrec_bls.analysis.samples import Floats, Lookup
@@ -13,7 +15,6 @@ from torchrec_bls.codecs.error_bound import ErrorBound
 from torchrec_bls.codecs.stages import Stages
 
 _FP32 = 0
-_EIGHT_BYTES = np.dtype(np.int64).itemsize
 
 
 class Frame:
@@ -41,54 +42,43 @@ class Frame:
         pooled: bool,
         weighted: bool,
     ) -> None:
-        self._rows = [np.ascontiguousarray(lookup.rows) for lookup in lookups]
-        self.received = [np.zeros_like(rows) for rows in self._rows]
-        self._ids = np.concatenate([lookup.ids for lookup in lookups])
-        lengths = np.concatenate([lookup.lengths for lookup in lookups])
+        self._rows = torch.from_numpy(np.concatenate([lookup.rows for lookup in lookups]))
+        self._received = torch.zeros_like(self._rows)
+        self._counts = [len(lookup.rows) for lookup in lookups]
+        by_feature = torch.split(self._received, self._counts)
+        self.received: list[Floats] = [each.numpy() for each in by_feature]
+        self._ids = torch.from_numpy(np.concatenate([lookup.ids for lookup in lookups]))
+        lengths = torch.from_numpy(np.concatenate([lookup.lengths for lookup in lookups]))
         # Without lengths, each id is a bag of one id.
         self._lengths = lengths if pooled else None
         self._blocks = [
             (len(lookup.rows), len(lookup.ids), stages.unique and not weighted)
             for lookup in lookups
         ]
-        coded = (_native.ERROR_BOUNDED, ErrorBound(bound).at(0), stages is Stages.FIXED)
-        codec, *how = coded if stages.bounded else (_FP32, 0.0, False)
-        columns = [rows.shape[1] for rows in self._rows]
-        self._features = _native.CodedFeatures([(codec, each, *how) for each in columns])
-        self._counts = [len(rows) for rows in self._rows]
-        self._strides = columns
-        self._sent = [rows.ctypes.data for rows in self._rows]
-        self._arrived = [rows.ctypes.data for rows in self.received]
-        groups = self._find_groups()
-        self.bytes = _native.encode_frame(self._frame(self._sent, groups), 0, 0)
-        self._out = np.zeros(self.bytes, np.uint8)
-        self._address = self._out.ctypes.data
+        columns = self._rows.shape[1]
+        coded = (_FP32, columns, 0.0, False)
+        if stages.bounded:
+            is_fixed = stages is Stages.FIXED
+            coded = (_native.ERROR_BOUNDED, columns, ErrorBound(bound).at(0), is_fixed)
+        self._features = _native.CodedFeatures([coded] * len(lookups))
+        self._first_rows = [0, *accumulate(self._counts)][: len(lookups)]
+        self.bytes = _native.encode_frame(self._frame(self._rows))
+        self._out = torch.zeros(self.bytes, dtype=torch.uint8)
 
     def encode(self) -> None:
         """Finds equal rows by their ids, if the stages ask for it, and encodes."""
-        groups = self._find_groups()
-        _native.encode_frame(self._frame(self._sent, groups), self._address, self.bytes)
+        _native.encode_frame(self._frame(self._rows), self._out)
 
     def decode(self) -> None:
         """Decodes as the receiver does, which has the ids as well."""
-        groups = self._find_groups()
-        _native.decode_frame(self._address, self.bytes, self._frame(self._arrived, groups))
+        _native.decode_frame(self._out, self._frame(self._received))
 
-    def _find_groups(self) -> _native.EqualBags | None:
+    def _frame(self, rows: torch.Tensor) -> _native.Frame:
+        place = self._features, rows, self._first_rows, self._counts
         if not any(wanted for _, _, wanted in self._blocks):
-            return None
-        lengths = self._lengths
-        return _native.EqualBags(
-            (0 if lengths is None else lengths.ctypes.data, _EIGHT_BYTES),
-            len(self._ids) if lengths is None else len(lengths),
-            (self._ids.ctypes.data, _EIGHT_BYTES),
-            len(self._ids),
-            self._blocks,
-        )
-
-    def _frame(self, addresses: list[int], equal: _native.EqualBags | None) -> _native.Frame:
-        groups = [] if equal is None else equal.groups
-        return self._features, addresses, self._counts, self._strides, groups
+            return _native.Frame.one_below_another(*place)
+        equal = _native.EqualBags(self._lengths, self._ids, self._blocks)
+        return _native.Frame.one_below_another(*place, equal, list(range(len(self._blocks))))
 
 
 def rounded(rows: Floats, bound: float) -> Floats:

@@ -39,9 +39,8 @@ def encode(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
     Raises:
         ValueError: `rows` is another kind of tensor.
     """
-    matrix = _matrix(rows)
-    out = torch.empty(_native.max_encoded_bytes(codec, *rows.shape), dtype=torch.uint8)
-    return out[: _native.encode_rows(codec, matrix, out.data_ptr())].clone()
+    out = _room(rows, codec)
+    return out[: _native.encode_rows(codec, rows, out)].clone()
 
 
 def decode(data: torch.Tensor, codec: Codec, out: torch.Tensor) -> torch.Tensor:
@@ -59,32 +58,28 @@ def decode(data: torch.Tensor, codec: Codec, out: torch.Tensor) -> torch.Tensor:
         ValueError: a tensor is of another kind.
         ProtocolError: `data` cannot be rows of this shape.
     """
-    if data.dtype != torch.uint8 or data.device.type != "cpu" or not data.is_contiguous():
-        raise ValueError(
-            f"data is {data.dtype} on {data.device} with strides {data.stride()}, but must be "
-            "contiguous uint8 on cpu"
-        )
-    _native.decode_rows(codec, data.data_ptr(), data.numel(), _matrix(out))
+    _check_plain(out)
+    _native.decode_rows(codec, data, out)
     return out
 
 
 def round_trip(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
     """Encodes and decodes `rows`; see `encode`."""
-    matrix, out = _matrix(rows), torch.empty(rows.shape)
-    data = torch.empty(_native.max_encoded_bytes(codec, *rows.shape), dtype=torch.uint8)
-    size = _native.encode_rows(codec, matrix, data.data_ptr())
-    _native.decode_rows(codec, data.data_ptr(), size, _matrix(out))
+    out, data = torch.empty(rows.shape), _room(rows, codec)
+    size = _native.encode_rows(codec, rows, data)
+    _native.decode_rows(codec, data[:size], out)
     return out
 
 
-def _matrix(rows: torch.Tensor) -> tuple[int, int, int, int]:
-    if rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() != 2:
-        raise ValueError(
-            f"rows are {rows.dtype} on {rows.device} of shape {tuple(rows.shape)}, but must be a "
-            "float32 matrix on cpu"
-        )
-    if rows.shape[1] > 1 and rows.stride(1) != 1:
-        raise ValueError(f"rows have strides {rows.stride()}, but each must be contiguous")
+def _room(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """Returns memory for the longest message of `rows`."""
+    _check_plain(rows)
+    return torch.empty(_native.max_encoded_bytes(codec, *rows.shape), dtype=torch.uint8)
+
+
+def _check_plain(rows: torch.Tensor) -> None:
+    """Raises ValueError for rows whose shape or memory does not show what they are."""
+    if rows.dim() != 2:
+        raise ValueError(f"rows have the shape {list(rows.shape)}, but must be a matrix")
     if rows.is_neg():
         raise ValueError("rows are a view that negates what is in its memory: use resolve_neg()")
-    return rows.data_ptr(), rows.shape[0], rows.shape[1], rows.stride(0)

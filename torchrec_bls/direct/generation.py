@@ -70,7 +70,7 @@ class Generation:
                 )
                 for lookup in lookups
             ],
-            self.segments,
+            tuple(self.segments),
         )
 
     def _pieces(self, table: str) -> list[list[Shard]]:
@@ -78,13 +78,12 @@ class Generation:
 
     def _columns(
         self, table: str, blocks: list[Shard]
-    ) -> tuple[int, int, int, list[int], list[int]]:
+    ) -> tuple[int, int, int, list[tuple[int, int, int]]]:
         # Ranks without rows come last: their partial sums would be zeros, and adding zeros can
         # change bits.
         return (
             blocks[0].first_column * self._item_bytes,
             blocks[0].columns * self._item_bytes,
             max(1, blocks[0].rows),
-            [self.segments[block.owner].data + self._offsets[table, block] for block in blocks],
-            [block.owner for block in blocks],
+            [(block.owner, self._offsets[table, block], block.rows) for block in blocks],
         )

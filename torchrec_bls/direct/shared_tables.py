@@ -85,7 +85,7 @@ class SharedTables:
             behind, size = dense_parts(dense, size)
         return _native.TableSegment.create(
             (owner, version, self.digest),
-            [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts + behind],
+            parts + behind,
             size,
             self.huge_pages,
         )
@@ -224,7 +224,7 @@ def share_tables(
     with rendezvous.own_part():
         segment = _native.TableSegment.create(
             (group.rank(), FIRST_VERSION, digest),
-            [(storage.data_ptr(), storage.nbytes, at) for storage, at in own.live.storages()],
+            own.live.storages(),
             own.live.segment_bytes,
             huge_pages,
         )

@@ -32,8 +32,7 @@ class OwnRows:
         source: RowSource,
         rank: int,
     ) -> None:
-        self._addresses: dict[tuple[str, int], int] = {}
-        self._held = []  # the tensors that addresses point into
+        self._rows: dict[tuple[str, int], torch.Tensor] = {}
         for configs, made, tables in zip(
             lookups.configs, lookups.made, lookups.by_lookup, strict=True
         ):
@@ -53,7 +52,6 @@ class OwnRows:
             for offset, (table, of_rank) in zip(held.weights_physical_offsets, own, strict=True):
                 self._fill(held.weights_host, offset, table, of_rank, source)
             lookups.show(shown, held)
-            self._held.append(held)
 
     def _fill(
         self,
@@ -67,12 +65,12 @@ class OwnRows:
             end = offset + shard.rows * table.row_bytes
             rows = memory[offset:end].view(shard.rows, table.row_bytes)
             rows.copy_(source.rows(table, shard.first_row, shard.first_row + shard.rows))
-            self._addresses[table.name, shard.first_row] = rows.data_ptr()
+            self._rows[table.name, shard.first_row] = rows
             offset = end
 
-    def address(self, table: str, first_row: int) -> int:
-        """Returns the address of the shard that begins at a row."""
-        return self._addresses[table, first_row]
+    def of(self, table: str, first_row: int) -> torch.Tensor:
+        """Returns the shard that begins at a row, uint8 [rows, bytes of a row]."""
+        return self._rows[table, first_row]
 
 
 def own_shards(shards: Sequence[Shard], rank: int) -> list[Shard]:

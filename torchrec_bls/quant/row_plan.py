@@ -104,8 +104,7 @@ class RowPlan:
         tables = []
         for place, shard in self._blocks[first : first + self.splits[rank]]:
             table = self._looked_up[place].table
-            address = rows.address(table.name, shard.first_row)
-            tables.append((address, shard.rows, table.used_bytes, table.row_bytes))
+            tables.append((rows.of(table.name, shard.first_row), table.used_bytes))
         return _native.Tables.stored(tables)
 
     def ask(self, batch: CheckedBatch) -> AskedBatch:
@@ -115,7 +114,7 @@ class RowPlan:
         if keys != self._keys:
             self._bind(keys)
         ids = features.values()
-        asked = self._requests.ask((ids.data_ptr(), ids.element_size()), batch.counts)
+        asked = self._requests.ask(ids, batch.counts)
         distinct = asked.distinct
         begins, at = [], 0
         for key, each in zip(self._key_of, self._looked_up, strict=True):

@@ -107,7 +107,7 @@ def _segment(
     size = max((share.offset + share.end - share.begin for share in own), default=0)
     return _native.TableSegment.create(
         (rank, FIRST_VERSION, digest),
-        [(piece.data_ptr(), piece.numel(), offset) for piece, offset in pieces],
+        pieces,
         size,
         huge_pages,
     )

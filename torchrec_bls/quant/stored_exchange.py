@@ -51,9 +51,7 @@ class StoredExchange:
             _native.post_stored_rows(channel, self._tables, ids.native)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            _native.collect_placed_rows(
-                arrival, rows.data_ptr(), rows.nbytes, asked.placed, self._splits
-            )
+            _native.collect_placed_rows(arrival, rows, asked.placed, self._splits)
             return rows
 
         return self._exchange.post(send, collect, [], layout.number)

@@ -7,6 +7,10 @@
 namespace bls::dlpack {
 
 inline constexpr int32_t kDLCPU = 1;
+inline constexpr uint8_t kDLInt = 0;
+inline constexpr uint8_t kDLUInt = 1;
+inline constexpr uint8_t kDLFloat = 2;
+inline constexpr uint8_t kDLBfloat = 4;
 inline constexpr uint32_t kMajorVersion = 1;
 
 struct DLDevice {

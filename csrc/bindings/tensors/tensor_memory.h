@@ -6,11 +6,9 @@
 
 namespace bls {
 
-/// The memory of a tensor on the CPU that is contiguous, or has two dimensions and contiguous rows.
-/// It is the tensor's. Throws py::type_error for what is no tensor and py::value_error for others.
-///
-/// Read through the C functions that torch.Tensor names for DLPack: tens of nanoseconds, and no
-/// header of torch, where asking for its attributes takes a microsecond.
+/// The memory of a tensor that is posted: on the CPU and contiguous, or with two dimensions and
+/// contiguous rows. It is the tensor's. Throws py::type_error for what is no tensor and
+/// py::value_error for others.
 Block memory_of(pybind11::handle tensor);
 
 }  // namespace bls

@@ -37,15 +37,8 @@ def plain(values: torch.dtype, is_weighted: bool) -> KeyedJaggedTensor:
 
 def arrived(channel: BoundedLagChannel, sent: KeyedJaggedTensor) -> ArrivedFeatures:
     """Features that this rank sent itself, whose message is gone."""
-    tensors = [sent.lengths(), sent.values()]
-    if sent.weights_or_none() is not None:
-        tensors.append(sent.weights())
-    items = [(tensor.data_ptr(), tensor.element_size()) for tensor in tensors]
-    note = (False, None, 0, (0, 0, 0))
-    _native.post_ids(
-        *(channel.native, items[0], items[1], items[2] if len(items) > 2 else (0, 0)),
-        *(len(KEYS), sent.stride(), sent.values().numel(), [len(KEYS)], [], note),
-    )
+    tensors = sent.lengths(), sent.values(), sent.weights_or_none()
+    _native.post_ids(channel.native, *tensors, len(KEYS), sent.stride(), [len(KEYS)], [])
     arrival = channel.wait()
     ids = _native.BatchIds(arrival.native, len(KEYS), [0])
     arrival.release()
@@ -90,12 +83,12 @@ def change_ids_after_they_were_checked(rank: int) -> None:
     channel = BoundedLagChannel(dist.group.WORLD, slot_bytes=4096, name="ids")
     features = arrived(channel, plain(torch.int64, False))
     table, out = torch.arange(6.0).reshape(6, 1), torch.empty(5, 1)
-    tables = _native.Tables([(table.data_ptr(), 6, 4, False)] * len(KEYS))
-    _native.copy_table_rows(tables, features.native, 4, out.data_ptr())
+    tables = _native.Tables([(table, False)] * len(KEYS))
+    _native.copy_table_rows(tables, features.native, out)
     assert out.flatten().tolist() == [5, 1, 4, 1, 3]
     features.values()[3] = 6
     with pytest.raises(ValueError, match="id 6 of feature 1 of the lookup, whose table has 6 rows"):
-        _native.copy_table_rows(tables, features.native, 4, out.data_ptr())
+        _native.copy_table_rows(tables, features.native, out)
 
 
 def test_ids_that_were_changed_are_checked_again() -> None:

@@ -14,16 +14,16 @@ from torchrec_bls import _native
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.errors import BLSError, named
 
-#: Numbers of `Element` in csrc/messages/reduction.h.
+#: Dtypes of `Element` in csrc/messages/reduction.h.
 ELEMENTS = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
 }
-#: Those of `Reduction`.
+#: Numbers of `Reduction` there.
 REDUCTIONS = {
     dist.ReduceOp.SUM: 0,
     dist.ReduceOp.AVG: 1,
@@ -151,13 +151,7 @@ class AllReduceWork(dist.Work):
         try:
             flat = tensor.resolve_neg().contiguous()  # its memory has the values
             with self._channel.range("all-reduce"):
-                _native.all_reduce(
-                    self._channel.native,
-                    ELEMENTS[tensor.dtype],
-                    self._reduction,
-                    flat.data_ptr(),
-                    flat.numel(),
-                )
+                _native.all_reduce(self._channel.native, flat, self._reduction)
             if flat is not tensor:
                 tensor.detach().copy_(flat)  # a parameter, perhaps
         except BaseException as error:

@@ -7,8 +7,6 @@ import torch
 
 from torchrec_bls import _native
 
-Buffer = tuple[int, int]  # address and bytes, as the native module takes them
-
 
 def sent_part(tensor: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns `tensor`, or a contiguous copy whose memory holds its values and is none of the
@@ -64,12 +62,9 @@ def check_reduced(tensor: torch.Tensor) -> None:
         reach += (size - 1) * stride
 
 
-def whole(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
-    """Returns the memory of contiguous tensors, one tensor a rank."""
-    return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
-
-
-def split(tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str) -> list[Buffer]:
+def split(
+    tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str
+) -> _native.Buffers:
     """Returns the memory of each rank's rows in a contiguous tensor.
 
     Args:
@@ -85,28 +80,22 @@ def split(tensor: torch.Tensor, sizes: Sequence[int], world_size: int, name: str
         raise ValueError(f"{name} is a scalar, but its rows are what is split: give it a dimension")
     rows = tensor.size(0)
     row_bytes = tensor.nbytes // rows if rows else 0
-    at = tensor.data_ptr()
     if not sizes:
         if rows % world_size:
             raise ValueError(
                 f"{name} has {rows} rows, which do not divide equally among {world_size} ranks: "
                 f"give {name}_split_sizes"
             )
-        part = rows // world_size * row_bytes
-        return [(at + rank * part, part) for rank in range(world_size)]
+        return _native.Buffers.split(tensor, [rows // world_size * row_bytes] * world_size)
     if len(sizes) != world_size or min(sizes) < 0 or sum(sizes) != rows:
         raise ValueError(
             f"{name}_split_sizes are {list(sizes)}, but have to be {world_size} numbers of rows, "
             f"one a rank, that sum to {name}'s {rows}"
         )
-    buffers = []
-    for size in sizes:
-        buffers.append((at, size * row_bytes))
-        at += size * row_bytes
-    return buffers
+    return _native.Buffers.split(tensor, [size * row_bytes for size in sizes])
 
 
-def copy_to(receive: Sequence[Buffer]) -> Callable[[_native.Arrival], None]:
+def copy_to(receive: _native.Buffers) -> Callable[[_native.Arrival], None]:
     """Returns a function that copies the message of each rank s to `receive[s]`."""
 
     def copy(arrival: _native.Arrival) -> None:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from torchrec_bls import _native
-from torchrec_bls.collective.backend.buffers import Buffer
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.ordered_window import OrderedWindow
 from torchrec_bls.errors import BLSError, PoisonedError, named
@@ -31,15 +30,15 @@ class CallQueue:
 
     def post(
         self,
-        send: Sequence[Buffer],
+        send: _native.Buffers,
         receive: Receive,
         inputs: Sequence[torch.Tensor],
         outputs: list[torch.Tensor],
     ) -> "CallWork":
-        """Sends `send[d]` to each rank d. `receive` gets what all ranks have sent to this one.
+        """Sends to each rank its part. `receive` gets what all ranks have sent to this one.
 
         Args:
-            send: memory to send to each rank.
+            send: memory to send, by rank.
             receive: function that writes the outputs; raises ProtocolError for messages of a wrong
                 size.
             inputs: tensors that own the memory to send; this rank's own part is read at completion.

@@ -173,8 +173,8 @@ class BLSProcessGroup(dist.ProcessGroup):
                 )
         buffers.check_outputs(output)
         sources = [buffers.sent_part(tensor, output) for tensor in input]
-        copy = buffers.copy_to(buffers.whole(output))
-        return self._post(buffers.whole(sources), copy, sources, output, opts)
+        copy = buffers.copy_to(_native.Buffers.whole(output))
+        return self._post(_native.Buffers.whole(sources), copy, sources, output, opts)
 
     def reduce_scatter_single(
         self,
@@ -200,12 +200,11 @@ class BLSProcessGroup(dist.ProcessGroup):
                 f"into an output of {output.numel()} x {output.dtype}: the input has one output "
                 "for each rank"
             )
-        part = output.nbytes
-        send = [(source.data_ptr() + rank * part, part) for rank in range(self._world_size)]
-        rank, at, floats = self.rank(), output.data_ptr(), output.numel()
+        send = _native.Buffers.split(source, [output.nbytes] * self._world_size)
+        rank = self.rank()
 
         def add(arrival: _native.Arrival) -> None:
-            _native.collect_sum(arrival, rank, at, floats)
+            _native.collect_sum(arrival, rank, output)
 
         return self._post(send, add, [source], [output], opts)
 
@@ -268,7 +267,7 @@ class BLSProcessGroup(dist.ProcessGroup):
 
     def _post(
         self,
-        send: list[tuple[int, int]],
+        send: _native.Buffers,
         receive: Receive,
         inputs: Sequence[torch.Tensor],
         outputs: list[torch.Tensor],

@@ -201,7 +201,7 @@ def _record(transport: _native.VerbsTransport) -> dict[str, Any]:
     }
 
 
-def _address(record: dict[str, Any]) -> "_native.VerbsAddress":
+def _address(record: dict[str, Any]) -> tuple[Any, ...]:
     return (
         list(bytes.fromhex(record["gid"])),
         record["lid"],

@@ -95,7 +95,7 @@ class TwoSidedMessenger:
                 f"no memory for slots: {error}. Use a smaller slot_bytes"
             ) from error
         self._inbox = _native.TwoSidedInbox(
-            shape.rank, shape.world_size, shape.slots, slot_bytes, self._inboxes.data_ptr()
+            shape.rank, shape.world_size, shape.slots, slot_bytes, self._inboxes
         )
         self._started = 0
         self._left = False
@@ -134,7 +134,7 @@ class TwoSidedMessenger:
 
     def transport(self) -> _native.TwoSidedTransport:
         """Returns the transport, for one channel."""
-        return _native.TwoSidedTransport(self, self._inbox, self._outboxes.data_ptr())
+        return _native.TwoSidedTransport(self, self._inbox, self._outboxes)
 
     def _rounds_over(self, carrier: dist.ProcessGroup | None) -> Rounds:
         slots = (self._shape, self._outboxes, self._inboxes, self._inbox, self._start)
@@ -155,21 +155,21 @@ class TwoSidedMessenger:
             with suppress(RuntimeError):  # the peer's listener reports that it is gone
                 self._sending[peer, slot] = self._own.send([message], peer, _FIRST_SLOT + slot)
 
-    def expose(self, destination: int, slot: int, size: int) -> int:
-        """Returns the address of memory that is sent beside the next exchange of the slot."""
+    def expose(self, destination: int, slot: int, size: int) -> torch.Tensor:
+        """Returns memory that is sent beside the next exchange of the slot."""
         # The former content has been pulled, or this slot could not be used again.
         self._sending.pop((destination, slot), None)
         message = _memory(self._exposed, (destination, slot), size)
         self._to_send.append((destination, message))
-        return message.data_ptr()
+        return message
 
     def retract(self, destination: int, slot: int) -> None:
         """Frees the memory of `expose`."""
         self._sending.pop((destination, slot), None)
         self._exposed.pop((destination, slot), None)
 
-    def pull(self, source: int, slot: int, size: int) -> int:
-        """Waits for the memory that `source` exposed and returns its address here.
+    def pull(self, source: int, slot: int, size: int) -> torch.Tensor:
+        """Waits for the memory that `source` exposed and returns its copy here.
 
         Raises:
             PeerTimeoutError: the memory did not come within the deadline.
@@ -197,7 +197,7 @@ class TwoSidedMessenger:
         if faults:
             self._listeners[source].join(_SETTLING)  # it ends when `source` is gone
             raise TransportError(faults[0])
-        return message.data_ptr()
+        return message
 
     def drop(self, source: int, slot: int) -> None:
         """Frees the memory of `pull`."""

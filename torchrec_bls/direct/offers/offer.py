@@ -237,7 +237,7 @@ def _segment_of(
     parts, size = dense_parts(weights, _native.FIRST_TABLE_OFFSET)
     return _native.TableSegment.create(
         (tables.owners, serving.version, tables.digest),
-        [(tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in parts],
+        parts,
         size,
         False,
     )

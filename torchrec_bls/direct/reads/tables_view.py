@@ -36,31 +36,20 @@ class TablesView:
     def copy_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
         """Writes the rows of all ids to `out`, feature by feature, [ids, dim]."""
         values = batch.features.values()
-        _native.copy_rows_directly(
-            self.features,
-            (values.data_ptr(), values.element_size()),
-            values.numel(),
-            batch.counts,
-            (self.rows_read.data_ptr(), self.rows_read.numel()),
-            out.shape[1] * out.element_size(),
-            (out.data_ptr(), out.nbytes),
-        )
+        _native.copy_rows_directly(self.features, values, batch.counts, self.rows_read, out)
 
     def sum_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
         """Writes the pooled rows of all bags to `out`, [samples, columns]."""
         features = batch.features
-        lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
         _native.sum_rows_directly(
             self.features,
-            (lengths.data_ptr(), lengths.element_size()),
-            (values.data_ptr(), values.element_size()),
-            (0, 0) if weights is None else (weights.data_ptr(), weights.element_size()),
+            features.lengths(),
+            features.values(),
+            features.weights_or_none(),
             features.stride(),
-            values.numel(),
             batch.counts,
-            (self.rows_read.data_ptr(), self.rows_read.numel()),
-            out.shape[1] * out.element_size(),
-            (out.data_ptr(), out.nbytes),
+            self.rows_read,
+            out,
         )
 
 

@@ -7,22 +7,22 @@ import torch
 
 from torchrec_bls import _native
 
-#: Address of the group of each row as uint32, and groups; zeros where nothing is known.
-Groups = tuple[int, int]
-UNKNOWN: Groups = (0, 0)
+# In place of the number of a block: nothing is known of its rows.
+_UNKNOWN = -1
 
 
 class EqualRows(NamedTuple):
     """Groups of equal rows.
 
     Attributes:
-        groups: groups of equal rows. On the side that sends ids there is one entry for each key;
-            on the side that looks them up, one for each feature and rank.
-        memory: memory that holds the groups.
+        bags: groups by blocks.
+        blocks: numbers of the blocks, below 0 where nothing is known. On the side that sends ids
+            there is one entry for each key; on the side that looks them up, one for each feature
+            and rank.
     """
 
-    groups: list[Groups]
-    memory: _native.EqualBags
+    bags: _native.EqualBags
+    blocks: list[int]
 
 
 class UniqueRows(NamedTuple):
@@ -57,11 +57,9 @@ class UniqueRows(NamedTuple):
         keys = order or range(len(wanted))
         wanted_keys = {key for key, each in zip(keys, wanted, strict=True) if each}
         blocks = [(stride, count, key in wanted_keys) for key, count in enumerate(counts)]
-        memory = self._find(lengths, values, blocks)
-        by_key = memory.groups
         return EqualRows(
-            [by_key[key] if each else UNKNOWN for key, each in zip(keys, wanted, strict=True)],
-            memory,
+            self._find(lengths, values, blocks),
+            [key if each else _UNKNOWN for key, each in zip(keys, wanted, strict=True)],
         )
 
     def received(
@@ -84,18 +82,12 @@ class UniqueRows(NamedTuple):
         wanted = [each for each in self.wanted[rank] for _ in strides]
         bags = [*strides] * len(self.wanted[rank])
         blocks = list(zip(bags, counts, wanted, strict=True))
-        memory = self._find(lengths, values, blocks)
-        return EqualRows(memory.groups, memory)
+        return EqualRows(self._find(lengths, values, blocks), list(range(len(blocks))))
 
     def _find(
         self, lengths: torch.Tensor, ids: torch.Tensor, blocks: list[tuple[int, int, bool]]
     ) -> _native.EqualBags:
-        if not self.pooled:
-            blocks = [(count, count, wanted) for _, count, wanted in blocks]
-        return _native.EqualBags(
-            (lengths.data_ptr() if self.pooled else 0, lengths.element_size()),
-            lengths.numel() if self.pooled else ids.numel(),
-            (ids.data_ptr(), ids.element_size()),
-            ids.numel(),
-            blocks,
-        )
+        if self.pooled:
+            return _native.EqualBags(lengths, ids, blocks)
+        blocks = [(count, count, wanted) for _, count, wanted in blocks]
+        return _native.EqualBags(None, ids, blocks)

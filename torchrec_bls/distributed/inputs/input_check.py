@@ -114,8 +114,6 @@ class InputCheck:
         keys = features.keys()
         learned = self._learned
         row_limits = self._row_limits(keys, learned)
-        if not _is_readable(of_one_size, len(keys)):
-            of_one_size = _readable(of_one_size)
         checked = self._check_ids(of_one_size, row_limits)
         if learned is not None and learned.has_weights != (features.weights_or_none() is not None):
             there, wanted = ("no", "some") if learned.has_weights else ("some", "no")
@@ -138,8 +136,6 @@ class InputCheck:
         """
         keys = features.keys()
         row_limits = self._row_limits(keys, self._learned)
-        if not _is_readable(features, len(keys)):
-            features = _readable(features)
         return self._check_ids(features, row_limits)._replace(varying=batch.varying)
 
     def _joined(self, features: Any) -> KeyedJaggedTensor:
@@ -218,17 +214,14 @@ class InputCheck:
         return [self._rows_by_feature.get(key, _NO_LIMIT) for key in keys]
 
     def _check_ids(self, features: KeyedJaggedTensor, row_limits: list[int]) -> CheckedBatch:
-        lengths, values = features.lengths(), features.values()
         try:
-            counts, bad = _native.check_ids(
-                (lengths.data_ptr(), lengths.element_size()),
-                (values.data_ptr(), values.element_size()),
-                features.stride(),
-                values.numel(),
-                row_limits,
-            )
-        except ValueError as error:
-            raise ValueError(f"malformed KeyedJaggedTensor: {error}") from error
+            counts, bad = _find_bad_id(features, row_limits)
+        except ValueError:
+            features = _readable(features)
+            try:
+                counts, bad = _find_bad_id(features, row_limits)
+            except ValueError as error:
+                raise ValueError(f"malformed KeyedJaggedTensor: {error}") from error
         if bad is None:
             return CheckedBatch(features, counts)
         if self.bad_ids == "row0":
@@ -267,27 +260,21 @@ def _rows_by_feature(tables: Iterable[Any]) -> dict[str, int]:
     return rows
 
 
-def _is_readable(features: KeyedJaggedTensor, keys: int) -> bool:
-    """Returns whether `_readable` would return `features` unchanged. It would for nearly all
-    batches, and takes longer than a small exchange."""
-    lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
-    return (
-        (
-            weights is None
-            or (
-                weights.dtype == torch.float32
-                and weights.is_cpu
-                and weights.is_contiguous()
-                and weights.numel() == values.numel()
-            )
-        )
-        and lengths.dtype in _INTEGERS
-        and values.dtype in _INTEGERS
-        and lengths.is_cpu
-        and values.is_cpu
-        and lengths.is_contiguous()
-        and values.is_contiguous()
-        and lengths.numel() == keys * features.stride()
+def _find_bad_id(
+    features: KeyedJaggedTensor, row_limits: list[int]
+) -> tuple[list[int], tuple[int, int, int] | None]:
+    """Returns the number of ids of each key; and key, position and value of an id that is out of
+    range.
+
+    Raises:
+        ValueError: native code can't read the tensors, or lengths and ids do not fit each other.
+    """
+    return _native.check_ids(
+        features.lengths(),
+        features.values(),
+        features.weights_or_none(),
+        features.stride(),
+        row_limits,
     )
 
 

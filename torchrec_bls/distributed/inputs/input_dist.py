@@ -272,15 +272,17 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             own.sent.extend(
                 _native.post_ids(
                     channel,
-                    (lengths.data_ptr(), lengths.element_size()),
-                    (values.data_ptr(), values.element_size()),
-                    (0, 0) if weights is None else (weights.data_ptr(), weights.element_size()),
+                    lengths,
+                    values,
+                    weights,
                     len(keys),
                     stride,
-                    values.numel(),
                     self._splits,
                     order,
-                    (note.ended, note.refusal, note.updates, wanted),
+                    note.ended,
+                    note.refusal,
+                    note.updates,
+                    wanted,
                 )
             )
             # The other ranks have their ids by now, and read them meanwhile. TorchRec's lookups use

@@ -6,8 +6,8 @@ of this rank for itself are encoded, too: an embedding is the same wherever its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import accumulate, islice
+from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from torchrec_bls import _native
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
-from torchrec_bls.distributed.inputs.equal_rows import EqualRows, Groups
+from torchrec_bls.distributed.inputs.equal_rows import EqualRows
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.distributed.outputs.output_dist import (
@@ -35,7 +35,6 @@ from torchrec_bls.distributed.outputs.table_codecs import (
 )
 
 _ITEM = torch.float32.itemsize
-_NOTHING: _native.Frame = (_native.CodedFeatures([]), (), (), (), ())
 
 
 class _Encoding(OutputDist):
@@ -96,9 +95,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
             return super().look_up_and_post(tables, dim, ids, sharding_ctx)
         looked_up = sum(layout_of(sharding_ctx).values_received)
         rows = empty_output((looked_up, dim), tables.dtype)
-        _native.copy_table_rows(
-            tables.by_feature, ids.native, dim * tables.dtype.itemsize, rows.data_ptr()
-        )
+        _native.copy_table_rows(tables.by_feature, ids.native, rows)
         return EmbeddingsAwaitable(self._post_rows(codecs, sharding_ctx, rows).wait)
 
     def _post_rows(
@@ -142,15 +139,15 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         self, codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
     ) -> list[_native.Frame]:
         """Returns each rank's part of [ids looked up, dim], by feature and rank."""
-        features, dim, world_size = codecs[self._rank], rows.shape[1], len(layout.order)
-        addresses = _addresses(rows.data_ptr(), layout.counts, dim)
-        frames: list[_native.Frame] = [_NOTHING] * world_size
+        features, world_size = codecs[self._rank].native, len(layout.order)
+        first_rows = _first_rows(layout.counts)
+        frames = [_native.Frame()] * world_size
         for place, rank in enumerate(layout.order):
-            counts = layout.counts[place::world_size]
-            groups = _groups_of(layout.equal_received, place, world_size)
-            strides = [dim] * features.count
-            own = features.native, addresses[place::world_size], counts, strides, list(groups)
-            frames[rank] = own
+            own = slice(place, None, world_size)
+            equal = _equal(layout.equal_received, own)
+            frames[rank] = _native.Frame.one_below_another(
+                features, rows, first_rows[own], layout.counts[own], *equal
+            )
         return frames
 
 
@@ -158,23 +155,24 @@ def _of_samples(
     codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
 ) -> list[_native.Frame]:
     """Returns each rank's part of [own ids, dim], by rank and feature."""
-    dim = rows.shape[1]
-    counts, addresses = layout.counts_sent, _addresses(rows.data_ptr(), layout.counts_sent, dim)
-    groups = _groups_of(layout.equal_sent)
-    frames: list[_native.Frame] = []
-    first = 0
-    for features in codecs:
-        own = slice(first, first + features.count)
-        strides, known = [dim] * features.count, list(islice(groups, features.count))
-        frames.append((features.native, addresses[own], counts[own], strides, known))
-        first = own.stop
-    return frames
+    counts, first_rows = layout.counts_sent, _first_rows(layout.counts_sent)
+    return [
+        _native.Frame.one_below_another(
+            features.native, rows, first_rows[own], counts[own], *_equal(layout.equal_sent, own)
+        )
+        for features, own in zip(codecs, _features_by_rank(codecs), strict=True)
+    ]
 
 
-def _addresses(address: int, counts: list[int], dim: int) -> list[int]:
+def _first_rows(counts: list[int]) -> list[int]:
     """Returns where each group of rows begins. The groups lie one after the other."""
-    row_bytes = dim * _ITEM
-    return [address + row_bytes * rows for rows in [0, *accumulate(counts)][: len(counts)]]
+    return [0, *accumulate(counts)][: len(counts)]
+
+
+def _features_by_rank(codecs: list[EncodedFeatures]) -> list[slice]:
+    """Returns the place of each rank's features among those of all ranks."""
+    ends = list(accumulate((each.count for each in codecs), initial=0))
+    return [slice(first, end) for first, end in pairwise(ends)]
 
 
 class CodedPooledOutputDist(_Encoding, PooledOutputDist):
@@ -200,7 +198,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         layout = layout_of(sharding_ctx)
         shape = (sum(layout.strides), tables.by_feature.row_bytes // _ITEM)
         rows = empty_output(shape, torch.float32)
-        _native.sum_rows(tables.by_feature, ids.native, rows.data_ptr())
+        _native.sum_rows(tables.by_feature, ids.native, rows)
         awaitable = EmbeddingsAwaitable(self._post_rows(codecs, layout, rows).wait)
         awaitable.callbacks.extend(self._callbacks)
         return awaitable
@@ -219,18 +217,19 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         self, codecs: list[EncodedFeatures], arrival: _native.Arrival, layout: IdsLayout
     ) -> torch.Tensor:
         batch = layout.strides[self._rank]
-        groups = _groups_of(layout.equal_sent)
+        features = _features_by_rank(codecs)
         out = empty_output((batch, self._offsets[-1]), torch.float32)
         frames: list[_native.Frame] = []
         addends: list[tuple[torch.Tensor, torch.Tensor]] = []
         for rank, index in enumerate(self._group_of_rank):
             group = self._groups[index]
-            columns = out.narrow(1, self._offsets[index], group.width)
+            columns, first = out, self._offsets[index]
             if rank != group.first:
-                addends.append((columns, torch.empty(batch, group.width)))
-                columns = addends[-1][1]
+                addends.append((out.narrow(1, first, group.width), torch.empty(batch, group.width)))
+                columns, first = addends[-1][1], 0
+            equal = _equal(layout.equal_sent, features[rank])
             frames.append(
-                _side_by_side(codecs[rank], columns.data_ptr(), batch, columns.stride(0), groups)
+                _native.Frame.side_by_side(codecs[rank].native, columns, 0, batch, first, *equal)
             )
         _native.collect_frames(arrival, frames, False)
         for columns, addend in addends:  # in the order of ranks
@@ -243,19 +242,24 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         if codecs is None:
             return super().post_gradient(request, gradient)
         layout = request.layout
-        batch, columns = gradient.shape
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = empty_output(request.shape, torch.float32)
             _native.collect_frames(arrival, self._looked_up(codecs, out, layout), True)
             return out
 
-        groups = _groups_of(layout.equal_sent)
         frames = [
-            _side_by_side(
-                of_rank, gradient.data_ptr() + self._offsets[index] * _ITEM, batch, columns, groups
+            _native.Frame.side_by_side(
+                of_rank.native,
+                gradient,
+                0,
+                len(gradient),
+                self._offsets[index],
+                *_equal(layout.equal_sent, features),
             )
-            for of_rank, index in zip(codecs, self._group_of_rank, strict=True)
+            for of_rank, index, features in zip(
+                codecs, self._group_of_rank, _features_by_rank(codecs), strict=True
+            )
         ]
         target = _Target(self._gradients, layout.slot_bytes.gradients, layout)
         return _post(target, self._non_finite, gradient, frames, collect, summed=True)
@@ -264,30 +268,21 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
         self, codecs: list[EncodedFeatures], rows: torch.Tensor, layout: IdsLayout
     ) -> list[_native.Frame]:
         """Returns each rank's part of [samples of all ranks, columns of this rank]."""
-        frames: list[_native.Frame] = [_NOTHING] * len(layout.order)
-        address, columns = rows.data_ptr(), rows.shape[1]
+        features, world_size = codecs[self._rank].native, len(layout.order)
+        frames = [_native.Frame()] * world_size
+        first = 0
         for place, rank in enumerate(layout.order):
             batch = layout.strides[rank]
-            # The order is by feature and rank.
-            groups = _groups_of(layout.equal_received, place, len(layout.order))
-            frames[rank] = _side_by_side(codecs[self._rank], address, batch, columns, groups)
-            address += batch * columns * _ITEM
+            # Blocks are by feature and rank.
+            equal = _equal(layout.equal_received, slice(place, None, world_size))
+            frames[rank] = _native.Frame.side_by_side(features, rows, first, batch, 0, *equal)
+            first += batch
         return frames
 
 
-def _groups_of(equal: EqualRows | None, first: int = 0, step: int = 1) -> Iterator[Groups]:
-    return iter(() if equal is None else equal.groups[first::step])
-
-
-def _side_by_side(
-    features: EncodedFeatures, address: int, rows: int, stride: int, groups: Iterator[Groups]
-) -> _native.Frame:
-    """Returns features whose columns lie side by side. Each takes one of `groups`, if there are
-    any."""
-    count = features.count
-    addresses = [address + offset for offset in features.offsets]
-    known = list(islice(groups, count))
-    return features.native, addresses, [rows] * count, [stride] * count, known
+def _equal(equal: EqualRows | None, part: slice) -> tuple[_native.EqualBags | None, list[int]]:
+    """Returns the equal rows of some features, as a frame takes them."""
+    return (None, []) if equal is None else (equal.bags, equal.blocks[part])
 
 
 class _Target(NamedTuple):

@@ -53,9 +53,6 @@ class LookupTables:
 
     Args:
         lookup: lookup of TorchRec, or its DistributedDataParallel for data-parallel tables.
-
-    Attributes:
-        by_feature: the table of each feature, as native code reads it.
     """
 
     def __init__(self, lookup: Any) -> None:
@@ -79,7 +76,7 @@ class LookupTables:
         )
         self._memory: list[int] | None = None
         self._dtypes: set[torch.dtype] = set()
-        self.by_feature = _native.Tables([])
+        self._by_feature: _native.Tables | None = None
 
     def _are_plain(self, kernel_type: type[nn.Module]) -> bool:
         return all(type(kernel) is kernel_type for kernel in self._kernels) and all(
@@ -133,22 +130,26 @@ class LookupTables:
         """Returns the dtype of copied rows; float32, as in TorchRec, if this rank has no tables."""
         return next(iter(self._dtypes), torch.float32)
 
+    @property
+    def by_feature(self) -> _native.Tables:
+        """Returns the table of each feature, as native code reads it. It keeps the tables' memory
+        until a forward finds them in another one, and is made at its first use: tables that
+        move to shared memory would stay twice."""
+        if self._by_feature is None:
+            self._by_feature = _native.Tables(
+                [
+                    (table, fbgemm.pooling_mode == PoolingMode.MEAN)
+                    for kernel, fbgemm in zip(self._kernels, self._fbgemm, strict=True)
+                    for tables in (kernel.split_embedding_weights(),)
+                    for table in (tables[i] for i in kernel._feature_table_map)
+                ]
+            )
+        return self._by_feature
+
     def _find_memory(self) -> None:
         memory = [fbgemm.weights_host.data_ptr() for fbgemm in self._fbgemm]
         if memory == self._memory:
             return
         self._dtypes = {fbgemm.weights_host.dtype for fbgemm in self._fbgemm}
-        self.by_feature = _native.Tables(
-            [
-                (
-                    table.data_ptr(),
-                    table.shape[0],
-                    table.shape[1] * table.element_size(),
-                    fbgemm.pooling_mode == PoolingMode.MEAN,
-                )
-                for kernel, fbgemm in zip(self._kernels, self._fbgemm, strict=True)
-                for tables in (kernel.split_embedding_weights(),)
-                for table in (tables[i] for i in kernel._feature_table_map)
-            ]
-        )
+        self._by_feature = None
         self._memory = memory

@@ -34,10 +34,6 @@ class ColumnGroup:
     width: int
 
 
-# The form for native code: first rank, ranks, offset and width in bytes.
-_Columns = tuple[int, int, int, int]
-
-
 class PooledOutputDist(OutputDist):
     """The output dist of pooled embeddings, for all sharding types.
 
@@ -60,17 +56,19 @@ class PooledOutputDist(OutputDist):
         self._group_of_rank = [
             index for index, group in enumerate(groups) for _ in range(group.count)
         ]
-        self._own_and_arriving = self._split_columns()
-
-    def _split_columns(self) -> tuple[int | None, list[_Columns]]:
-        """Returns the byte of an output's rows where this rank's own sums go without a message, and
-        the columns that arrive. Partial sums go through messages, since they are added in rank
-        order."""
-        columns = self._columns_of(torch.float32.itemsize)
+        columns = [
+            (group.first, group.count, offset, group.width)
+            for group, offset in zip(groups, self._offsets, strict=False)
+        ]
+        self._columns = _native.ColumnGroups(columns)
+        # The column where this rank's own sums go without a message, and the columns that arrive.
+        # Partial sums go through messages, since they are added in rank order.
         index = self._group_of_rank[self._rank]
-        if self._groups[index].count > 1:
-            return None, columns
-        return columns[index][2], columns[:index] + columns[index + 1 :]
+        self._own_column: int | None = None
+        self._arriving = self._columns
+        if groups[index].count == 1:
+            self._own_column = self._offsets[index]
+            self._arriving = _native.ColumnGroups(columns[:index] + columns[index + 1 :])
 
     def post(self, request: Request, rows: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
@@ -82,9 +80,7 @@ class PooledOutputDist(OutputDist):
         batches = [layout.strides[rank] for rank in layout.order]
 
         def send(channel: _native.Channel) -> None:
-            _native.post_grouped_rows(
-                channel, rows.data_ptr(), row_bytes, batches, layout.order, True
-            )
+            _native.post_grouped_rows(channel, rows, batches, layout.order, True)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._collect(arrival, layout.strides[self._rank], request.dtype)
@@ -111,15 +107,14 @@ class PooledOutputDist(OutputDist):
             largest * tables.by_feature.row_bytes, largest, layout.slot_bytes.embeddings
         )
         out = empty_output((layout.strides[self._rank], self._offsets[-1]), torch.float32)
-        own, arriving = self._own_and_arriving
-        to_self = 0 if own is None else out.data_ptr() + own
-        row_bytes = self._offsets[-1] * out.element_size()
+        own = self._own_column
 
         def send(channel: _native.Channel) -> None:
-            _native.post_pooled_rows(channel, tables.by_feature, ids.native, to_self, row_bytes)
+            to_self = (None, 0) if own is None else (out, own)
+            _native.post_pooled_rows(channel, tables.by_feature, ids.native, *to_self)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            _collect_columns(arrival, out, arriving)
+            _native.collect_columns(arrival, out, self._arriving)
             return out
 
         pending = self._exchange.post(send, collect, [], layout.number)
@@ -131,14 +126,8 @@ class PooledOutputDist(OutputDist):
         out = empty_output((batch, self._offsets[-1]), dtype)
         if dtype != torch.float32 and any(group.count > 1 for group in self._groups):
             return self._sum_with_torch(arrival, out)
-        _collect_columns(arrival, out, self._columns_of(out.element_size()))
+        _native.collect_columns(arrival, out, self._columns)
         return out
-
-    def _columns_of(self, item_bytes: int) -> list[_Columns]:
-        return [
-            (group.first, group.count, offset * item_bytes, group.width * item_bytes)
-            for group, offset in zip(self._groups, self._offsets, strict=False)
-        ]
 
     def _sum_with_torch(self, arrival: _native.Arrival, out: torch.Tensor) -> torch.Tensor:
         for group, offset in zip(self._groups, self._offsets, strict=False):
@@ -156,32 +145,17 @@ class PooledOutputDist(OutputDist):
     def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
         """See OutputDist."""
         layout = request.layout
-        item = gradient.element_size()
-        batch, columns = gradient.shape
-        widest = max(group.width for group in self._groups)
-        self._gradients.open(batch * widest * item, batch, layout.slot_bytes.gradients)
-        blocks = [
-            (
-                gradient.data_ptr() + self._offsets[index] * item,
-                self._groups[index].width * item,
-                batch,
-                columns * item,
-            )
-            for index in self._group_of_rank
-        ]
+        batch = len(gradient)
+        widest = max(group.width for group in self._groups) * gradient.element_size()
+        self._gradients.open(batch * widest, batch, layout.slot_bytes.gradients)
         batches = [layout.strides[rank] for rank in layout.order]
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = empty_output(request.shape, gradient.dtype)
-            row_bytes = request.shape[1] * item
-            _native.collect_grouped_rows(arrival, out.data_ptr(), row_bytes, batches, layout.order)
+            _native.collect_grouped_rows(arrival, out, batches, layout.order)
             return out
 
-        return self._gradients.post(
-            lambda channel: channel.post_blocks(blocks), collect, [gradient], layout.number
-        )
+        def send(channel: _native.Channel) -> None:
+            _native.post_columns(channel, gradient, self._columns)
 
-
-def _collect_columns(arrival: _native.Arrival, out: torch.Tensor, columns: list[_Columns]) -> None:
-    rows, width = out.shape
-    _native.collect_columns(arrival, out.data_ptr(), rows, width * out.element_size(), columns)
+        return self._gradients.post(send, collect, [gradient], layout.number)

@@ -1,6 +1,5 @@
 """The output dist of embeddings without pooling."""
 
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -39,13 +38,11 @@ class SequenceOutputDist(OutputDist):
         order = order_of(request.sharding_ctx)
 
         def send(channel: _native.Channel) -> None:
-            _native.post_grouped_rows(
-                channel, rows.data_ptr(), row_bytes, layout.counts, layout.order, False
-            )
+            _native.post_grouped_rows(channel, rows, layout.counts, layout.order, False)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = empty_output((sum(layout.values_sent), dim), request.dtype)
-            own = (rows.data_ptr(), layout.counts, layout.order)
+            own = (rows, 0, layout.counts, layout.order)
             return self._collect(arrival, out, layout, order, own)
 
         return self._exchange.post(send, collect, [rows], layout.number)
@@ -77,16 +74,17 @@ class SequenceOutputDist(OutputDist):
         own_rows = layout.values_sent[self._rank]
         by_rank = None  # rows of this rank for itself, if they are not in order
         if order is None:
-            own = out.data_ptr() + sum(layout.values_sent[: self._rank]) * row_bytes
+            own, first = out, sum(layout.values_sent[: self._rank])
         else:
-            by_rank = empty_output((own_rows, dim), tables.dtype)
-            own = by_rank.data_ptr()
+            own = by_rank = empty_output((own_rows, dim), tables.dtype)
+            first = 0
 
         def send(channel: _native.Channel) -> None:
-            _native.post_table_rows(channel, tables.by_feature, ids.native, row_bytes, own)
+            _native.post_table_rows(channel, tables.by_feature, ids.native, own, first)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            return self._collect(arrival, out, layout, order, (own, [own_rows], [self._rank]))
+            of_self = (own, first, [own_rows], [self._rank])
+            return self._collect(arrival, out, layout, order, of_self)
 
         kept = [] if by_rank is None else [by_rank]
         return EmbeddingsAwaitable(self._exchange.post(send, collect, kept, layout.number).wait)
@@ -97,19 +95,11 @@ class SequenceOutputDist(OutputDist):
         out: torch.Tensor,
         layout: IdsLayout,
         order: torch.Tensor | None,
-        own: tuple[int, list[int], list[int]],
+        own: tuple[torch.Tensor, int, list[int], list[int]],
     ) -> torch.Tensor:
-        """Fills `out`. `own` says where the rows of this rank for itself lie, grouped by counts and
-        ranks."""
-        _native.collect_rows(
-            arrival,
-            out.data_ptr(),
-            out.shape[1] * out.element_size(),
-            layout.values_sent,
-            (0, 0) if order is None else (order.data_ptr(), order.numel()),
-            self._rank,
-            *own,
-        )
+        """Fills `out`. `own` says where the rows of this rank for itself lie: in a tensor, from a
+        row of it on, grouped by counts and ranks."""
+        _native.collect_rows(arrival, out, layout.values_sent, order, self._rank, *own)
         return out
 
     def post_gradient(self, request: Request, gradient: torch.Tensor) -> Pending[torch.Tensor]:
@@ -125,20 +115,14 @@ class SequenceOutputDist(OutputDist):
             by_rank = torch.empty_like(gradient)
             by_rank[permutation] = gradient
             gradient = by_rank
-        blocks = [
-            (gradient.data_ptr() + first * row_bytes, count * row_bytes, 1, 0)
-            for first, count in zip(
-                accumulate(layout.values_sent, initial=0), layout.values_sent, strict=False
-            )
-        ]
+        sent = gradient
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             out = empty_output(request.shape, gradient.dtype)
-            _native.collect_grouped_rows(
-                arrival, out.data_ptr(), row_bytes, layout.counts, layout.order
-            )
+            _native.collect_grouped_rows(arrival, out, layout.counts, layout.order)
             return out
 
-        return self._gradients.post(
-            lambda channel: channel.post_blocks(blocks), collect, [gradient], layout.number
-        )
+        def send(channel: _native.Channel) -> None:
+            _native.post_rows(channel, sent, layout.values_sent)
+
+        return self._gradients.post(send, collect, [sent], layout.number)

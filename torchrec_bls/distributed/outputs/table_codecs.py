@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
-
-import torch
 
 from torchrec_bls import _native
 from torchrec_bls.codecs.error_bound import ErrorBound
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.distributed.codec_config import CodecConfig
+
+# Codec's number in frames, columns, bound of the error or 0, and whether codes have a fixed width.
+_Encoded = tuple[int, int, float, bool]
 
 
 class CodedFeature(NamedTuple):
@@ -25,21 +25,16 @@ class EncodedFeatures:
     """The way in which the features of a rank travel in one iteration.
 
     Args:
-        features: for each feature its codec's number in frames, its columns, the bound of its error
-            or 0, and whether its codes have a fixed width.
+        features: features of the rank.
 
     Attributes:
         native: the features for native code.
         count: number of features.
-        offsets: place of each feature's columns, in bytes, in rows that have all features side by
-            side.
     """
 
-    def __init__(self, features: Sequence[_native.Feature]) -> None:
+    def __init__(self, features: Sequence[_Encoded]) -> None:
         self.native = _native.CodedFeatures(features)
         self.count = len(features)
-        widths = [columns * torch.float32.itemsize for _, columns, _, _ in features]
-        self.offsets = [0, *accumulate(widths)][: self.count]
 
 
 class CodecPlan(NamedTuple):
@@ -100,7 +95,7 @@ def in_force(
         addends: number of ranks whose rows are added up with each rank's rows, by rank.
     """
 
-    def encoded(feature: CodedFeature, addends: int) -> _native.Feature:
+    def encoded(feature: CodedFeature, addends: int) -> _Encoded:
         codec, columns = feature
         if isinstance(codec, ErrorBound):
             bound = codec.at(iteration, addends)

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +222,7 @@ def test_one_rank_alone_need_not_name_versions() -> None:
 
 def publish_for_the_dead(rank: int) -> None:
     ranked = Ranked(rank)
-    pids = [0] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
+    pids = pids_of_ranks()
     survivors = dist.new_group([0, 2])
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -242,10 +242,21 @@ def test_all_survivors_may_publish_for_a_rank_that_is_gone() -> None:
     assert errors == [None, "ProcessDied", None], "\n".join(map(str, outcomes))
 
 
-def announce_and_die(rank: int) -> None:
-    ranked = Ranked(rank)
+def pids_of_ranks() -> list[int]:
     pids = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
+    return pids
+
+
+def check_that_rank_1_dies_alone(function: Callable[[int], None]) -> None:
+    outcomes = run_outcomes(2, function)
+    errors = [outcome.error for outcome in outcomes]
+    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+
+
+def announce_and_die(rank: int) -> None:
+    ranked = Ranked(rank)
+    pids = pids_of_ranks()
     if rank == 1:
         ranked.publish(2)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -259,15 +270,12 @@ def announce_and_die(rank: int) -> None:
 
 
 def test_what_a_rank_announced_and_took_with_it_is_published_again() -> None:
-    outcomes = run_outcomes(2, announce_and_die)
-    errors = [outcome.error for outcome in outcomes]
-    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+    check_that_rank_1_dies_alone(announce_and_die)
 
 
 def complete_what_is_lost(rank: int) -> None:
     ranked = Ranked(rank)
-    pids = [0] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
+    pids = pids_of_ranks()
     if rank == 1:
         ranked.publish(2)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -283,15 +291,12 @@ def complete_what_is_lost(rank: int) -> None:
 
 
 def test_what_a_rank_took_with_it_completes_no_version() -> None:
-    outcomes = run_outcomes(2, complete_what_is_lost)
-    errors = [outcome.error for outcome in outcomes]
-    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+    check_that_rank_1_dies_alone(complete_what_is_lost)
 
 
 def lose_what_serves(rank: int) -> None:
     ranked = Ranked(rank)
-    pids = [0] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
+    pids = pids_of_ranks()
     look = Follower.look
     if rank == 0:
         ranked.publish(2)
@@ -315,15 +320,12 @@ def lose_what_serves(rank: int) -> None:
 
 
 def test_a_version_that_a_rank_took_with_it_is_announced_anew() -> None:
-    outcomes = run_outcomes(2, lose_what_serves)
-    errors = [outcome.error for outcome in outcomes]
-    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+    check_that_rank_1_dies_alone(lose_what_serves)
 
 
 def find_an_old_mark(rank: int) -> None:
     ranked = Ranked(rank)
-    pids = [0] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
+    pids = pids_of_ranks()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     until(lambda: state_of(pids[1]) in "ZX")
@@ -336,9 +338,7 @@ def find_an_old_mark(rank: int) -> None:
 
 
 def test_a_mark_that_an_interrupted_call_left_keeps_nobody_out() -> None:
-    outcomes = run_outcomes(2, find_an_old_mark)
-    errors = [outcome.error for outcome in outcomes]
-    assert errors == [None, "ProcessDied"], "\n".join(map(str, outcomes))
+    check_that_rank_1_dies_alone(find_an_old_mark)
 
 
 def pending(node: Node) -> dict[int, str]:

@@ -76,7 +76,7 @@ class Ownership:
     def _act_for(self, owner: int, own: int) -> bool:
         """Returns False if another process acts for the rank at the moment."""
         before = self._lead.process(owner)
-        if before == own:  # a second signal has kept this process from giving it back
+        if before == own:  # a signal has kept this process from giving it back
             return True
         if before & _ACTING and is_alive(before & ~_ACTING):
             return False

@@ -57,7 +57,7 @@ check: build build-tests lint  ## Lint, the quick C++ tests, pure Python and a s
 	build/native/csrc/tests/bls_tests --source-file-exclude='*test_stress*'
 	$(call pytest,smoke or not (full or slow))
 
-test: build build-tests  ## Run the C++ and Python tests but for the slow ones (5 minutes)
+test: build build-tests  ## Run the C++ and Python tests but for the slow ones (7 minutes)
 	$(call run-cpp-tests)
 	$(call pytest,not slow)
 
@@ -84,7 +84,7 @@ test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what 
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
 
-random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, first forwards, and as many on a served model (40 minutes)
+random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, first forwards, and as many on a served model (20 minutes)
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions --actions $(ACTIONS) --json out/random-actions.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.serving --actions $(ACTIONS) --json out/random-actions-serving.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.refreshes

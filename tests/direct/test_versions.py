@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,8 +300,9 @@ def lose_what_serves(rank: int) -> None:
     look = Follower.look
     if rank == 0:
         ranked.publish(2)
-        Follower.look = lambda _: True  # type: ignore[method-assign]
-        time.sleep(0.1)  # a look that had begun is over; if it is not, nothing is lost
+        looks_no_more = threading.Event()
+        Follower.look = lambda _: looks_no_more.set() or True  # type: ignore[func-returns-value, method-assign]
+        assert looks_no_more.wait(DEADLINE)  # so that a look that had begun is over
     dist.barrier()
     if rank == 1:
         ranked.publish(2)

@@ -34,7 +34,9 @@ def publish(
     A rank has at most one version announced that does not serve yet. A call with another version
     waits for that one. It withdraws it if another rank has announced something else, and so has
     skipped it, or at the deadline. A call with the version that serves, or that this rank has
-    announced already, does nothing. An earlier version may be published again.
+    announced already, announces nothing; a state dict replaces weights that were written in place
+    before. A version that serves but went with an owner that died is announced anew. An earlier
+    version may be published again.
 
     There is memory for both versions until all processes have changed. A process without batches
     keeps its version until its next batch, even if several were published since.

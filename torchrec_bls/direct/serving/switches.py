@@ -108,6 +108,7 @@ class Switches:
         if self._published_mark != self._dense_mark:
             self._holds_back_writes, self.settled = True, None
 
+    @outside_inference_mode
     def replace_writes(self, version: str) -> None:
         """Notes that an announced version replaces what was written to the weights. If it is read
         already, the weights show it again.

@@ -66,6 +66,7 @@ class Lookup(nn.Module):
             for of_rank in asked
         ]
         with self._exchange(1, label, [[each.reshape(-1)] for each in rows]) as arrival:
+            self.forwards.ahead.discard(label)
             return [
                 arrival.tensor(rank, 0, torch.int64).tolist() for rank in range(self._world_size)
             ]

@@ -6,7 +6,7 @@ docs/design/forwards.md has the rule and its reasons.
 import sys
 import time
 from collections.abc import Callable, Sequence
-from threading import get_ident
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -26,9 +26,15 @@ _PAUSE = 0.0002
 
 
 class Forwards:
-    """The forwards of one module on this rank, and its calls in the present one."""
+    """The forwards of one module on this rank, and its calls in the present one.
+
+    Attributes:
+        ahead: labels of calls outside of scopes that this rank may still owe its rows. The module
+            takes a label out once they are sent.
+    """
 
     def __init__(self) -> None:
+        self.ahead: set[int] = set()
         self._place = 0
         # Changed by one store: a signal may raise between any two.
         self._state: tuple[int, Scope | None] = (0, None)
@@ -54,12 +60,15 @@ class Forwards:
         number, scope = self._state
         if scope is None:
             self._state = (number + 1, None)
-            return label_of(number, 0)
+            label = label_of(number, 0)
+            self.ahead.add(label)
+            return label
         place, self._place = self._place, self._place + 1
         return label_of(number, place)
 
     def meet(self) -> None:
         """Counts from here on: the module's ranks have met, each in its present forward."""
+        self.ahead.clear()
         self._place = 0
         self._state = (0, self.scope)
 
@@ -115,7 +124,7 @@ class Scope:
 
     def __init__(self, modules: Sequence[Exchanging], owner: object = None) -> None:
         self._modules = modules
-        self._owner = owner or self
+        self._owner = self if owner is None else owner
         self._thread = get_ident()
         self._is_left = False  # by its caller, who was interrupted
         self._is_ending = False
@@ -142,6 +151,11 @@ class Scope:
         else:
             self._is_left = True  # an interrupt waits for nobody
 
+    @property
+    def is_own(self) -> bool:
+        """Returns whether this thread opened it."""
+        return self._thread == get_ident()
+
     def admit_call(self) -> None:
         """Lets this thread call a module. Ends the scope before if it was left open.
 
@@ -166,7 +180,7 @@ class Scope:
             self._end_left()
 
     def _refuse_threads(self) -> None:
-        if self._thread != get_ident():
+        if not self.is_own:
             raise ValueError(
                 f"another thread of this process (identity {self._thread}) is calling the model. "
                 "All ranks match calls by their order, so one thread at a time may call it: use a "
@@ -187,6 +201,11 @@ class Scope:
     def _end_early(self, refusal: str | None) -> None:
         self._is_ending = True  # until the end, which an interrupt may prevent
         self._is_left = False
+        if any(each.forwards.ahead for each in self._modules):
+            # Peers wait for rows of calls that this rank can't repeat.
+            self._fail("a forward ended early after ids were posted ahead of it")
+            self._end()
+            return
         # Before it takes part: two ranks that end early would wait for each other.
         self._tell()
         try:
@@ -220,9 +239,12 @@ class Scope:
             f"{channel.names.of_all(_late_peers(module))} did not end a forward within "
             f"{module.deadline} s that has ended here. A rank that is stuck or stopped causes this"
         )
+        self._fail(reason)
+        raise PeerTimeoutError(reason)
+
+    def _fail(self, reason: str) -> None:
         for each in self._modules:
             each.fail(reason)
-        raise PeerTimeoutError(reason)
 
 
 def _fails_all(error: BaseException) -> bool:
@@ -255,16 +277,20 @@ def add_hooks(model: nn.Module, modules: Callable[[], Sequence[Exchanging]]) -> 
 
     Args:
         model: model to add hooks to.
-        modules: function that returns the modules that exchange.
+        modules: function that returns the modules that exchange. Without any there is no scope.
 
     Returns:
         The handles of the hooks.
     """
     scopes: dict[int, Scope] = {}  # by thread, which another one may not end
+    beginning = Lock()  # of two threads, the second sees the scope of the first
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(*_: object) -> None:
-        scopes[get_ident()] = Scope(modules(), owner=model).__enter__()
+        with beginning:
+            exchanging = modules()
+            if exchanging:
+                scopes[get_ident()] = Scope(exchanging, owner=scopes).__enter__()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(_: object, __: object, result: object) -> None:

@@ -194,15 +194,21 @@ class BoundedLagModule:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
         self._bls.fail(reason)
 
-    @property
-    def is_scoped(self) -> bool:
-        """Returns whether this thread's forwards are scopes of this module, since it exchanges, or
-        may choose to."""
+    def joins_scopes(self) -> bool:
+        """Returns whether a forward by this thread, which begins, is a scope of this module, since
+        it exchanges or may choose to.
+
+        Raises:
+            ValueError: another thread is calling the module.
+        """
         state = self._bls
         if state.callers.pipeline is not None:
             return False  # which posts ids of later batches
         if state.lookup is not None:
-            return not state.lookup.is_direct
+            if state.lookup.is_direct:
+                return False
+            state.lookup.begin()
+            return True
         # Any number of threads may be in the first forward of a module that will read directly.
         scope = self.forwards.scope
         return scope is None or scope.is_own

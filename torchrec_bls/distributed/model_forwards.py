@@ -32,7 +32,7 @@ def forward(*models: nn.Module) -> AbstractContextManager[object]:
         models: sharded models, or parts of them. All ranks name the same.
 
     Raises:
-        ValueError: a model has no module that was sharded by a sharder of this package. On entry:
+        ValueError: a model has no module that was sharded by a sharder of this package, or
             another thread is in a forward of one of the models.
     """
     found = [_modules_of(model) for model in models]
@@ -76,7 +76,7 @@ def _modules_of(model: nn.Module) -> list[BoundedLagModule]:
 
 
 def _exchanging(modules: Iterable[BoundedLagModule]) -> list[BoundedLagModule]:
-    return [module for module in modules if module.is_scoped]
+    return [module for module in modules if module.joins_scopes()]
 
 
 @cache

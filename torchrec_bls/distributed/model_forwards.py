@@ -4,7 +4,7 @@ docs/design/forwards.md says what a scope is for.
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, wraps
 from typing import Any
@@ -47,7 +47,7 @@ def forward(*models: nn.Module) -> AbstractContextManager[object]:
 class _ModelHooks:
     """The hooks of a model, while it has modules that exchange. It keeps no module alive."""
 
-    def __init__(self, model: nn.Module, modules: Iterable[BoundedLagModule]) -> None:
+    def __init__(self, model: nn.Module, modules: Sequence[BoundedLagModule]) -> None:
         self._model = weakref.ref(model)
         self._modules = [weakref.ref(module) for module in modules]
         self._handles: list[Any] = []

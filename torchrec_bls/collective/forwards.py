@@ -96,7 +96,8 @@ class Exchanging(Protocol):
         """Returns the seconds that waits for other ranks may take."""
 
     def is_awaited(self) -> bool:
-        """Returns whether a rank waits for this one where the module's ranks first meet."""
+        """Returns whether a rank waits for this one where the module's ranks meet, before they post
+        by a plan for the first time."""
 
     def take_part(self, refusal: str | None) -> None:
         """Takes part in the next call, without samples.
@@ -162,17 +163,22 @@ class Scope:
         Raises:
             ValueError: the scope is another thread's.
         """
-        if self._is_left:
+        if self._is_abandoned:
             self._end_left()
         else:
             self._refuse_threads()
+
+    @property
+    def _is_abandoned(self) -> bool:
+        """Returns whether nobody is in it: its caller was interrupted, or its thread has ended."""
+        return self._is_left or (not self.is_own and self._thread not in sys._current_frames())
 
     def _end_left(self) -> None:
         # The caller had control since, and may have changed weights.
         self._end_early("its forward was interrupted")
 
     def _make_way_for(self, other: "Scope") -> None:
-        if self._is_left:
+        if self._is_abandoned:
             self._end_left()
             return
         self._refuse_threads()
@@ -255,10 +261,12 @@ def _fails_all(error: BaseException) -> bool:
 def _is_called(module: Exchanging) -> bool:
     """Returns whether a peer has begun a call of the forward that this rank has not."""
     channel, forwards = module.calls_channel, module.forwards
-    if channel is None:
-        return module.is_awaited()
-    label = channel.native.called(forwards.number + 1)
-    return label is not None and label >> _PLACE_BITS == forwards.number & _FORWARDS
+    if channel is not None:
+        label = channel.native.called(forwards.number + 1)
+        if label is not None:
+            return label >> _PLACE_BITS == forwards.number & _FORWARDS
+    # With another plan the ranks meet again before they post.
+    return module.is_awaited()
 
 
 def _late_peers(module: Exchanging) -> list[int]:

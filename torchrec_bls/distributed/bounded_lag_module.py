@@ -230,7 +230,7 @@ class BoundedLagModule:
         return self._bls.exchanges.deadline.seconds
 
     def is_awaited(self) -> bool:
-        """Returns whether a rank waits for this one where the module's ranks first meet."""
+        """Returns whether a rank waits for this one where the module's ranks meet."""
         return self._bls.agreement.is_awaited()
 
     def take_part(self, refusal: str | None) -> None:

@@ -28,7 +28,7 @@ def refused(group: dist.ProcessGroup, name: str, refusals: Mapping[int, str]) ->
     origin, reason = next(iter(refusals.items()))
     return BatchRefusedError(
         f"{name} on {rank_name(group)}: {rank_name(group, origin)} refused its batch, so that no "
-        f"rank trains on this one; the next batch is not affected. {reason}"
+        f"rank goes on with this one; the next batch is not affected. {reason}"
     )
 
 

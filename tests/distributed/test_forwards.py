@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.train_pipeline import TrainPipelineBase
 from torchrec.sparse.jagged_tensor import KeyedTensor
-from torchrec.streamable import Pipelineable
 
 import torchrec_bls
 from tests.distributed import models
@@ -25,7 +23,7 @@ Rows = dict[str, torch.Tensor]
 
 
 @dataclass
-class Request(Pipelineable):
+class Request:
     """Names of the modules to call, in turn. One call or the place before it fails, if any."""
 
     calls: Sequence[str]
@@ -42,13 +40,6 @@ class Request(Pipelineable):
         ]
         if self.bad_at is not None:
             self.ids[self.bad_at] = torch.zeros(1)
-
-    def to(self, *_: object, **__: object) -> "Request":
-        """Stays where it is, as pipelines ask."""
-        return self
-
-    def record_stream(self, *_: object) -> None:
-        """Does nothing."""
 
 
 def by_name(output: Any) -> Rows:
@@ -194,10 +185,9 @@ def fail_among_two_models(rank: int, lookup: str) -> None:
         if rank == turn % 2:
             with FAULTS[fault]:
                 both((bad, good))
-            with FAULTS[fault], torchrec_bls.forward(first, second):
-                # Outside of the models.
+            with FAULTS["fails_at"], torchrec_bls.forward(first, second):
                 first(good)
-                Towers()(bad)
+                raise ArithmeticError("by order")
         else:
             for _ in range(2):
                 for rows in both((good, good)):
@@ -253,32 +243,3 @@ def fail_in_training(rank: int) -> None:
 
 def test_no_rank_trains_on_a_step_that_fails_on_one() -> None:
     run(2, fail_in_training)
-
-
-def fail_in_a_torchrec_pipeline(rank: int) -> None:
-    model = sharded().eval()
-    calls: list[int] = []
-
-    def forward(model: Any, request: Request) -> tuple[torch.Tensor, Any]:
-        calls.append(len(request.calls))
-        return torch.zeros(()), model(request)
-
-    with torch.no_grad():
-        pipeline: Any = TrainPipelineBase(
-            model, torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), models.CPU, forward
-        )
-        requests = [Request(["rows", "pooled"], rank) for _ in range(3)]
-        if rank == 0:
-            requests[1].fails_at = 1
-        source = iter(requests)
-        for at in range(3):
-            if rank == 0 and at == 1:
-                with FAULTS["fails_at"]:
-                    pipeline.progress(source)
-                continue
-            compare(pipeline.progress(source), requests[2])
-    assert calls == [2, 2, 2]
-
-
-def test_a_custom_model_fwd_of_a_torchrec_pipeline() -> None:
-    run(2, fail_in_a_torchrec_pipeline)

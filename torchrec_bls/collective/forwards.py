@@ -55,7 +55,7 @@ class Forwards:
         Raises:
             ValueError: the open scope is another thread's.
         """
-        if (open_scope := self.scope) is not None:
+        if (open_scope := self._state[1]) is not None:
             open_scope.admit_call()
         number, scope = self._state
         if scope is None:
@@ -75,11 +75,11 @@ class Forwards:
     def begin(self, scope: "Scope") -> None:
         """Begins a forward."""
         self._place = 0
-        self._state = (self.number, scope)
+        self._state = (self._state[0], scope)
 
     def end(self) -> None:
         """Ends a forward."""
-        self._state = (self.number + 1, None)
+        self._state = (self._state[0] + 1, None)
 
 
 class Exchanging(Protocol):
@@ -131,11 +131,15 @@ class Scope:
         self._is_ending = False
 
     def __enter__(self) -> "Scope":
+        free = []
         for module in self._modules:
             if (open_scope := module.forwards.scope) is not None:
                 open_scope._make_way_for(self)
-        self._modules = [each for each in self._modules if each.forwards.scope is None]
-        for module in self._modules:
+                if module.forwards.scope is not None:
+                    continue
+            free.append(module)
+        self._modules = free
+        for module in free:
             module.forwards.begin(self)
         return self
 
@@ -163,6 +167,8 @@ class Scope:
         Raises:
             ValueError: the scope is another thread's.
         """
+        if self._thread == get_ident() and not self._is_left:
+            return
         if self._is_abandoned:
             self._end_left()
         else:

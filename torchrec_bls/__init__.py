@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchrec_bls.direct.serving.serving_state import ServingState
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
+    from torchrec_bls.distributed.model_forwards import forward
     from torchrec_bls.distributed.sharded_ebc import BLSEmbeddingBagCollectionSharder
     from torchrec_bls.distributed.sharded_ec import BLSEmbeddingCollectionSharder
     from torchrec_bls.end_together import EndTogether
@@ -63,6 +64,7 @@ __all__ = [
     "attach",
     "bounded_lag_channels",
     "bounded_lag_modules",
+    "forward",
     "offer",
     "publish",
     "record_lookups",
@@ -94,6 +96,7 @@ _FOR_TORCHREC = {
     "attach": ".direct.offers.attach",
     "bounded_lag_channels": ".pipeline",
     "bounded_lag_modules": ".pipeline",
+    "forward": ".distributed.model_forwards",
     "offer": ".direct.offers.offer",
     "publish": ".direct.serving.publishing",
     "record_lookups": ".analysis.recording",

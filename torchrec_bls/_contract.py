@@ -168,6 +168,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
         "sharding_type_to_sharding_infos",
         "update_shards",
     ),
+    f"{_DISTRIBUTED}model_parallel:DistributedModelParallel": ("__init__", "module"),
     f"{_DISTRIBUTED}sharding.rw_sharding:RwPooledEmbeddingDist": ("_embedding_dims",),
     f"{_DISTRIBUTED}sharding.rw_sharding:RwSparseFeaturesDist": (
         "_dist",

@@ -40,7 +40,7 @@ class ModelClaim:
         self._hooks: list[Any] = []
         try:
             for each in self._stages:
-                each.module.callers.claim(each.module, pipeline)
+                each.module.callers.claim(pipeline)
         except BaseException:
             for each in self._stages:
                 if each.module.callers.pipeline is pipeline:

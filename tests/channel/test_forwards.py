@@ -38,7 +38,7 @@ class Lookup(nn.Module):
         return self._channels[0]
 
     def is_awaited(self) -> bool:
-        raise AssertionError("the ranks have met")
+        return False
 
     def take_part(self, refusal: str | None) -> None:
         with pytest.raises(BatchRefusedError) if refusal else torch.no_grad():
@@ -66,6 +66,7 @@ class Lookup(nn.Module):
             for of_rank in asked
         ]
         with self._exchange(1, label, [[each.reshape(-1)] for each in rows]) as arrival:
+            self.forwards.ahead.discard(label)
             return [
                 arrival.tensor(rank, 0, torch.int64).tolist() for rank in range(self._world_size)
             ]
@@ -281,6 +282,24 @@ def call_from_two_threads(rank: int) -> None:
 
 def test_a_second_thread_is_refused_before_anything_is_counted() -> None:
     run(1, call_from_two_threads)
+
+
+@torch.no_grad()
+def exit_a_thread(rank: int) -> None:
+    model = Model(["a"])
+
+    def call() -> None:
+        with pytest.raises(SystemExit):
+            model([0], 0, SystemExit)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert model([0]) == rows_of([0], 1, 0)
+
+
+def test_a_forward_that_an_ended_thread_has_left_keeps_nobody_out() -> None:
+    run(1, exit_a_thread)
 
 
 def test_labels_tell_calls_and_forwards_apart() -> None:

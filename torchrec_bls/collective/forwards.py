@@ -6,7 +6,7 @@ docs/design/forwards.md has the rule and its reasons.
 import sys
 import time
 from collections.abc import Callable, Sequence
-from threading import get_ident
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -26,9 +26,15 @@ _PAUSE = 0.0002
 
 
 class Forwards:
-    """The forwards of one module on this rank, and its calls in the present one."""
+    """The forwards of one module on this rank, and its calls in the present one.
+
+    Attributes:
+        ahead: labels of calls outside of scopes that this rank may still owe its rows. The module
+            takes a label out once they are sent.
+    """
 
     def __init__(self) -> None:
+        self.ahead: set[int] = set()
         self._place = 0
         # Changed by one store: a signal may raise between any two.
         self._state: tuple[int, Scope | None] = (0, None)
@@ -49,28 +55,31 @@ class Forwards:
         Raises:
             ValueError: the open scope is another thread's.
         """
-        if (open_scope := self.scope) is not None:
+        if (open_scope := self._state[1]) is not None:
             open_scope.admit_call()
         number, scope = self._state
         if scope is None:
             self._state = (number + 1, None)
-            return label_of(number, 0)
+            label = label_of(number, 0)
+            self.ahead.add(label)
+            return label
         place, self._place = self._place, self._place + 1
         return label_of(number, place)
 
     def meet(self) -> None:
         """Counts from here on: the module's ranks have met, each in its present forward."""
+        self.ahead.clear()
         self._place = 0
         self._state = (0, self.scope)
 
     def begin(self, scope: "Scope") -> None:
         """Begins a forward."""
         self._place = 0
-        self._state = (self.number, scope)
+        self._state = (self._state[0], scope)
 
     def end(self) -> None:
         """Ends a forward."""
-        self._state = (self.number + 1, None)
+        self._state = (self._state[0] + 1, None)
 
 
 class Exchanging(Protocol):
@@ -87,7 +96,8 @@ class Exchanging(Protocol):
         """Returns the seconds that waits for other ranks may take."""
 
     def is_awaited(self) -> bool:
-        """Returns whether a rank waits for this one where the module's ranks first meet."""
+        """Returns whether a rank waits for this one where the module's ranks meet, before they post
+        by a plan for the first time."""
 
     def take_part(self, refusal: str | None) -> None:
         """Takes part in the next call, without samples.
@@ -115,17 +125,21 @@ class Scope:
 
     def __init__(self, modules: Sequence[Exchanging], owner: object = None) -> None:
         self._modules = modules
-        self._owner = owner or self
+        self._owner = self if owner is None else owner
         self._thread = get_ident()
         self._is_left = False  # by its caller, who was interrupted
         self._is_ending = False
 
     def __enter__(self) -> "Scope":
+        free = []
         for module in self._modules:
             if (open_scope := module.forwards.scope) is not None:
                 open_scope._make_way_for(self)
-        self._modules = [each for each in self._modules if each.forwards.scope is None]
-        for module in self._modules:
+                if module.forwards.scope is not None:
+                    continue
+            free.append(module)
+        self._modules = free
+        for module in free:
             module.forwards.begin(self)
         return self
 
@@ -142,23 +156,35 @@ class Scope:
         else:
             self._is_left = True  # an interrupt waits for nobody
 
+    @property
+    def is_own(self) -> bool:
+        """Returns whether this thread opened it."""
+        return self._thread == get_ident()
+
     def admit_call(self) -> None:
         """Lets this thread call a module. Ends the scope before if it was left open.
 
         Raises:
             ValueError: the scope is another thread's.
         """
-        if self._is_left:
+        if self._thread == get_ident() and not self._is_left:
+            return
+        if self._is_abandoned:
             self._end_left()
         else:
             self._refuse_threads()
+
+    @property
+    def _is_abandoned(self) -> bool:
+        """Returns whether nobody is in it: its caller was interrupted, or its thread has ended."""
+        return self._is_left or (not self.is_own and self._thread not in sys._current_frames())
 
     def _end_left(self) -> None:
         # The caller had control since, and may have changed weights.
         self._end_early("its forward was interrupted")
 
     def _make_way_for(self, other: "Scope") -> None:
-        if self._is_left:
+        if self._is_abandoned:
             self._end_left()
             return
         self._refuse_threads()
@@ -166,7 +192,7 @@ class Scope:
             self._end_left()
 
     def _refuse_threads(self) -> None:
-        if self._thread != get_ident():
+        if not self.is_own:
             raise ValueError(
                 f"another thread of this process (identity {self._thread}) is calling the model. "
                 "All ranks match calls by their order, so one thread at a time may call it: use a "
@@ -187,6 +213,11 @@ class Scope:
     def _end_early(self, refusal: str | None) -> None:
         self._is_ending = True  # until the end, which an interrupt may prevent
         self._is_left = False
+        if any(each.forwards.ahead for each in self._modules):
+            # Peers wait for rows of calls that this rank can't repeat.
+            self._fail("a forward ended early after ids were posted ahead of it")
+            self._end()
+            return
         # Before it takes part: two ranks that end early would wait for each other.
         self._tell()
         try:
@@ -220,9 +251,12 @@ class Scope:
             f"{channel.names.of_all(_late_peers(module))} did not end a forward within "
             f"{module.deadline} s that has ended here. A rank that is stuck or stopped causes this"
         )
+        self._fail(reason)
+        raise PeerTimeoutError(reason)
+
+    def _fail(self, reason: str) -> None:
         for each in self._modules:
             each.fail(reason)
-        raise PeerTimeoutError(reason)
 
 
 def _fails_all(error: BaseException) -> bool:
@@ -233,10 +267,12 @@ def _fails_all(error: BaseException) -> bool:
 def _is_called(module: Exchanging) -> bool:
     """Returns whether a peer has begun a call of the forward that this rank has not."""
     channel, forwards = module.calls_channel, module.forwards
-    if channel is None:
-        return module.is_awaited()
-    label = channel.native.called(forwards.number + 1)
-    return label is not None and label >> _PLACE_BITS == forwards.number & _FORWARDS
+    if channel is not None:
+        label = channel.native.called(forwards.number + 1)
+        if label is not None:
+            return label >> _PLACE_BITS == forwards.number & _FORWARDS
+    # With another plan the ranks meet again before they post.
+    return module.is_awaited()
 
 
 def _late_peers(module: Exchanging) -> list[int]:
@@ -255,16 +291,20 @@ def add_hooks(model: nn.Module, modules: Callable[[], Sequence[Exchanging]]) -> 
 
     Args:
         model: model to add hooks to.
-        modules: function that returns the modules that exchange.
+        modules: function that returns the modules that exchange. Without any there is no scope.
 
     Returns:
         The handles of the hooks.
     """
     scopes: dict[int, Scope] = {}  # by thread, which another one may not end
+    beginning = Lock()  # of two threads, the second sees the scope of the first
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(*_: object) -> None:
-        scopes[get_ident()] = Scope(modules(), owner=model).__enter__()
+        with beginning:
+            exchanging = modules()
+            if exchanging:
+                scopes[get_ident()] = Scope(exchanging, owner=scopes).__enter__()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(_: object, __: object, result: object) -> None:

@@ -4,9 +4,9 @@ docs/design/modules.md describes a module's life and the way of a batch.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,24 +16,21 @@ from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.forwards import Forwards
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import DirectReads
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
-from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 from torchrec_bls.distributed.inputs.callers import Callers
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
-from torchrec_bls.distributed.inputs.refused_batches import (
-    Calls,
-    RefusedBatchError,
-    RefusedEmbeddings,
-    take_part_in_the_rest,
-)
-from torchrec_bls.distributed.lookup import NO_NOTE, Lookup
+from torchrec_bls.distributed.inputs.refused_batches import RefusedBatchError, RefusedEmbeddings
+from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.module_state import ModuleExchanges, ModuleState
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
+from torchrec_bls.errors import BatchRefusedError
 
 
 class BoundedLagModule:
@@ -44,6 +41,9 @@ class BoundedLagModule:
 
     #: Class of its input check.
     _input_checks: ClassVar[type[InputCheck]] = InputCheck
+
+    #: Forwards on this rank.
+    forwards: Forwards
 
     _bls: ModuleState
 
@@ -73,13 +73,15 @@ class BoundedLagModule:
             if not config.codecs.encode_any(tables):
                 config = replace(config, codecs=None)
         exchanges = ModuleExchanges(group, config, name, self.fail)
+        self.forwards = Forwards()
         self._bls = ModuleState(
             exchanges,
             Agreement(group, name, exchanges.deadline, terms_of(config, tables, params)),
             self._input_checks(name, tables, is_weighted, config.bad_ids),
             list(tables),
             list(sharding_types) or exchanged({params[t.name].sharding_type: 0 for t in tables}),
-            Callers(f"{name} on {rank_name(group)}", lambda: exchanges.under_way),
+            Callers(f"{name} on {rank_name(group)}", self.forwards, lambda: exchanges.under_way),
+            self.forwards,
         )
 
     # The way of a batch, as TorchRec and its pipelines go it.
@@ -108,7 +110,7 @@ class BoundedLagModule:
                 directly and autograd is on. Nothing is posted.
         """
         lookup = self._bls.lookup or self.choose_lookup()
-        lookup.begin(self)
+        lookup.begin()
         try:
             batch = self.check_input(features)
         except ValueError as error:
@@ -123,7 +125,7 @@ class BoundedLagModule:
         refusal = getattr(ctx, "bls_refusal", None)
         if refusal is None:
             return embeddings
-        return RefusedEmbeddings(embeddings, refusal, partial(take_part_in_the_rest, self))
+        return RefusedEmbeddings(embeddings, refusal)
 
     def prepare(self, sample: KeyedJaggedTensor, largest_batch: int | None = None) -> None:
         """Makes the channels of inference before traffic, collectively, by a lookup of `sample`.
@@ -192,6 +194,60 @@ class BoundedLagModule:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
         self._bls.fail(reason)
 
+    def joins_scopes(self) -> bool:
+        """Returns whether a forward by this thread, which begins, is a scope of this module, since
+        it exchanges or may choose to.
+
+        Raises:
+            ValueError: another thread is calling the module.
+        """
+        state = self._bls
+        if state.callers.pipeline is not None:
+            return False  # which posts ids of later batches
+        if state.lookup is not None:
+            if state.lookup.is_direct:
+                return False
+            state.lookup.begin()
+            return True
+        # Any number of threads may be in the first forward of a module that will read directly.
+        scope = self.forwards.scope
+        return scope is None or scope.is_own
+
+    def on_new_choice(self, function: Callable[[], None]) -> None:
+        """Has `function` called whenever the ranks are about to choose a lookup again."""
+        self._bls.on_new_choice.append(function)
+
+    # The rest of a forward that ends early on this rank; see Exchanging.
+
+    @property
+    def calls_channel(self) -> BoundedLagChannel | None:
+        """Returns the channel on which each call posts first; None until the ranks have met."""
+        return self._bls.calls_channel
+
+    @property
+    def deadline(self) -> float:
+        """Returns the seconds that waits for other ranks may take."""
+        return self._bls.exchanges.deadline.seconds
+
+    def is_awaited(self) -> bool:
+        """Returns whether a rank waits for this one where the module's ranks meet."""
+        return self._bls.agreement.is_awaited()
+
+    def take_part(self, refusal: str | None) -> None:
+        """Takes part in the next call, without samples.
+
+        Args:
+            refusal: reason why no rank may get rows; None: all get them.
+        """
+        with torch.no_grad():
+            ctx = self.create_context()  # type: ignore[attr-defined]
+            posted = self.post(ctx, self.nothing(), IdsNote(refusal=refusal))
+            if refusal is None:
+                self.compute_and_output_dist(ctx, posted.wait().wait()).wait()
+                return
+            with suppress(ValueError, BatchRefusedError):  # of this rank, or of one before it
+                posted.wait().wait()
+
     @abstractmethod
     def _choose(self) -> Lookup:
         """Returns the lookup that the ranks choose, collectively."""
@@ -207,11 +263,6 @@ class BoundedLagModule:
     def callers(self) -> Callers:
         """Returns the callers of the module."""
         return self._bls.callers
-
-    @property
-    def calls(self) -> Calls:
-        """Returns the calls of the module so far."""
-        return self._bls.calls
 
     @property
     def input_check(self) -> InputCheck:

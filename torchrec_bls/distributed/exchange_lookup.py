@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 
-from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
-from torchrec_bls.distributed.lookup import NO_NOTE, Lookup
+from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.module_state import ModuleState
 
 
@@ -39,9 +39,9 @@ class ExchangeLookup(Lookup):
         self._dists = dists
         self._no_gradients = no_gradients
 
-    def begin(self, module: object) -> None:
+    def begin(self) -> None:
         """See Lookup. Only one thread, or the module's pipeline, may call at a time."""
-        self._state.callers.enter(module)
+        self._state.callers.enter()
 
     def check(self, features: object) -> CheckedBatch:
         """See Lookup."""
@@ -54,8 +54,7 @@ class ExchangeLookup(Lookup):
         state = self._state
         state.exchanges.deadline.training = torch.is_grad_enabled()
         state.meet()
-        state.note = note
-        state.calls.note()
+        ctx.bls_label = state.calls.begin(note)
         try:
             return self._dists.post(ctx, batch)
         except BaseException as error:
@@ -71,10 +70,12 @@ class ExchangeLookup(Lookup):
     def output(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:
         """See Lookup."""
         try:
-            return self._dists.look_up(ctx, ids)
+            embeddings = self._dists.look_up(ctx, ids)
         except BaseException as error:
             self._state.fail_all("lookup", error)
             raise
+        self._state.calls.end(ctx.bls_label)
+        return embeddings
 
     def abandon(self) -> None:
         """Does nothing: the exchanges stay, and belong to the module."""

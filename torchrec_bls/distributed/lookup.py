@@ -6,10 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 
-from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
-
-NO_NOTE = IdsNote()
 
 
 class Lookup(ABC):
@@ -26,8 +24,8 @@ class Lookup(ABC):
         self._input_check = input_check
 
     @abstractmethod
-    def begin(self, module: object) -> None:
-        """Begins a call of `module` by this thread.
+    def begin(self) -> None:
+        """Begins a call by this thread.
 
         Raises:
             ValueError: the call can't be made now. Nothing is posted.

@@ -33,7 +33,7 @@ def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
                 f"{state.where}: autograd is on, but tables that are read directly do not change: "
                 'use torch.no_grad(), or shard with lookup="exchange" to train'
             )
-            return DirectLookup(reads, state.input_check, state.calls, no_gradients)
+            return DirectLookup(reads, state.input_check, no_gradients)
     bound = exchanges.config.bound
     no_gradients = (
         f"bound is {bound} and autograd is on: gradients of up to {bound} iterations ago would "

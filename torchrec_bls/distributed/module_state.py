@@ -1,6 +1,6 @@
 """The state of a bounded-lag module beside TorchRec's own attributes, in one object."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -8,17 +8,17 @@ from typing import Any
 import torch.distributed as dist
 
 from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.forwards import Forwards
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.distributed.exchanges.exchange import Exchange
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
 from torchrec_bls.distributed.exchanges.slot_growth import SlotGrowth
-from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.callers import Callers
 from torchrec_bls.distributed.inputs.input_check import InputCheck
-from torchrec_bls.distributed.inputs.refused_batches import Calls
+from torchrec_bls.distributed.inputs.posted_calls import PostedCalls
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names
-from torchrec_bls.distributed.lookup import NO_NOTE, Lookup
+from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
 from torchrec_bls.errors import BLSError, named
 
@@ -87,6 +87,13 @@ class ModuleExchanges:
             if exchange.channel is not None
         }
 
+    def ids_channel(self, sharding_types: Sequence[str]) -> BoundedLagChannel | None:
+        """Returns the channel for ids of the first of `sharding_types`, if it is made."""
+        exchange = (
+            self._made.get(f"{self.name}.{sharding_types[0]}.ids") if sharding_types else None
+        )
+        return None if exchange is None else exchange.channel
+
     @property
     def lacks_channels(self) -> bool:
         """Returns whether there are exchanges, and none of them has a channel yet."""
@@ -141,8 +148,9 @@ class ModuleState:
         tables: EmbeddingConfig or EmbeddingBagConfig of each table.
         sharding_types: sharding types that exchange.
         callers: callers of the module.
-        calls: its calls so far.
-        note: message to all ranks along with the next ids.
+        forwards: forwards of the module on this rank.
+        calls: its calls that this rank has posted.
+        on_new_choice: functions to call when the lookup is forgotten.
         lookup: way of its batches to their embeddings; None until the ranks have chosen one.
         lookup_tables: tables of TorchRec's lookups; None before they are first read.
         iterations: number of iterations of the training so far; error bounds may depend on it.
@@ -154,11 +162,15 @@ class ModuleState:
     tables: list[Any]
     sharding_types: list[str]
     callers: Callers
-    calls: Calls = field(default_factory=Calls)
-    note: IdsNote = NO_NOTE
+    forwards: Forwards
+    calls: PostedCalls = field(init=False)
+    on_new_choice: list[Callable[[], None]] = field(default_factory=list)
     lookup: Lookup | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0
+
+    def __post_init__(self) -> None:
+        self.calls = PostedCalls(self.forwards)
 
     @property
     def where(self) -> str:
@@ -185,6 +197,14 @@ class ModuleState:
         if not self.agreement.reached:
             self.agreement.reach()
             self.exchanges.session = self.agreement.session
+            # With another plan the channels stay, and with them the ends that ranks have told.
+            if not self.exchanges.channels():
+                self.forwards.meet()
+
+    @property
+    def calls_channel(self) -> BoundedLagChannel | None:
+        """Returns the channel on which each call posts first; None until its ranks have met."""
+        return self.exchanges.ids_channel(self.sharding_types)
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""
@@ -211,3 +231,5 @@ class ModuleState:
         if self.lookup is not None:
             self.lookup.abandon()
         self.lookup = None
+        for function in self.on_new_choice:
+            function()

@@ -17,7 +17,10 @@ from torchrec.distributed.types import (
 
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.initial_weights import check_device
+from torchrec_bls.distributed.model_forwards import add_hooks_to_models
 from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL
+
+add_hooks_to_models()
 
 
 def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:

@@ -181,7 +181,7 @@ def swap_ids_dists(
             theirs._stagger,
             exchanges.of(sharding_type, "ids"),
             exchanges.slot_growth(sharding_type),
-            lambda: state.note,
+            state.calls,
             exchanges.config.codecs is not None,
             _unique_rows(state, sharding, pooled),
         )

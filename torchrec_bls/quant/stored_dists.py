@@ -55,7 +55,7 @@ class StoredDists:
             1,
             exchanges.of(STORED, "ids"),
             exchanges.slot_growth(STORED),
-            lambda: state.note,
+            state.calls,
             False,
             None,
             plan.row_type,

@@ -54,7 +54,7 @@ class StoredExchange:
             _native.collect_placed_rows(arrival, rows, asked.placed, self._splits)
             return rows
 
-        return self._exchange.post(send, collect, [], layout.number)
+        return self._exchange.post(send, collect, [], layout.label)
 
     def _largest_message(self, layout: IdsLayout) -> int:
         counts = torch.tensor(layout.counts).view(-1, len(layout.order))

@@ -113,4 +113,4 @@ def direct_lookup(
     )
     reads = StoredReads(state.where, module, rows, lookups.move_to(rows.memory), check)
     no_gradients = f"{state.where}: {NO_GRADIENTS}"
-    return DirectLookup(reads, check, state.calls, no_gradients)
+    return DirectLookup(reads, check, no_gradients)

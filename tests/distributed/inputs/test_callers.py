@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from tests.direct.at_every_line import places_of, strike
+from torchrec_bls.collective.forwards import Forwards
 from torchrec_bls.distributed.inputs.callers import Callers
 
 DEADLINE = 30.0
@@ -22,7 +23,7 @@ class Called(nn.Module):
         self.inside, self.go_on = threading.Event(), threading.Event()
 
     def forward(self) -> None:
-        self.callers.enter(self)
+        self.callers.enter()
         self.inside.set()
         assert self.go_on.wait(DEADLINE)
 
@@ -40,12 +41,12 @@ def called_by_another(module: Called) -> Iterator[None]:
 
 
 def test_a_refused_call_that_a_signal_ends_lets_no_later_one_through() -> None:
-    callers = Callers("the module", lambda: False)
+    callers = Callers("the module", Forwards(), lambda: True)
     module = Called(callers)
 
     def call() -> None:
         with pytest.raises(ValueError, match="another thread of this process"):
-            callers.enter(module)
+            callers.enter()
 
     with called_by_another(module):
         places = places_of(call)
@@ -53,19 +54,19 @@ def test_a_refused_call_that_a_signal_ends_lets_no_later_one_through() -> None:
         for place in places:
             strike(call, place, KeyboardInterrupt)
             call()
-    callers.enter(module)
+    callers.enter()
 
 
 def test_a_signal_leaves_the_leftovers_of_a_pipeline_to_the_next_call() -> None:
     finished: list[str] = []
-    callers = Callers("the module", lambda: False)
+    callers = Callers("the module", Forwards(), lambda: False)
 
     def leave() -> None:
         finished.clear()
         callers.release(lambda: finished.append("all"))
 
     def call() -> None:
-        callers.enter(object())
+        callers.enter()
 
     leave()
     for place in places_of(call):

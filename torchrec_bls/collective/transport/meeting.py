@@ -201,6 +201,20 @@ class Meeting:
         rank, theirs = self._failure_in(decided)
         return None if rank == self._rank else (rank, theirs)
 
+    def is_awaited(self) -> bool:
+        """Returns whether another rank has begun a try that this rank has not joined. Changes
+        nothing."""
+        seats = [self._seat_of(rank) for rank in range(self._world_size)]
+        if not any(
+            nonce and error is None
+            for rank, (nonce, error, _) in enumerate(seats)
+            if rank != self._rank
+        ):
+            return False
+        # Seats stay after their ranks have met.
+        met = _digest(nonce for nonce, *_ in seats)
+        return not self._store.check([f"{self._base}/{met}/0"])
+
     def key(self, phase: str, name: str) -> str:
         """Returns a key that only the tries of this set have."""
         return f"{self._base}/{self.joined}/{phase}/{name}"
@@ -211,8 +225,7 @@ class Meeting:
         self._note_missing()
         if self.missing:
             return
-        told = json.dumps([self._nonces[rank] for rank in range(self._world_size)])
-        digest = hashlib.sha256(told.encode()).hexdigest()[:32]
+        digest = _digest(self._nonces[rank] for rank in range(self._world_size))
         if digest in self._dead:
             self._nonces.clear()  # who gave it up is about to say so
             return
@@ -394,6 +407,11 @@ class Meeting:
 
 def _failure(rank: int, reason: str) -> str:
     return json.dumps({"rank": rank, "error": reason})
+
+
+def _digest(nonces: Iterable[str]) -> str:
+    """Returns the name of a set of tries."""
+    return hashlib.sha256(json.dumps(list(nonces)).encode()).hexdigest()[:32]
 
 
 def _parsed(text: bytes | str) -> dict[str, Any]:

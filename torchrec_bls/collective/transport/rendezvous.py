@@ -229,6 +229,12 @@ class Rendezvous:
     def _interrupted(self, error: BaseException) -> None:
         self.fail(f"{self._where}: {named(error)}", _TELLING_OF_AN_INTERRUPT)
 
+    def is_awaited(self) -> bool:
+        """Returns whether another rank has come, and this one has not. Tells nobody anything."""
+        with suppress(RuntimeError, TooLateError, ForeignRecordError):
+            return within(min(self._deadline, _TELLING), self._meeting.is_awaited)
+        return False
+
     @property
     def session(self) -> str:
         """Returns the name of this meeting, the same on all ranks, after the first exchange."""

@@ -8,10 +8,9 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
-from torchrec_bls.distributed.inputs.batch_note import IdsNote
+from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
-from torchrec_bls.distributed.inputs.refused_batches import Calls
-from torchrec_bls.distributed.lookup import NO_NOTE, Lookup
+from torchrec_bls.distributed.lookup import Lookup
 
 
 class Reads(Protocol):
@@ -47,7 +46,6 @@ class DirectLookup(Lookup):
     Args:
         reads: tables to read.
         input_check: input check of the module.
-        calls: calls of the module.
         no_gradients: error under autograd, with the module's name.
 
     Attributes:
@@ -56,15 +54,12 @@ class DirectLookup(Lookup):
 
     is_direct: ClassVar[bool] = True
 
-    def __init__(
-        self, reads: Reads, input_check: InputCheck, calls: Calls, no_gradients: str
-    ) -> None:
+    def __init__(self, reads: Reads, input_check: InputCheck, no_gradients: str) -> None:
         super().__init__(input_check)
         self.reads = reads
-        self._calls = calls
         self._no_gradients = no_gradients
 
-    def begin(self, module: object) -> None:
+    def begin(self) -> None:
         """See Lookup. Autograd must be off."""
         if torch.is_grad_enabled():
             raise ValueError(self._no_gradients)
@@ -72,7 +67,6 @@ class DirectLookup(Lookup):
     def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> UnsentBatch:
         """See Lookup. No other rank needs anything. The batch stays in the context, as
         `bls_unsent`."""
-        self._calls.note()
         # TorchRec's feature processors make other features of it, and hand on these alone.
         ctx.bls_unsent = batch
         return UnsentBatch(batch)

@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 # A single huge batch is no reason to reserve so much memory in every slot.
 _PULLED_BEFORE_GROWTH = 8
-_LABEL = 0xFFFFFFFF
 
 
 class Pending(Generic[T]):
@@ -242,7 +241,7 @@ class Exchange:
         send: Callable[[_native.Channel], object],
         collect: Callable[[_native.Arrival], T],
         own: Sequence[torch.Tensor],
-        batch: int,
+        label: int,
     ) -> Pending[T]:
         """Posts through `send`. Returns a handle whose `wait` returns the result of `collect`.
 
@@ -250,7 +249,8 @@ class Exchange:
             send: function that posts exactly one message to each rank.
             collect: function that reads the arrival; called once, before its slots are released.
             own: tensors that hold the message to this rank itself; it is read in place.
-            batch: number of the batch, by which receivers see that no post is missing.
+            label: label of the call, see Forwards. Receivers compare it with their own: no post is
+                missing.
         """
         channel = self.channel
         assert channel is not None, "open comes before post"
@@ -260,7 +260,7 @@ class Exchange:
         # rank counts on messages that have left without a handle.
         try:
             pending = Pending(self, channel, collect)
-            channel.native.label(batch & _LABEL)
+            channel.native.label(label)
             channel.hold_until_release(own)
             self._window.post(pending, send)
             self._posted += 1

@@ -79,6 +79,10 @@ class Agreement:
         self.reached = True
         _open.discard(self)
 
+    def is_awaited(self) -> bool:
+        """Returns whether another rank has come to compare terms, and this one has not."""
+        return not self.reached and self._rendezvous().is_awaited()
+
     def forget(self) -> None:
         """Makes the ranks compare the terms again, since their first exchange was not set up."""
         self.reached = False

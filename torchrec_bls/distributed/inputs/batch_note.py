@@ -15,3 +15,6 @@ class IdsNote(NamedTuple):
     ended: bool = False
     refusal: str | None = None
     updates: int = 0
+
+
+NO_NOTE = IdsNote()

@@ -8,10 +8,9 @@ import sys
 import weakref
 from collections.abc import Callable
 from threading import Lock, get_ident
-from types import FrameType
 from typing import Any
 
-from torch import nn
+from torchrec_bls.collective.forwards import Forwards
 
 
 class Callers:
@@ -19,15 +18,17 @@ class Callers:
 
     Args:
         where: name of the module and its rank, for errors.
+        forwards: forwards of the module.
         under_way: function that returns whether posts of the module are not waited for.
 
     Attributes:
         agreeing: lock of the first call, in which the ranks agree on the lookup.
     """
 
-    def __init__(self, where: str, under_way: Callable[[], bool]) -> None:
+    def __init__(self, where: str, forwards: Forwards, under_way: Callable[[], bool]) -> None:
         self.agreeing = Lock()
         self._where = where
+        self._forwards = forwards
         self._under_way = under_way
         self._lock = Lock()
         self._thread: int | None = None
@@ -39,8 +40,8 @@ class Callers:
         """Returns the pipeline that the module belongs to, or None."""
         return None if self._pipeline is None else self._pipeline()
 
-    def enter(self, module: object) -> None:
-        """Begins a call of `module` by this thread, before anything is posted.
+    def enter(self) -> None:
+        """Begins a call by this thread, before anything is posted.
 
         Raises:
             ValueError: the module belongs to a pipeline, or another thread is calling it.
@@ -48,18 +49,18 @@ class Callers:
         if self._pipeline is not None:
             self._refuse_pipelined(None)
         if self._thread != get_ident():
-            self._take_over(module)
+            self._take_over()
         if self._leftovers is not None:
             self._finish_leftovers()
 
-    def claim(self, module: object, pipeline: Any) -> None:
+    def claim(self, pipeline: Any) -> None:
         """Makes `pipeline` the only caller until `release`, or until it is collected.
 
         Raises:
             ValueError: the module belongs to another pipeline, or another thread is calling it.
         """
         self._refuse_pipelined(pipeline)
-        self._take_over(module)
+        self._take_over()
         self._finish_leftovers()
         self._pipeline = weakref.ref(pipeline)
 
@@ -81,34 +82,27 @@ class Callers:
                 "before the model is called, or gets another pipeline"
             )
 
-    def _take_over(self, module: object) -> None:
+    def _take_over(self) -> None:
         with self._lock:
             before = self._thread
             try:
                 # Set first: from here on a call of the thread before waits for the lock in `enter`.
                 self._thread = get_ident()
-                if before not in (None, self._thread) and self._is_calling(before, module):
+                if before not in (None, self._thread) and self._is_calling(before):
                     raise ValueError(
                         f"{self._where}: another thread of this process (identity {before}) is "
                         "calling the model, or has not waited for its embeddings. All ranks match "
                         "calls by their order, so one thread at a time may call it: use a lock"
                     )
+                if (scope := self._forwards.scope) is not None:
+                    scope.admit_call()
             except BaseException:  # a signal, too
                 self._thread = before
                 raise
 
-    def _is_calling(self, thread: int | None, module: object) -> bool:
-        frame: FrameType | None = sys._current_frames().get(thread or 0)
-        if frame is None:
-            return False  # it has ended
-        if self._under_way():
-            return True
-        while frame is not None:
-            caller = frame.f_locals.get("self")
-            if isinstance(caller, nn.Module) and any(each is module for each in caller.modules()):
-                return True
-            frame = frame.f_back
-        return False
+    def _is_calling(self, thread: int | None) -> bool:
+        has_ended = thread not in sys._current_frames()
+        return not has_ended and self._under_way()
 
     def _finish_leftovers(self) -> None:
         try:

@@ -3,7 +3,6 @@
 It replaces TorchRec's KJTAllToAll, which exchanges splits, lengths and values one after the other.
 """
 
-from collections.abc import Callable
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -18,8 +17,8 @@ from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.exchanges.slot_growth import SlotBytes, SlotGrowth
 from torchrec_bls.distributed.inputs.arrived_features import ArrivedFeatures
-from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.equal_rows import EqualRows, UniqueRows
+from torchrec_bls.distributed.inputs.posted_calls import PostedCalls
 from torchrec_bls.distributed.inputs.refused_batches import refused
 
 
@@ -28,7 +27,7 @@ class IdsLayout:
 
     Attributes:
         native: arrived batch with its ids.
-        number: number of the batch, counted from 0 on all ranks alike.
+        label: label of the call, see Forwards. Rows and gradients carry it, too.
         order: ranks in the order of their samples in the batch that is looked up.
         strides: batch size of each rank.
         values_sent: number of ids that this rank sent to each rank.
@@ -43,7 +42,7 @@ class IdsLayout:
 
     def __init__(self, native: _native.BatchIds, order: list[int], own: "_Batch") -> None:
         self.native = native
-        self.number = own.number
+        self.label = own.label
         self.order = order
         self.strides = native.strides
         self.values_sent = own.sent
@@ -109,6 +108,7 @@ class _Batch(NamedTuple):
     and the one item of `equal`, if any, become fields of IdsLayout."""
 
     number: int
+    label: int
     local_keys: list[str]
     is_weighted: bool
     slot_bytes: SlotBytes
@@ -125,17 +125,20 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
         group: dist.ProcessGroup,
         name: str,
         pending: Pending[tuple[ArrivedFeatures, IdsLayout]],
+        calls: PostedCalls,
     ) -> None:
         super().__init__()
         self._group = group
         self._name = name
         self._pending = pending
+        self._calls = calls
         self._sharding_context: Any = None
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         ids, layout = self._pending.wait()
         refusals = layout.refusals
         if refusals:
+            self._calls.end(layout.label)
             raise refused(self._group, self._name, refusals)
         context, self._sharding_context = self._sharding_context, None
         if context is not None:
@@ -185,7 +188,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             local rank first; else 1.
         exchange: the module's channel for ids.
         growth: growth of the slots of its sharding type's exchanges.
-        note_of: function that returns the note to send along with the next ids.
+        calls: calls of the module, of which the newest is posted.
         count_keys: whether the way back needs `IdsLayout.counts_sent`.
         unique: questions about equal rows on the way back; None if there are none.
         id_type: dtype of ids in messages, the same on all ranks. Batches may be of another one.
@@ -198,7 +201,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         stagger: int,
         exchange: Exchange,
         growth: SlotGrowth,
-        note_of: Callable[[], IdsNote],
+        calls: PostedCalls,
         count_keys: bool,
         unique: UniqueRows | None,
         id_type: torch.dtype = torch.int64,
@@ -213,7 +216,7 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         self._order = [x + local_size * y for x in range(local_size) for y in range(stagger)]
         self._exchange = exchange
         self._growth = growth
-        self._note_of = note_of
+        self._calls = calls
         self._count_keys = count_keys
         self._unique = unique
         self._id_type = id_type
@@ -259,12 +262,12 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
             samples = stride if batch is None else batch
             largest = self._largest_message(ids, order, weights is not None)
             self._exchange.open(largest, samples, slot_bytes.ids)
-        note = self._note_of()
+        label, note = self._calls.newest
         wanted = self._growth.wanted()
         keys = ids.keys()
         local_keys = [keys[i] for i in order[self._local]] if order else keys[self._local]
         tensors = [lengths, values] if weights is None else [lengths, values, weights]
-        own = _Batch(number, local_keys, weights is not None, slot_bytes, [], [], [])
+        own = _Batch(number, label, local_keys, weights is not None, slot_bytes, [], [], [])
         if self._count_keys:
             own.counts_sent.extend(_values_per_key(ids, order))
 
@@ -294,9 +297,11 @@ class BoundedLagIdsDist(KJTAllToAll):  # type: ignore[misc]
         def collect(arrival: _native.Arrival) -> tuple[ArrivedFeatures, IdsLayout]:
             return self._put_together(arrival, own)
 
-        pending = self._exchange.post(send, collect, tensors, number)
+        pending = self._exchange.post(send, collect, tensors, label)
         self._growth.posted()
-        return IdsAwaitable(IdsTensorsAwaitable(self._pg, self._exchange.name, pending))
+        return IdsAwaitable(
+            IdsTensorsAwaitable(self._pg, self._exchange.name, pending, self._calls)
+        )
 
     def _put_together(
         self, arrival: _native.Arrival, own: "_Batch"

@@ -322,4 +322,4 @@ def _post(
             )
         _native.post_frames(channel, frames, summed)
 
-    return exchange.post(send, collect, [], layout.number)
+    return exchange.post(send, collect, [], layout.label)

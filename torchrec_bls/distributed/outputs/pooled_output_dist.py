@@ -85,7 +85,7 @@ class PooledOutputDist(OutputDist):
         def collect(arrival: _native.Arrival) -> torch.Tensor:
             return self._collect(arrival, layout.strides[self._rank], request.dtype)
 
-        return self._exchange.post(send, collect, [rows], layout.number)
+        return self._exchange.post(send, collect, [rows], layout.label)
 
     def look_up_and_post(
         self, tables: LookupTables, ids: ArrivedFeatures, sharding_ctx: Any
@@ -117,7 +117,7 @@ class PooledOutputDist(OutputDist):
             _native.collect_columns(arrival, out, self._arriving)
             return out
 
-        pending = self._exchange.post(send, collect, [], layout.number)
+        pending = self._exchange.post(send, collect, [], layout.label)
         awaitable = EmbeddingsAwaitable(pending.wait)
         awaitable.callbacks.extend(self._callbacks)
         return awaitable
@@ -158,4 +158,4 @@ class PooledOutputDist(OutputDist):
         def send(channel: _native.Channel) -> None:
             _native.post_columns(channel, gradient, self._columns)
 
-        return self._gradients.post(send, collect, [gradient], layout.number)
+        return self._gradients.post(send, collect, [gradient], layout.label)

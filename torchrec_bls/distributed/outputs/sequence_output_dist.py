@@ -45,7 +45,7 @@ class SequenceOutputDist(OutputDist):
             own = (rows, 0, layout.counts, layout.order)
             return self._collect(arrival, out, layout, order, own)
 
-        return self._exchange.post(send, collect, [rows], layout.number)
+        return self._exchange.post(send, collect, [rows], layout.label)
 
     def look_up_and_post(
         self, tables: LookupTables, dim: int, ids: ArrivedFeatures, sharding_ctx: Any
@@ -87,7 +87,7 @@ class SequenceOutputDist(OutputDist):
             return self._collect(arrival, out, layout, order, of_self)
 
         kept = [] if by_rank is None else [by_rank]
-        return EmbeddingsAwaitable(self._exchange.post(send, collect, kept, layout.number).wait)
+        return EmbeddingsAwaitable(self._exchange.post(send, collect, kept, layout.label).wait)
 
     def _collect(
         self,
@@ -125,4 +125,4 @@ class SequenceOutputDist(OutputDist):
         def send(channel: _native.Channel) -> None:
             _native.post_rows(channel, sent, layout.values_sent)
 
-        return self._gradients.post(send, collect, [sent], layout.number)
+        return self._gradients.post(send, collect, [sent], layout.label)

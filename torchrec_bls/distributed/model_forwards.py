@@ -1,0 +1,95 @@
+"""The forwards of sharded models, each of which is a scope of the modules that exchange.
+
+docs/design/forwards.md says what a scope is for.
+"""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, wraps
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from torchrec_bls.collective.forwards import Scope, add_hooks
+from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
+
+
+def forward(*models: nn.Module) -> AbstractContextManager[object]:
+    """Makes one forward of all calls in a `with` statement, also of several models.
+
+    If the statement ends early on this rank by an exception, the rank first takes part, without
+    samples, in the calls that the other ranks still make in it. So they get their rows. Under
+    autograd they raise BatchRefusedError instead. A model that DistributedModelParallel wraps does
+    this by itself in each of its forwards. Several models need it where one's output is the
+    other's input::
+
+        with torchrec_bls.forward(retrieval, ranking):
+            answer = ranking(retrieval(batch))
+
+    Args:
+        models: sharded models, or parts of them. All ranks name the same.
+
+    Raises:
+        ValueError: a model has no module that was sharded by a sharder of this package, or
+            another thread is in a forward of one of the models.
+    """
+    found = [_modules_of(model) for model in models]
+    if not found or not all(found):
+        raise ValueError(
+            "forward takes models with modules that were sharded by torchrec_bls's sharders: give "
+            "these to DistributedModelParallel"
+        )
+    return Scope(_exchanging(dict.fromkeys(module for modules in found for module in modules)))
+
+
+class _ModelHooks:
+    """The hooks of a model, while it has modules that exchange. It keeps no module alive."""
+
+    def __init__(self, model: nn.Module, modules: Sequence[BoundedLagModule]) -> None:
+        self._model = weakref.ref(model)
+        self._modules = [weakref.ref(module) for module in modules]
+        self._handles: list[Any] = []
+        for module in modules:
+            module.on_new_choice(self.add)
+        self.add()
+
+    def add(self) -> None:
+        """Adds the hooks unless they are there."""
+        model = self._model()
+        if model is not None and not self._handles:
+            self._handles = add_hooks(model, self._find)
+
+    def _find(self) -> list[BoundedLagModule]:
+        modules = [module for each in self._modules if (module := each()) is not None]
+        exchanging = _exchanging(modules)
+        if not exchanging and all(module.reads_directly for module in modules):
+            handles, self._handles = self._handles, []
+            for handle in handles:
+                handle.remove()
+        return exchanging
+
+
+def _modules_of(model: nn.Module) -> list[BoundedLagModule]:
+    return [module for module in model.modules() if isinstance(module, BoundedLagModule)]
+
+
+def _exchanging(modules: Iterable[BoundedLagModule]) -> list[BoundedLagModule]:
+    return [module for module in modules if module.joins_scopes()]
+
+
+@cache
+def add_hooks_to_models() -> None:
+    """Makes every DistributedModelParallel add hooks to its model. Sharders do not see the model
+    that their modules are a part of."""
+    theirs = DistributedModelParallel.__init__
+
+    @wraps(theirs)
+    def with_hooks(self: Any, *args: Any, **kwargs: Any) -> None:
+        theirs(self, *args, **kwargs)
+        modules = _modules_of(self.module)
+        if modules:
+            _ModelHooks(self.module, modules)
+
+    DistributedModelParallel.__init__ = with_hooks

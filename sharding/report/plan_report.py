@@ -14,7 +14,7 @@ from ..problem.job import Job
 from ..problem.options import Option, Problem
 from ..problem.tables import Workload
 from ..search.placement import Placement
-from ..search.search import Found
+from ..search.search import SearchResult
 from ..simulation.choose_plan import PlanChoice
 from .prediction import Rating, rate
 
@@ -161,7 +161,7 @@ def _times(estimate: Estimate) -> dict[str, float]:
 
 def make_report(
     workload: Workload,
-    found: Found,
+    found: SearchResult,
     model: CostModel,
     *,
     choice: PlanChoice | None = None,

@@ -276,7 +276,7 @@ class TableSegment:
     @staticmethod
     def create(
         label: tuple[int, str, bytes],
-        parts: Sequence[tuple[torch.Tensor, int]],
+        parts: Iterable[tuple[torch.Tensor, int]],
         bytes: int,
         huge_pages: bool,
     ) -> TableSegment: ...
@@ -284,6 +284,7 @@ class TableSegment:
     def open(
         address: tuple[int, int, int, int, int], expected: tuple[int, str, bytes]
     ) -> TableSegment: ...
+    def populate(self) -> None: ...
     @property
     def address(self) -> tuple[int, int, int, int, int]: ...
     @property

@@ -17,9 +17,9 @@ import torch
 from benchmarks.direct.page import idle_section
 from benchmarks.harness import record
 from torchrec_bls import _native
+from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.serving.follower import Follower
-from torchrec_bls.direct.shared_tables import SharedTables
 
 FULL = {"seconds": 60.0, "descriptors": [0, 80_000]}
 QUICK = {"seconds": 2.0, "descriptors": [0, 2_000]}
@@ -64,13 +64,13 @@ def _raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max(limit, most)))
 
 
-def _tables() -> tuple[SharedTables, _native.TableSegment]:
+def _tables() -> tuple[FloatTables, _native.TableSegment]:
     """Returns a table of one owner, and its segment in the first version."""
     layout = TableLayout("table", 16, 64, "FP32", (Shard(0, 0, 16, 0, 64),))
     digest = digest_of([layout])
     page = _native.ControlPage.create(1, digest)
     places = {("table", layout.shards[0]): _native.FIRST_TABLE_OFFSET}
-    tables = SharedTables(page, digest, {"table": layout}, places, [_BYTES], torch.float32, False)
+    tables = FloatTables(page, digest, {"table": layout}, [_BYTES], False, places, torch.float32)
     segment = tables.create(0, "1", [])
     page.record(0, 1, "1", segment.address)
     page.announce(0, 1)

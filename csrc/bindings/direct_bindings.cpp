@@ -39,6 +39,7 @@ using VersionTuple = std::tuple<uint64_t, std::string>;
 
 /// (tensor, offset in the segment)
 using PartTuple = std::pair<Tensor, size_t>;
+using Parts = py::typing::Iterable<PartTuple>;
 
 /// (segment, offset in it, bytes)
 using PieceTuple = std::tuple<const TableSegment*, size_t, size_t>;
@@ -118,16 +119,21 @@ struct ShardedFeatures {
   Segments segments_;
 };
 
-TableSegment create_segment(const LabelTuple& label, const std::vector<PartTuple>& tuples,
-                            size_t bytes, bool huge_pages) {
-  std::vector<TablePart> parts;
-  for (const auto& [tensor, offset] : tuples) {
-    const TensorItems items = items_of(tensor, "a part", kAnyDtype);
-    parts.push_back({items.data, items.bytes(), offset});
-  }
+TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t bytes,
+                            bool huge_pages) {
+  py::iterator at = py::iter(parts);
+  std::optional<PartTuple> part;  // what is written
+  const NextPart next = [&]() -> std::optional<TablePart> {
+    const py::gil_scoped_acquire acquire;
+    if (part) ++at;
+    if (at == py::iterator::sentinel()) return std::nullopt;
+    part = at->cast<PartTuple>();
+    const TensorItems items = items_of(part->first, "a part", kAnyDtype);
+    return TablePart{items.data, items.bytes(), part->second};
+  };
   const TableLabel of_segment = label_of(label);
   const py::gil_scoped_release release;
-  return TableSegment::create(of_segment, parts, bytes, huge_pages);
+  return TableSegment::create(of_segment, next, bytes, huge_pages);
 }
 
 std::span<int64_t> numbers_in(const TensorItems& items) {
@@ -188,6 +194,7 @@ void bind_segments(py::module_& module) {
             return TableSegment::adopt(std::move(file), label);
           },
           py::arg("descriptor"), py::arg("expected"))
+      .def("populate", &TableSegment::populate, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("size", &TableSegment::size)
       .def_property_readonly("descriptor", &TableSegment::descriptor)
       .def_property_readonly(
@@ -199,7 +206,8 @@ void bind_segments(py::module_& module) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(pages.data()),
                                static_cast<py::ssize_t>(pages.size()));
       });
-  py::class_<TableWindow>(module, "TableWindow", py::buffer_protocol())
+  py::class_<TableWindow>(module, "TableWindow", py::buffer_protocol(),
+                          py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&window_of), py::arg("pieces"))
       .def_buffer([](const TableWindow& window) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(window.data()),

@@ -8,20 +8,21 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from tests.direct import served
-from tests.direct.served import Expected
 from tests.processes import run_outcomes
 from torchrec_bls import attach, offer, publish, serving_state, version_of
 from torchrec_bls.direct.offers.offer import Offer
 
 DEADLINE = 60.0
+# Module with the model that most tests serve.
+FLOAT = "tests.direct.served"
 
 
 class Node:
@@ -33,18 +34,20 @@ class Node:
         name: by which the test calls it.
         model: that it serves.
         offers: its open ones.
+        served: module with the model of the test, its weights and batches.
     """
 
-    def __init__(self, rank: int, folder: str) -> None:
+    def __init__(self, rank: int, folder: str, served_by: str) -> None:
         self.rank = rank
+        self.served: Any = import_module(served_by)
         self.folder = folder
         self.name: object = rank
         # To the test; None before `obey`.
         self.told_by: Connection | None = None
         self.model: Any = None
         self.offers: list[Offer] = []
-        self.batches = served.batches_of(rank)
-        self.expected = Expected(self.batches)
+        self.batches = self.served.batches_of(rank)
+        self.expected = self.served.Expected(self.batches)
 
     def path_of(self, name: object) -> str:
         return f"{self.folder}/{name}"
@@ -59,10 +62,12 @@ class Nodes:
 
     Args:
         folder: for sockets.
+        served_by: see Node.served.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, served_by: str = FLOAT) -> None:
         self._folder = folder
+        self._served_by = served_by
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.settimeout(DEADLINE)
         self._listener.bind(str(folder / "control"))
@@ -80,7 +85,7 @@ class Nodes:
         self._start(1, None, name)
 
     def _start(self, count: int, backend: str | None, *name: str) -> None:
-        arguments = (count, _obey, str(self._folder), *name)
+        arguments = (count, _obey, str(self._folder), self._served_by, *name)
         self._running.append(
             self._pool.submit(run_outcomes, *arguments, deadline=3 * DEADLINE, backend=backend)
         )
@@ -135,9 +140,9 @@ class Nodes:
 
 
 @contextmanager
-def started(folder: Path, ranks: int) -> Iterator[Nodes]:
+def started(folder: Path, ranks: int, served_by: str = FLOAT) -> Iterator[Nodes]:
     """Yields nodes with that many ranks, which serve version 1 and offer it."""
-    nodes = Nodes(folder)
+    nodes = Nodes(folder, served_by)
     try:
         nodes.start_ranks(ranks)
         nodes.call_all(range(ranks), serve)
@@ -160,9 +165,9 @@ def state_of(pid: int) -> str:
         return "X"
 
 
-def _obey(rank: int, folder: str, name: str | None = None) -> None:
+def _obey(rank: int, folder: str, served_by: str, name: str | None = None) -> None:
     torch.set_num_threads(1)
-    obey(Node(rank, folder), rank if name is None else name)
+    obey(Node(rank, folder, served_by), rank if name is None else name)
 
 
 def obey(node: Node, name: object) -> None:
@@ -196,22 +201,17 @@ def pid_of(node: Node) -> int:
 
 def serve(node: Node) -> None:
     """Shards the model, looks a batch up, and offers the tables."""
-    node.model = served.sharded()
+    node.model = node.served.sharded()
     check(node, 1)
     node.offers.append(offer(node.model, node.path_of(node.rank)))
 
 
-def bare_model() -> nn.Module:
-    """Returns the model with no memory for tables and other dense weights."""
-    with torch.device("meta"):
-        model = served.Model()
-    model.dense = nn.Linear(1, 3)
-    return model
+bare_model = served.bare_model
 
 
 def join(node: Node, source: object, owner: int | None = None, offered_as: str = "") -> None:
     """Attaches to what `source` offers, and looks a batch up."""
-    model = bare_model()
+    model = node.served.bare_model()
     attach(model, node.path_of(source), owner=owner, deadline=DEADLINE)
     node.model = model
     check(node)
@@ -241,7 +241,7 @@ def publish_all(node: Node, version: int, owner: int | None = None) -> None:
     """Publishes the whole weights of a version."""
     publication = publish(
         node.model,
-        served.weights_of(version),
+        node.served.weights_of(version),
         version=str(version),
         owner=owner,
         deadline=DEADLINE,

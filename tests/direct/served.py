@@ -72,12 +72,24 @@ class Expected:
 
     def of(self, number: int, batch: int) -> dict[str, torch.Tensor]:
         if (number, batch) not in self._known:
-            model = Model()
-            model.load_state_dict(weights_of(number))
+            model = self._model(number)
             with torch.no_grad():
                 for i, ids in enumerate(self._batches):
                     self._known[number, i] = model(ids)
         return self._known[number, batch]
+
+    def _model(self, number: int) -> nn.Module:
+        model = Model()
+        model.load_state_dict(weights_of(number))
+        return model
+
+
+def bare_model() -> nn.Module:
+    """Returns the model with no memory for tables and other dense weights."""
+    with torch.device("meta"):
+        model = Model()
+    model.dense = nn.Linear(1, 3)
+    return model
 
 
 def batches_of(rank: int, count: int = 4) -> list[KeyedJaggedTensor]:

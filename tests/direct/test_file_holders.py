@@ -13,8 +13,8 @@ from tests.direct.nodes import until
 from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls import _native
 from torchrec_bls.direct.file_holders import holder_of
+from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import ProtocolError
 
 
@@ -75,7 +75,7 @@ def test_the_file_of_another_label_is_not_looked_for_elsewhere(searches: list[st
     page = _native.ControlPage.create(1, digest)
     places = {("t", layout.shards[0]): _native.FIRST_TABLE_OFFSET}
     sizes = [_native.FIRST_TABLE_OFFSET + 64]
-    tables = SharedTables(page, digest, {"t": layout}, places, sizes, torch.float32, False)
+    tables = FloatTables(page, digest, {"t": layout}, sizes, False, places, torch.float32)
     segment = _native.TableSegment.create((0, "1", tables.digest), [], tables.sizes[0], False)
     tables.page.record(0, 2, "2", segment.address)
     with pytest.raises(ProtocolError, match="version '1', not of rank 0 and version '2'"):

@@ -10,7 +10,7 @@ from tests.direct.test_publish import check_live
 from tests.processes import run
 from torchrec_bls import publish, serving_state, version_of
 from torchrec_bls.direct import dense_weights, generation, live_weights
-from torchrec_bls.direct.reads import direct_reads, tables_view
+from torchrec_bls.direct.reads import direct_reads, float_reads, tables_view
 from torchrec_bls.direct.serving import dense_state, dense_versions, gate, served_model, switches
 
 DEADLINE = 60.0
@@ -19,6 +19,7 @@ MODULES = [
     dense_versions,
     dense_weights,
     direct_reads,
+    float_reads,
     gate,
     generation,
     live_weights,

@@ -198,7 +198,7 @@ def _manifest(folder: Path) -> Path:
     tables = [OfferedTable(layout, [4096, 4096], ["f"], "SUM")]
     form = {"names": ["f"], "kernel_means": [], "division": None}
     module = OfferedModule(
-        *("bags", True, False, "raise", form, tables, [8192, 8192]),
+        *("bags", False, True, False, "raise", form, tables, [8192, 8192]),
         *("torch.float32", True, digest_of([layout]).hex()),
     )
     path = folder / "manifest.json"

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,10 +33,10 @@ def _bytes_held_and_stored(rank: int) -> list[tuple[int, int]]:
         model = models.quantized(SparseOnly(module), ["int8", "int4", "int2", "fp16"])
         stored = sum(lookup.weights_host.numel() for lookup in model.embeddings._emb_modules)
         sharded = models.shard(model, models.sharder_of("ebc"), sharding).module.embeddings
-        rows = sharded._bls.lookup.reads.rows
-        sizes.append((sum(each.size for each in rows.segments), stored))
+        generation: Any = sharded.direct_reads.generation
+        sizes.append((sum(each.size for each in generation.segments), stored))
         # Nothing else is left of the weights: what the module shows lies in the window.
-        window = rows.memory.untyped_storage().data_ptr()
+        window = torch.frombuffer(generation.window, dtype=torch.uint8).data_ptr()
         for table in sharded.embedding_bags.values():
             shown = getattr(table.weight, "elem", table.weight)
             assert shown.untyped_storage().data_ptr() == window

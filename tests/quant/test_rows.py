@@ -1,5 +1,7 @@
 """Where stored rows lie and come from, against TorchRec's quantized modules and by brute force."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from tests.distributed.models import SparseOnly
 from tests.quant import models
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
-from torchrec_bls.quant.stored_tables import CheckpointRows, ModuleRows, stored_bytes
+from torchrec_bls.quant.stored_tables import ModuleRows, StateDictRows, stored_bytes
 
 PAGE = 16
 
@@ -41,11 +43,25 @@ def test_rows_of_a_checkpoint_are_those_of_the_quantized_module(
     (table,) = lookups.tables
     first = data.draw(st.integers(table.begin, table.end - 1))
     last = data.draw(st.integers(first + 1, table.end))
-    ours = stored_bytes(CheckpointRows(checkpoint, "m.embeddings"), table, first, last)
     theirs = stored_bytes(ModuleRows(quantized._emb_modules, lookups.begins), table, first, last)
     weights = quantized._emb_modules[0].weights_host
     assert torch.equal(theirs, weights[first:last])
-    assert torch.equal(ours, theirs)
+    whole = {f"m.{key}": weight for key, weight in quantized.state_dict().items()}
+    for given_rows in (checkpoint, whole, split_rows_of(quantized)):
+        source = StateDictRows(given_rows, "m.embeddings.", "the checkpoint")
+        source.check(table)
+        assert torch.equal(stored_bytes(source, table, first, last), theirs)
+
+
+def split_rows_of(quantized: Any) -> dict[str, torch.Tensor]:
+    """Returns a state dict with scale and shift beside the weights."""
+    [parts] = quantized._emb_modules[0].split_embedding_weights_with_scale_bias(2)
+    names = ("weight", "weight_qscale", "weight_qbias")
+    return {
+        f"m.embeddings.t0.{name}": part
+        for name, part in zip(names, parts, strict=True)
+        if part is not None
+    }
 
 
 def owners_by_hand(extents: list[Extent], total: int) -> list[int]:
@@ -95,6 +111,7 @@ def test_cuts_are_where_another_rank_begins() -> None:
         (None, "has no 'm.t0.weight'"),
         (torch.zeros(4, 8), r"shape \(4, 8\)"),
         (torch.zeros(5, 8, dtype=torch.float64), "float64"),
+        (torch.zeros(5, 8, dtype=torch.uint8), r"has INT8 rows of \(5, 16\)"),
         (torch.zeros(5, 8, device="meta"), "meta"),
     ],
 )
@@ -104,6 +121,7 @@ def test_a_checkpoint_that_does_not_fit(weights: torch.Tensor | None, says: str)
     )
     quantized = models.quantized(SparseOnly(module), ["int8"]).embeddings
     (table,) = Lookups(quantized, quantized.embeddings, 4096).tables
-    source = CheckpointRows({} if weights is None else {"m.t0.weight": weights}, "m")
+    given_rows = {} if weights is None else {"m.t0.weight": weights}
+    source = StateDictRows(given_rows, "m.", "the checkpoint")
     with pytest.raises(ValueError, match=says):
-        source.rows(table, 0, 5)
+        source.check(table)

@@ -4,7 +4,7 @@ import io
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torchrec_bls import _native
 from torchrec_bls.records import Whole, decode
 
 # Contiguous tensors of a segment, and their places in bytes.
-Parts = list[tuple[torch.Tensor, int]]
+Parts = Iterable[tuple[torch.Tensor, int]]
 
 # Name, dtype, shape and place of each tensor.
 _Directory = list[tuple[str, str, list[Whole], Whole]]
@@ -96,7 +96,7 @@ def dense_parts(dense: Mapping[str, Any], tables_end: int) -> tuple[Parts, int]:
     if others:
         dense |= {_OTHERS: torch.frombuffer(bytearray(encoded(others)), dtype=torch.uint8)}
     begin, size = behind(tables_end), 0
-    tensors: Parts = []
+    tensors: list[tuple[torch.Tensor, int]] = []
     directory = []
     for name, tensor in dense.items():
         tensors.append((tensor.detach().cpu().contiguous(), size))
@@ -106,7 +106,7 @@ def dense_parts(dense: Mapping[str, Any], tables_end: int) -> tuple[Parts, int]:
     head = bytearray(_HEAD.pack(_MAGIC, len(text)) + text)
     first = behind(begin + len(head))
     parts = [(torch.frombuffer(head, dtype=torch.uint8), begin)]
-    return parts + [(tensor, first + at) for tensor, at in tensors], first + size
+    return [*parts, *((tensor, first + at) for tensor, at in tensors)], first + size
 
 
 def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, Any] | None:

@@ -31,14 +31,29 @@ class Generation:
         version: name of the version.
         serial: serial number of the version among those that have served, counted from 1.
         segments: segments by rank.
-        offsets: places of the shards in the segments of their owners, in bytes.
-        tables: layouts of the tables by name.
-        item_bytes: bytes of a weight.
 
     Attributes:
         version: see above.
         serial: see above.
         segments: see above. They stay mapped while the generation is used.
+    """
+
+    def __init__(self, version: str, serial: int, segments: Sequence[_native.TableSegment]) -> None:
+        self.version = version
+        self.serial = serial
+        self.segments = list(segments)
+
+
+class FloatGeneration(Generation):
+    """Float tables of one version.
+
+    Args:
+        version: see Generation.
+        serial: see Generation.
+        segments: see Generation.
+        offsets: places of the shards in the segments of their owners, in bytes.
+        tables: layouts of the tables by name.
+        item_bytes: bytes of a weight.
     """
 
     def __init__(
@@ -50,9 +65,7 @@ class Generation:
         tables: Mapping[str, TableLayout],
         item_bytes: int,
     ) -> None:
-        self.version = version
-        self.serial = serial
-        self.segments = list(segments)
+        super().__init__(version, serial, segments)
         self._offsets = offsets
         self._tables = tables
         self._item_bytes = item_bytes

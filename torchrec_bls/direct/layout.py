@@ -3,7 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchrec.distributed.types import ParameterSharding, ShardMetadata
@@ -76,6 +76,21 @@ class TableLayout:
             raise ValueError(
                 f"the shards of table '{self.name}' do not cover its {self.columns} columns"
             )
+
+    def in_whole_rows(self) -> "TableLayout":
+        """Returns the layout with shards of all columns. A plan for stored rows may count columns
+        in bytes or packed numbers."""
+        shards = tuple(replace(each, first_column=0, columns=self.columns) for each in self.shards)
+        return replace(self, shards=shards)
+
+    def has_each_row_once(self) -> bool:
+        """Returns whether the shards are blocks of whole rows that make up the table."""
+        end = 0
+        for first_row, rows in sorted((shard.first_row, shard.rows) for shard in self.shards):
+            if rows and first_row != end:
+                return False
+            end += rows
+        return end == self.rows
 
     def _in_equal_blocks(self, shards: list[Shard]) -> list[Shard]:
         blocks = sorted(shards, key=lambda shard: (shard.first_row, shard.owner))

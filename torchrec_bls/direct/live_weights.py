@@ -33,18 +33,26 @@ class LiveWeights:
     Args:
         storages: one tensor for each piece of memory with shards, covering the whole piece.
         views: other tensors that may lie in this memory; those that do not are left alone.
+        begin: place of the first of `storages` in the memory that is shown, in bytes.
+        wrappers: tensors that count the writes through them alone, to tensors among `views`.
 
     Attributes:
-        offsets: places of `storages` in a segment, in bytes.
-        segment_bytes: bytes that a segment needs.
+        offsets: places of `storages` in the memory that is shown, in bytes.
+        segment_bytes: bytes up to the end of the last one.
         behind: why the tensors show an older generation than lookups read; empty if they do not.
     """
 
-    def __init__(self, storages: Sequence[torch.Tensor], views: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        storages: Sequence[torch.Tensor],
+        views: Iterable[torch.Tensor],
+        begin: int = _native.FIRST_TABLE_OFFSET,
+        wrappers: Iterable[torch.Tensor] = (),
+    ) -> None:
         self._storages = [storage for storage in storages if storage.nbytes]
         self.offsets: list[int] = []
         self.behind = ""
-        at = _native.FIRST_TABLE_OFFSET
+        at = begin
         # Of each memory: the storages in it, and their offsets in a segment.
         self._memory: dict[int, list[tuple[torch.Tensor, int]]] = {}
         for storage in self._storages:
@@ -53,7 +61,8 @@ class LiveWeights:
             at += -(-storage.nbytes // _ALIGNMENT) * _ALIGNMENT
         self.segment_bytes = at
         self._places = self._places_of(views)
-        self._counted = _one_of_each_counter([place.tensor for place in self._places])
+        shown = [place.tensor for place in self._places]
+        self._counted = _one_of_each_counter([*shown, *wrappers])
         self._versions = self._sum_of_versions()
         self._published: int | None = None
 
@@ -72,14 +81,14 @@ class LiveWeights:
                 return offset + distance
         raise ValueError("the tensor is in none of the storages")
 
-    def move_to(self, view: _native.PrivatePages) -> None:
-        """Makes all tensors show the tables of a segment, and frees their former memory.
+    def move_to(self, view: _native.PrivatePages | _native.TableWindow) -> None:
+        """Makes all tensors show other tables, and frees their former memory.
 
         It may be called again if it was interrupted. Until it returns, no other thread may use the
         tensors.
 
         Args:
-            view: private view of the segment in this process.
+            view: private view of a segment, or of several, in this process.
         """
         pages = torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
         self._memory = {}

@@ -1,40 +1,29 @@
 """The tables of a sharded module in shared memory, with one segment for each rank."""
 
-import warnings
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
-
-import torch
-import torch.distributed as dist
+from itertools import chain
+from typing import Any
 
 from torchrec_bls import _native
-from torchrec_bls.collective.transport.rendezvous import Rendezvous
-from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.file_holders import holder_of, is_held
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.live_weights import LiveWeights
+from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
 
-# Serial number of the version that the first forward makes.
-_FIRST_SERIAL = 1
-
 
 @dataclass(frozen=True)
-class SharedTables:
+class SharedTables(ABC):
     """The facts that all versions of a module's tables share.
 
     Attributes:
         page: control page, which says which versions there are, and where.
         digest: digest of the layouts.
         layouts: layouts of the tables, by name.
-        offsets: places of the shards in the segments of their owners, in bytes.
         sizes: bytes of the tables in the segments, by owner. Dense weights may follow the tables.
-        dtype: dtype of the weights.
         huge_pages: whether new segments ask for pages of 2 MiB.
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
@@ -43,23 +32,14 @@ class SharedTables:
     page: _native.ControlPage
     digest: bytes
     layouts: Mapping[str, TableLayout]
-    offsets: Mapping[tuple[str, Shard], int]
     sizes: Sequence[int]
-    dtype: torch.dtype
     huge_pages: bool
-    process: Process = field(default_factory=this_process)
+    process: Process = field(default_factory=this_process, kw_only=True)
 
     @property
     def owners(self) -> int:
         """Returns the number of ranks that have tables."""
         return len(self.sizes)
-
-    def shards_of(self, owner: int) -> Iterator[tuple[TableLayout, Shard]]:
-        """Yields the shards that have rows and columns."""
-        for layout in self.layouts.values():
-            for shard in layout.shards:
-                if shard.owner == owner and shard.rows * shard.columns:
-                    yield layout, shard
 
     def create(
         self,
@@ -73,19 +53,20 @@ class SharedTables:
         Args:
             owner: rank that owns the segment.
             version: name of the version.
-            parts: contiguous tensors, and their places in the segment, in bytes.
+            parts: contiguous tensors, and their places in the segment, in bytes. They are copied
+                one after the other.
             dense: weights of the version that are published with the tables, by name.
 
         Raises:
             RendezvousError: there is no memory for the segment.
         """
-        behind: Parts = []
+        behind: Parts = ()
         size = self.sizes[owner]
         if dense is not None:
             behind, size = dense_parts(dense, size)
         return _native.TableSegment.create(
             (owner, version, self.digest),
-            parts + behind,
+            chain(parts, behind),
             size,
             self.huge_pages,
         )
@@ -153,172 +134,40 @@ class SharedTables:
         self.dense_weights(owner, segment)
         return segment
 
-    def check_places(self) -> None:
-        """Raises ProtocolError if a shard does not lie in the segment of its owner."""
-        for layout in self.layouts.values():
-            for shard in layout.shards:
-                offset = self.offsets[layout.name, shard]
-                end = offset + shard.rows * shard.columns * self.dtype.itemsize
-                size = self.sizes[shard.owner]
-                if not _native.FIRST_TABLE_OFFSET <= offset <= end <= size:
-                    raise ProtocolError(
-                        f"rank {shard.owner} has a shard of table '{layout.name}' at bytes "
-                        f"{offset} to {end} of {size}: install one version of torchrec-bls "
-                        "everywhere"
-                    )
+    @abstractmethod
+    def parts(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Parts:
+        """Returns the content of an owner's next segment from a state dict: contiguous tensors and
+        their places, in bytes. They may be made one by one, while the segment is filled. What a
+        caller can get wrong is checked before.
 
+        Args:
+            owner: rank that owns the segment.
+            prefix: prefix of the tables' names in the state dict.
+            state_dict: the state dict.
+
+        Raises:
+            ValueError: a table is missing, or has a wrong shape or dtype.
+        """
+
+    @abstractmethod
     def generation(
         self, version: str, serial: int, segments: Sequence[_native.TableSegment]
     ) -> Generation:
-        """Returns the generation that consists of the segments of all owners."""
-        item_bytes = self.dtype.itemsize
-        return Generation(version, serial, segments, self.offsets, self.layouts, item_bytes)
+        """Returns the generation that consists of the segments of all owners. What lookups read of
+        it is mapped.
+
+        Raises:
+            BLSError: it can't be mapped.
+        """
+
+    @abstractmethod
+    def check_places(self) -> None:
+        """Raises ProtocolError if something does not lie in the segment of its owner."""
 
     def owners_gone(self) -> list[int]:
         """Returns the owners that no living process publishes for. Their tables are still
         served."""
         return [owner for owner in range(self.owners) if not is_alive(self.page.process(owner))]
-
-
-@dataclass(frozen=True)
-class OwnTables:
-    """The weights that a rank puts into its segment.
-
-    Attributes:
-        live: the rank's weights.
-        shards: tensors of its shards, [rows, columns], in the memory of `live`.
-    """
-
-    live: LiveWeights
-    shards: Mapping[tuple[str, Shard], torch.Tensor]
-
-
-def share_tables(
-    group: dist.ProcessGroup,
-    name: str,
-    deadline: float,
-    tables: Sequence[TableLayout],
-    own: OwnTables,
-    dtype: torch.dtype,
-    huge_pages: bool,
-    session: str = "",
-) -> tuple[SharedTables, Generation]:
-    """Makes this rank's segment and maps those of all other ranks, collectively.
-
-    Args:
-        group: ranks of one host.
-        name: name of the module.
-        deadline: seconds of each wait for the other ranks.
-        tables: layouts of the tables, the same on every rank.
-        own: weights of this rank.
-        dtype: dtype of the weights.
-        huge_pages: whether to ask for pages of 2 MiB.
-        session: session of the module's agreement.
-
-    Raises:
-        RendezvousError: a rank has no memory for its tables, or cannot map another rank's; all
-            ranks raise.
-    """
-    rendezvous = Rendezvous(group, f"{name} tables", deadline, session=session)
-    digest = digest_of(tables)
-    with rendezvous.own_part():
-        segment = _native.TableSegment.create(
-            (group.rank(), FIRST_VERSION, digest),
-            own.live.storages(),
-            own.live.segment_bytes,
-            huge_pages,
-        )
-        page = _native.ControlPage.create(group.size(), digest) if group.rank() == 0 else None
-    offsets = [own.live.offset_of(own.shards[key]) for key in _keys_of(tables, group.rank())]
-    # Ranks have different numbers of shards, but all records need one form.
-    own_offsets = " ".join(map(str, offsets))
-    record = {
-        "address": segment.address,
-        "offsets": own_offsets,
-        "page": page.address if page is not None else [0] * 5,
-    }
-    records = rendezvous.exchange("tables", record)
-    segments: list[_native.TableSegment] = []
-    places: dict[tuple[str, Shard], int] = {}
-    with rendezvous.own_part():
-        if page is None:
-            page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
-        for rank, told_by in enumerate(records):
-            label = (rank, FIRST_VERSION, digest)
-            segments.append(
-                segment
-                if rank == group.rank()
-                else _native.TableSegment.open(tuple(told_by["address"]), label)
-            )
-            told = [int(offset) for offset in told_by["offsets"].split()]
-            places |= _places(tables, rank, told, segments[-1].size, dtype.itemsize)
-        page.take_over(group.rank(), 0, this_process().identity)
-        page.record(group.rank(), _FIRST_SERIAL, FIRST_VERSION, segment.address)
-        page.announce(group.rank(), _FIRST_SERIAL)
-    rendezvous.exchange("mapped", {})
-    own.live.move_to(_native.PrivatePages(segment))
-    # They end with the module. So nobody can publish here any more.
-    end = weakref.finalize(own.live, _abandon, page, group.rank(), this_process().identity)
-    end.atexit = False
-    layouts = {table.name: table for table in tables}
-    sizes = [each.size for each in segments]
-    shared = SharedTables(page, digest, layouts, places, sizes, dtype, huge_pages)
-    return shared, shared.generation(FIRST_VERSION, _FIRST_SERIAL, segments)
-
-
-def agree_on_direct_reads(
-    group: dist.ProcessGroup, name: str, deadline: float, reason: str, session: str = ""
-) -> str:
-    """Returns why the ranks can't read tables directly, the same on all; empty if they can.
-
-    Args:
-        group: the module's ranks.
-        name: name of the module.
-        deadline: seconds to wait for the other ranks.
-        reason: reason why this rank can't; empty if it can.
-        session: session of the module's agreement.
-    """
-    refusal, apart = find_obstacles(group, name, deadline, reason, session)
-    return refusal or apart
-
-
-def find_obstacles(
-    group: dist.ProcessGroup, name: str, deadline: float, reason: str, session: str = ""
-) -> tuple[str, str]:
-    """Returns which rank has a reason not to read tables directly, and which ranks are on different
-    hosts; each is empty if there is none. The arguments are those of `agree_on_direct_reads`."""
-    rendezvous = Rendezvous(group, f"{name} direct reads", deadline, session=session)
-    records = rendezvous.exchange("possible", {"reason": reason, "host": this_process().host})
-    reasons = [(rank, record["reason"]) for rank, record in enumerate(records) if record["reason"]]
-    names = rendezvous.names
-    refusal = f"{names.of(reasons[0][0])}: {reasons[0][1]}" if reasons else ""
-    hosts = [record["host"] for record in records]
-    if len(set(hosts)) == 1:
-        return refusal, ""
-    other = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
-    apart = names.of_all([0, other])
-    return refusal, f"{apart} are on different hosts, or in different PID or user namespaces"
-
-
-def warn_of_exchange(group: dist.ProcessGroup, name: str, reason: str) -> None:
-    """Says once, on rank 0, that a module exchanges with lookup="auto". All ranks know the same.
-
-    Args:
-        group: the module's ranks.
-        name: name of the module.
-        reason: what `agree_on_direct_reads` has returned.
-    """
-    if group.rank() == 0:
-        warnings.warn(
-            f'{name}: lookup="auto" exchanges ids and embeddings, and ranks wait for each other. '
-            f'{reason}. lookup="direct" refuses instead, and lookup="exchange" is silent',
-            stacklevel=3,
-        )
-
-
-def _abandon(page: _native.ControlPage, rank: int, identity: int) -> None:
-    if identity == this_process().identity:  # not in a fork, whose parent may go on
-        page.abandon(rank)
 
 
 def _elsewhere(
@@ -341,29 +190,3 @@ def _elsewhere(
             "limit of open files (ulimit -n)"
         ) from error
     return None if holder is None else (*holder, device, inode, size)
-
-
-def _keys_of(tables: Sequence[TableLayout], rank: int) -> list[tuple[str, Shard]]:
-    return [
-        (table.name, shard) for table in tables for shard in table.shards if shard.owner == rank
-    ]
-
-
-def _places(
-    tables: Sequence[TableLayout], rank: int, offsets: Sequence[int], size: int, item_bytes: int
-) -> dict[tuple[str, Shard], int]:
-    """Returns the places of a rank's shards, which it announced as `offsets`."""
-    keys = _keys_of(tables, rank)
-    if len(keys) != len(offsets):
-        _refuse(rank, f"{len(offsets)} shards, but the plan gives it {len(keys)}")
-    for (table, shard), offset in zip(keys, offsets, strict=True):
-        end = offset + shard.rows * shard.columns * item_bytes
-        if not _native.FIRST_TABLE_OFFSET <= offset <= end <= size:
-            _refuse(rank, f"a shard of table '{table}' at bytes {offset} to {end} of {size}")
-    return dict(zip(keys, offsets, strict=True))
-
-
-def _refuse(rank: int, what: str) -> NoReturn:
-    raise RendezvousError(
-        f"rank {rank} announced {what}. Install one version of torchrec-bls on all ranks"
-    )

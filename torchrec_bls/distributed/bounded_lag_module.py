@@ -19,7 +19,7 @@ from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.forwards import Forwards
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
@@ -301,12 +301,10 @@ class BoundedLagModule:
         return lookup is not None and lookup.is_direct
 
     @property
-    def direct_reads(self) -> DirectReads | None:
-        """Returns the direct reads of float tables; None before the first forward, or without
-        any."""
+    def direct_reads(self) -> AnyReads | None:
+        """Returns the direct reads; None before the lookup is chosen, or without any."""
         lookup = self._bls.lookup
-        reads = lookup.reads if isinstance(lookup, DirectLookup) else None
-        return reads if isinstance(reads, DirectReads) else None
+        return lookup.reads if isinstance(lookup, DirectLookup) else None
 
     @property
     def version(self) -> str:

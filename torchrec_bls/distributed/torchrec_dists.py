@@ -9,7 +9,7 @@ from torch import nn
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_bls.direct.reads.direct_reads import OutputForm
+from torchrec_bls.direct.reads.float_reads import OutputForm
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.inputs.equal_rows import UniqueRows
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch

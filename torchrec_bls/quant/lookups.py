@@ -1,5 +1,6 @@
 """TorchRec's quantized modules, with their weights in other memory."""
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from torchrec.tensor_types import UInt2Tensor, UInt4Tensor
 
 from torchrec_bls.quant.stored_tables import StoredTable
 
+# Child of a module in which its lookups are registered, if they are.
+_REGISTERED = "tbes"
 _PACKED = {DataType.INT4: UInt4Tensor, DataType.INT2: UInt2Tensor}
 
 
@@ -30,7 +33,8 @@ class Lookups:
     """The lookups of a quantized EmbeddingBagCollection or EmbeddingCollection.
 
     Args:
-        module: TorchRec's module, with weights on the CPU or the meta device. `move_to` changes it.
+        module: TorchRec's module, with weights on the CPU or the meta device. `move_to` and
+            `take_over` change it.
         children: nn.ModuleDict in it that has the tables, by name.
         page: bytes of a page; the weights of each lookup begin on a page.
 
@@ -66,18 +70,30 @@ class Lookups:
         Returns:
             The tensors through which the weights may be written to.
         """
-        views: list[torch.Tensor] = [memory]
+        views: list[torch.Tensor] = []
         self.take_over()
         for configs, lookup, begin in zip(self.configs, self.made, self.begins, strict=True):
             lookup.weights_host = memory[begin : begin + lookup.host_size]
-            views += self.show(configs, lookup)
+            views += [lookup.weights_host, *self.show(configs, lookup)]
         return views
+
+    def bound_to(self, memory: torch.Tensor) -> Any:
+        """Returns a module that looks up in `memory`, and shows none of it. This one stays as it
+        is, so that a thread which is in a lookup goes on in the memory that it began with."""
+        module = _shallow_copy(self._module)
+        module._emb_modules = [
+            _shallow_copy(lookup, weights_host=memory[begin : begin + lookup.host_size])
+            for lookup, begin in zip(self.made, self.begins, strict=True)
+        ]
+        module._device = torch.device("cpu")
+        module._table_name_to_quantized_weights = None
+        for name, child in self._module.named_children():
+            if child is self._children or name == _REGISTERED:
+                del module._modules[name]
+        return module
 
     def take_over(self) -> None:
         """Gives the module the new lookups, and frees its own weights."""
-        for lookup in self.made:
-            lookup.weight_initialized = True
-            lookup.initialize_logical_weights_placements_and_offsets()
         module = self._module
         module._emb_modules = self.made
         if module.register_tbes:
@@ -144,7 +160,7 @@ def _stored_table(config: Any, lookup: Any, spec: Any, begin: int) -> StoredTabl
 
 def _on_cpu(lookup: Any) -> Any:
     """Returns a lookup of the same tables, with no memory for weights and no check of ids."""
-    return IntNBitTableBatchedEmbeddingBagsCodegen(
+    made = IntNBitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[
             (*spec[:4], EmbeddingLocation.HOST)  # modules on the meta device have another location
             for spec in lookup.embedding_specs
@@ -156,6 +172,19 @@ def _on_cpu(lookup: Any) -> Any:
         output_dtype=SparseType.from_int(lookup.output_dtype),
         row_alignment=lookup.row_alignment,
     )
+    made.weight_initialized = True
+    made.initialize_logical_weights_placements_and_offsets()
+    return made
+
+
+def _shallow_copy(module: Any, **changed: Any) -> Any:
+    """Returns a module of the same parts, of which others may be put into either."""
+    made = copy.copy(module)
+    for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        made.__dict__[name] = copy.copy(made.__dict__[name])
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
 
 
 def _as_it_is(weight: torch.Tensor) -> torch.Tensor:

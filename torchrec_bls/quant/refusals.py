@@ -10,7 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
 )
 from torchrec.distributed.types import ParameterSharding
 
-from torchrec_bls.direct.layout import TableLayout, layouts_of
+from torchrec_bls.direct.layout import layouts_of
 from torchrec_bls.quant.stored_tables import is_supported
 
 
@@ -29,12 +29,14 @@ def why_not(
     configs = [each for tables in module._key_to_tables.values() for each in tables]
     return (
         _why_not_planned(configs, params)
-        or _why_not_module(module)
+        or why_not_read(module)
         or _why_no_weights(module, checkpoint)
     )
 
 
-def _why_not_module(module: Any) -> str:
+def why_not_read(module: Any) -> str:
+    """Returns why no lookup of a quantized module can read rows as they are stored; empty if all
+    can."""
     for lookup in module._emb_modules:
         if type(lookup) is not IntNBitTableBatchedEmbeddingBagsCodegen:
             return f"a lookup is a {type(lookup).__name__}, whose rows are not in one piece"
@@ -63,18 +65,9 @@ def _why_not_planned(configs: Sequence[Any], params: Mapping[str, ParameterShard
                 f"table '{table.name}' is planned in columns, but a stored row has one scale and "
                 "shift for all of them: plan it table_wise or row_wise"
             )
-        if not _has_each_row_once(table):
+        if not table.has_each_row_once():
             return f"the shards of table '{table.name}' in the plan are not its {table.rows} rows"
     return ""
-
-
-def _has_each_row_once(table: TableLayout) -> bool:
-    end = 0
-    for first_row, rows in sorted((shard.first_row, shard.rows) for shard in table.shards):
-        if rows and first_row != end:
-            return False
-        end += rows
-    return end == table.rows
 
 
 def _why_no_weights(module: Any, checkpoint: Mapping[str, torch.Tensor] | None) -> str:

@@ -17,8 +17,9 @@ from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.quant.batches import QuantInputCheck, is_weighted
 from torchrec_bls.quant.lookups import Lookups
+from torchrec_bls.quant.shared_rows import page_bytes
 from torchrec_bls.quant.stored_dists import STORED, exchange_lookup
-from torchrec_bls.quant.stored_reads import direct_lookup, page_bytes
+from torchrec_bls.quant.stored_reads import direct_lookup
 from torchrec_bls.quant.stored_tables import row_source
 
 
@@ -79,13 +80,13 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
             [STORED],
         )
         children: nn.ModuleDict = getattr(module, tables_name)
-        lookups = Lookups(module, children, page_bytes(config) if reads_directly else 1)
+        lookups = Lookups(module, children, page_bytes(config.huge_pages) if reads_directly else 1)
         source = row_source(
-            module._emb_modules, lookups.begins, checkpoint, f"{prefix}{tables_name}"
+            module._emb_modules, lookups.begins, checkpoint, f"{prefix}{tables_name}."
         )
-        shards = {table.name: table.shards for table in layouts_of(configs, params)}
+        layouts = [table.in_whole_rows() for table in layouts_of(configs, params)]
         lookup_of = direct_lookup if reads_directly else exchange_lookup
-        self._lookup = lookup_of(self._bls, module, lookups, shards, source)
+        self._lookup = lookup_of(self._bls, module, lookups, layouts, source)
         self.choose_lookup()
         # It is not registered: its content has the names of the unsharded module here.
         self._unsharded = (module,)

@@ -16,7 +16,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
-from torchrec_bls.direct.shared_tables import find_obstacles, warn_of_exchange
+from torchrec_bls.direct.obstacles import find_obstacles, warn_of_exchange
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.sharder import sharding_group

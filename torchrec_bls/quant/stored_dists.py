@@ -1,6 +1,6 @@
 """The dists of a quantized module whose rows travel as they are stored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from torchrec_bls.direct.layout import Shard
+from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.distributed.exchange_lookup import ExchangeLookup
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchanges.exchange import Pending
@@ -129,7 +129,7 @@ def exchange_lookup(
     state: ModuleState,
     module: Any,
     lookups: Lookups,
-    shards: Mapping[str, Sequence[Shard]],
+    layouts: Sequence[TableLayout],
     source: RowSource,
 ) -> ExchangeLookup:
     """Puts this rank's rows of a module into its own memory. Waits for no other rank.
@@ -138,7 +138,7 @@ def exchange_lookup(
         state: state of the sharded module.
         module: TorchRec's quantized module, whose own weights are freed.
         lookups: lookups of the module.
-        shards: shards of each table, by its name.
+        layouts: shards of the tables, in whole rows.
         source: source of the rows.
 
     Raises:
@@ -146,6 +146,7 @@ def exchange_lookup(
             their first batch.
     """
     group = state.exchanges.group
+    shards = {table.name: table.shards for table in layouts}
     try:
         rows = LocalRows(lookups, shards, source, group.rank())
     except BaseException as error:

@@ -1,90 +1,146 @@
 """Lookups of a quantized module in the rows of all ranks."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
+from torchrec_bls import _native
 from torchrec_bls.collective.exchange_options import timeout_of
-from torchrec_bls.direct.arguments import FIRST_VERSION
-from torchrec_bls.direct.layout import Shard
+from torchrec_bls.direct.dense_weights import Parts
+from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.layout import TableLayout
+from torchrec_bls.direct.live_weights import LiveWeights
+from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
-from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings
-from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.sharing import abandon_with
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.module_state import ModuleState
-from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up
+from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up, needs_ids
 from torchrec_bls.quant.lookups import Lookups
-from torchrec_bls.quant.shared_rows import HUGE_PAGE, SMALL_PAGE, SharedRows
+from torchrec_bls.quant.shared_rows import RowsGeneration, SharedRows, share_rows
 from torchrec_bls.quant.stored_tables import RowSource
 
 
-class StoredReads:
+@dataclass(frozen=True)
+class BoundModule:
+    """What lookups read of one generation; see View.
+
+    Attributes:
+        generation: generation that is read.
+        module: TorchRec's module, whose weights are the window of the generation.
+    """
+
+    generation: RowsGeneration
+    module: Any
+
+
+class StoredReads(DirectReads[BoundModule]):
     """Looks batches up with TorchRec's own module, whose weights are the rows of all ranks.
 
     Args:
-        where: name of the module and its rank.
-        module: TorchRec's quantized module, which looks up in `rows`.
-        rows: rows of all ranks.
-        views: tensors through which the weights may be written to.
-        input_check: input check of the sharded module.
+        where: see DirectReads.
+        tables: tables in shared memory.
+        generation: generation that is read.
+        live: see DirectReads. They show the window that is read.
+        rank: see DirectReads.
+        configs: see DirectReads.
+        module: TorchRec's quantized module. Of each generation it gets a copy without its rows.
+        lookups: lookups of `module`.
+        input_check: input check of the module.
 
     Attributes:
-        rows: see above. They are kept, so that tables outlive their owners.
+        tables: see above.
     """
+
+    tables: SharedRows
+    _other_cure: ClassVar[str] = ""
 
     def __init__(
         self,
         where: str,
+        tables: SharedRows,
+        generation: RowsGeneration,
+        live: LiveWeights | None,
+        rank: int | None,
+        configs: Sequence[Any],
         module: Any,
-        rows: SharedRows,
-        views: Sequence[torch.Tensor],
+        lookups: Lookups,
         input_check: InputCheck,
     ) -> None:
-        self._where = where
+        super().__init__(where, tables, live, rank, configs)
         self._module = module
-        self.rows = rows
-        self._views = views
-        self._version = self._versions()
+        self._lookups = lookups
         self._input_check = input_check
-        self._is_sequence = hasattr(module, "need_indices")
+        self._is_sequence = not self.pooled
+        self._view = self._bound_to(generation)
 
-    def output(self, batch: CheckedBatch) -> DirectEmbeddings:
-        """Returns the embeddings of a batch, as the unsharded module does.
+    @property
+    def pooled(self) -> bool:
+        """See DirectReads."""
+        return not hasattr(self._module, "need_indices")
 
-        Raises:
-            ValueError: the weights were written to.
-        """
-        if self._versions() != self._version:
-            raise ValueError(
-                f"{self._where}: its weights were written to, but its tables are sealed, and other "
-                "ranks read them as they were. Load weights before the module is sharded, and "
-                "shard anew to change them"
-            )
+    def look_up(self, view: BoundModule, batch: CheckedBatch) -> Any:
+        """See DirectReads."""
         features = batch.features
         if self._is_sequence:
             features = kept(features)  # the output has its lengths, and may have its ids
-        embeddings = looked_up(self._module, features, self._input_check)
-        return DirectEmbeddings(embeddings, FIRST_VERSION)
+        return looked_up(view.module, features, self._input_check)
 
-    def abandon(self) -> None:
-        """Does nothing: only the ranks of the module read the rows."""
+    def live_parts(self) -> Parts:
+        """See DirectReads."""
+        assert self.live is not None
+        [(memory, _)] = self.live.storages()
+        return [
+            (memory[share.begin : share.end], share.offset)
+            for share in self.tables.rows.shares
+            if share.owner == self.rank
+        ]
 
-    def _versions(self) -> int:
-        return sum([view._version for view in self._views])
+    def shown_by(self, module: nn.Module, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """See DirectReads. Quantized weights are buffers."""
+        tables = prefix_of(name, self.pooled)[:-1]
+        of_tables = module.get_submodule(tables.rpartition(".")[2])
+        for each, buffer in of_tables.named_buffers(tables):
+            yield each, getattr(buffer, "elem", buffer)
+
+    def as_json(self) -> dict[str, Any]:
+        """See DirectReads."""
+        return output_of(self._module)
+
+    def _next_view(self, generation: Generation) -> BoundModule:
+        assert isinstance(generation, RowsGeneration)
+        read = self.generation
+        if (generation.serial, generation.version) == (read.serial, read.version):
+            generation = generation.mapped_anew()  # this process may have written to it
+        return self._bound_to(generation)
+
+    def _bound_to(self, generation: RowsGeneration) -> BoundModule:
+        memory = torch.frombuffer(generation.window, dtype=torch.uint8)
+        return BoundModule(generation, self._lookups.bound_to(memory))
+
+    def _shown(self, view: BoundModule) -> _native.TableWindow:
+        return view.generation.window
 
 
-def page_bytes(config: BLSConfig) -> int:
-    """Returns the size of the pages that rows are cut by, in bytes."""
-    return HUGE_PAGE if config.huge_pages else SMALL_PAGE
+def output_of(module: Any) -> dict[str, Any]:
+    """Returns what two quantized modules have to share beside their tables, for the same output."""
+    return {
+        "output": str(module.output_dtype()),
+        "row_alignment": int(module.row_alignment),
+        "with_ids": needs_ids(module),
+    }
 
 
 def direct_lookup(
     state: ModuleState,
     module: Any,
     lookups: Lookups,
-    shards: Mapping[str, Sequence[Shard]],
+    layouts: Sequence[TableLayout],
     source: RowSource,
 ) -> DirectLookup:
     """Puts a module's rows where all ranks of the host read them, collectively.
@@ -93,7 +149,7 @@ def direct_lookup(
         state: state of the sharded module.
         module: TorchRec's quantized module, whose own weights are freed.
         lookups: lookups of the module.
-        shards: shards of each table, by its name.
+        layouts: shards of the tables, in whole rows.
         source: source of the rows.
 
     Raises:
@@ -102,15 +158,23 @@ def direct_lookup(
     """
     exchanges, check = state.exchanges, state.input_check
     group, config = exchanges.group, exchanges.config
-    rows = SharedRows(
+    tables, generation = share_rows(
         group,
         exchanges.name,
         timeout_of(group) if config.deadline is None else config.deadline,
         lookups.tables,
-        shards,
+        layouts,
         source,
         config.huge_pages,
     )
-    reads = StoredReads(state.where, module, rows, lookups.move_to(rows.memory), check)
-    no_gradients = f"{state.where}: {NO_GRADIENTS}"
-    return DirectLookup(reads, check, no_gradients)
+    memory = torch.frombuffer(generation.window, dtype=torch.uint8)
+    shown = lookups.move_to(memory)
+    wrappers = [each for each in shown if hasattr(each, "elem")]
+    plain = [getattr(each, "elem", each) for each in shown]
+    live = LiveWeights([memory], plain, 0, wrappers)
+    abandon_with(live, tables.page, group.rank())
+    configs = list(state.tables)
+    reads = StoredReads(
+        state.where, tables, generation, live, group.rank(), configs, module, lookups, check
+    )
+    return DirectLookup(reads, check, f"{state.where}: {NO_GRADIENTS}")

@@ -11,8 +11,14 @@ from typing import Any, Protocol
 import torch
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, DataType
 
+from torchrec_bls.direct.new_weights import check_is_dense
+
 _WITH_SCALE = (DataType.INT8, DataType.INT4, DataType.INT2)
 _FLOATS = {DataType.FP16: torch.float16, DataType.FP32: torch.float32}
+# Bytes of scale and shift.
+_SCALE_BYTES = 4
+# Dtypes of weights in a state dict.
+_GIVEN = (torch.float32, torch.float16, torch.uint8)
 # Bytes of a checkpoint that are quantized at once, and so are in memory twice.
 _CHUNK_BYTES = 64 << 20
 
@@ -48,6 +54,9 @@ class StoredTable:
 class RowSource(Protocol):
     """The source of a module's stored rows."""
 
+    def check(self, table: StoredTable) -> None:
+        """Raises ValueError if the rows of a table are missing, or do not fit it."""
+
     def rows(self, table: StoredTable, first: int, end: int) -> torch.Tensor:
         """Returns rows as they are stored, uint8 [end - first, row_bytes].
 
@@ -70,6 +79,9 @@ class ModuleRows:
             for lookup, begin in zip(lookups, begins, strict=True)
         ]
 
+    def check(self, table: StoredTable) -> None:
+        """See RowSource."""
+
     def rows(self, table: StoredTable, first: int, end: int) -> torch.Tensor:
         """See RowSource; a view of the module's weights."""
         begin, weights = next(
@@ -82,48 +94,95 @@ class ModuleRows:
         return stored.view(end - first, table.row_bytes)
 
 
-class CheckpointRows:
-    """Rows of a float checkpoint, quantized as TorchRec quantizes a module.
+class StateDictRows:
+    """Rows of a state dict of the float model, quantized as TorchRec quantizes a module; or of one
+    of the quantized model, which has rows as they are stored.
 
     Args:
-        checkpoint: float32 or float16 weights, [rows, columns], by name in the state dict.
-        prefix: prefix of the tables' names in the checkpoint.
+        state_dict: for each table by its name float32 or float16 weights, [rows, columns]; or
+            stored rows, uint8 [rows, bytes], with scale and shift in them, or beside them as
+            `weight_qscale` and `weight_qbias`.
+        prefix: prefix of the tables' names in the state dict.
+        what: what the state dict is, for messages.
     """
 
-    def __init__(self, checkpoint: Mapping[str, torch.Tensor], prefix: str) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, state_dict: Mapping[str, Any], prefix: str, what: str) -> None:
+        self._state_dict = state_dict
         self._prefix = prefix
+        self._what = what
+
+    def check(self, table: StoredTable) -> None:
+        """See RowSource."""
+        for weights in self._weights(table):
+            check_is_dense(f"{self._prefix}{table.name}.weight", weights)
 
     def rows(self, table: StoredTable, first: int, end: int) -> torch.Tensor:
         """See RowSource; only these rows are read and quantized."""
-        weights = self._weights(table)
+        weights, *scale_and_shift = self._weights(table)
         stored = torch.zeros(end - first, table.row_bytes, dtype=torch.uint8)
         step = max(1, _CHUNK_BYTES // (4 * table.columns))
         for begin in range(first, end, step):
             part = slice(begin, min(begin + step, end))
-            rows = _stored(weights[part].contiguous(), table.data_type)
+            rows = weights[part].contiguous()
+            if rows.dtype != torch.uint8:
+                rows = _stored(rows, table.data_type)
+            elif scale_and_shift:
+                of_rows = [each[part].contiguous().view(torch.uint8) for each in scale_and_shift]
+                rows = torch.cat([*of_rows, rows], dim=1)
             stored[begin - first : part.stop - first, : rows.shape[1]] = rows
         return stored
 
-    def _weights(self, table: StoredTable) -> torch.Tensor:
-        name = f"{self._prefix}.{table.name}.weight"
-        if name not in self._checkpoint:
+    def _weights(self, table: StoredTable) -> list[torch.Tensor]:
+        """Returns the weights, and scale and shift if these are beside them."""
+        name = f"{self._prefix}{table.name}.weight"
+        weights = _plain(self._entry(name, table))
+        if weights.device.type != "cpu" or weights.dtype not in _GIVEN:
             raise ValueError(
-                f"the checkpoint has no '{name}', the weights of table '{table.name}': give the "
-                "state dict of the float model, with its names"
+                f"'{name}' is {weights.dtype} on {weights.device} in {self._what}, but must be "
+                "on the CPU: float32 or float16 to be quantized, or uint8, the stored rows of a "
+                "quantized model"
             )
-        weights = self._checkpoint[name]
-        if tuple(weights.shape) != (table.rows, table.columns):
+        if weights.dtype != torch.uint8:
+            self._check_shape(name, weights, (table.rows, table.columns), "its table is")
+            return [weights.detach()]
+        is_split = f"{name}_qscale" in self._state_dict
+        is_stored = tuple(weights.shape) == (table.rows, table.used_bytes)
+        width = table.used_bytes - _SCALE_BYTES if is_split else table.row_bytes
+        if is_split or not is_stored:
+            rows = f"table '{table.name}' has {table.data_type.name} rows of"
+            self._check_shape(name, weights, (table.rows, width), rows)
+        beside = [
+            _plain(self._entry(f"{name}_{each}", table))
+            for each in (("qscale", "qbias") if is_split else ())
+        ]
+        for each in beside:
+            self._check_shape(f"{name}_qscale or _qbias", each, (table.rows, 1), "it must be")
+            if each.dtype != torch.float16:
+                raise ValueError(f"'{name}_qscale' or '_qbias' is {each.dtype}, not torch.float16")
+        return [weights.detach(), *beside]
+
+    def _entry(self, name: str, table: StoredTable) -> torch.Tensor:
+        if name not in self._state_dict:
             raise ValueError(
-                f"'{name}' has the shape {tuple(weights.shape)} in the checkpoint, but its table "
-                f"is {(table.rows, table.columns)}"
+                f"{self._what} has no '{name}', the weights of table '{table.name}': give the "
+                "state dict of the float model, or of the quantized one, with its names"
             )
-        if weights.dtype not in (torch.float32, torch.float16) or weights.device.type != "cpu":
+        value = self._state_dict[name]
+        if not isinstance(value, torch.Tensor):
             raise ValueError(
-                f"'{name}' is {weights.dtype} on {weights.device} in the checkpoint, but must be "
-                "float32 or float16 on the CPU to be quantized"
+                f"'{name}' is a {type(value).__name__} in {self._what}: give the whole table as a "
+                "tensor, since a page may have rows of two ranks"
             )
-        return weights.detach()
+        return value
+
+    def _check_shape(
+        self, name: str, given: torch.Tensor, expected: tuple[int, int], says: str
+    ) -> None:
+        if tuple(given.shape) != expected:
+            raise ValueError(
+                f"'{name}' has the shape {tuple(given.shape)} in {self._what}, but {says} "
+                f"{expected}"
+            )
 
 
 def row_source(
@@ -137,12 +196,12 @@ def row_source(
     Args:
         lookups: FBGEMM's modules.
         begins: first byte of each module's weights in the memory of all tables.
-        checkpoint: float weights, by name in the state dict; None: the lookups have the weights.
+        checkpoint: see StateDictRows; None: the lookups have the weights.
         prefix: prefix of the tables' names in the checkpoint.
     """
     if checkpoint is None:
         return ModuleRows(lookups, begins)
-    return CheckpointRows(checkpoint, prefix)
+    return StateDictRows(checkpoint, prefix, "the checkpoint")
 
 
 def is_supported(data_type: DataType) -> bool:
@@ -157,6 +216,12 @@ def stored_bytes(source: RowSource, table: StoredTable, begin: int, end: int) ->
     rows = source.rows(table, first, last).view(-1)
     skipped = begin - table.begin - first * table.row_bytes
     return rows[skipped : skipped + end - begin]
+
+
+def _plain(weights: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of TorchRec's tensors of packed numbers, and other tensors as they are."""
+    packed: torch.Tensor = getattr(weights, "elem", weights)
+    return packed
 
 
 def _stored(weights: torch.Tensor, data_type: DataType) -> torch.Tensor:

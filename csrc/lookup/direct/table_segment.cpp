@@ -50,14 +50,12 @@ std::byte* map_aligned(int fd, size_t bytes, int protection, int kind) {
   return at;
 }
 
-void check_parts(std::span<const TablePart> parts, size_t bytes) {
-  for (const TablePart& part : parts) {
-    if (part.offset < TableSegment::kFirstOffset || part.offset > bytes ||
-        part.bytes > bytes - part.offset) {
-      throw std::invalid_argument("a part of " + std::to_string(part.bytes) + " bytes at " +
-                                  std::to_string(part.offset) + " does not fit a segment of " +
-                                  std::to_string(bytes));
-    }
+void check_part(const TablePart& part, size_t bytes) {
+  if (part.offset < TableSegment::kFirstOffset || part.offset > bytes ||
+      part.bytes > bytes - part.offset) {
+    throw std::invalid_argument("a part of " + std::to_string(part.bytes) + " bytes at " +
+                                std::to_string(part.offset) + " does not fit a segment of " +
+                                std::to_string(bytes));
   }
 }
 
@@ -73,12 +71,15 @@ void write_at(int fd, const void* data, size_t bytes, size_t offset) {
 
 /// Writes through the descriptor: a child that is forked meanwhile would inherit a mapping to write
 /// to, which keeps the file from being sealed.
-void fill(int fd, const TableLabel& label, std::span<const TablePart> parts, size_t bytes) {
+void fill(int fd, const TableLabel& label, const NextPart& next, size_t bytes) {
   Header header{kMagic,       bytes, label.owner, static_cast<uint32_t>(label.version.size()),
                 label.layout, {}};
   std::memcpy(header.version.data(), label.version.data(), label.version.size());
   write_at(fd, &header, sizeof(header), 0);
-  for (const TablePart& part : parts) write_at(fd, part.data, part.bytes, part.offset);
+  while (const std::optional<TablePart> part = next()) {
+    check_part(*part, bytes);
+    write_at(fd, part->data, part->bytes, part->offset);
+  }
 }
 
 void collapse(int fd, size_t bytes) {
@@ -115,12 +116,21 @@ void check_label(const std::byte* data, size_t bytes, const TableLabel& expected
 
 TableSegment TableSegment::create(const TableLabel& label, std::span<const TablePart> parts,
                                   size_t bytes, bool huge_pages) {
+  size_t number = 0;
+  const NextPart next = [&]() -> std::optional<TablePart> {
+    if (number == parts.size()) return std::nullopt;
+    return parts[number++];
+  };
+  return create(label, next, bytes, huge_pages);
+}
+
+TableSegment TableSegment::create(const TableLabel& label, const NextPart& next, size_t bytes,
+                                  bool huge_pages) {
   if (!is_version(label.version)) throw std::invalid_argument("a label of no version");
   bytes = std::max(bytes, kFirstOffset);
-  check_parts(parts, bytes);
   const MemoryPurpose why = purpose(label);
   Descriptor file = create_memory_file(bytes, why);
-  fill(file.get(), label, parts, bytes);
+  fill(file.get(), label, next, bytes);
   if (huge_pages) collapse(file.get(), bytes);
   seal_memory_file(file.get(), true, why);
   return TableSegment(std::move(file));
@@ -143,8 +153,9 @@ TableSegment::TableSegment(Descriptor file) : file_(std::move(file)) {
   }
   data_ = map_aligned(file_.get(), bytes, PROT_READ, MAP_SHARED);
   size_ = bytes;
-  populate_table_pages(data_, size_);
 }
+
+void TableSegment::populate() const { populate_table_pages(data_, size_); }
 
 TableSegment::TableSegment(TableSegment&& other) noexcept
     : file_(std::move(other.file_)),

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -27,6 +29,10 @@ struct TablePart {
   size_t offset = 0;  ///< in the segment
 };
 
+/// Returns the next part of a segment, none after the last one. A part stays valid until the next
+/// call.
+using NextPart = std::function<std::optional<TablePart>()>;
+
 /// The shards of one rank in one version, in shared memory that nobody can change any more, not
 /// even its creator. Whoever maps it keeps a descriptor as well, so that it outlives its creator
 /// and can be handed on.
@@ -35,10 +41,12 @@ class TableSegment {
   /// Where the first part may begin.
   static constexpr size_t kFirstOffset = 4096;
 
-  /// Copies the parts. With `huge_pages` it asks for pages of 2 MiB, which make lookups faster and
-  /// take seconds per GB once; a kernel that has none leaves small ones. Throws
-  /// std::invalid_argument for parts that overlap the label or the end and for a label of no
-  /// version, ChannelError without memory.
+  /// Copies the parts, one after the other, so that they need not be in memory at once. With
+  /// `huge_pages` it asks for pages of 2 MiB, which make lookups faster and take seconds per GB
+  /// once; a kernel that has none leaves small ones. Throws std::invalid_argument for parts that
+  /// overlap the label or the end and for a label of no version, ChannelError without memory.
+  static TableSegment create(const TableLabel& label, const NextPart& next, size_t bytes,
+                             bool huge_pages);
   static TableSegment create(const TableLabel& label, std::span<const TablePart> parts,
                              size_t bytes, bool huge_pages);
   /// Maps what another process announced. Throws ChannelError if it is not there any more, is not
@@ -52,6 +60,10 @@ class TableSegment {
   TableSegment(const TableSegment&) = delete;
   TableSegment& operator=(const TableSegment&) = delete;
   ~TableSegment();
+
+  /// Has all pages there, for a lookup that reads through this mapping. Until then it takes
+  /// addresses alone.
+  void populate() const;
 
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }

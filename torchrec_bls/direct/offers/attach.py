@@ -8,29 +8,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.offers.collections import (
+    Collection,
+    collections_of,
+    terms_here,
+    terms_there,
+)
 from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule
 from torchrec_bls.direct.process import this_process
-from torchrec_bls.direct.reads.attached_collection import (
-    AttachedCollection,
-    Collection,
-    collections_of,
-    configs_of,
-    form_of,
-)
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.attached_collection import AttachedCollection
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.errors import BLSError, ProtocolError
 from torchrec_bls.lifetime import whole_at_forks
@@ -66,8 +63,8 @@ def attach(
 
     Args:
         model: model that is not sharded, with the names of the model there. Its
-            EmbeddingBagCollections and EmbeddingCollections, which may be on the device "meta", are
-            replaced. All other weights are overwritten.
+            EmbeddingBagCollections and EmbeddingCollections, float or quantized, which may be on
+            the device "meta", are replaced. All other weights are overwritten.
         path: path that a process of this host and user gave to `offer`.
         owner: rank whose process is gone; this process then publishes its tables. None: it
             publishes nothing.
@@ -94,7 +91,7 @@ def attach(
         )
     with closing(connect(where, deadline)) as conversation:
         manifest, received = _receive(conversation, where, collections)
-        dense = DenseState(model, collections.values())
+        dense = DenseState(model, [each.module for each in collections.values()])
         _check_dense(dense, received.dense, where)
         readers = _readers_of(where, owner, collections, manifest, received)
         if owner is not None:
@@ -165,17 +162,23 @@ def _receive(
         for module in manifest.modules:
             _check_same(collections, module, where)
         _check_order(list(collections), [module.name for module in manifest.modules], where)
-        return manifest, _adopted(manifest, descriptors, where)
+        return manifest, _adopted(manifest, collections, descriptors, where)
 
 
-def _adopted(manifest: Manifest, descriptors: Descriptors, where: str) -> _Received:
+def _adopted(
+    manifest: Manifest,
+    collections: Mapping[str, Collection],
+    descriptors: Descriptors,
+    where: str,
+) -> _Received:
     """Maps the tables that were handed over."""
     version, serial = manifest.version, manifest.serial
     all_tables, generations = [], []
     for module in manifest.modules:
         digest, owners = bytes.fromhex(module.digest), len(module.sizes)
         page = _native.ControlPage.adopt(descriptors.take(), owners, digest)
-        tables = module.share(page)
+        tables = collections[module.name].tables(module, page)
+        tables.check_places()
         segments = [tables.adopt(owner, version, descriptors.take()) for owner in range(owners)]
         all_tables.append(tables)
         generations.append(tables.generation(version, serial, segments))
@@ -206,7 +209,7 @@ def _check_same(collections: Mapping[str, Collection], module: OfferedModule, wh
             "the model is itself a collection, which can't be replaced: put it into a module, "
             "there and here"
         )
-    here, there = _terms_here(collections[module.name]), _terms_there(module)
+    here, there = terms_here(collections[module.name]), terms_there(module)
     for what, own in here.items():
         if own != there.get(what):
             raise ValueError(
@@ -229,49 +232,6 @@ def _check_order(here: list[str], there: list[str], where: str) -> None:
             f"the modules {there} at {where} are in the order {in_order} in this model: attach the "
             "same model"
         )
-
-
-def _terms_here(collection: Collection) -> dict[str, object]:
-    pooled = hasattr(collection, "is_weighted")
-    tables: dict[str, object] = {
-        f"table '{config.name}'": (
-            config.num_embeddings,
-            config.embedding_dim,
-            config.data_type.name,
-            list(config.feature_names),
-            config.pooling.value if pooled else "",
-        )
-        for config in configs_of(collection)
-    }
-    kind = {
-        "weights of": sorted(
-            {str(data_type_to_dtype(config.data_type)) for config in configs_of(collection)}
-        ),
-        "pooled embeddings": pooled,
-        "weighted ids": bool(collection.is_weighted()) if pooled else False,
-        "ids in its output": False if pooled else bool(collection.need_indices()),
-    }
-    return {**kind, **tables}
-
-
-def _terms_there(module: OfferedModule) -> dict[str, object]:
-    tables: dict[str, object] = {
-        f"table '{table.layout.name}'": (
-            table.layout.rows,
-            table.layout.columns,
-            table.layout.dtype,
-            table.features,
-            table.pooling,
-        )
-        for table in module.tables
-    }
-    kind = {
-        "weights of": [module.dtype],
-        "pooled embeddings": module.pooled,
-        "weighted ids": module.weighted,
-        "ids in its output": bool(module.form.get("with_ids", False)),
-    }
-    return {**kind, **tables}
 
 
 def _check_dense(dense: DenseState, given: Mapping[str, Any], where: str) -> None:
@@ -305,12 +265,9 @@ def _readers_of(
         manifest.modules, received.tables, received.generations, strict=True
     ):
         collection = collections[module.name]
-        configs = configs_of(collection)
-        form = form_of(module.form, configs, module.pooled)
         at = f"{module.name}, attached to {where}"
-        reads = DirectReads(at, tables, generation, None, owner, configs, form)
-        check = InputCheck(module.name, configs, module.weighted, module.bad_ids)
-        readers[module.name] = AttachedCollection(reads, check).train(collection.training)
+        reads, check = collection.reads(at, tables, generation, owner, module)
+        readers[module.name] = AttachedCollection(reads, check).train(collection.module.training)
     return readers
 
 

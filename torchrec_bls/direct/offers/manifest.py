@@ -8,10 +8,8 @@ import msgspec
 import torch
 from msgspec import structs
 
-from torchrec_bls import _native
 from torchrec_bls.direct.arguments import check_is_version
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.records import Positive, Record, Whole, decode
 
@@ -23,7 +21,7 @@ class OfferedTable:
     Attributes:
         layout: layout of the table.
         offsets: places of its shards in the segments of their owners, in bytes, in the layout's
-            order.
+            order. Places of quantized rows are computed, and not sent.
         features: features that are looked up in it.
         pooling: pooling of bags; empty where rows are not pooled.
     """
@@ -40,18 +38,20 @@ class OfferedModule:
 
     Attributes:
         name: name in the model.
+        quantized: whether rows are stored as FBGEMM's quantized lookups read them.
         pooled: whether it is an EmbeddingBagCollection, not an EmbeddingCollection.
         weighted: whether its ids have weights.
         bad_ids: see BLSConfig.
-        form: form of its output.
+        form: description of its output.
         tables: tables in the order of the module.
         sizes: bytes of the tables in the segments, by owner.
         dtype: dtype of the weights, as torch prints it.
         huge_pages: whether new segments ask for pages of 2 MiB.
-        digest: digest of the layouts, in hexadecimal digits.
+        digest: digest of the layouts or of the places of quantized rows, in hexadecimal digits.
     """
 
     name: str
+    quantized: bool
     pooled: bool
     weighted: bool
     bad_ids: str
@@ -61,31 +61,6 @@ class OfferedModule:
     dtype: str
     huge_pages: bool
     digest: str
-
-    def share(self, page: _native.ControlPage) -> SharedTables:
-        """Returns the tables.
-
-        Args:
-            page: control page of the module.
-
-        Raises:
-            ProtocolError: a table does not lie in its segment.
-        """
-        shared = SharedTables(
-            page,
-            bytes.fromhex(self.digest),
-            {table.layout.name: table.layout for table in self.tables},
-            {
-                (table.layout.name, shard): offset
-                for table in self.tables
-                for shard, offset in zip(table.layout.shards, table.offsets, strict=True)
-            },
-            self.sizes,
-            getattr(torch, self.dtype.removeprefix("torch.")),
-            self.huge_pages,
-        )
-        shared.check_places()
-        return shared
 
 
 @dataclass(frozen=True)
@@ -136,11 +111,6 @@ class Manifest:
         ).manifest()
 
 
-def offsets_of(tables: SharedTables, layout: TableLayout) -> list[int]:
-    """Returns the places of a table's shards, in the order of its layout."""
-    return [tables.offsets[layout.name, shard] for shard in layout.shards]
-
-
 class _ShardRecord(Record):
     owner: Whole
     first_row: Whole
@@ -156,9 +126,6 @@ class _LayoutRecord(Record):
     dtype: str
     shards: list[_ShardRecord]
 
-    def __post_init__(self) -> None:
-        self.layout().check_cover()
-
     def layout(self) -> TableLayout:
         shards = tuple(Shard(**structs.asdict(shard)) for shard in self.shards)
         return TableLayout(self.name, self.rows, self.columns, self.dtype, shards)
@@ -170,13 +137,10 @@ class _TableRecord(Record):
     features: list[str]
     pooling: str
 
-    def __post_init__(self) -> None:
-        if len(self.offsets) != len(self.layout.shards):
-            raise ValueError(f"table '{self.layout.name}' has {len(self.offsets)} offsets")
-
 
 class _ModuleRecord(Record):
     name: str
+    quantized: bool
     pooled: bool
     weighted: bool
     bad_ids: str
@@ -195,11 +159,26 @@ class _ModuleRecord(Record):
                 f"module '{self.name}' has weights of {self.dtype!r}, which is no dtype"
             )
         layouts = [table.layout.layout() for table in self.tables]
-        if digest_of(layouts).hex() != self.digest:
-            raise ValueError(f"the layouts of module '{self.name}' have another digest")
+        if self.quantized:
+            self._check_stored(layouts)
+        else:
+            self._check_float(layouts)
         owners = {shard.owner for layout in layouts for shard in layout.shards}
         if not owners <= set(range(len(self.sizes))):
             raise ValueError(f"module '{self.name}' has owners {sorted(owners)}")
+
+    def _check_float(self, layouts: list[TableLayout]) -> None:
+        if digest_of(layouts).hex() != self.digest:
+            raise ValueError(f"the layouts of module '{self.name}' have another digest")
+        for table, layout in zip(self.tables, layouts, strict=True):
+            layout.check_cover()
+            if len(table.offsets) != len(layout.shards):
+                raise ValueError(f"table '{layout.name}' has {len(table.offsets)} offsets")
+
+    def _check_stored(self, layouts: list[TableLayout]) -> None:
+        for layout in layouts:
+            if layout != layout.in_whole_rows() or not layout.has_each_row_once():
+                raise ValueError(f"the shards of table '{layout.name}' are not its rows")
 
     def module(self) -> OfferedModule:
         tables = [

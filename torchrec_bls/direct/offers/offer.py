@@ -15,16 +15,18 @@ from torch import nn
 
 from torchrec_bls import _native
 from torchrec_bls.direct.dense_weights import dense_parts
+from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.offers.conversation import Conversation
 from torchrec_bls.direct.offers.listening import listen
-from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable, offsets_of
+from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
 from torchrec_bls.direct.process import identity_of, this_process
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
 from torchrec_bls.lifetime import Living, When, at_exit, do_all, kept_from_children
+from torchrec_bls.quant.shared_rows import SharedRows
 
 # Seconds that one process may take; it spends most of them mapping tables.
 _DEADLINE = 60.0
@@ -209,22 +211,23 @@ def _module_of(name: str, module: ReadingModule) -> OfferedModule:
     configs = {config.name: config for config in reads.configs}
     return OfferedModule(
         name=name,
-        pooled=reads.form.pooled,
+        quantized=isinstance(tables, SharedRows),
+        pooled=reads.pooled,
         weighted=module.input_check.is_weighted,
         bad_ids=module.input_check.bad_ids,
-        form=reads.form.as_json(),
+        form=reads.as_json(),
         tables=[
             OfferedTable(
                 layout,
-                offsets_of(tables, layout),
+                tables.offsets_of(layout) if isinstance(tables, FloatTables) else [],
                 list(config.feature_names),
-                config.pooling.value if reads.form.pooled else "",
+                config.pooling.value if reads.pooled else "",
             )
             for layout in tables.layouts.values()
             for config in [configs[layout.name]]  # a reader's model may have another order
         ],
         sizes=list(tables.sizes),
-        dtype=str(tables.dtype),
+        dtype=str(tables.dtype if isinstance(tables, FloatTables) else torch.uint8),
         huge_pages=tables.huge_pages,
         digest=tables.digest.hex(),
     )

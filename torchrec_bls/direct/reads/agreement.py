@@ -7,15 +7,11 @@ import torch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
+from torchrec_bls.direct.float_tables import OwnTables, share_tables
 from torchrec_bls.direct.layout import Shard, layouts_of
 from torchrec_bls.direct.live_weights import LiveWeights
-from torchrec_bls.direct.reads.direct_reads import DirectReads, OutputForm
-from torchrec_bls.direct.shared_tables import (
-    OwnTables,
-    agree_on_direct_reads,
-    share_tables,
-    warn_of_exchange,
-)
+from torchrec_bls.direct.obstacles import agree_on_direct_reads, warn_of_exchange
+from torchrec_bls.direct.reads.float_reads import FloatReads, OutputForm
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL, LookupTables
 
@@ -47,7 +43,7 @@ class ShardedTables(Protocol):
         """Returns the form of the module's output."""
 
 
-def agree_on_reads(where: str, exchanges: Any, sharded: ShardedTables) -> DirectReads | None:
+def agree_on_reads(where: str, exchanges: Any, sharded: ShardedTables) -> FloatReads | None:
     """Returns the direct reads of a module, collectively; None if its ranks have to exchange.
 
     Args:
@@ -92,7 +88,7 @@ def agree_on_reads(where: str, exchanges: Any, sharded: ShardedTables) -> Direct
         exchanges.session,
     )
     rank = exchanges.group.rank()
-    return DirectReads(where, shared, generation, live, rank, tables, sharded.output_form())
+    return FloatReads(where, shared, generation, live, rank, tables, sharded.output_form())
 
 
 def _why_not(config: Any, sharded: ShardedTables) -> str:

@@ -1,26 +1,17 @@
 """Lookups in tables that every rank can read: no other rank takes part in them."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.lookup import Lookup
-
-
-class Reads(Protocol):
-    """The tables of all ranks, as a module reads them."""
-
-    def output(self, batch: CheckedBatch) -> LazyAwaitable[Any]:
-        """Returns the embeddings of a batch."""
-
-    def abandon(self) -> None:
-        """Tells other processes that this rank publishes here no more."""
 
 
 class UnsentBatch(ExchangeAwaitable[Any]):
@@ -54,7 +45,7 @@ class DirectLookup(Lookup):
 
     is_direct: ClassVar[bool] = True
 
-    def __init__(self, reads: Reads, input_check: InputCheck, no_gradients: str) -> None:
+    def __init__(self, reads: AnyReads, input_check: InputCheck, no_gradients: str) -> None:
         super().__init__(input_check)
         self.reads = reads
         self._no_gradients = no_gradients

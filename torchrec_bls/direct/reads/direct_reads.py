@@ -2,21 +2,23 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
+from torch import nn
 from torchrec.distributed.types import LazyAwaitable
-from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from torchrec_bls import _native
-from torchrec_bls.direct.generation import FeatureLookup, Generation
+from torchrec_bls.direct.dense_weights import Parts
+from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.live_weights import LiveWeights
-from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.errors import BLSError, RendezvousError
+
+# Memory of this process that its weights show.
+Pages = _native.PrivatePages | _native.TableWindow
 
 
 class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ignore[misc]
@@ -35,48 +37,28 @@ class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ign
         return self._embeddings
 
 
-class OutputForm(ABC):
-    """The form of a module's output.
+class View(Protocol):
+    """What lookups read of one generation. Nothing of it ever changes, so that a lookup which holds
+    it needs no lock: neither a switch nor another thread's batch touches it."""
 
-    Args:
-        names: names of the embeddings, in the order of the output.
-        kernel_means: tables whose bags are pooled to means when they are looked up.
-
-    Attributes:
-        pooled: whether the output is a KeyedTensor, not JaggedTensors by name.
-        names: see above.
-        kernel_means: see above.
-    """
-
-    pooled: ClassVar[bool]
-
-    def __init__(self, names: Iterable[str], kernel_means: Iterable[str]) -> None:
-        self.names = list(names)
-        self.kernel_means = list(kernel_means)
-
-    @abstractmethod
-    def read(self, view: TablesView, batch: CheckedBatch) -> Any:
-        """Returns the embeddings of a batch, for whose keys `view` is."""
-
-    @abstractmethod
-    def as_json(self) -> dict[str, Any]:
-        """Returns a description. Another process that knows the tables makes the same form from
-        it."""
+    @property
+    def generation(self) -> Generation:
+        """Returns the generation."""
 
 
-class DirectReads:
-    """The tables that a module reads, in the order of its output. Any number of threads may look
-    batches up.
+V = TypeVar("V", bound=View)
+
+
+class DirectReads(ABC, Generic[V]):
+    """The tables that a module reads. Any number of threads may look batches up.
 
     Args:
         where: name of the module and its rank, for messages.
         tables: tables in shared memory.
-        generation: generation that is read.
         live: weights of this rank; None where a process has shared no tables itself.
         rank: rank whose tables this process publishes; None where it only reads. A forked child
             does not publish: see SharedTables.process.
         configs: EmbeddingConfig or EmbeddingBagConfig of each table.
-        form: form of the output.
 
     Attributes:
         where: see above.
@@ -84,58 +66,92 @@ class DirectReads:
         live: see above.
         rank: see above.
         configs: see above.
-        form: see above.
         rows_read: rows read of each rank's shards, in all batches of this process, int64 [ranks].
+            Those of quantized tables are not counted.
         followed: whether a ServedModel follows the versions. One that was made in the parent goes
             on in a forked child.
     """
+
+    # What else can be done about weights that were written to.
+    _other_cure: ClassVar[str] = ""
+
+    # The one attribute that a switch changes. A lookup reads it once.
+    _view: V
 
     def __init__(
         self,
         where: str,
         tables: SharedTables,
-        generation: Generation,
         live: LiveWeights | None,
         rank: int | None,
         configs: Sequence[Any],
-        form: OutputForm,
     ) -> None:
         self.where = where
         self.tables = tables
         self.live = live
         self.rank = rank
         self.configs = list(configs)
-        self.form = form
         self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
         self.followed = False
         # Generation that a forked child can't serve.
         self._unpublished: Generation | None = None
-        # The one attribute that a switch changes. A lookup reads it once.
-        self._views = GenerationViews(
-            generation,
-            partial(_lookups_of, self.configs, form),
-            where,
-            tables.dtype,
-            self.rows_read,
-        )
 
     @property
     def generation(self) -> Generation:
         """Returns the generation that the next lookup reads."""
-        return self._views.generation
+        return self._view.generation
+
+    @property
+    @abstractmethod
+    def pooled(self) -> bool:
+        """Returns whether the module is an EmbeddingBagCollection, not an EmbeddingCollection."""
+
+    @abstractmethod
+    def look_up(self, view: V, batch: CheckedBatch) -> Any:
+        """Returns the embeddings of a batch in a generation."""
+
+    @abstractmethod
+    def live_parts(self) -> Parts:
+        """Returns the content of this rank's next segment from its live weights."""
+
+    def shown_by(self, module: nn.Module, name: str) -> Iterable[tuple[str, torch.Tensor]]:
+        """Returns the tensors of a module that show its tables, by name.
+
+        Args:
+            module: the module.
+            name: its name in the model.
+        """
+        return module.named_parameters(name)
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Returns a description of the output. Another process that knows the tables makes the
+        same output from it."""
+
+    @abstractmethod
+    def _next_view(self, generation: Generation) -> V:
+        """Returns what lookups read of a generation, even if it is the one that they read."""
+
+    @abstractmethod
+    def _shown(self, view: V) -> Pages:
+        """Returns the memory that the live weights of this rank show.
+
+        Raises:
+            BLSError: it can't be mapped.
+        """
 
     def output(self, batch: CheckedBatch) -> DirectEmbeddings:
         """Returns the embeddings of a batch.
 
         Raises:
-            ValueError: see `check_weights`. Or the form is impossible for such a batch. Or this is
-                a forked child that can't serve, see docs/guides/pre-fork.md.
+            ValueError: see `check_weights`. Or the output is impossible for such a batch. Or this
+                is a forked child that can't serve, see docs/guides/pre-fork.md.
         """
         if not self.tables.process.is_own:
             self._check_child()
         self.check_weights()
-        view = self._views.of(batch.features.keys())
-        return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
+        view = self._view
+        return DirectEmbeddings(self.look_up(view, batch), view.generation.version)
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
         """Returns a function that makes this module read `generation`, and its weights show it.
@@ -149,15 +165,15 @@ class DirectReads:
         live = self.live
         if live is not None and live.would_lose_writes:
             raise ValueError(self._why_not_written())
-        views = self._views.next(generation)
-        pages, problem = self._pages_of(generation)
+        view = self._next_view(generation)
+        pages, problem = self._pages_of(view)
 
         def take() -> None:
             if live is not None and pages is not None:
                 live.move_to(pages)
             elif live is not None:
                 live.stay_behind(problem)
-            self._views = views
+            self._view = view
 
         return take
 
@@ -176,21 +192,22 @@ class DirectReads:
         """
         if self.live is None or not self.live.behind:
             return
-        pages, problem = self._pages_of(self.generation)
+        pages, problem = self._pages_of(self._view)
         if pages is None:
             raise RendezvousError(
                 f"{self.where}: its weights show an older version than it reads: {problem}"
             )
         self.live.move_to(pages)
 
-    def _pages_of(self, generation: Generation) -> tuple[_native.PrivatePages | None, str]:
-        """Returns a private view of the rank's tables, or why there is none. No lookup needs it."""
-        if self.live is None or self.rank is None:
+    def _pages_of(self, view: V) -> tuple[Pages | None, str]:
+        """Returns the memory that live weights show, or why there is none. No lookup needs it."""
+        if self.live is None:
             return None, ""
         try:
-            return _native.PrivatePages(generation.segments[self.rank]), ""
+            return self._shown(view), ""
         except BLSError as error:
-            return None, f"version {generation.version!r} is served, but not shown: {error}"
+            version = view.generation.version
+            return None, f"version {version!r} is served, but not shown: {error}"
 
     def begin_in_child(self) -> None:
         """Makes this the reads of a forked child, whose counts begin at 0. Weights that the parent
@@ -199,8 +216,10 @@ class DirectReads:
         Raises:
             BLSError: the generation cannot be mapped once more.
         """
-        if self.live is not None and self.rank is not None and self.live.written:
-            self.live.move_to(_native.PrivatePages(self.generation.segments[self.rank]))
+        if self.live is not None and self.live.written:
+            view = self._next_view(self.generation)
+            self.live.move_to(self._shown(view))
+            self._view = view
             # Dense weights may have been written to as well, and are in no segment yet.
             self._unpublished = self.generation
         self.rows_read.zero_()
@@ -233,27 +252,10 @@ class DirectReads:
     def _why_not_written(self) -> str:
         return (
             f"{self.where}: its weights were written to after its tables became version "
-            f"{self.generation.version!r}, which lookups go on reading. Publish them, or shard "
-            'with lookup="exchange" to train'
+            f"{self.generation.version!r}, which lookups go on reading. Publish them"
+            f"{self._other_cure}"
         )
 
 
-def _lookups_of(
-    configs: Sequence[Any], form: OutputForm, keys: Sequence[str]
-) -> list[FeatureLookup]:
-    """Returns the lookups of a batch with `keys`, in the order of the output."""
-    looked_up = {
-        name: (table, feature)
-        for table, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
-        for name, feature in zip(names, table.feature_names, strict=True)
-    }
-    places = {key: place for place, key in reversed(list(enumerate(keys)))}
-    kernel_means = set(form.kernel_means)
-    column = 0
-    lookups = []
-    for name in form.names:
-        table, feature = looked_up[name]
-        means = table.name in kernel_means
-        lookups.append(FeatureLookup(places[feature], table.name, column, means))
-        column += table.embedding_dim
-    return lookups
+#: The reads of tables of any kind.
+AnyReads = DirectReads[Any]

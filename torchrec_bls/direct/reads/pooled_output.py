@@ -9,7 +9,7 @@ from torchrec.distributed.embeddingbag import _apply_mean_pooling, _create_mean_
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from torchrec_bls.direct.reads.direct_reads import OutputForm
+from torchrec_bls.direct.reads.float_reads import OutputForm
 from torchrec_bls.direct.reads.tables_view import TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread

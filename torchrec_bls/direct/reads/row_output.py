@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from torchrec_bls.direct.reads.direct_reads import OutputForm
+from torchrec_bls.direct.reads.float_reads import OutputForm
 from torchrec_bls.direct.reads.tables_view import TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.direct.generation import FeatureLookup, Generation
+from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 
 
@@ -26,7 +26,7 @@ class TablesView:
     """
 
     where: str
-    generation: Generation
+    generation: FloatGeneration
     keys: Sequence[str]
     order: Sequence[int]
     features: _native.ShardedFeatures
@@ -70,7 +70,7 @@ class GenerationViews:
 
     def __init__(
         self,
-        generation: Generation,
+        generation: FloatGeneration,
         lookups_of: Callable[[Sequence[str]], Sequence[FeatureLookup]],
         where: str,
         dtype: torch.dtype,
@@ -99,7 +99,7 @@ class GenerationViews:
             )
         return view
 
-    def next(self, generation: Generation) -> "GenerationViews":
+    def next(self, generation: FloatGeneration) -> "GenerationViews":
         """Returns the views of another generation, with that of the last batch's keys made."""
         views = GenerationViews(
             generation, self._lookups_of, self._where, self._dtype, self._rows_read

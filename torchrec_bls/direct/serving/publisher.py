@@ -11,7 +11,6 @@ from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.new_weights import cut, entry_of
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
@@ -125,17 +124,7 @@ class Publisher:
         Raises:
             ValueError: a table is missing, or has a wrong shape or dtype.
         """
-        return [
-            [
-                (
-                    cut(key, entry_of(state_dict, key), layout, shard, tables.dtype),
-                    tables.offsets[layout.name, shard],
-                )
-                for layout, shard in tables.shards_of(owner)
-                for key in (f"{prefix}{layout.name}.weight",)
-            ]
-            for prefix, tables in self.tables.items()
-        ]
+        return [tables.parts(owner, prefix, state_dict) for prefix, tables in self.tables.items()]
 
     @whole_at_forks()
     def create(

@@ -45,9 +45,11 @@ def publish(
         model: a DistributedModelParallel, or a module in it, that has been called once; or an
             attached model. Later calls of it see new versions.
         state_dict: new weights, with all names of `model.state_dict()`. Tables are whole tensors,
-            or ShardedTensors with this rank's shards. Dense weights are copied. None: the weights
-            that the model has now, e.g. after `load_state_dict`. If they were written to, this
-            process's next batches raise until all ranks have published.
+            or ShardedTensors with this rank's shards. Quantized tables are whole tensors: float32
+            or float16 weights, of which this rank quantizes its own rows, or uint8 rows as they are
+            stored. Dense weights are copied. None: the weights that the model has now, e.g. after
+            `load_state_dict`. If they were written to, this process's next batches raise until all
+            ranks have published.
         version: name of the version, the same on all ranks, such as that of a checkpoint: 1 to 64
             bytes of printable text. It may be left out if one rank has all tables; then each call
             makes a version of its own.
@@ -58,14 +60,13 @@ def publish(
             one.
 
     Raises:
-        ValueError: the model does not read all its tables directly or has quantized ones, a weight
-            is missing or of a wrong shape, dtype, layout or device, or the owner is no rank or
-            alive. Or the version has no name, though there are several ranks; or another rank has
-            withdrawn it and announced another one, which the text names. Or this process was forked
-            from the one that shared the tables or attached to them. Or a table's parameter was
-            replaced or converted; dense state can't be loaded, or not be handed to other processes;
-            or weights were written to before this process saw the version that serves. Nothing is
-            announced.
+        ValueError: the model does not read all its tables directly, a weight is missing or of a
+            wrong shape, dtype, layout or device, or the owner is no rank or alive. Or the version
+            has no name, though there are several ranks; or another rank has withdrawn it and
+            announced another one, which the text names. Or this process was forked from the one
+            that shared the tables or attached to them. Or a table's parameter was replaced or
+            converted; dense state can't be loaded, or not be handed to other processes; or weights
+            were written to before this process saw the version that serves. Nothing is announced.
         RendezvousError: there is no memory for two versions. Nothing is announced.
         PeerTimeoutError: another thread of this process has not finished publishing, or another
             process has not finished publishing for `owner`.
@@ -87,7 +88,7 @@ def version_of(model: nn.Module) -> str:
     """Returns the version of the weights that the last batch of `model` saw.
 
     It is the name that `publish` was given, and "(first forward)" before that. It is empty if
-    tables are not read directly, and before the first batch."""
+    tables are not read directly, and before the first batch of float tables."""
     return next(iter(reading_modules(model).values())).version
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torchrec.distributed import DistributedModelParallel
 
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.pipeline import bounded_lag_modules
 
@@ -27,24 +27,12 @@ def reading_modules(model: nn.Module) -> dict[str, ReadingModule]:
     return attached or {**bounded_lag_modules(model)}
 
 
-def refuse_quantized(model: nn.Module) -> None:
-    """Raises ValueError if a model has quantized tables."""
-    quantized = [
-        name for name, module in model.named_modules() if getattr(module, "is_quantized", False)
-    ]
-    if quantized:
-        raise ValueError(
-            f"{quantized} have quantized tables, which take no new weights and are not handed "
-            "over: shard the model again, with the new weights"
-        )
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """Returns a model without DistributedModelParallel."""
     return model.module if isinstance(model, DistributedModelParallel) else model
 
 
-def reads_of(modules: Mapping[str, ReadingModule]) -> list[DirectReads]:
+def reads_of(modules: Mapping[str, ReadingModule]) -> list[AnyReads]:
     """Returns the direct reads of each module.
 
     Raises:

@@ -14,14 +14,13 @@ from torch.utils.hooks import RemovableHandle
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.process import is_alive, pid_of, this_process
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
 from torchrec_bls.direct.serving.publisher import Publisher
 from torchrec_bls.direct.serving.reading_modules import (
     reading_modules,
     reads_of,
-    refuse_quantized,
     unwrapped,
 )
 from torchrec_bls.direct.serving.serving_state import ServingState
@@ -57,7 +56,7 @@ class ServedModel:
         serving = tuple(reads.generation for reads in self.reads)
         self.publisher = Publisher(
             {
-                prefix_of(name, reads.form.pooled): reads.tables
+                prefix_of(name, reads.pooled): reads.tables
                 for name, reads in zip(self.modules, self.reads, strict=True)
             },
             serving,
@@ -112,7 +111,6 @@ class ServedModel:
                 return served
             if served is not None:  # the model was sharded again
                 served._end()
-            refuse_quantized(model)
             reads = reads_of(reading_modules(model))
             parts = []
             for other in {each for each in map(_served_with, reads) if each is not None}:
@@ -166,7 +164,7 @@ class ServedModel:
             self._follower.start()
             self._process = this_process()
 
-    def _has(self, model: nn.Module, reads: Sequence[DirectReads]) -> bool:
+    def _has(self, model: nn.Module, reads: Sequence[AnyReads]) -> bool:
         """Returns whether `model` is the served one or a part of it, with all the tables.
 
         Raises:
@@ -181,7 +179,7 @@ class ServedModel:
             )
         return True
 
-    def _give_way(self, reads: Sequence[DirectReads]) -> None:
+    def _give_way(self, reads: Sequence[AnyReads]) -> None:
         """Ends, for one that has these tables and more of the model. The follower goes on for what
         was published here.
 
@@ -315,5 +313,5 @@ def _is_on_the_way(frame: FrameType) -> bool:
 _served: "weakref.WeakValueDictionary[int, ServedModel]" = weakref.WeakValueDictionary()
 
 
-def _served_with(reads: DirectReads) -> ServedModel | None:
+def _served_with(reads: AnyReads) -> ServedModel | None:
     return _served.get(id(reads))

@@ -23,7 +23,8 @@ class ServingState:
         readers: process numbers of the living processes that attached to this one.
         problem: why this process does not read what the ranks publish, or why the parameters show
             an older version than is served; empty if there is none.
-        rows_read: rows that batches of this process have read of the shards of each rank.
+        rows_read: rows that batches of this process have read of the shards of each rank. Those of
+            quantized tables are not counted.
         refused_batches: number of batches that did not fit a module (an id out of range, a wrong
             key), summed over modules.
         replaced_ids: number of ids for which row 0 was looked up, with bad_ids="row0".

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
 from torchrec_bls.direct.serving.follower import Follower
@@ -64,7 +64,7 @@ class Switches:
 
     def __init__(
         self,
-        reads: Sequence[DirectReads],
+        reads: Sequence[AnyReads],
         dense: DenseState,
         dense_versions: DenseVersions,
         follower: Follower,

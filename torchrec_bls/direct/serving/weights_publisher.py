@@ -1,12 +1,10 @@
 """Publishes the weights of a model: new ones, or those that it has."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
@@ -31,7 +29,7 @@ class WeightsPublisher:
     def __init__(
         self,
         modules: Mapping[str, ReadingModule],
-        reads: Sequence[DirectReads],
+        reads: Sequence[AnyReads],
         publisher: Publisher,
         dense: DenseState,
         dense_versions: DenseVersions,
@@ -86,7 +84,7 @@ class WeightsPublisher:
                 writes = self._writes()
                 if parts is None:
                     dense = self._new_dense_inside(None)
-                    live = [reads.live.storages() for reads in self._reads if reads.live]
+                    live = [reads.live_parts() for reads in self._reads]
                     segments = self._publisher.create(rank, version, live, dense)
                     self._switches.published_in_place()
             if parts is not None:
@@ -113,8 +111,8 @@ class WeightsPublisher:
     def _refuse_strangers(self) -> None:
         """Raises ValueError if a table's parameter shows something else than the table."""
         for (name, module), reads in zip(self._modules.items(), self._reads, strict=True):
-            parameters: Iterable[tuple[str, torch.Tensor]] = module.named_parameters(name)  # type: ignore[union-attr]
-            if reads.live is not None and (strangers := reads.live.strangers(parameters)):
+            shown = reads.shown_by(module, name)  # type: ignore[arg-type]
+            if reads.live is not None and (strangers := reads.live.strangers(shown)):
                 raise ValueError(
                     f"{strangers} were replaced, or converted to another dtype, since the tables "
                     "are read directly: shard a model of that dtype anew, and leave its parameters"

@@ -1,0 +1,133 @@
+"""Float tables of all ranks, as one module reads them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+
+from torchrec_bls import _native
+from torchrec_bls.direct.dense_weights import Parts
+from torchrec_bls.direct.float_tables import FloatTables
+from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
+from torchrec_bls.direct.live_weights import LiveWeights
+from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+
+
+class OutputForm(ABC):
+    """The form of a module's output.
+
+    Args:
+        names: names of the embeddings, in the order of the output.
+        kernel_means: tables whose bags are pooled to means when they are looked up.
+
+    Attributes:
+        pooled: whether the output is a KeyedTensor, not JaggedTensors by name.
+        names: see above.
+        kernel_means: see above.
+    """
+
+    pooled: ClassVar[bool]
+
+    def __init__(self, names: Iterable[str], kernel_means: Iterable[str]) -> None:
+        self.names = list(names)
+        self.kernel_means = list(kernel_means)
+
+    @abstractmethod
+    def read(self, view: TablesView, batch: CheckedBatch) -> Any:
+        """Returns the embeddings of a batch, for whose keys `view` is."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Returns a description. Another process that knows the tables makes the same form from
+        it."""
+
+
+class FloatReads(DirectReads[GenerationViews]):
+    """The float tables that a module reads, in the order of its output.
+
+    Args:
+        where: see DirectReads.
+        tables: tables in shared memory.
+        generation: generation that is read.
+        live: see DirectReads.
+        rank: see DirectReads.
+        configs: see DirectReads.
+        form: form of the output.
+
+    Attributes:
+        tables: see above.
+        form: see above.
+    """
+
+    tables: FloatTables
+    _other_cure: ClassVar[str] = ', or shard with lookup="exchange" to train'
+
+    def __init__(
+        self,
+        where: str,
+        tables: FloatTables,
+        generation: FloatGeneration,
+        live: LiveWeights | None,
+        rank: int | None,
+        configs: Sequence[Any],
+        form: OutputForm,
+    ) -> None:
+        super().__init__(where, tables, live, rank, configs)
+        self.form = form
+        self._view = GenerationViews(
+            generation,
+            partial(_lookups_of, self.configs, form),
+            where,
+            tables.dtype,
+            self.rows_read,
+        )
+
+    @property
+    def pooled(self) -> bool:
+        """See DirectReads."""
+        return self.form.pooled
+
+    def look_up(self, view: GenerationViews, batch: CheckedBatch) -> Any:
+        """See DirectReads."""
+        return self.form.read(view.of(batch.features.keys()), batch)
+
+    def live_parts(self) -> Parts:
+        """See DirectReads."""
+        return [] if self.live is None else self.live.storages()
+
+    def as_json(self) -> dict[str, Any]:
+        """See DirectReads."""
+        return self.form.as_json()
+
+    def _next_view(self, generation: Generation) -> GenerationViews:
+        assert isinstance(generation, FloatGeneration)
+        return self._view.next(generation)
+
+    def _shown(self, view: GenerationViews) -> _native.PrivatePages:
+        assert self.rank is not None
+        return _native.PrivatePages(view.generation.segments[self.rank])
+
+
+def _lookups_of(
+    configs: Sequence[Any], form: OutputForm, keys: Sequence[str]
+) -> list[FeatureLookup]:
+    """Returns the lookups of a batch with `keys`, in the order of the output."""
+    looked_up = {
+        name: (table, feature)
+        for table, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+        for name, feature in zip(names, table.feature_names, strict=True)
+    }
+    places = {key: place for place, key in reversed(list(enumerate(keys)))}
+    kernel_means = set(form.kernel_means)
+    column = 0
+    lookups = []
+    for name in form.names:
+        table, feature = looked_up[name]
+        means = table.name in kernel_means
+        lookups.append(FeatureLookup(places[feature], table.name, column, means))
+        column += table.embedding_dim
+    return lookups

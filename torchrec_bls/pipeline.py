@@ -85,7 +85,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         self._call = ModelCall()
         self._stages = {
             name: ModuleStages(module, _owner_of(module, model), self._call)
-            for name, module in bounded_lag_modules(model).items()
+            for name, module in _modules_in_a_pipeline(model).items()
         }
         self._has_agreed_on_lookups = False
         bounds = {stages.module.bound for stages in self._stages.values()}
@@ -474,19 +474,12 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
     """Returns the bounded-lag modules of a sharded model by their names in it.
 
     Raises:
-        ValueError: there is none, or an embedding module was sharded by another sharder, or is
-            quantized and reads its tables directly.
+        ValueError: there is none, or an embedding module was sharded by another sharder.
     """
     if isinstance(model, DistributedModelParallel):
         model = model.module
     sharded = {n: m for n, m in model.named_modules() if isinstance(m, ShardedModule)}
     ours = {n: m for n, m in sharded.items() if isinstance(m, BoundedLagModule)}
-    quantized = [name for name, m in ours.items() if m.is_quantized and m.reads_directly]
-    if quantized:
-        raise ValueError(
-            f"{quantized} read quantized tables directly and exchange nothing: call the model "
-            'itself, or shard with BLSConfig(lookup="exchange")'
-        )
     others = [
         name
         for name, m in sharded.items()
@@ -499,6 +492,23 @@ def bounded_lag_modules(model: nn.Module) -> dict[str, BoundedLagModule]:
             "DistributedModelParallel"
         )
     return ours
+
+
+def _modules_in_a_pipeline(model: nn.Module) -> dict[str, BoundedLagModule]:
+    """Returns the bounded-lag modules of a sharded model by their names in it.
+
+    Raises:
+        ValueError: for the reasons of `bounded_lag_modules`, or one is quantized and reads its
+            tables directly.
+    """
+    modules = bounded_lag_modules(model)
+    quantized = [name for name, m in modules.items() if m.is_quantized and m.reads_directly]
+    if quantized:
+        raise ValueError(
+            f"{quantized} read quantized tables directly and exchange nothing: call the model "
+            'itself, or shard with BLSConfig(lookup="exchange")'
+        )
+    return modules
 
 
 def _owner_of(module: BoundedLagModule, model: nn.Module) -> nn.Module:

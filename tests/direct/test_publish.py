@@ -101,6 +101,12 @@ def give_writes_up(rank: int) -> None:
     publish(model, weights_of(4), version="4").wait(DEADLINE)
     assert check(model, batches, expected, 0) == 4
     check_live(model, 4)
+    served.write_in_place(model, 3)
+    publish(model, weights_of(4), version="4")
+    served.write_in_place(model, 5)  # what is served is shown again, and no batch has to come first
+    publish(model, version="5").wait(DEADLINE)
+    assert check(model, batches, expected, 0) == 5
+    dist.barrier()  # nobody else holds the segments of who ends before the others have mapped them
 
 
 def test_a_state_dict_of_an_announced_version_replaces_writes() -> None:

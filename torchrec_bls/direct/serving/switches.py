@@ -152,7 +152,7 @@ class Switches:
 
     def _take(self, newest: Generations) -> None:
         self.finish()
-        if newest is not self.taken and newest is not self._refused and not self._are_stuck():
+        if newest not in (self.taken, self._refused) and not self._are_stuck():
             self._run(self._log_of(newest, self._dense_versions.of(newest[0])))
         if self._holds_back_writes:
             raise ValueError(

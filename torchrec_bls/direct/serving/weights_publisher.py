@@ -132,7 +132,7 @@ class WeightsPublisher:
                 raise PeerTimeoutError(f"the version that serves can't be shown here: {why}")
             time.sleep(PAUSE)
         switches = self._switches
-        if self._publisher.follower.newest is not switches.taken or switches.is_half_done:
+        if self._publisher.follower.newest != switches.taken or switches.is_half_done:
             with switches.gate.lock:
                 would_lose_writes = switches.would_lose_writes
             shown, serving = switches.taken[0].version, self._publisher.follower.newest[0].version

@@ -25,8 +25,8 @@ def layout_text(content: Any, **changed: Any) -> None:
 FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
     "another digest": (
         changed_text(lambda content: module_text(content, digest="00" * 32)),
-        ValueError,
-        "'bags' places its rows in another way than the module that is served",
+        ProtocolError,
+        "the control page of tables is of other owners or shards",
     ),
     "rows of another owner": (
         changed_text(lambda content: layout_text(content, owner=1)),

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.models import Batch, SparseOnly, assert_same_bits, flatten
+from tests.distributed.inputs.test_variable_batch import in_full, make_variable
+from tests.distributed.models import Batch, Kind, SparseOnly, assert_same_bits, flatten
 from tests.processes import run
 from tests.quant import models
 from torchrec_bls import BLSConfig
@@ -104,3 +105,22 @@ def _from_checkpoint(rank: int) -> None:
         ids = models.make_ids(kind, rank, 9)
         with torch.no_grad():
             assert_same_bits(flatten(sharded(Batch(ids))), flatten(unsharded(Batch(ids))))
+
+
+def test_a_batch_size_per_key() -> None:
+    run(2, _batch_size_per_key)
+
+
+def _batch_size_per_key(rank: int) -> None:
+    for lookup in ("direct", "exchange"):
+        for kind in models.KINDS:
+            model = models.model_of(kind, MIXED)
+            unsharded = copy.deepcopy(model)
+            config = BLSConfig(lookup=lookup)  # type: ignore[arg-type]
+            sharded = models.shard(model, models.sharder_of(kind, config), "mixed")
+            drawn = Kind(kind, len(models.ROWS))
+            ids = make_variable(drawn, rank, [3, 1, 4 + rank, 2], 5)
+            ids.values().remainder_(min(models.ROWS))
+            with torch.no_grad():
+                theirs = flatten(unsharded(Batch(in_full(drawn, ids))))
+                assert_same_bits(flatten(sharded(Batch(ids))), theirs)

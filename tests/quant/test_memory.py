@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -41,6 +42,29 @@ def _bytes_held_and_stored(rank: int) -> list[tuple[int, int]]:
             shown = getattr(table.weight, "elem", table.weight)
             assert shown.untyped_storage().data_ptr() == window
     return sizes
+
+
+def test_rows_cost_page_tables_once() -> None:
+    """Lookups read through the window. Segments are mapped for their labels alone."""
+    for segments, windows in run(2, _resident):
+        assert windows > 1 << 20
+        assert segments < 512 << 10
+
+
+def _resident(rank: int) -> tuple[int, int]:
+    model = models.quantized(
+        SparseOnly(models.float_module("ebc", rows=ROWS)), ["int8", "int4", "int2", "fp16"]
+    )
+    sharded = models.shard(model, models.sharder_of("ebc"), "row_wise")
+    assert sharded.module.embeddings.version
+    maps = re.findall(
+        r"^[0-9a-f]+-[0-9a-f]+ r([w-])\S+ .*memfd:torchrec_bls.*?^Rss: +([0-9]+) kB",
+        Path("/proc/self/smaps").read_text(),
+        re.S | re.M,
+    )
+    of_kind = [sum(int(size) for kind, size in maps if kind == each) for each in ("-", "w")]
+    dist.barrier()
+    return of_kind[0] << 10, of_kind[1] << 10
 
 
 def test_tables_outlive_their_owner() -> None:

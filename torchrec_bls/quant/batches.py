@@ -46,10 +46,5 @@ class QuantInputCheck(InputCheck):
                     f"the KeyedJaggedTensor has {found}, but FBGEMM's weighted quantized lookups "
                     "take float32"
                 )
-        batch = super()._checked(features)
-        if batch.varying is not None:
-            raise ValueError(
-                "the KeyedJaggedTensor has a batch size per key, which quantized modules can't "
-                "look up: give all keys the same"
-            )
-        return batch
+        # Rows travel once for each distinct id, however many samples have it.
+        return super()._checked(features).in_full(self._rows_by_feature)

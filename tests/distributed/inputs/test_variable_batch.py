@@ -121,6 +121,23 @@ def compare(rank: int, kind: models.Kind, sharding: str) -> None:
         torch.testing.assert_close(tensor, trained[name], rtol=1e-5, atol=1e-6)
 
 
+def read_directly(rank: int, kind: models.Kind) -> None:
+    """Outputs are those of TorchRec's own modules, for the batch with each sample in full."""
+    batches = [*batches_of(kind, rank), make_variable(kind, rank, [1, 2, 1, 1, 1], 0)]
+    theirs = models.shard(kind, "row_wise", kind.torchrec_sharder())
+    config = BLSConfig(lookup="direct")
+    ours = models.shard(kind, "row_wise", kind.bls_sharder(config))
+    with torch.no_grad(), in_rank_order():
+        for ids in batches:
+            wanted = models.flatten(theirs(models.Batch(in_full(kind, ids))))
+            models.assert_same_bits(models.flatten(ours(models.Batch(ids))), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_direct_reads(kind: str) -> None:
+    run(2, read_directly, KINDS[kind])
+
+
 def train_on_equal_samples(rank: int, sharding: str, codecs: CodecConfig | None) -> None:
     """Each rank's two samples have the same row, with ids 1 and 2 on rank 0 and id 2 on rank 1."""
     module = EmbeddingCollection(

@@ -30,17 +30,8 @@ class RowOutput(OutputForm):
         self._with_ids = with_ids
 
     def read(self, view: TablesView, batch: CheckedBatch) -> dict[str, JaggedTensor]:
-        """See OutputForm.
-
-        Raises:
-            ValueError: the batch has a size per key.
-        """
-        if batch.varying is not None:
-            raise ValueError(
-                f"{view.where}: the KeyedJaggedTensor has a batch size per key, which direct "
-                "reads of an EmbeddingCollection cannot do: give it one size, or use "
-                'lookup="exchange"'
-            )
+        """See OutputForm."""
+        batch = batch.in_full([view.keys[place] for place in view.order])
         order = view.order
         ids = sum([batch.counts[key] for key in order])
         rows = empty_output((ids, self._dim), view.dtype)

@@ -1,7 +1,7 @@
 """The checks of a sharded module's input, before a byte of it is read."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torchrec_bls import _native
-from torchrec_bls.distributed.inputs.variable_batch import padded, varies, with_batch_sizes_of
+from torchrec_bls.distributed.inputs.variable_batch import (
+    padded,
+    varies,
+    with_all_samples,
+    with_batch_sizes_of,
+)
 from torchrec_bls.lifetime import new_lock
 
 _NO_LIMIT = (1 << 63) - 1
@@ -35,6 +40,17 @@ class CheckedBatch(NamedTuple):
     features: KeyedJaggedTensor
     counts: list[int]
     varying: KeyedJaggedTensor | None = None
+
+    def in_full(self, used: Container[str]) -> "CheckedBatch":
+        """Returns the batch with the ids of each sample under each key, of one size.
+
+        Args:
+            used: keys that are used. Others get no ids if the batch has a size per key.
+        """
+        if self.varying is None:
+            return self
+        inverse = self.varying.inverse_indices()
+        return CheckedBatch(*with_all_samples(self.features, self.counts, inverse, used))
 
 
 class _Learned(NamedTuple):

@@ -5,7 +5,7 @@ A KeyedJaggedTensor may hold equal samples once per key. Then its inverse indice
 sample of the batch which row of a key it has.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -64,6 +64,48 @@ def with_batch_sizes_of(
         stride_per_key_per_rank=features.stride_per_key_per_rank(),
         inverse_indices=features.inverse_indices(),
     )
+
+
+def with_all_samples(
+    features: KeyedJaggedTensor,
+    counts: Sequence[int],
+    inverse: InverseIndices,
+    used: Container[str],
+) -> tuple[KeyedJaggedTensor, list[int]]:
+    """Returns a batch with the ids of each sample under each key, and the number of ids of each.
+
+    Args:
+        features: features of one size for all keys, from `padded`.
+        counts: number of ids of each key.
+        inverse: row of each sample, [keys, samples], and the keys.
+        used: keys that need ids, which were checked. Others get none.
+    """
+    names, indices = inverse
+    keys, samples = features.keys(), indices.shape[1]
+    lengths = features.lengths().view(len(keys), features.stride())
+    all_lengths = lengths.new_zeros(len(keys), samples)
+    places = [torch.empty(0, dtype=torch.int64)]
+    first = 0
+    for key, (name, of_rows, count) in enumerate(zip(keys, lengths, counts, strict=True)):
+        if name in used:
+            rows = indices[names.index(name)]
+            all_lengths[key] = chosen = of_rows[rows]
+            begins = first + (of_rows.cumsum(0) - of_rows)[rows]
+            # Of each id its place in its row: its number among all less that of the row's first.
+            row_begins = chosen.cumsum(0) - chosen
+            places.append((begins - row_begins).repeat_interleave(chosen))
+            places[-1] += torch.arange(len(places[-1]))
+        first += count
+    chosen_ids = torch.cat(places)
+    weights = features.weights_or_none()
+    whole = KeyedJaggedTensor(
+        keys=keys,
+        values=features.values()[chosen_ids],
+        weights=None if weights is None else weights[chosen_ids],
+        lengths=all_lengths.view(-1),
+        stride=samples,
+    )
+    return whole, all_lengths.sum(1).tolist()
 
 
 def _check_inverse_indices(features: KeyedJaggedTensor, used: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.direct import nodes, served
 from tests.direct.at_every_line import places_of, strike
-from tests.direct.nodes import state_of, until
-from tests.direct.served import Expected, batches_of, weights_of
+from tests.direct.nodes import FLOAT, state_of, until
 from tests.processes import run_outcomes
 from torchrec_bls import Publication, attach, offer, publish, serving_state
 from torchrec_bls.direct.serving.ownership import Ownership
@@ -30,17 +29,19 @@ class Process:
 
     Attributes:
         folder: folder for sockets.
+        served: module with the model, its weights and batches.
         model: the model.
         batches: batches of it.
         shown: weights that its last batch showed.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, served_by: str) -> None:
         self.folder = folder
-        self.model = served.sharded()
-        self.batches = batches_of(0)
+        self.served: Any = import_module(served_by)
+        self.model = self.served.sharded()
+        self.batches = self.served.batches_of(0)
         self.shown = 1
-        self._expected = Expected(self.batches)
+        self._expected = self.served.Expected(self.batches)
         self._number = 0
         self.check(self.model, 1)
 
@@ -67,9 +68,8 @@ class Process:
 
     def publish(self, weights: int, owner: int | None = None) -> Publication:
         """Publishes for this rank, or for one that is gone."""
-        return publish(
-            self.model, weights_of(weights), version=str(weights), owner=owner, deadline=DEADLINE
-        )
+        new = self.served.weights_of(weights)
+        return publish(self.model, new, version=str(weights), owner=owner, deadline=DEADLINE)
 
     def publish_all(self, weights: int) -> None:
         """Publishes for both ranks, and checks that these weights are shown."""
@@ -158,7 +158,7 @@ def strike_publish_for(process: Process) -> int:
 
 def strike_attach(process: Process) -> int:
     """A model takes the place of rank 1. After a failure all is as it was."""
-    model = nodes.bare_model()
+    model = process.served.bare_model()
     modules = dict(model.named_modules())
     weights = {name: tensor.clone() for name, tensor in model.dense.state_dict().items()}
     pages = [reads.tables.page for reads in ServedModel.of(process.model).reads]
@@ -173,7 +173,7 @@ def strike_attach(process: Process) -> int:
             process.check(model, process.shown)
             # Puts all back for the next time.
             ServedModel.forget(model)
-            for name in ("bags", "rows"):
+            for name in dict(model.named_children()):
                 setattr(model, name, modules[name])
             model.dense.load_state_dict(weights)
             Ownership(pages).give_up(1)
@@ -196,7 +196,7 @@ def strike_offer(process: Process) -> int:
 
     def afterwards() -> None:
         with offer(process.model, path):
-            model = nodes.bare_model()
+            model = process.served.bare_model()
             attach(model, path, deadline=DEADLINE)
         assert not Path(path).exists()
 
@@ -211,8 +211,8 @@ CALLS = {
 }
 
 
-def strike_one(rank: int, folder: str, name: str) -> None:
-    process = Process(folder)
+def strike_one(rank: int, folder: str, name: str, served_by: str) -> None:
+    process = Process(folder, served_by)
     serving_state(process.model)
     pids = [0, 0]
     dist.all_gather_object(pids, os.getpid())
@@ -244,13 +244,15 @@ def strike_locks(process: Process) -> int:
 
 
 def test_locks_and_places_are_given_back(tmp_path: Path) -> None:
-    outcomes = run_outcomes(2, strike_one, str(tmp_path), "locks", deadline=60.0)
+    outcomes = run_outcomes(2, strike_one, str(tmp_path), "locks", FLOAT, deadline=60.0)
     assert [outcome.error for outcome in outcomes] == [None, "ProcessDied"], str(outcomes[0])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("served_by", [FLOAT, "tests.quant.served"])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_left_serves(tmp_path: Path, name: str) -> None:
-    """All four take half a minute."""
-    outcomes = run_outcomes(2, strike_one, str(tmp_path), name, deadline=300.0)
+def test_what_is_left_serves(tmp_path: Path, name: str, served_by: str) -> None:
+    """The four of a model take half a minute."""
+    arguments = (str(tmp_path), name, served_by)
+    outcomes = run_outcomes(2, strike_one, *arguments, deadline=600.0)
     assert [outcome.error for outcome in outcomes] == [None, "ProcessDied"], str(outcomes[0])

@@ -17,6 +17,7 @@ from tests.processes import run
 from tests.quant import served
 from tests.quant.served import Expected, batches_of, check, check_live, unsharded, weights_of
 from torchrec_bls import attach, publish, serving_state, version_of
+from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.serving.versions import Versions
 
 DEADLINE = 60.0
@@ -76,7 +77,6 @@ def write_and_publish(rank: int, model: Any, batches: list[Any], expected: Expec
     check_live(model, 4)
 
 
-@pytest.mark.smoke
 def test_versions_have_the_bits_of_fbgemms_lookup_in_one_process() -> None:
     run(2, publish_new_weights)
 
@@ -129,14 +129,39 @@ def test_no_batch_of_any_thread_sees_two_versions() -> None:
     run(2, read_while_others_publish)
 
 
-def publish_and_die(node: Node, version: int) -> None:
-    """Is killed when its segments are made, and nobody has been told of them."""
+def publish_and_die(node: Node, version: int, records: int) -> None:
+    """Is killed when its segments are made and recorded for some modules, before or after they are
+    announced."""
+    reads: Any = ServedModel.of(node.model).reads
+    pages = [each.tables.page for each in reads]
 
-    def die(*_: Any) -> None:
+    def announce(_: Versions, owner: int, serial: int, version: str, segments: list[Any]) -> None:
+        for page, segment in list(zip(pages, segments, strict=True))[:records]:
+            page.record(owner, serial, version, segment.address)
+        if records > len(pages):
+            pages[0].announce(owner, serial)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Versions.announce = die  # type: ignore[method-assign]
+    Versions.announce = announce  # type: ignore[assignment,method-assign]
     nodes.publish_all(node, version)
+
+
+@pytest.mark.parametrize("records", [1, 3, 4])
+def test_a_publisher_dies_between_two_steps(tmp_path: Path, records: int) -> None:
+    """Its segments are gone with it, even if its version was decided by then."""
+    with started(tmp_path, 2, SERVED) as processes:
+        processes.start("reader")
+        processes.call("reader", nodes.join, 0)
+        processes.call(0, nodes.publish_all, 2)
+        pid = processes.call(1, nodes.pid_of)
+        processes.begin(1, publish_and_die, 2, records)
+        nodes.until(lambda: nodes.state_of(pid) in "ZX")
+        # What was decided may have been mapped before it was gone.
+        seen = processes.call_all([0, "reader"], nodes.check, None if records == 4 else 1)
+        assert set(seen) <= {1, 2}
+        processes.call(0, nodes.publish_all, 3, 1)
+        processes.call(0, nodes.publish_all, 3)
+        processes.call_all([0, "reader"], nodes.go_over, 3)
 
 
 def refuse_other_models(node: Node, source: object) -> None:
@@ -160,7 +185,7 @@ def test_readers_follow_and_take_the_place_of_ranks_that_died(tmp_path: Path) ->
         # Its segments of version 3 are gone with it.
         processes.call(0, nodes.publish_all, 3)
         pid = processes.call(1, nodes.pid_of)
-        processes.begin(1, publish_and_die, 3)
+        processes.begin(1, publish_and_die, 3, 0)
         nodes.until(lambda: nodes.state_of(pid) in "ZX")
         processes.call_all([0, "reader"], nodes.check, 2)
         assert processes.call("reader", nodes.state).owners_gone == (1,)

@@ -58,7 +58,7 @@ def _resident(rank: int) -> tuple[int, int]:
     sharded = models.shard(model, models.sharder_of("ebc"), "row_wise")
     assert sharded.module.embeddings.version
     maps = re.findall(
-        r"^[0-9a-f]+-[0-9a-f]+ r([w-])\S+ .*memfd:torchrec_bls.*?^Rss: +([0-9]+) kB",
+        r"^[0-9a-f]+-[0-9a-f]+ r([w-])[^\n]*memfd:torchrec_bls.*?^Rss: +([0-9]+) kB",
         Path("/proc/self/smaps").read_text(),
         re.S | re.M,
     )

@@ -1,6 +1,7 @@
 """Where stored rows lie and come from, against TorchRec's quantized modules and by brute force."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from tests.distributed.models import SparseOnly
 from tests.quant import models
+from torchrec_bls.direct.layout import Shard
+from torchrec_bls.quant import shared_rows
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
+from torchrec_bls.quant.shared_rows import PlacedRows
 from torchrec_bls.quant.stored_tables import ModuleRows, StateDictRows, stored_bytes
 
 PAGE = 16
@@ -98,6 +102,41 @@ def test_pages_belong_to_the_owner_of_their_first_byte(drawn: list[tuple[int, in
         rows = sum(each.end - each.begin for each in extents if each.owner == owner)
         gaps = sum(gap for _, gap, _ in drawn)
         assert offsets[-1] - offsets[0] <= rows + gaps + PAGE * (len(own) + 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 4), st.booleans())
+def test_a_segment_is_filled_in_steps(step: int, owners: int, row_wise: bool) -> None:
+    """Together they are the weights of the unsharded module, and none is longer than a step."""
+    quantized = models.model_of("ebc", ["int8", "int4", "int2", "fp16"]).embeddings
+    lookups = Lookups(quantized, quantized.embedding_bags, 4096)
+    source = ModuleRows(quantized._emb_modules, lookups.begins)
+    shards = {}
+    for number, table in enumerate(lookups.tables):
+        block = -(-table.rows // owners) if row_wise else table.rows
+        begins = range(0, table.rows, block)
+        shards[table.name] = [
+            Shard((number + i) % owners, begin, min(block, table.rows - begin), 0, table.columns)
+            for i, begin in enumerate(begins)
+        ]
+    placed = PlacedRows.of(lookups.tables, shards, False)
+    with patch.object(shared_rows, "_STEP", step):
+        segments = [
+            torch.zeros(placed.size_of(owner), dtype=torch.uint8) for owner in range(owners)
+        ]
+        for owner, segment in enumerate(segments):
+            for part, offset in placed.parts(owner, source):
+                assert 0 < len(part) <= step
+                segment[offset : offset + len(part)] = part
+    memory = torch.cat(
+        [
+            segments[share.owner][share.offset : share.offset + share.end - share.begin]
+            for share in placed.shares
+        ]
+    )
+    for lookup, begin in zip(quantized._emb_modules, lookups.begins, strict=True):
+        weights = lookup.weights_host
+        assert torch.equal(memory[begin : begin + len(weights)], weights)
 
 
 def test_cuts_are_where_another_rank_begins() -> None:

@@ -123,7 +123,7 @@ def compare(rank: int, kind: models.Kind, sharding: str) -> None:
 
 def read_directly(rank: int, kind: models.Kind) -> None:
     """Outputs are those of TorchRec's own modules, for the batch with each sample in full."""
-    batches = [*batches_of(kind, rank), make_variable(kind, rank, [1, 2, 1, 1, 1], 0)]
+    batches = batches_of(kind, rank)
     theirs = models.shard(kind, "row_wise", kind.torchrec_sharder())
     config = BLSConfig(lookup="direct")
     ours = models.shard(kind, "row_wise", kind.bls_sharder(config))
@@ -131,6 +131,8 @@ def read_directly(rank: int, kind: models.Kind) -> None:
         for ids in batches:
             wanted = models.flatten(theirs(models.Batch(in_full(kind, ids))))
             models.assert_same_bits(models.flatten(ours(models.Batch(ids))), wanted)
+        nothing = make_variable(kind, rank, [1, 2, 1, 1, 1], 0)
+        assert all(len(each) == 0 for each in models.flatten(ours(models.Batch(nothing))).values())
 
 
 @pytest.mark.parametrize("kind", KINDS)

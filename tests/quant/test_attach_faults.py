@@ -77,9 +77,9 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
 
 
 def refuse_all(node: Node, source: object) -> None:
+    model, path = node.served.bare_model(), node.path_of("relay")
+    before = list(model.modules())
     for name, (change, error, says) in FAULTS.items():
-        model, path = node.served.bare_model(), node.path_of("relay")
-        before = list(model.modules())
         with (
             answered(path, relay(node.path_of(source), change)),
             pytest.raises(error, match=says),

@@ -1,5 +1,6 @@
 """Where stored rows lie and come from, against TorchRec's quantized modules and by brute force."""
 
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -104,11 +105,16 @@ def test_pages_belong_to_the_owner_of_their_first_byte(drawn: list[tuple[int, in
         assert offsets[-1] - offsets[0] <= rows + gaps + PAGE * (len(own) + 1)
 
 
+@cache
+def module_of_four_types() -> Any:
+    return models.model_of("ebc", ["int8", "int4", "int2", "fp16"]).embeddings
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5000), st.integers(1, 4), st.booleans())
+@given(st.integers(500, 50_000), st.integers(1, 4), st.booleans())
 def test_a_segment_is_filled_in_steps(step: int, owners: int, row_wise: bool) -> None:
     """Together they are the weights of the unsharded module, and none is longer than a step."""
-    quantized = models.model_of("ebc", ["int8", "int4", "int2", "fp16"]).embeddings
+    quantized = module_of_four_types()
     lookups = Lookups(quantized, quantized.embedding_bags, 4096)
     source = ModuleRows(quantized._emb_modules, lookups.begins)
     shards = {}

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -51,6 +52,25 @@ TEST_CASE("nobody can change a segment once it is made") {
   CHECK(ftruncate(fd, 10) != 0);
   CHECK(pwrite(fd, "x", 1, TableSegment::kFirstOffset) < 0);
   CHECK(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+}
+
+TEST_CASE("parts come one after the other, and one that does not fit makes no segment") {
+  const std::vector<float> values{1.0F, 2.0F, 3.0F};
+  size_t made = 0;
+  float part = 0.0F;  // the only one at a time
+  const NextPart next = [&]() -> std::optional<TablePart> {
+    if (made == values.size()) return std::nullopt;
+    part = values[made];
+    const size_t offset = TableSegment::kFirstOffset + made++ * sizeof(float);
+    return TablePart{reinterpret_cast<const std::byte*>(&part), sizeof(part), offset};
+  };
+  const size_t bytes = TableSegment::kFirstOffset + values.size() * sizeof(float);
+  const TableSegment segment = TableSegment::create(kLabel, next, bytes, false);
+  segment.populate();
+  CHECK(std::memcmp(segment.data() + TableSegment::kFirstOffset, values.data(),
+                    values.size() * sizeof(float)) == 0);
+  made = 0;
+  CHECK_THROWS_AS(TableSegment::create(kLabel, next, bytes - 1, false), std::invalid_argument);
 }
 
 TEST_CASE("another mapping shows the same tables, after their creator has gone as well") {

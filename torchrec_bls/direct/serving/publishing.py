@@ -49,7 +49,8 @@ def publish(
             or float16 weights, of which this rank quantizes its own rows, or uint8 rows as they are
             stored. Dense weights are copied. None: the weights that the model has now, e.g. after
             `load_state_dict`. If they were written to, this process's next batches raise until all
-            ranks have published.
+            ranks have published. Quantized tables must be the same on all ranks then: a page may
+            have rows of two.
         version: name of the version, the same on all ranks, such as that of a checkpoint: 1 to 64
             bytes of printable text. It may be left out if one rank has all tables; then each call
             makes a version of its own.

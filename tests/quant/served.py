@@ -1,5 +1,6 @@
 """A model with quantized and float tables and a dense layer, and its weights in each version."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -191,8 +192,23 @@ def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
 
 def check_live(model: Any, number: int) -> None:
     """The state dict shows the rows of a version."""
-    theirs = unsharded(number).state_dict()
+    theirs = unsharded_once(number).state_dict()
     for name, tensor in model.state_dict().items():
         if name.startswith(("bags.", "rows.")):
             shown = [getattr(each, "elem", each) for each in (tensor, theirs[name])]
             assert torch.equal(*shown), name
+
+
+def write_in_place(model: Any, number: int) -> None:
+    """Writes the weights of a version over those that this rank's model shows."""
+    theirs = unsharded_once(number)
+    plain = weights_of(number)["plain.embedding_bags.p0.weight"]
+    with torch.no_grad():
+        for name in ("bags", "rows", "dense"):
+            getattr(model.module, name).load_state_dict(getattr(theirs, name).state_dict())
+        for shard in model.module.plain.state_dict()["embedding_bags.p0.weight"].local_shards():
+            first, rows = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
+            shard.tensor.copy_(plain[first : first + rows])
+
+
+unsharded_once = cache(unsharded)

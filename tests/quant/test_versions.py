@@ -48,10 +48,6 @@ def publish_new_weights(rank: int) -> None:
     dist.barrier()  # nobody else holds the segments of who ends before the others have mapped them
 
 
-def plain_of(version: int) -> torch.Tensor:
-    return weights_of(version)["plain.embedding_bags.p0.weight"]
-
-
 def write_and_publish(rank: int, model: Any, batches: list[Any], expected: Expected) -> None:
     """Weights that are loaded into the model become a version; those that are not are given up."""
     bags = model.module.bags
@@ -63,14 +59,7 @@ def write_and_publish(rank: int, model: Any, batches: list[Any], expected: Expec
     assert check(model, batches, expected, 1) == 3
     check_live(model, 3)
     dist.barrier()
-    theirs = unsharded(4)
-    with torch.no_grad():
-        bags.load_state_dict(theirs.bags.state_dict())
-        model.module.rows.load_state_dict(theirs.rows.state_dict())
-        model.module.dense.load_state_dict(theirs.dense.state_dict())
-        for shard in model.module.plain.state_dict()["embedding_bags.p0.weight"].local_shards():
-            first, rows = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
-            shard.tensor.copy_(plain_of(4)[first : first + rows])
+    served.write_in_place(model, 4)
     publish(model, version="4").wait(DEADLINE)
     for number in range(4):
         assert check(model, batches, expected, number) == 4

@@ -33,6 +33,8 @@ KILL, PAUSE, FORKED, SUCCESSOR, READER = (
 _ACTIONS, _ROUNDS = 40, 15
 _KILLS, _PAUSES = 0.4, 0.3
 _LONGEST_PAUSE = 0.2
+# Models of float tables, and of quantized and float ones. They take turns.
+_SERVED = (nodes.FLOAT, "tests.quant.served")
 
 
 class Serving:
@@ -41,11 +43,12 @@ class Serving:
     Args:
         folder: for sockets.
         seed: of everything that is drawn.
+        served_by: module with the model and its weights.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, served_by: str) -> None:
         self.counts: Counter[str] = Counter()
-        self._processes = Nodes(folder)
+        self._processes = Nodes(folder, served_by)
         self._draw = random.Random(seed)
         self._living: list[object] = list(range(RANKS))
         self._forked: set[object] = set()
@@ -159,7 +162,7 @@ def live(seed: int, rounds: int = _ROUNDS, actions: int = _ACTIONS) -> Counter[s
             seed.
     """
     with tempfile.TemporaryDirectory(prefix="bls") as folder:
-        serving = Serving(Path(folder), seed)
+        serving = Serving(Path(folder), seed, _SERVED[seed % len(_SERVED)])
         try:
             serving.live(rounds, actions)
         except BaseException as error:

@@ -19,7 +19,7 @@ import torch
 from torchrec.distributed import DistributedModelParallel
 
 import torchrec_bls
-from tests.direct import nodes, served
+from tests.direct import nodes
 from tests.direct.forked import wait_for_child
 from tests.direct.nodes import Node
 from tests.direct.test_last_defence import no_descriptors
@@ -76,7 +76,15 @@ _PACKAGE = str(Path(torchrec_bls.__file__).parent)
 # Seconds until the next try to strike in the package.
 _NEXT_TRY = 5e-5
 
-weights_of = cache(served.weights_of)
+
+@cache
+def _weights_of(served: Any, number: int) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = served.weights_of(number)
+    return weights
+
+
+def weights_of(node: Node, number: int) -> dict[str, torch.Tensor]:
+    return _weights_of(node.served, number)
 
 
 def act(node: Node, seed: int, actions: int, others: list[object]) -> Counter[str]:
@@ -105,7 +113,9 @@ def act(node: Node, seed: int, actions: int, others: list[object]) -> Counter[st
 
 def _look(node: Node, draw: random.Random, _: object) -> str:
     try:
-        served.check(node.model, node.batches, node.expected, draw.randrange(len(node.batches)))
+        node.served.check(
+            node.model, node.batches, node.expected, draw.randrange(len(node.batches))
+        )
     except ValueError as error:
         if not _HELD_BACK.search(str(error)):
             raise
@@ -131,7 +141,7 @@ def _publish(node: Node, draw: random.Random, _: object) -> str:
     try:
         own = publish(
             node.model,
-            weights_of(number),
+            weights_of(node, number),
             version=str(number),
             deadline=draw.uniform(*_PATIENCE),
         )
@@ -154,7 +164,7 @@ def _publish_in_place(node: Node, draw: random.Random, others: object) -> str:
     if not is_sharded or serving_state(node.model).rank is None:
         return _publish(node, draw, others)
     number = _version(node, draw)
-    served.write_in_place(node.model, number)
+    node.served.write_in_place(node.model, number)
     try:
         publish(node.model, version=str(number), deadline=draw.uniform(*_PATIENCE))
     except ValueError as error:
@@ -169,7 +179,7 @@ def _publish_in_place(node: Node, draw: random.Random, others: object) -> str:
 
 def _publish_too_little(node: Node, draw: random.Random, _: object) -> str:
     number = draw.choice(NUMBERS)
-    without = {name: w for name, w in weights_of(number).items() if name != "dense.bias"}
+    without = {name: w for name, w in weights_of(node, number).items() if name != "dense.bias"}
     try:
         publish(node.model, without, version=str(number), deadline=draw.uniform(*_PATIENCE))
     except ValueError as error:
@@ -187,7 +197,7 @@ def _publish_for(node: Node, draw: random.Random, others: object) -> str:
     try:
         publish(
             node.model,
-            weights_of(number),
+            weights_of(node, number),
             version=str(number),
             owner=owner,
             deadline=draw.uniform(*_PATIENCE),
@@ -279,7 +289,7 @@ def _attach_and_drop(node: Node, draw: random.Random, others: list[object]) -> s
 
 def _attached(node: Node, draw: random.Random, others: list[object]) -> tuple[str, Any]:
     """Returns what came of it, and the model that was attached, or None."""
-    model = nodes.bare_model()
+    model = node.served.bare_model()
     try:
         attach(model, node.path_of(draw.choice(others)), deadline=_LONGEST / 2)
     except (RendezvousError, PeerDiedError) as error:
@@ -289,7 +299,7 @@ def _attached(node: Node, draw: random.Random, others: list[object]) -> tuple[st
     except ProtocolError as error:
         assert re.search(f"{_NO_DESCRIPTORS_LEFT.pattern}|not there any more", str(error)), error
         return f"{ATTACH}, to one that can't", None
-    served.check(model, node.batches, node.expected, 0)
+    node.served.check(model, node.batches, node.expected, 0)
     return ATTACH, model
 
 
@@ -344,7 +354,11 @@ def settle(node: Node, number: int, owners: list[int | None]) -> None:
         for owner in list(left):
             try:
                 publish(
-                    node.model, weights_of(number), version=str(number), owner=owner, deadline=0.1
+                    node.model,
+                    weights_of(node, number),
+                    version=str(number),
+                    owner=owner,
+                    deadline=0.1,
                 )
                 left.remove(owner)
             except ValueError as error:
@@ -366,7 +380,7 @@ def follow(node: Node, number: int) -> None:
     def serves() -> bool:
         nonlocal why
         try:
-            return served.check(node.model, node.batches, node.expected, 0) == number
+            return node.served.check(node.model, node.batches, node.expected, 0) == number
         except ValueError as error:
             # What this rank wrote in place is replaced by the version.
             if not _HELD_BACK.search(str(error)):

@@ -33,5 +33,6 @@ def test_first_forwards_give_right_rows_whatever_happens_at_them() -> None:
         assert counts.total() == births
 
 
-def test_processes_that_serve_follow_whatever_happens_to_them() -> None:
-    assert serving.live(1, rounds=3, actions=20).total() > 100
+@pytest.mark.parametrize("seed", [2, 3], ids=["float tables", "quantized tables"])
+def test_processes_that_serve_follow_whatever_happens_to_them(seed: int) -> None:
+    assert serving.live(seed, rounds=3, actions=20).total() > 100

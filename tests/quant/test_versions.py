@@ -235,3 +235,28 @@ def refuse_weights(rank: int) -> None:
 
 def test_weights_that_do_not_fit_are_refused_and_nothing_is_announced() -> None:
     run(1, refuse_weights)
+
+
+@pytest.mark.slow
+def test_ten_thousand_batches_while_publishers_come_and_go(tmp_path: Path) -> None:
+    """Four readers check every batch. The keeper dies in the middle of its tenth publication."""
+    readers = [f"reader {number}" for number in range(4)]
+    with started(tmp_path, 1, SERVED) as processes:
+        for name in [*readers, "successor"]:
+            processes.start(name)
+        for name in readers:
+            processes.call(name, nodes.join, 0, None, name)
+        for name in readers:
+            processes.begin(name, nodes.check_many, 2500, f"begun by {name}")
+        nodes.until(lambda: all((tmp_path / f"begun by {name}").exists() for name in readers))
+        for version in range(2, 11):
+            processes.call(0, nodes.publish_all, version)
+        pid = processes.call(0, nodes.pid_of)
+        processes.begin(0, publish_and_die, 11, 2)
+        nodes.until(lambda: nodes.state_of(pid) in "ZX")
+        processes.call("successor", nodes.join, readers[0], 0)
+        for version in range(11, 21):
+            processes.call("successor", nodes.publish_all, version)
+        for name in readers:
+            assert processes.end(name) > 1
+        processes.call_all([*readers, "successor"], nodes.go_over, 20)

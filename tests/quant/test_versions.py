@@ -16,7 +16,7 @@ from tests.direct.nodes import Node, NodeFailedError, started
 from tests.processes import run
 from tests.quant import served
 from tests.quant.served import Expected, batches_of, check, check_live, unsharded, weights_of
-from torchrec_bls import attach, publish, serving_state, version_of
+from torchrec_bls import BLSConfig, attach, publish, serving_state, version_of
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.serving.versions import Versions
 
@@ -68,6 +68,23 @@ def write_and_publish(rank: int, model: Any, batches: list[Any], expected: Expec
 
 def test_versions_have_the_bits_of_fbgemms_lookup_in_one_process() -> None:
     run(2, publish_new_weights)
+
+
+def publish_in_huge_pages(rank: int) -> None:
+    config = BLSConfig(lookup="direct", deadline=30.0, huge_pages=True)
+    model, batches = served.sharded(config), batches_of(rank)
+    expected = Expected(batches)
+    check(model, batches, expected, 0)
+    for version in (2, 3):
+        publish(model, weights_of(version), version=str(version)).wait(DEADLINE)
+        for number in range(2):
+            assert check(model, batches, expected, number) == version
+        check_live(model, version)
+    dist.barrier()
+
+
+def test_versions_in_pages_of_2_mib() -> None:
+    run(2, publish_in_huge_pages)
 
 
 def read_while_others_publish(rank: int) -> None:

@@ -15,7 +15,7 @@ from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.sharing import abandon_with
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
@@ -84,12 +84,14 @@ class StoredReads(DirectReads[BoundModule]):
         """See DirectReads."""
         return not hasattr(self._module, "need_indices")
 
-    def look_up(self, view: BoundModule, batch: CheckedBatch) -> Any:
+    def output(self, batch: CheckedBatch) -> DirectEmbeddings:
         """See DirectReads."""
-        features = batch.features
+        self.check_serves()
+        view, features = self._view, batch.features
         if self._is_sequence:
             features = kept(features)  # the output has its lengths, and may have its ids
-        return looked_up(view.module, features, self._input_check)
+        embeddings = looked_up(view.module, features, self._input_check)
+        return DirectEmbeddings(embeddings, view.generation.version)
 
     def live_parts(self) -> Parts:
         """See DirectReads."""

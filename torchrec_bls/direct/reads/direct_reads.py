@@ -107,8 +107,12 @@ class DirectReads(ABC, Generic[V]):
         """Returns whether the module is an EmbeddingBagCollection, not an EmbeddingCollection."""
 
     @abstractmethod
-    def look_up(self, view: V, batch: CheckedBatch) -> Any:
-        """Returns the embeddings of a batch in a generation."""
+    def output(self, batch: CheckedBatch) -> DirectEmbeddings:
+        """Returns the embeddings of a batch, all from the view that there is when it begins.
+
+        Raises:
+            ValueError: see `check_serves`. Or the output is impossible for such a batch.
+        """
 
     @abstractmethod
     def live_parts(self) -> Parts:
@@ -139,19 +143,6 @@ class DirectReads(ABC, Generic[V]):
         Raises:
             BLSError: it can't be mapped.
         """
-
-    def output(self, batch: CheckedBatch) -> DirectEmbeddings:
-        """Returns the embeddings of a batch.
-
-        Raises:
-            ValueError: see `check_weights`. Or the output is impossible for such a batch. Or this
-                is a forked child that can't serve, see docs/guides/pre-fork.md.
-        """
-        if not self.tables.process.is_own:
-            self._check_child()
-        self.check_weights()
-        view = self._view
-        return DirectEmbeddings(self.look_up(view, batch), view.generation.version)
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
         """Returns a function that makes this module read `generation`, and its weights show it.
@@ -238,8 +229,11 @@ class DirectReads(ABC, Generic[V]):
                 "generation on: publish them there"
             )
 
-    def check_weights(self) -> None:
-        """Raises ValueError if the weights were written to, and lookups do not read that yet."""
+    def check_serves(self) -> None:
+        """Raises ValueError if the weights were written to, and lookups do not read that yet. Or
+        this is a forked child that can't serve, see docs/guides/pre-fork.md."""
+        if not self.tables.process.is_own:
+            self._check_child()
         live = self.live
         if live is not None and live.written:
             if live.would_lose_writes:

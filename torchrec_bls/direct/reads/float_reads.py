@@ -12,7 +12,7 @@ from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
 from torchrec_bls.direct.live_weights import LiveWeights
-from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 
@@ -91,9 +91,11 @@ class FloatReads(DirectReads[GenerationViews]):
         """See DirectReads."""
         return self.form.pooled
 
-    def look_up(self, view: GenerationViews, batch: CheckedBatch) -> Any:
+    def output(self, batch: CheckedBatch) -> DirectEmbeddings:
         """See DirectReads."""
-        return self.form.read(view.of(batch.features.keys()), batch)
+        self.check_serves()
+        view = self._view.of(batch.features.keys())
+        return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
 
     def live_parts(self) -> Parts:
         """See DirectReads."""

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.tensor_types import UInt4Tensor
 
 from tests.distributed.models import SparseOnly
 from tests.quant import models
@@ -60,7 +61,9 @@ def test_rows_of_a_checkpoint_are_those_of_the_quantized_module(
 
 def split_rows_of(quantized: Any) -> dict[str, torch.Tensor]:
     """Returns a state dict with scale and shift beside the weights."""
-    [parts] = quantized._emb_modules[0].split_embedding_weights_with_scale_bias(2)
+    [(weight, *beside)] = quantized._emb_modules[0].split_embedding_weights_with_scale_bias(2)
+    packed = type(quantized.embeddings["t0"].weight)
+    parts = [weight if packed is torch.Tensor else packed(weight), *beside]
     names = ("weight", "weight_qscale", "weight_qbias")
     return {
         f"m.embeddings.t0.{name}": part
@@ -157,6 +160,7 @@ def test_cuts_are_where_another_rank_begins() -> None:
         (torch.zeros(4, 8), r"shape \(4, 8\)"),
         (torch.zeros(5, 8, dtype=torch.float64), "float64"),
         (torch.zeros(5, 8, dtype=torch.uint8), r"has INT8 rows of \(5, 16\)"),
+        (UInt4Tensor(torch.zeros(5, 16, dtype=torch.uint8)), "a UInt4Tensor .* has INT8 rows"),
         (torch.zeros(5, 8, device="meta"), "meta"),
     ],
 )

@@ -18,15 +18,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
     unpadded_row_size_in_bytes,
 )
 from torch import nn
-from torchrec.modules.embedding_configs import DataType
 from torchrec.quant.embedding_modules import MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS
-from torchrec.tensor_types import UInt2Tensor, UInt4Tensor
 
-from torchrec_bls.quant.stored_tables import StoredTable
+from torchrec_bls.quant.stored_tables import PACKED, StoredTable
 
 # Child of a module in which its lookups are registered, if they are.
 _REGISTERED = "tbes"
-_PACKED = {DataType.INT4: UInt4Tensor, DataType.INT2: UInt2Tensor}
 
 
 class Lookups:
@@ -119,7 +116,7 @@ class Lookups:
         shown: list[torch.Tensor] = []
         for config, (weight, scale, bias) in zip(configs, parts, strict=True):
             child: Any = self._children[config.name]
-            child.weight = _PACKED.get(config.data_type, _as_it_is)(weight)
+            child.weight = PACKED.get(config.data_type, _as_it_is)(weight)
             if split:
                 child.weight_qscale, child.weight_qbias = scale, bias
             shown += [each for each in child.buffers() if each is not None]

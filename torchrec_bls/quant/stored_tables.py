@@ -10,9 +10,12 @@ from typing import Any, Protocol
 
 import torch
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, DataType
+from torchrec.tensor_types import UInt2Tensor, UInt4Tensor
 
 from torchrec_bls.direct.new_weights import check_is_dense
 
+#: TorchRec's tensors of packed numbers, by the type of a table.
+PACKED = {DataType.INT4: UInt4Tensor, DataType.INT2: UInt2Tensor}
 _WITH_SCALE = (DataType.INT8, DataType.INT4, DataType.INT2)
 _FLOATS = {DataType.FP16: torch.float16, DataType.FP32: torch.float32}
 # Bytes of scale and shift.
@@ -135,7 +138,8 @@ class StateDictRows:
     def _weights(self, table: StoredTable) -> list[torch.Tensor]:
         """Returns the weights, and scale and shift if these are beside them."""
         name = f"{self._prefix}{table.name}.weight"
-        weights = _plain(self._entry(name, table))
+        value = self._entry(name, table)
+        weights = _plain(value)
         if weights.device.type != "cpu" or weights.dtype not in _GIVEN:
             raise ValueError(
                 f"'{name}' is {weights.dtype} on {weights.device} in {self._what}, but must be "
@@ -145,6 +149,14 @@ class StateDictRows:
         if weights.dtype != torch.uint8:
             self._check_shape(name, weights, (table.rows, table.columns), "its table is")
             return [weights.detach()]
+        packed = type(value) if isinstance(value, tuple(PACKED.values())) else torch.Tensor
+        if packed is not PACKED.get(table.data_type, torch.Tensor):
+            # Rows of few columns have as many bytes in several types.
+            raise ValueError(
+                f"'{name}' has stored rows in a {packed.__name__} in {self._what}, but table "
+                f"'{table.name}' has {table.data_type.name} rows, which come in a "
+                f"{PACKED.get(table.data_type, torch.Tensor).__name__}"
+            )
         is_split = f"{name}_qscale" in self._state_dict
         is_stored = tuple(weights.shape) == (table.rows, table.used_bytes)
         width = table.used_bytes - _SCALE_BYTES if is_split else table.row_bytes

@@ -62,7 +62,7 @@ test: build build-tests  ## Run the C++ and Python tests but for the slow ones (
 	$(call pytest,not slow)
 
 test-slow: build test-model  ## Run what `make test` leaves out: the slow Python tests and the small models
-	$(call pytest,slow)
+	$(call pytest,slow and not trio)
 
 test-all: test test-slow  ## Run every test
 

@@ -50,6 +50,7 @@ NETWORKS = {
     "100 Gbit/s a rank": Network(100.0, of_rank=True),
     "1 Gbit/s a rank": Network(1.0, of_rank=True),
 }
+QUICK_NETWORKS = ("shared memory", "1 Gbit/s a rank")
 PARTS = ("output dist", "forward")
 _ROWS = 20_000  # of a table at most
 _ONES = torch.ones(TABLES * BATCH, dtype=torch.int32)
@@ -162,7 +163,8 @@ def measure(
 
 def _options() -> argparse.Namespace:
     parser = record.parser(
-        __doc__, quick="float32, uint4, rows stored in it, and the automatic choice, one call each"
+        __doc__,
+        quick="two networks; float32, uint4, rows stored in it, the automatic choice; one call",
     )
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
     parser.add_argument(
@@ -201,6 +203,8 @@ def main() -> None:
         path = Path(folder) / "lookups.npz"
         lookups.save(path)
         for network, auto in chosen(lookups, options.profile).items():
+            if options.quick and network not in QUICK_NETWORKS:
+                continue
             kinds = {**fixed, "auto": auto}
             results += over_network(NETWORKS[network], RANKS, measure, network, turns, path, kinds)
     record.publish(options.json, "codec_exchange", before, settings, results, exchange_section)

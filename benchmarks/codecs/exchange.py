@@ -93,7 +93,7 @@ def parts_of(
     if codec == STORED:
         return {PARTS[1]: _stored(config, own, lookups)}
     case = Case("EBC", "table_wise", RANKS, BATCH, dim=DIM, rows=_ROWS)
-    module = sharded(case, BLSEmbeddingBagCollectionSharder(config), dist.group.WORLD, codec)
+    module = sharded(case, BLSEmbeddingBagCollectionSharder(config=config), dist.group.WORLD, codec)
     for name, shards in module.state_dict().items():
         table = int(name.split("table_")[1].split(".")[0])
         for shard in shards.local_shards():

@@ -207,7 +207,7 @@ def test_constraints_for_a_table_that_is_not_there() -> None:
 
 def sharders_of(*bounds: int) -> list[ModuleSharder[nn.Module]]:
     kinds = BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
-    return [kind(BLSConfig(bound=bound)) for kind, bound in zip(kinds, bounds, strict=False)]
+    return [kind(config=BLSConfig(bound=bound)) for kind, bound in zip(kinds, bounds, strict=False)]
 
 
 def test_the_bound_is_the_sharders() -> None:

@@ -107,7 +107,7 @@ def _member(old: Old) -> Any:
     def member(self: Any, *args: Any, **kwargs: Any) -> Any:
         return old.value()(self, *args, **kwargs)
 
-    member.__name__, member.__doc__ = old.name, f"Deprecated: write {old.new}."
+    member.__name__ = old.name  # without a docstring: neither pages nor the public API show it
     return property(member) if old.is_property else member
 
 

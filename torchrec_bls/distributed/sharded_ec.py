@@ -14,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from torchrec_bls._deprecated import config_by_name
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
+from torchrec_bls.distributed.codec_config import has_decay
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.lookup import Lookup
@@ -56,7 +57,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             False,
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
-        if config.codecs is not None and config.codecs.decays:
+        if config.codecs is not None and has_decay(config.codecs):
             keep_in_checkpoints(self)
         if module.device.type == "meta":
             load_initial_weights(self, module)  # otherwise TorchRec has loaded them

@@ -27,10 +27,12 @@ FILE = Path(__file__).with_suffix(".txt")
 PAGES = ROOT / "docs" / "reference"
 MODULES = (
     "torchrec_bls",
+    "torchrec_bls.codecs.stock",
     "torchrec_bls.datasets",
     "torchrec_bls.observe",
     "torchrec_bls.observe.prometheus",
     "torchrec_bls.overlap",
+    "torchrec_bls.overlap.quantized_hook",
     "torchrec_bls.sharding",
 )
 #: Ends the line of a name that older versions of TorchRec lack.
@@ -141,6 +143,8 @@ def _attributes(owner: type, parameters: Collection[str]) -> list[str]:
 def _member(owner: type, name: str) -> str:
     """Returns a property or a method with its parameters; empty if it has no docstring."""
     member = inspect.getattr_static(owner, name, None)
+    if isinstance(member, owner):  # of an enumeration
+        return name
     if isinstance(member, (property, cached_property)):
         return name if member.__doc__ else ""
     if isinstance(member, classmethod):

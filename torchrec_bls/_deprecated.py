@@ -154,9 +154,8 @@ def _warn(old: str, new: str) -> None:
 
 
 def _generation_of(model: Any) -> int:
-    from torchrec_bls.direct.serving.publishing import serving_state
-
-    return serving_state(model).serial
+    publishing = importlib.import_module("torchrec_bls.direct.serving.publishing")
+    return int(publishing.serving_state(model).serial)
 
 
 def _serial(publication: Any) -> int:

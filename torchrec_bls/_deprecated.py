@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 #: The release that has none of them.
 GONE_IN = "0.4.0"
 
-_OURS = ("torchrec_bls", "sharding", "importlib._bootstrap")
+# Modules whose calls are not the caller's own.
+_OURS = ("torchrec_bls", "importlib._bootstrap")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -50,27 +51,29 @@ _CODECS, _CODECS_OF = "torchrec_bls.CodecConfig", "torchrec_bls.distributed.code
 _BOUNDS = "torchrec_bls.codecs.error_bound"
 _SHAPE = "torchrec_bls.datasets.criteo_shape"
 _HERE = "torchrec_bls._deprecated"
-_NOTHING = "nothing: the package does it by itself"
+_ITSELF = "nothing: the package does it by itself"
+_NOTHING = "nothing in its place"
+_COUNT = "version_of, or serving_state(...).serial for a count"
 
 OLD = (
-    Old("torchrec_bls", "generation_of", "version_of", f"{_HERE}:_generation_of"),
-    Old("torchrec_bls.Publication", "generation", "version", f"{_HERE}:_serial", True),
-    Old(_CHANNEL, "abandon", _NOTHING, f"{_CHANNELS}:abandon"),
-    Old(_CHANNEL, "check_not_abandoned", _NOTHING, f"{_CHANNELS}:check_not_abandoned"),
-    Old(_CHANNEL, "hold_until_release", "post", f"{_CHANNELS}:hold_until_release"),
+    Old("torchrec_bls", "generation_of", _COUNT, f"{_HERE}:_generation_of"),
+    Old("torchrec_bls.Publication", "generation", "Publication.version", f"{_HERE}:_serial", True),
+    Old(_CHANNEL, "abandon", _ITSELF, f"{_CHANNELS}:abandon"),
+    Old(_CHANNEL, "check_not_abandoned", _ITSELF, f"{_CHANNELS}:check_not_abandoned"),
+    Old(_CHANNEL, "hold_until_release", _ITSELF, f"{_CHANNELS}:hold_until_release"),
     Old(_CHANNEL, "range", "torch.profiler.record_function", f"{_CHANNELS}:profiler_range"),
     Old(_CHANNEL, "refuse", "poison, and raise ProtocolError", f"{_CHANNELS}:refuse"),
-    Old(_CHANNEL, "warn_if_pulled", _NOTHING, f"{_CHANNELS}:warn_if_pulled"),
+    Old(_CHANNEL, "warn_if_pulled", _ITSELF, f"{_CHANNELS}:warn_if_pulled"),
     Old(_CODECS, "backward_of", "CodecConfig.backward", f"{_CODECS_OF}:backward_of"),
-    Old(_CODECS, "check", _NOTHING, f"{_CODECS_OF}:check_tables"),
+    Old(_CODECS, "check", _ITSELF, f"{_CODECS_OF}:check_tables"),
     Old(_CODECS, "decays", "ErrorBound.decay", f"{_CODECS_OF}:has_decay", True),
     Old(_CODECS, "describe", "repr(config)", f"{_CODECS_OF}:describe"),
-    Old(_CODECS, "encode_any", "CodecConfig.forward", f"{_CODECS_OF}:encode_any"),
+    Old(_CODECS, "encode_any", "CodecConfig.forward and backward", f"{_CODECS_OF}:encode_any"),
     Old(_CODECS, "finds_unique", "CodecConfig.unique", f"{_CODECS_OF}:finds_unique", True),
     Old(_CODECS, "forward_of", "CodecConfig.forward", f"{_CODECS_OF}:forward_of"),
     Old(_CODECS, "unique_of", "CodecConfig.unique", f"{_CODECS_OF}:unique_of"),
-    Old("torchrec_bls.Decay", "factor", "Decay.start", f"{_BOUNDS}:factor_at"),
-    Old("torchrec_bls.ErrorBound", "at", "ErrorBound.bound", f"{_BOUNDS}:bound_at"),
+    Old("torchrec_bls.Decay", "factor", _NOTHING, f"{_BOUNDS}:factor_at"),
+    Old("torchrec_bls.ErrorBound", "at", _NOTHING, f"{_BOUNDS}:bound_at"),
     Old(
         "torchrec_bls.datasets",
         "KAGGLE_CARDINALITIES",

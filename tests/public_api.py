@@ -27,7 +27,7 @@ FILE = Path(__file__).with_suffix(".txt")
 PAGES = ROOT / "docs" / "reference"
 MODULES = (
     "torchrec_bls",
-    "torchrec_bls.codecs.stock",
+    "torchrec_bls.codecs.torchrec_codecs",
     "torchrec_bls.datasets",
     "torchrec_bls.observe",
     "torchrec_bls.observe.prometheus",

@@ -67,7 +67,7 @@ def examine_packages(installed: Callable[[str], str] = metadata.version) -> Pack
         installed: Function that returns a distribution's version, or raises
             ``PackageNotFoundError``.
     """
-    trio = _Found.find(installed)
+    trio = _Installed.find(installed)
     target = trio.nearest()
     to_install = trio.unfit()
     faults = trio.faults() if to_install else []
@@ -95,7 +95,7 @@ def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
     Raises:
         VersionError: Names the version found, the version needed and the command that installs it.
     """
-    trio = _Found.find(installed)
+    trio = _Installed.find(installed)
     series = _series_of_torch(trio.torch)
     if series is not None and series >= _series(_OLDEST):
         if series > _series(_NEWEST):
@@ -150,7 +150,7 @@ def check_native(load: Callable[[str], object] = importlib.import_module) -> Non
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Installed:
     """The installed versions; None or an empty mapping for missing packages."""
 
     torch: str | None
@@ -158,7 +158,7 @@ class _Found:
     torchrec: str | None
 
     @classmethod
-    def find(cls, installed: Callable[[str], str]) -> "_Found":
+    def find(cls, installed: Callable[[str], str]) -> "_Installed":
         fbgemms = {name: _version(name, installed) for name in FBGEMM_DISTRIBUTIONS}
         return cls(
             torch=_version("torch", installed),

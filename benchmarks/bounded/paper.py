@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchrec_bls.codecs.stages import Measured
+from torchrec_bls.codecs.compression import Measured
 from torchrec_bls.datasets.criteo_shape import KAGGLE_CARDINALITIES
 
 _FOLDER = Path(__file__).parent

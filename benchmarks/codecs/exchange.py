@@ -22,10 +22,10 @@ from benchmarks.harness.statistics import in_turns
 from benchmarks.modules.models import FEATURES, TABLES, Case, Forward, sharded
 from benchmarks.modules.quantized import module_of, quantized, sharded_of
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig, ErrorBound
+from torchrec_bls.analysis.compression_speeds import measure as measure_compression
 from torchrec_bls.analysis.samples import Lookup, SampledTable
-from torchrec_bls.analysis.stage_speeds import measure as measure_stages
-from torchrec_bls.codecs import stages
-from torchrec_bls.codecs.stages import Stages
+from torchrec_bls.codecs import compression
+from torchrec_bls.codecs.compression import Compression
 
 RANKS, BATCH, DIM = 4, 512, 64  # samples of each rank
 BOUND = 0.01
@@ -69,16 +69,16 @@ def chosen(lookups: Lookups, profile: str) -> dict[str, CodecConfig]:
         name = f"table_{number}"
         table = SampledTable(name, _ROWS, DIM, True, False, "FP32", (FEATURES[number],))
         lookup = Lookup(ids[:BATCH].numpy(), lengths, rows[:BATCH].numpy())
-        measured[name] = measure_stages(table, [[lookup]], BOUND)
+        measured[name] = measure_compression(table, [[lookup]], BOUND)
     return {
-        network: _config(stages.chosen(measured, link, ranks_per_core))
+        network: _config(compression.chosen(measured, link, ranks_per_core))
         for network, link in links.items()
     }
 
 
-def _config(of_tables: dict[str, Stages]) -> CodecConfig:
+def _config(of_tables: dict[str, Compression]) -> CodecConfig:
     forward: dict[str, str | ErrorBound] = {
-        name: ErrorBound(BOUND, None, each is Stages.FIXED) if each.bounded else "fp32"
+        name: ErrorBound(BOUND, None, each is Compression.FIXED) if each.bounded else "fp32"
         for name, each in of_tables.items()
     }
     return CodecConfig(forward, unique={name: each.unique for name, each in of_tables.items()})

@@ -5,9 +5,9 @@ from itertools import repeat
 from typing import Any
 
 from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap.algorithm_1 import algorithm_1, allocate_modes
 from torchrec_bls.sharding.overlap.allocation import allocate
 from torchrec_bls.sharding.overlap.baselines import mg_wfbp
+from torchrec_bls.sharding.overlap.libra_grid import algorithm_1, allocate_modes
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 from tqdm import tqdm
 

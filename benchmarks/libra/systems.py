@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torchrec_bls.sharding.costs.contention import ModeTimes
 from torchrec_bls.sharding.overlap import baselines
-from torchrec_bls.sharding.overlap.algorithm_1 import allocate_modes
 from torchrec_bls.sharding.overlap.allocation import allocate
+from torchrec_bls.sharding.overlap.libra_grid import allocate_modes
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
 from benchmarks.libra import networks

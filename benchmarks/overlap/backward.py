@@ -211,7 +211,7 @@ def _oracle(
         for first, size in zip([0, *ends], sizes, strict=False)
         for part in (typical[first : first + size],)
     ]
-    policies, chosen = {}, allocate(merged, [mode.times for mode in plan.modes_in_place])
+    policies, chosen = {}, allocate(merged, [mode.times for mode in plan.modes_as_measured])
     wanted = tuple(np.cumsum([each.layers for each in chosen]).tolist())
     for count in range(len(sizes)):
         for inner in combinations(range(1, len(sizes)), count):

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchrec_bls.datasets import capped_cardinalities
 from torchrec_bls.datasets.criteo_clicks import criteo_clicks
 from torchrec_bls.datasets.movielens import movielens_clicks
-from torchrec_bls.datasets.planted import Clicks, PlantedClicks
+from torchrec_bls.datasets.planted_clicks import Clicks, PlantedClicks
 
 _MODEL_SEED = 0
 _TEST_SEED = 1_000_000

@@ -20,7 +20,7 @@ from torchrec_bls.sharding.simulation.fit_host import MeasuredPlan
 from torchrec_bls.sharding.simulation.one_step import one_step, step_us
 from torchrec_bls.sharding.simulation.plan_steps import program_of
 from torchrec_bls.sharding.simulation.program import Begin, Collect, Compute, Finish, Post
-from torchrec_bls.sharding.simulation.recorded.algorithm_1 import Op, Overheads, algorithm_1
+from torchrec_bls.sharding.simulation.recorded.two_streams import Op, Overheads, algorithm_1
 
 _NOTHING = Overheads()
 

@@ -5,12 +5,12 @@
 #include <string>
 
 #include "messages/message_builder.h"
-#include "messages/only_part.h"
+#include "messages/single_part.h"
 
 namespace bls {
 
 const std::byte* whole_part(const Arrival& arrival, int source, size_t bytes) {
-  return only_part(
+  return single_part(
       arrival, source, bytes, [](const std::string& rank, uint64_t found, uint64_t expected) {
         return rank + " sent " + std::to_string(found) +
                " bytes, but this rank's output has room for " + std::to_string(expected) +

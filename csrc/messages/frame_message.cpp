@@ -6,7 +6,7 @@
 
 #include "errors.h"
 #include "messages/message_builder.h"
-#include "messages/only_part.h"
+#include "messages/single_part.h"
 
 namespace bls {
 namespace {
@@ -46,7 +46,7 @@ void post_frames(Channel& channel, Frames<const float> frames) {
 void collect_frames(const Arrival& arrival, Frames<float> frames) {
   check_ranks(frames.size(), arrival.world_size());
   for (int source = 0; source < arrival.world_size(); ++source) {
-    const View* const part = only_part(arrival, source);
+    const View* const part = single_part(arrival, source);
     if (part == nullptr) {
       throw ChannelError(ErrorKind::kProtocol,
                          arrival.names().of(source) + " sent " +

@@ -56,7 +56,7 @@ class _Cell:
     calls_overlapped: int
 
 
-class _Beside(NamedTuple):
+class _OverlappedTimes(NamedTuple):
     """All-reduces beside a backward, on one rank.
 
     Attributes:
@@ -215,7 +215,7 @@ class OverlapTimer:
             seconds += behind, end - middle, hook
         return seconds
 
-    def _beside(self, mode: str, size: int, calls: int) -> _Beside:
+    def _beside(self, mode: str, size: int, calls: int) -> _OverlappedTimes:
         """Makes all-reduces beside a backward."""
         self._compute()
         reached = [time.perf_counter()]
@@ -225,7 +225,9 @@ class OverlapTimer:
             reached.append(time.perf_counter())
         begin, middle, *_, end = reducing.result()
         first, last = np.interp([middle, end], reached, np.arange(len(reached)))
-        return _Beside(begin - reached[0], middle - begin, end - middle, float(last - first))
+        return _OverlappedTimes(
+            begin - reached[0], middle - begin, end - middle, float(last - first)
+        )
 
     def _compute(self) -> None:
         """Runs a part of a backward. Ranks begin it together; they end it as backwards end."""

@@ -17,7 +17,7 @@ _OF_ALL_REDUCES = (
 )
 
 #: Parameters that are the ranks' own, whatever travels: of several modes those of the first count.
-LATE = ("behind_us", "wake_us", "cold_us", "hook_us")
+RANKS_OWN_TIMES = ("behind_us", "wake_us", "cold_us", "hook_us")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ModeTimes:
         hook_us: microseconds more of a backward whose all-reduces another thread makes, as the hook
             of planned buckets does: that thread wakes up, and in the end the main thread.
 
-    The last four are `LATE`.
+    The last four are `RANKS_OWN_TIMES`.
     """
 
     startup_us: float
@@ -160,7 +160,7 @@ class _ModeRecord(Record):
     def __post_init__(self) -> None:
         for name in ("times", "draws"):
             given = getattr(self, name)
-            if missing := sorted(set(_PARAMETERS) - set(LATE) - given.keys()):
+            if missing := sorted(set(_PARAMETERS) - set(RANKS_OWN_TIMES) - given.keys()):
                 raise ValueError(f"{name} lack '{missing[0]}'")
             if unknown := sorted(given.keys() - set(_PARAMETERS)):
                 raise ValueError(f"{name} have '{unknown[0]}', which is unknown")

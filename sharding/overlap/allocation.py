@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..costs.contention import ModeTimes
+from .backward import Backward, Floats
 from .lower_bounds import LowerBounds
-from .stages import Floats, Stages
 from .timeline import Group, Layer
 
 #: Of the labels of a layer, how many the first search keeps, whose plan prunes the second.
@@ -27,7 +27,7 @@ _ADDED, _COMPUTED, _LAYER, _LABEL, _MODE = range(5)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _BestPlan:
     added: float
     groups: tuple[Group, ...] = ()
 
@@ -42,17 +42,19 @@ def allocate(layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> list[Group]
     Raises:
         ValueError: there is no mode.
     """
-    stages = Stages.of(layers, modes)
+    backward = Backward.of(layers, modes)
     if not layers:
         return []
-    bounds = LowerBounds(stages)
-    some = _search(stages, bounds, _Found(np.inf), _BEAM)
-    return list(_search(stages, bounds, some).groups)
+    bounds = LowerBounds(backward)
+    some = _search(backward, bounds, _BestPlan(np.inf), _BEAM)
+    return list(_search(backward, bounds, some).groups)
 
 
-def _search(stages: Stages, bounds: LowerBounds, found: _Found, beam: int | None = None) -> _Found:
+def _search(
+    backward: Backward, bounds: LowerBounds, found: _BestPlan, beam: int | None = None
+) -> _BestPlan:
     """Returns a plan better than `found`, or else `found`. A beam limits the labels of a layer."""
-    count = stages.layers
+    count = backward.layers
     reached: list[list[Floats]] = [[] for _ in range(count)]
     reached[0].append(np.zeros((5, 1)))
     settled: list[Floats] = []
@@ -66,20 +68,20 @@ def _search(stages: Stages, bounds: LowerBounds, found: _Found, beam: int | None
         if not labels.shape[1]:
             continue
         lasts = np.arange(layer + 1, count + 1)
-        added, computed = stages.run(layer, lasts, labels[_COMPUTED])
+        added, computed = backward.run(layer, lasts, labels[_COMPUTED])
         added += labels[_ADDED][:, None, None]
         label, mode = np.unravel_index(added[:, -1].argmin(), added[:, -1].shape)
         if added[label, -1, mode] < found.added:
             groups = _groups(settled, layer, int(label), count, int(mode))
-            found = _Found(float(added[label, -1, mode]), groups)
-        worse = found.added - _SLACK * (stages.ready[-1] + found.added)
+            found = _BestPlan(float(added[label, -1, mode]), groups)
+        worse = found.added - _SLACK * (backward.ready[-1] + found.added)
         promising = added + bounds.at(lasts[:, None], computed) < worse
         for number in np.flatnonzero(promising[:, :-1].any(axis=(0, 2))):
             label_of, mode_of = np.nonzero(promising[:, number])
             new = np.empty((5, len(label_of)))
             new[_ADDED] = added[label_of, number, mode_of]
             # Exact without any assumption: the group after this one waits for another layer.
-            ready = stages.ready[lasts[number] + 1]
+            ready = backward.ready[lasts[number] + 1]
             new[_COMPUTED] = np.maximum(computed[label_of, number, mode_of], ready)
             new[_LAYER], new[_LABEL], new[_MODE] = layer, label_of, mode_of
             reached[lasts[number]].append(new)

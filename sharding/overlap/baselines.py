@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..costs.contention import LATE, ModeTimes
+from ..costs.contention import RANKS_OWN_TIMES, ModeTimes
 from ..simulation.data_parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets_of
 from .allocation import allocate
 from .timeline import Group, Layer, timeline
@@ -66,7 +66,7 @@ def mg_wfbp(layers: Sequence[Layer], modes: Sequence[ModeTimes], mode: int = 0) 
 
 def best_single_mode(layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> list[Group]:
     """Returns the best fusion of all those whose groups have one mode, for the best mode."""
-    late = {name: getattr(modes[0], name) for name in LATE}
+    late = {name: getattr(modes[0], name) for name in RANKS_OWN_TIMES}
     plans = []
     for number, mode in enumerate(modes):
         alone = [replace(mode, **late)]

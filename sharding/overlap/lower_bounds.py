@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .stages import Floats, Stages
+from .backward import Backward, Floats
 
 #: Into so many parts what is left of the backward is cut. More take longer, and prune more.
 _CELLS = 256
@@ -22,21 +22,21 @@ class LowerBounds:
         worth: (layers + 1), the fastest growth of V with c.
     """
 
-    def __init__(self, stages: Stages) -> None:
-        layers = stages.layers
+    def __init__(self, backward: Backward) -> None:
+        layers = backward.layers
         # The next group waits for another layer, so that less computed is no worse.
-        self._least = np.append(stages.ready[1:], stages.ready[-1])
-        self._cell = (stages.ready[-1] - self._least) / _CELLS
+        self._least = np.append(backward.ready[1:], backward.ready[-1])
+        self._cell = (backward.ready[-1] - self._least) / _CELLS
         self._per_cell = _inverse(self._cell)
         self._values = np.zeros((layers + 1, _CELLS + 1))
         self.worth = np.zeros(layers + 1)
         for layer in reversed(range(layers)):
             lasts = np.arange(layer + 1, layers + 1)
             edges = self._least[layer] + np.arange(_CELLS + 1) * self._cell[layer]
-            added, after = stages.run(layer, lasts, edges)
+            added, after = backward.run(layer, lasts, edges)
             self._values[layer] = (added + self.at(lasts[:, None], after)).min(axis=(1, 2))
             # The last group begins when all is computed. So its part of V is the same everywhere.
-            sent = stages.sent(layer, lasts[:-1])
+            sent = backward.sent(layer, lasts[:-1])
             slopes = 1 - (sent.together - sent.alone) * _inverse(sent.hidden)
             self.worth[layer] = max(self.worth[layer + 1], slopes.max(initial=0.0))
 

@@ -12,7 +12,7 @@ from ..cost_interface import CostModel, Estimate
 from ..problem.options import Option, Problem
 from ..problem.tables import Workload
 from ..search.placement import Placement
-from ..search.search import Found
+from ..search.search import SearchResult
 from ..simulation.choose_plan import PlanChoice
 from .html import as_html
 from .plan_outcome import Decision, PlanOutcome
@@ -94,7 +94,7 @@ def _times(estimate: Estimate) -> dict[str, float]:
 
 def make_report(
     workload: Workload,
-    found: Found,
+    found: SearchResult,
     model: CostModel,
     *,
     choice: PlanChoice | None = None,

@@ -27,7 +27,7 @@ _TOO_LARGE = (0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0.0)
 
 @dataclass(frozen=True)
 class Constants:
-    """The load of ranks beside shards, in microseconds (ways.Ways).
+    """The load of ranks beside shards, in microseconds (PlanFamily).
 
     Attributes:
         of_all: (phases), time of the ops that every rank runs.

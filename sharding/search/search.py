@@ -18,8 +18,8 @@ from .infeasible import (
     explain_packing,
 )
 from .local_search import improve, polish
+from .option_sets import PlanOptions, option_sets
 from .placement import Placement
-from .promising import PlanOptions, promising_options
 from .relaxation import relaxed_choice
 from .slot_memory import least_slots, memory_for_shards, slots_of
 from .step_bound import step_bound
@@ -42,7 +42,7 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """A plan, and what is known of the best plan.
 
     Attributes:
@@ -57,10 +57,10 @@ class Found:
     objective: float
     lower_bound: float
     placement: Placement
-    others: tuple[Found, ...] = ()
+    others: tuple[SearchResult, ...] = ()
 
 
-def search(problem: Problem) -> Found:
+def search(problem: Problem) -> SearchResult:
     """Returns the best plan found, the same one for the same problem.
 
     Raises:
@@ -71,7 +71,7 @@ def search(problem: Problem) -> Found:
     _check_host_memory(problem, slots_of(placements[0]))
     # No plan has smaller slots.
     bound = step_bound(problem, memory_for_shards(problem, slots), placements[0].cost)
-    found: dict[tuple[PlacedTable, ...], Found] = {}
+    found: dict[tuple[PlacedTable, ...], SearchResult] = {}
     for placement in placements:
         plan = _whole_tables_as_such(
             [
@@ -81,7 +81,7 @@ def search(problem: Problem) -> Found:
                 )
             ]
         )
-        found.setdefault(plan, Found(plan, placement.cost, bound, placement))
+        found.setdefault(plan, SearchResult(plan, placement.cost, bound, placement))
     best, *others = found.values()
     return replace(best, others=tuple(others))
 
@@ -172,7 +172,7 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
     reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
     if capacity.min() < 0:
         raise explain(problem, capacity, reserved)
-    promising = promising_options(problem, capacity)
+    promising = option_sets(problem, capacity)
     if not promising:
         raise explain(problem, capacity, reserved)
     starts: list[tuple[float, Placement, PlanOptions]] = []

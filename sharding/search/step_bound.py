@@ -9,10 +9,10 @@ from ..problem.options import ALL_RANKS, Problem
 from .dual_feasible import dual_feasible
 from .infeasible import fits_somewhere
 from .lower_bound import least_of_tables, price_of_memory
+from .plan_families import PlanFamily, all_plans, plan_families
 from .relaxation import Constants, of_largest, relax
-from .ways import Ways, all_ways, sets_of_ways
 
-# Limit of options in all sets of ways together: for 1,000 tables on 128 ranks some 60 sets.
+# Limit of options in all families together: for 1,000 tables on 128 ranks some 60 sets.
 _EFFORT = 300_000
 # Precision of bounds, as a share; the second one where each try solves linear programmes.
 _NEAR, _NEAR_RELAXED = 1e-4, 4e-3
@@ -31,45 +31,45 @@ def step_bound(problem: Problem, capacity: NDArray[np.float64], known: float) ->
     """
     usable = fits_somewhere(problem, capacity)
     least, effort = known, 0
-    for ways in sets_of_ways(problem, usable):
-        if ways.at_least >= least:
+    for family in plan_families(problem, usable):
+        if family.at_least >= least:
             break
         if effort >= _EFFORT:
             # No remaining set is below this one.
-            every = _Proof(problem, capacity, all_ways(problem, usable)).bound(0.0, known)
-            return max(ways.at_least, min(every, least))
-        least = _Proof(problem, capacity, ways).bound(ways.at_least, least)
+            every = _Proof(problem, capacity, all_plans(problem, usable)).bound(0.0, known)
+            return max(family.at_least, min(every, least))
+        least = _Proof(problem, capacity, family).bound(family.at_least, least)
         effort += len(problem.options)
     return least
 
 
 class _Proof:
-    """What can be proved of the plans that use some ways."""
+    """What can be proved of the plans of a family."""
 
-    def __init__(self, problem: Problem, capacity: NDArray[np.float64], ways: Ways) -> None:
-        self._problem, self._ways = problem, ways
+    def __init__(self, problem: Problem, capacity: NDArray[np.float64], family: PlanFamily) -> None:
+        self._problem, self._family = problem, family
         job, ranks = problem.job, problem.job.ranks
         self._by_all = problem.option_spread == ALL_RANKS
         self._means = problem.shared * problem.option_shards[:, None] / ranks
         work = self._means.sum(axis=1)
         memory = problem.option_shards * problem.memory
-        options, first = ways.options, problem.first_options
+        options, first = family.options, problem.first_options
         total = float(capacity.sum())
         price = price_of_memory(np.where(options, work, np.inf), memory, total, first)
         self._work, self._allowance = work + price * memory, price * total
         # A phase takes at least so much of the mean load and so much of the largest rank's load.
         self._of_largest = of_largest(problem)
-        self._every = problem.op_us[ways.ops_of_all].sum(axis=0)
-        beside = np.where(ways.ops_of_all[problem.option_op], 0.0, 1.0)
+        self._every = problem.op_us[family.ops_of_all].sum(axis=0)
+        beside = np.where(family.ops_of_all[problem.option_op], 0.0, 1.0)
         self._op_us = problem.op_us[problem.option_op] * beside[:, None]
-        self._one_more = np.where(np.isfinite(ways.one_more), ways.one_more, 0.0)
+        self._one_more = np.where(np.isfinite(family.one_more), family.one_more, 0.0)
         # All ranks' work on shared cores takes no longer than a rank that also has this op.
         crowded = job.ranks_per_core > 1 and self._every.any()
         on_mean = self._one_more * (job.ranks_per_core / ranks if crowded else 1.0)
         self._ops = job.ranks_per_core * self._every.sum() + on_mean.sum()
         self._capacity = capacity
         self._constants = Constants(self._every, self._op_us, on_mean)
-        self._options = ways.options
+        self._options = family.options
 
     def bound(self, low: float, high: float) -> float:
         """Returns the largest time found, between `low` and `high`, that no plan is below."""
@@ -96,7 +96,7 @@ class _Proof:
         """Returns whether no plan takes at most `step` microseconds. It looks at what tables take
         alone, together, and packed."""
         first = self._problem.first_options
-        time = step - self._ways.charges
+        time = step - self._family.charges
         options, fixed, on_all, shared = self._left(time)
         if not np.maximum.reduceat(options, first).all():
             return True
@@ -112,7 +112,7 @@ class _Proof:
 
         After a step that may be possible, only smaller steps may be asked for."""
         first = self._problem.first_options
-        time = (step - self._ways.charges) * (1 + _ROUNDING)
+        time = (step - self._family.charges) * (1 + _ROUNDING)
         options, bound = self._options & self._left(time)[0], 0.0
         for _ in range(_ROUNDS_RELAXED):
             if not np.maximum.reduceat(options, first).all():
@@ -128,7 +128,7 @@ class _Proof:
                 break
             options = possible
         self._options = options
-        return bound + self._ways.charges
+        return bound + self._family.charges
 
     def _left(
         self, time: float
@@ -136,7 +136,7 @@ class _Proof:
         """Returns the options that plans of at most `time` can have; (tables), whether a table can
         only be on all ranks; (phases), the least load on every rank, and the least shared load."""
         problem, first = self._problem, self._problem.first_options
-        options = self._ways.options
+        options = self._family.options
         for _ in range(_ROUNDS):
             fixed = ~np.maximum.reduceat(options & ~self._by_all, first)
             costs = np.where(options[:, None], problem.costs, np.inf)

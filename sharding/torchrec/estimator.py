@@ -22,7 +22,7 @@ from ..problem.collectives import Collective, all_to_all_of, way_of
 from ..problem.job import Job
 from ..problem.shard_traffic import EMBEDDING_BYTES, shard_traffic
 from ..problem.tables import Table, UniformReuse
-from ..reuse.of_tables import TableNames, find_reuse
+from ..reuse.table_reuse import TableNames, find_reuse
 
 _MICROSECONDS_PER_MS = 1000.0
 
@@ -38,7 +38,7 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
         topology: the ranks and their hosts.
         constraints: the user's constraints by name of the table.
         costs: costs on the machine.
-        reuse: statistics by table or feature (reuse.of_tables.find_reuse). None: ids are assumed to
+        reuse: statistics by table or feature (see find_reuse). None: ids are assumed to
             be drawn uniformly, as many as pooling factors say.
         backend: backend of the exchanges, "gloo" or "bls".
         training: whether there is a backward.

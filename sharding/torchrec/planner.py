@@ -30,7 +30,7 @@ from ..problem.options import NoOptionError, make_problem
 from ..problem.tables import Workload
 from ..report.plan_report import PlanReport, make_report
 from ..search.infeasible import InfeasiblePlanError
-from ..search.search import Found, search
+from ..search.search import SearchResult, search
 from ..simulation.choose_plan import PlanChoice, choose_plan
 from .plan import to_sharding_plan
 from .tables import optimizers_of, workload_of
@@ -110,7 +110,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._training = training
         self._cores_per_host = cores_per_host
         self._simulate = simulate
-        self._last: tuple[Workload, Found, PlanChoice | None] | None = None
+        self._last: tuple[Workload, SearchResult, PlanChoice | None] | None = None
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """Returns the plan for `module`.
@@ -200,7 +200,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         caveat = self._costs.CAVEAT if isinstance(self._costs, TopologyCosts) else ""
         return make_report(workload, found, self._costs, choice=choice, caveat=caveat)
 
-    def _choose(self, found: Sequence[Found], workload: Workload, job: Job) -> PlanChoice:
+    def _choose(self, found: Sequence[SearchResult], workload: Workload, job: Job) -> PlanChoice:
         host = None
         if isinstance(self._costs, ProfiledCosts):
             ranks_per_core = job.ranks_per_core

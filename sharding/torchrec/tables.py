@@ -23,7 +23,7 @@ from ..problem.tables import (
     UniformReuse,
     Workload,
 )
-from ..reuse.of_tables import TableNames, find_reuse
+from ..reuse.table_reuse import TableNames, find_reuse
 
 # Bytes of optimizer state for each row and for each weight, by FBGEMM's name of the optimizer.
 _OPTIMIZER_BYTES = {
@@ -60,7 +60,7 @@ def workload_of(
         compute_device: "cpu" or "cuda".
         hosts: number of hosts; table-row-wise sharding makes no difference on a single one.
         constraints: the user's constraints by name of the table.
-        reuse: statistics by table or feature (reuse.of_tables.find_reuse). For a table without them
+        reuse: statistics by table or feature (see find_reuse). For a table without them
             the pooling factors of its constraints, or 1, and uniformly drawn ids are assumed. One
             warning names such tables, another one statistics that belong to no table.
 

@@ -10,13 +10,13 @@ from torchrec_bls.analysis import analysis as module
 from torchrec_bls.analysis.analysis import Analysis, TableAnalysis, analyse
 from torchrec_bls.analysis.samples import Lookup, SampledTable
 from torchrec_bls.analysis.table_classes import ClassBounds, TableClass
-from torchrec_bls.codecs.stages import Measured, Stages
+from torchrec_bls.codecs.compression import Compression, Measured
 
 MEASURED = {
-    Stages.AS_THEY_ARE: Measured(1, 8e9, 8e9),
-    Stages.UNIQUE: Measured(2, 8e9, 8e9),
-    Stages.FIXED: Measured(5, 4e9, 4e9),
-    Stages.HUFFMAN: Measured(10, 1e9, 2e9),
+    Compression.AS_THEY_ARE: Measured(1, 8e9, 8e9),
+    Compression.UNIQUE: Measured(2, 8e9, 8e9),
+    Compression.FIXED: Measured(5, 4e9, 4e9),
+    Compression.HUFFMAN: Measured(10, 1e9, 2e9),
 }
 
 
@@ -121,34 +121,40 @@ def test_stages_are_ranked_for_the_link(tmp_path: Path) -> None:
     recorded = [(table(), [[lookup(random_weights(), one_id_each(range(20)))]])]
     (fast,) = analysed(tmp_path / "fast", recorded, link=1.5e9).tables
     (slow,) = analysed(tmp_path / "slow", recorded, link=5e7).tables
-    assert fast.ranked[:2] == [Stages.UNIQUE, Stages.FIXED]
-    assert slow.ranked[:2] == [Stages.HUFFMAN, Stages.FIXED]
+    assert fast.ranked[:2] == [Compression.UNIQUE, Compression.FIXED]
+    assert slow.ranked[:2] == [Compression.HUFFMAN, Compression.FIXED]
     # Equation 2: 1 / (1 / CR + B * (1 / Tc + 1 / Td)).
-    assert fast.speed_up[Stages.UNIQUE] == pytest.approx(1 / (1 / 2 + 1.5 * (1 / 8 + 1 / 8)))
-    assert slow.speed_up[Stages.HUFFMAN] == pytest.approx(1 / (1 / 10 + 0.05 * (1 + 1 / 2)))
+    assert fast.speed_up[Compression.UNIQUE] == pytest.approx(1 / (1 / 2 + 1.5 * (1 / 8 + 1 / 8)))
+    assert slow.speed_up[Compression.HUFFMAN] == pytest.approx(1 / (1 / 10 + 0.05 * (1 + 1 / 2)))
 
 
 def test_no_table_is_encoded_where_that_costs_the_others_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = {Stages.AS_THEY_ARE: Measured(1, 4e9, 4e9), Stages.UNIQUE: Measured(1, 2e9, 2e9)}
-    fast = {**slow, Stages.UNIQUE: Measured(100, 5e10, 5e10)}
+    slow = {
+        Compression.AS_THEY_ARE: Measured(1, 4e9, 4e9),
+        Compression.UNIQUE: Measured(1, 2e9, 2e9),
+    }
+    fast = {**slow, Compression.UNIQUE: Measured(100, 5e10, 5e10)}
 
-    def measured(of: SampledTable, *_: object) -> dict[Stages, Measured]:
+    def measured(of: SampledTable, *_: object) -> dict[Compression, Measured]:
         return fast if of.name == "few ids" else slow
 
     monkeypatch.setattr(module, "measure", measured)
     lookups = [[lookup(random_weights(), one_id_each(range(20)))]]
     recorded = [(table(name), lookups) for name in ("few ids", "a", "b", "c")]
     found = analysed(tmp_path / "four", recorded)
-    assert [each.ranked[0] for each in found.tables] == [Stages.UNIQUE, *[Stages.AS_THEY_ARE] * 3]
-    assert set(found.chosen.values()) == {Stages.AS_THEY_ARE}
+    assert [each.ranked[0] for each in found.tables] == [
+        Compression.UNIQUE,
+        *[Compression.AS_THEY_ARE] * 3,
+    ]
+    assert set(found.chosen.values()) == {Compression.AS_THEY_ARE}
     assert found.warnings == [
         "rows of all tables travel as they are: encoding some tables would cost the others more "
         "than it saves"
     ]
     found = analysed(tmp_path / "one", recorded[:1])
-    assert found.chosen == {"few ids": Stages.UNIQUE} and not found.warnings
+    assert found.chosen == {"few ids": Compression.UNIQUE} and not found.warnings
 
 
 def test_tables_that_cannot_be_compressed_are_left_alone(tmp_path: Path) -> None:

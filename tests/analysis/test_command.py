@@ -15,8 +15,8 @@ from torchrec_bls import CodecConfig, ErrorBound
 from torchrec_bls.analysis import analysis as module
 from torchrec_bls.analysis.report.bars import bars
 from torchrec_bls.cli.main import run
+from torchrec_bls.codecs.compression import Compression, Measured
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.codecs.stages import Measured, Stages
 from torchrec_bls.distributed.codec_config import forward_of, unique_of
 
 
@@ -58,7 +58,7 @@ def test_prints_and_writes(samples: Path, capsys: pytest.CaptureFixture[str]) ->
     assert bounds["tables"]["ids"]["class"] == "large"
     assert bounds["tables"]["ids"]["bound"] == 0.05
     assert bounds["tables"]["ids"]["distinct_ids"] == 10
-    assert set(bounds["tables"]["ids"]["measured"]) == {stages.value for stages in Stages}
+    assert set(bounds["tables"]["ids"]["measured"]) == {stages.value for stages in Compression}
     assert "unique" not in bounds["tables"]["weighted"]["measured"]
 
     report = json.loads((samples.parent / "report.json").read_text())
@@ -106,8 +106,8 @@ def test_the_link_is_the_profiles(
     )
 
 
-def measured_by_hand(*_: Any) -> dict[Stages, Measured]:
-    return {stages: Measured(2 + i, 1e9, 2e9) for i, stages in enumerate(Stages)}
+def measured_by_hand(*_: Any) -> dict[Compression, Measured]:
+    return {stages: Measured(2 + i, 1e9, 2e9) for i, stages in enumerate(Compression)}
 
 
 def test_the_figures_of_the_text(

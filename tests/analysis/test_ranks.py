@@ -43,8 +43,13 @@ def record(rank: int, folder: Path) -> None:
             # Rank 1 only takes part in one of them.
             recorded = rank == 0 or kind is not models.WEIGHTED
             path = folder / f"{kind.name}-{name}-{rank}" if recorded else None
+            before = hooks_of(model)
             record_lookups(model, batches_of(rank, kind), path)
-            assert not any(module._forward_hooks for module in model.modules())
+            assert hooks_of(model) == before
+
+
+def hooks_of(model: Any) -> list[list[int]]:
+    return [list(module._forward_hooks) for module in model.modules()]
 
 
 def compare(samples: Samples, plain: Samples) -> None:

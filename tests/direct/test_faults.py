@@ -13,7 +13,7 @@ from tests.direct.nodes import state_of, until
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.processes import run, run_outcomes
 from torchrec_bls import _native, bounded_lag_modules, publish
-from torchrec_bls.direct.holders import holder_of
+from torchrec_bls.direct.file_holders import holder_of
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, PeerTimeoutError, ProtocolError, RendezvousError

@@ -108,7 +108,7 @@ def test_a_third_of_what_was_measured_in_place_counts_where_ranks_share_cores() 
     plan = plan_of((Group(1), Group(3)), Mode("float32", times))
     slower = replace(plan, reduced_us=tuple(each + 3000 for each in plan.reduced_us))
     before, after = plan.prediction, slower.prediction
-    assert slower.modes_in_place == plan.modes and slower.timeline == plan.timeline
+    assert slower.modes_as_measured == plan.modes and slower.timeline == plan.timeline
     assert after.planned.middle == pytest.approx(before.planned.middle + 1)
     assert after.torchrec_default.middle == pytest.approx(before.torchrec_default.middle + 3)
 

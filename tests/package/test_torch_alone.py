@@ -152,7 +152,7 @@ def test_a_pair_that_does_not_match_is_refused_before_it_is_imported() -> None:
                 else:
                     raise AssertionError(door)
             from torchrec_bls.codecs.rows import Codec
-            from torchrec_bls.codecs.stock import codecs_registry
+            from torchrec_bls.codecs.torchrec_codecs import codecs_registry
             try:
                 codecs_registry(Codec.FP16, Codec.FP16, 4)
             except ImportError as error:

@@ -14,7 +14,7 @@ from tests.codecs import reference
 from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.datasets import capped_cardinalities
-from torchrec_bls.datasets.planted import PlantedClicks
+from torchrec_bls.datasets.planted_clicks import PlantedClicks
 
 ROWS = capped_cardinalities(40)
 BATCH = 16

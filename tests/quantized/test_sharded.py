@@ -15,7 +15,7 @@ from tests.processes import run
 from tests.quantized.test_messages import BATCH, ROWS, STEPS, TABLES, difference, emulated
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.datasets.planted import PlantedClicks
+from torchrec_bls.datasets.planted_clicks import PlantedClicks
 
 RANKS = 4
 KEYS = [f"f{place}" for place in range(TABLES)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
+from torchrec_bls.analysis.compression_speeds import measure
 from torchrec_bls.analysis.frames import rounded
 from torchrec_bls.analysis.patterns import (
     distinct,
@@ -17,9 +18,8 @@ from torchrec_bls.analysis.patterns import (
     zero_rows,
 )
 from torchrec_bls.analysis.samples import Floats, Lookup, SampledTable, Samples
-from torchrec_bls.analysis.stage_speeds import measure
 from torchrec_bls.analysis.table_classes import ClassBounds, TableClass, class_of
-from torchrec_bls.codecs.stages import Measured, Stages, chosen, ranked, speed_up
+from torchrec_bls.codecs.compression import Compression, Measured, chosen, ranked, speed_up
 
 _FLOAT32 = "FP32"
 _MANY_ZEROS = 0.5
@@ -74,9 +74,9 @@ class TableAnalysis:
     patterns: Patterns
     table_class: TableClass
     bound: float
-    measured: dict[Stages, Measured]
-    ranked: list[Stages]
-    speed_up: dict[Stages, float]
+    measured: dict[Compression, Measured]
+    ranked: list[Compression]
+    speed_up: dict[Compression, float]
 
     @property
     def warning(self) -> str | None:
@@ -126,7 +126,7 @@ class Analysis:
     left_alone: list[LeftAlone]
 
     @property
-    def chosen(self) -> dict[str, Stages]:
+    def chosen(self) -> dict[str, Compression]:
         """Returns the stages of each table, which is none's fastest where all are faster without
         encoding."""
         measured = {each.table.name: each.measured for each in self.tables}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.analysis.stage_speeds import seconds_of
+from torchrec_bls.analysis.compression_speeds import seconds_of
 from torchrec_bls.codecs.rows import Codec
 
 _VALUES = 1 << 18

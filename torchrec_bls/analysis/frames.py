@@ -11,8 +11,8 @@ import torch
 
 from torchrec_bls import _native
 from torchrec_bls.analysis.samples import Floats, Lookup
+from torchrec_bls.codecs.compression import Compression
 from torchrec_bls.codecs.error_bound import ErrorBound, bound_at
-from torchrec_bls.codecs.stages import Stages
 
 _FP32 = 0
 
@@ -36,7 +36,7 @@ class Frame:
     def __init__(
         self,
         lookups: Sequence[Lookup],
-        stages: Stages,
+        stages: Compression,
         bound: float,
         *,
         pooled: bool,
@@ -58,7 +58,7 @@ class Frame:
         columns = self._rows.shape[1]
         coded = (_FP32, columns, 0.0, False)
         if stages.bounded:
-            is_fixed = stages is Stages.FIXED
+            is_fixed = stages is Compression.FIXED
             coded = (_native.ERROR_BOUNDED, columns, bound_at(ErrorBound(bound), 0), is_fixed)
         self._features = _native.CodedFeatures([coded] * len(lookups))
         self._first_rows = [0, *accumulate(self._counts)][: len(lookups)]
@@ -86,7 +86,7 @@ def rounded(rows: Floats, bound: float) -> Floats:
     lookup = Lookup.nothing(rows.shape[1])._replace(rows=rows)
     # The frame is that of weighted bags, where equal rows are not looked for: each row is rounded
     # alone.
-    frame = Frame([lookup], Stages.HUFFMAN, bound, pooled=True, weighted=True)
+    frame = Frame([lookup], Compression.HUFFMAN, bound, pooled=True, weighted=True)
     frame.encode()
     frame.decode()
     return frame.received[0]

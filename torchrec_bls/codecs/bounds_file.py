@@ -3,7 +3,7 @@
 It is JSON: {"version": 1, "decay": {"start": 2.0, "iterations": 5000}, "backward": "fp32",
 "link": 1.25e8, "ranks_per_core": 2, "tables": {"t0": {"bound": 0.01}, "t1": {"codec": "fp16"},
 "t2": {"bound": 0.03, "stages": "auto", "measured": {"unique": {"ratio": 2.5, "encode": 4e9,
-"decode": 6e9}}}}}. Without "decay" bounds stay. "stages" is the name of one of `Stages`, or "auto".
+"decode": 6e9}}}}}. Without "decay" bounds stay. "stages" is a value of `Compression`, or "auto".
 "auto" takes the best of those "measured" for the link (bytes per second) and the number of ranks on
 a core (default 1), or none where that is faster for all such tables together. Other fields of a
 table, and of the file, are for people.
@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from torchrec_bls.codecs.compression import Compression, Measured, chosen
 from torchrec_bls.codecs.error_bound import Decay, ErrorBound
-from torchrec_bls.codecs.stages import Measured, Stages, chosen
 from torchrec_bls.records import AboveZero, Format, Positive, Record
 
 VERSION = 1
@@ -95,7 +95,7 @@ class _TableRecord(Struct):
 
     def choice(
         self, name: str, link: float | None, of_file: float | None
-    ) -> dict[Stages, Measured]:
+    ) -> dict[Compression, Measured]:
         """Returns the measurements by which stages are to be chosen for the link that is given, or
         for that of the file; empty where there is no choice."""
         if self.stages == AUTO and link is None and of_file is None:
@@ -107,16 +107,16 @@ class _TableRecord(Struct):
             return {}
         return {_stages_named(name): measured for name, measured in self.measured.items()}
 
-    def named_stages(self) -> Stages | None:
+    def named_stages(self) -> Compression | None:
         """Returns the stages that the entry names, or None."""
         return None if self.stages in (None, AUTO) else _stages_named(self.stages)
 
-    def codec_by(self, decay: Decay | None, stages: Stages | None) -> str | ErrorBound:
+    def codec_by(self, decay: Decay | None, stages: Compression | None) -> str | ErrorBound:
         """Returns the codec that rows travel with."""
         if self.codec is not None:
             return self.codec
         assert self.bound is not None
-        bound = ErrorBound(self.bound, decay, fixed_width=stages is Stages.FIXED)
+        bound = ErrorBound(self.bound, decay, fixed_width=stages is Compression.FIXED)
         return bound if stages is None or stages.bounded else "fp32"
 
 
@@ -138,9 +138,9 @@ class _BoundsRecord(Struct):
 _FILE = Format(_BoundsRecord, _CURE, versions=(VERSION,))
 
 
-def _stages_named(name: str) -> Stages:
+def _stages_named(name: str) -> Compression:
     try:
-        return Stages(name)
+        return Compression(name)
     except ValueError:
-        names = ", ".join(repr(stages.value) for stages in Stages)
+        names = ", ".join(repr(stages.value) for stages in Compression)
         raise ValueError(f"stages are {name!r}, but must be one of {names}, '{AUTO}'") from None

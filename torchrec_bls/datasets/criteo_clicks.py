@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from torchrec_bls.datasets.criteo import CriteoDataset
-from torchrec_bls.datasets.planted import Clicks
+from torchrec_bls.datasets.planted_clicks import Clicks
 
 _READ_ROWS = 4096
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from torchrec_bls.datasets.criteo_shape import DENSE_FEATURES
-from torchrec_bls.datasets.planted import Clicks
+from torchrec_bls.datasets.planted_clicks import Clicks
 
 _LIKED = 4
 _TEST_SHARE = 5

@@ -13,8 +13,8 @@ from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
+from torchrec_bls.direct.file_holders import holder_of, is_held
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.holders import holder_of, is_held
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.process import Process, is_alive, this_process

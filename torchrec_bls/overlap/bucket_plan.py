@@ -27,7 +27,7 @@ from torchrec_bls.overlap.prediction import (
     Prediction,
     all_reduce_us,
     default_timelines,
-    modes_in_place,
+    modes_as_measured,
     predict,
     typical_layers,
 )
@@ -93,7 +93,7 @@ def plan(
         for mode in modes_of(profile, backend, dist.get_world_size(group))
         if codecs or not mode.changes_values
     ]
-    in_place = modes_in_place(modes, measured.layers, measured.reduced_us)
+    in_place = modes_as_measured(modes, measured.layers, measured.reduced_us)
     groups = allocate(typical_layers(measured.layers), [mode.times for mode in in_place])
     origin = PlanOrigin(
         torch=torch.__version__,
@@ -161,17 +161,17 @@ class OverlapPlan:
     @cached_property
     def prediction(self) -> Prediction:
         """Returns the predicted times of backwards with the plan and by default."""
-        return predict(self.layers, self.reduced_us, self.groups, self.modes_in_place)
+        return predict(self.layers, self.reduced_us, self.groups, self.modes_as_measured)
 
     @cached_property
-    def modes_in_place(self) -> tuple[Mode, ...]:
+    def modes_as_measured(self) -> tuple[Mode, ...]:
         """Returns the modes with the times that all-reduces took behind the model's backwards."""
-        return modes_in_place(self.modes, self.layers, self.reduced_us)
+        return modes_as_measured(self.modes, self.layers, self.reduced_us)
 
     @cached_property
     def timeline(self) -> Timeline:
         """Returns when the planned all-reduces run, by typical backwards and modes."""
-        times = [mode.times for mode in self.modes_in_place]
+        times = [mode.times for mode in self.modes_as_measured]
         return timeline(typical_layers(self.layers), self.groups, times)
 
     @cached_property
@@ -250,7 +250,7 @@ class OverlapPlan:
     def trace(self, path: str | Path) -> None:
         """Writes the predicted timelines of plan and defaults for ui.perfetto.dev."""
         planned = list(self.groups), self.timeline
-        timelines = {"plan": planned, **default_timelines(self.layers, self.modes_in_place)}
+        timelines = {"plan": planned, **default_timelines(self.layers, self.modes_as_measured)}
         write_trace(Path(path), trace_events(timelines, self.modes))
 
     def save(self, path: str | Path) -> None:

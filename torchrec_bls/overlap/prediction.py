@@ -60,7 +60,7 @@ def predict(
         layers: measured layers.
         reduced_us: measured times of one all-reduce of all gradients behind each backward.
         groups: planned groups of `layers`.
-        modes: `modes_in_place` that the groups travel by; the first is the defaults' mode.
+        modes: `modes_as_measured` that the groups travel by; the first is the defaults' mode.
     """
     random = np.random.default_rng(0)
     samples = np.array([layer.compute_us for layer in layers])
@@ -105,7 +105,7 @@ def predict(
     )
 
 
-def modes_in_place(
+def modes_as_measured(
     modes: Sequence[Mode], layers: Sequence[DenseLayer], reduced_us: Sequence[float]
 ) -> tuple[Mode, ...]:
     """Returns calibrated modes with the times of all-reduces that were measured in place.

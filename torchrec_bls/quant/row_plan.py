@@ -10,8 +10,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls import _native
 from torchrec_bls.direct.layout import Shard
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.quant.local_rows import LocalRows, local_shards
 from torchrec_bls.quant.lookups import Lookups
-from torchrec_bls.quant.own_rows import OwnRows, own_shards
 from torchrec_bls.quant.stored_tables import StoredTable
 
 _LINE = 64
@@ -84,7 +84,7 @@ class RowPlan:
             [
                 _Block(place, shard)
                 for place, each in enumerate(self._looked_up)
-                for shard in own_shards(shards[each.table.name], rank)
+                for shard in local_shards(shards[each.table.name], rank)
             ]
             for rank in range(world_size)
         ]
@@ -98,7 +98,7 @@ class RowPlan:
         self.used_bytes = [self._looked_up[block.place].table.used_bytes for block in self._blocks]
         self.row_type = torch.int32 if self._requests.row_bytes == 4 else torch.int64
 
-    def tables_of(self, rank: int, rows: OwnRows) -> _native.Tables:
+    def tables_of(self, rank: int, rows: LocalRows) -> _native.Tables:
         """Returns the tables that a rank's blocks belong to."""
         first = sum(self.splits[:rank])
         tables = []

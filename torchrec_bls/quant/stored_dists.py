@@ -18,8 +18,8 @@ from torchrec_bls.distributed.inputs.input_dist import BoundedLagIdsDist, layout
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up, needs_ids
+from torchrec_bls.quant.local_rows import LocalRows
 from torchrec_bls.quant.lookups import Lookups
-from torchrec_bls.quant.own_rows import OwnRows
 from torchrec_bls.quant.row_plan import RowPlan
 from torchrec_bls.quant.stored_exchange import StoredExchange
 from torchrec_bls.quant.stored_tables import RowSource
@@ -41,7 +41,7 @@ class StoredDists:
         rows: rows of this rank.
     """
 
-    def __init__(self, module: Any, state: ModuleState, plan: RowPlan, rows: OwnRows) -> None:
+    def __init__(self, module: Any, state: ModuleState, plan: RowPlan, rows: LocalRows) -> None:
         exchanges = state.exchanges
         group = exchanges.group
         self._module = module
@@ -147,7 +147,7 @@ def exchange_lookup(
     """
     group = state.exchanges.group
     try:
-        rows = OwnRows(lookups, shards, source, group.rank())
+        rows = LocalRows(lookups, shards, source, group.rank())
     except BaseException as error:
         state.fail_all("sharding", error)
         raise

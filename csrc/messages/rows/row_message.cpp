@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "messages/message_builder.h"
-#include "messages/only_part.h"
+#include "messages/single_part.h"
 #include "messages/rows/output_writer.h"
 
 namespace bls {
 namespace {
 
 const std::byte* rows_from(const Arrival& arrival, int source, uint64_t bytes) {
-  return only_part(arrival, source, bytes,
+  return single_part(arrival, source, bytes,
                    [](const std::string& rank, uint64_t found, uint64_t expected) {
                      return "embeddings from " + rank + " do not fit: " + std::to_string(found) +
                             " bytes instead of " + std::to_string(expected) +

@@ -15,7 +15,7 @@ from tests.tiers import slow_but, slow_where
 from torchrec_bls import BLSConfig, CodecConfig, Decay, ErrorBound
 from torchrec_bls.codecs.error_bound import factor_at
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.codecs.stock import codecs_registry
+from torchrec_bls.codecs.torchrec_codecs import codecs_registry
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 BOUNDS = {"t0": 0.01, "t1": 0.03, "t2": 0.05, "t3": 0.02, "t4": 0.04}

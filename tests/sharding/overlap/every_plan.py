@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from torchrec_bls.sharding.costs.contention import LATE, ModeTimes
+from torchrec_bls.sharding.costs.contention import RANKS_OWN_TIMES, ModeTimes
 from torchrec_bls.sharding.overlap.timeline import Group, Layer
 
 
@@ -109,4 +109,4 @@ def random_modes(draw: random.Random, most: int) -> list[ModeTimes]:
 
 def prompt(modes: list[ModeTimes]) -> list[ModeTimes]:
     """Returns the modes without what is late beside and behind a backward."""
-    return [replace(mode, **dict.fromkeys(LATE, 0.0)) for mode in modes]
+    return [replace(mode, **dict.fromkeys(RANKS_OWN_TIMES, 0.0)) for mode in modes]

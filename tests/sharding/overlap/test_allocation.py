@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from torchrec_bls.sharding.costs.contention import ModeTimes
 from torchrec_bls.sharding.overlap.allocation import allocate
+from torchrec_bls.sharding.overlap.backward import Backward
 from torchrec_bls.sharding.overlap.lower_bounds import LowerBounds
-from torchrec_bls.sharding.overlap.stages import Stages
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
 from tests.sharding.overlap.every_plan import (
@@ -93,10 +93,10 @@ def test_what_the_rules_rest_on() -> None:
     for seed in range(60):
         draw = random.Random(f"value {seed}")
         layers, modes = random_layers(draw, 4), random_modes(draw, 2)
-        stages = Stages.of(layers, modes)
-        bounds, end = LowerBounds(stages), float(stages.ready[-1])
+        backward = Backward.of(layers, modes)
+        bounds, end = LowerBounds(backward), float(backward.ready[-1])
         for sent in range(1, len(layers)):
-            ready = float(stages.ready[sent])
+            ready = float(backward.ready[sent])
             places = sorted({ready, end, *(draw.uniform(ready, end) for _ in range(6))})
             # What is computed already is a layer without gradients before those that are left.
             values = []

@@ -25,8 +25,8 @@ from torchrec_bls.sharding.problem.tables import (
     Workload,
 )
 from torchrec_bls.sharding.search.placement import Placement
+from torchrec_bls.sharding.search.plan_families import plan_families
 from torchrec_bls.sharding.search.step_bound import step_bound
-from torchrec_bls.sharding.search.ways import sets_of_ways
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 
@@ -154,7 +154,7 @@ def test_sets_of_ways_are_all_there_are_the_least_first() -> None:
     tables = [replace(table, pooled=table.module != "m2", dim=64) for table in drawn.tables]
     problem = make_problem(Workload(tables, drawn.reuse), roomy(4), AdditiveTestCosts())
     every = np.ones(len(problem.options), bool)
-    found = list(sets_of_ways(problem, every))
+    found = list(plan_families(problem, every))
     times = [ways.at_least for ways in found]
     assert times == sorted(times)
     assert len({ways.options.tobytes() for ways in found}) == len(found)
@@ -171,4 +171,4 @@ def test_sets_of_ways_are_all_there_are_the_least_first() -> None:
 
 def test_what_fits_nowhere_has_no_ways() -> None:
     problem = make_problem(random_workload(0, 2, (COLUMN_WISE,)), roomy(2), AdditiveTestCosts())
-    assert not list(sets_of_ways(problem, np.zeros(len(problem.options), bool)))
+    assert not list(plan_families(problem, np.zeros(len(problem.options), bool)))

@@ -6,7 +6,7 @@ from html import escape
 
 from torchrec_bls.analysis.analysis import Analysis, TableAnalysis
 from torchrec_bls.analysis.report.bars import bars
-from torchrec_bls.codecs.stages import Stages
+from torchrec_bls.codecs.compression import Compression
 
 _STYLE = """
 body { font: 14px sans-serif; margin: 2em; max-width: 85em }
@@ -112,7 +112,10 @@ def _plots(analysis: Analysis) -> list[str]:
         "equation 2.</p>",
         bars(
             names,
-            {stages.value: [each.speed_up.get(stages) for each in tables] for stages in Stages},
+            {
+                stages.value: [each.speed_up.get(stages) for each in tables]
+                for stages in Compression
+            },
             "{:.2f}",
         ),
         "<h2>Ratio</h2><p>Bytes of float32 to bytes that travel.</p>",
@@ -123,7 +126,7 @@ def _plots(analysis: Analysis) -> list[str]:
                     each.measured[stages].ratio if stages in each.measured else None
                     for each in tables
                 ]
-                for stages in Stages
+                for stages in Compression
             },
             "{:.1f}",
         ),

@@ -31,7 +31,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Stages:
+class Backward:
     """A backward and the modes in which its gradients may travel.
 
     Attributes:
@@ -46,8 +46,8 @@ class Stages:
     modes: Floats
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> Stages:
-        """Returns the stages of layers in the order in which their gradients are ready.
+    def of(cls, layers: Sequence[Layer], modes: Sequence[ModeTimes]) -> Backward:
+        """Returns the backward of layers in the order in which their gradients are ready.
 
         Raises:
             ValueError: `modes` is empty.

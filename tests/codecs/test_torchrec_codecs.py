@@ -10,7 +10,7 @@ from tests.distributed import models
 from tests.processes import run
 from tests.tiers import slow_but
 from torchrec_bls.codecs.rows import Codec, round_trip
-from torchrec_bls.codecs.stock import RowCodec, codecs_registry
+from torchrec_bls.codecs.torchrec_codecs import RowCodec, codecs_registry
 
 ROW = 4  # divides the columns of all shards
 

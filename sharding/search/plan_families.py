@@ -1,7 +1,8 @@
-"""Sets of ways for the tables of each module. Their costs do not depend on the rest of a plan.
+"""Families of plans: all plans that exchange by the same pairs of a module and a group
+(options.Problem).
 
-A way is a pair of a module and a group (options.Problem). A plan uses one set of ways of each
-module. There are many sets, but few of them can beat a known plan.
+The costs of the pairs do not depend on the rest of a plan. There are many families, but few of them
+can beat a known plan.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ..problem.options import ALL_RANKS, Problem
 
 
 @dataclass(frozen=True)
-class Ways:
-    """The plans that use each of some ways, and no other way.
+class PlanFamily:
+    """The plans that use each of some pairs of module and group, and no other pair.
 
     Attributes:
-        options: (options), whether each goes these ways.
+        options: (options), whether each is of one of these pairs.
         charges: microseconds of their exchanges that don't depend on bytes.
         ops_of_all: (ops), whether every rank runs it.
         one_more: (phases), microseconds of the smallest other op; infinity where every rank runs
@@ -37,33 +38,34 @@ class Ways:
     at_least: float
 
     @staticmethod
-    def joined(of_modules: Sequence[Ways]) -> Ways:
-        """Returns the plans that use some ways of each module."""
-        return Ways(
-            np.any([ways.options for ways in of_modules], axis=0),
-            sum(ways.charges for ways in of_modules),
-            np.any([ways.ops_of_all for ways in of_modules], axis=0),
-            np.min([ways.one_more for ways in of_modules], axis=0),
-            sum(ways.at_least for ways in of_modules),
+    def joined(of_modules: Sequence[PlanFamily]) -> PlanFamily:
+        """Returns the plans of one family of each module."""
+        return PlanFamily(
+            np.any([family.options for family in of_modules], axis=0),
+            sum(family.charges for family in of_modules),
+            np.any([family.ops_of_all for family in of_modules], axis=0),
+            np.min([family.one_more for family in of_modules], axis=0),
+            sum(family.at_least for family in of_modules),
         )
 
 
-def sets_of_ways(problem: Problem, usable: NDArray[np.bool_]) -> Iterator[Ways]:
-    """Yields all sets of ways that plans of the usable options can have, the smallest `at_least`
-    first."""
+def plan_families(problem: Problem, usable: NDArray[np.bool_]) -> Iterator[PlanFamily]:
+    """Yields the families of all plans of the usable options, the smallest `at_least` first."""
     modules = sorted({table.module for table in problem.tables})
-    each = [sorted(_of_module(problem, usable, m), key=lambda w: w.at_least) for m in modules]
+    each = [
+        sorted(_of_module(problem, usable, m), key=lambda family: family.at_least) for m in modules
+    ]
     if not all(each):
         return
 
     def joined(chosen: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
-        return sum(ways[i].at_least for ways, i in zip(each, chosen, strict=True)), chosen
+        return sum(families[i].at_least for families, i in zip(each, chosen, strict=True)), chosen
 
     waiting = [joined((0,) * len(each))]
     seen = {waiting[0][1]}
     while waiting:
         _, chosen = heapq.heappop(waiting)
-        yield Ways.joined([ways[i] for ways, i in zip(each, chosen, strict=True)])
+        yield PlanFamily.joined([families[i] for families, i in zip(each, chosen, strict=True)])
         for module in range(len(each)):
             following = (*chosen[:module], chosen[module] + 1, *chosen[module + 1 :])
             if following[module] < len(each[module]) and following not in seen:
@@ -71,11 +73,11 @@ def sets_of_ways(problem: Problem, usable: NDArray[np.bool_]) -> Iterator[Ways]:
                 heapq.heappush(waiting, joined(following))
 
 
-def all_ways(problem: Problem, usable: NDArray[np.bool_]) -> Ways:
-    """Returns all plans of the usable options, whatever ways they use."""
+def all_plans(problem: Problem, usable: NDArray[np.bool_]) -> PlanFamily:
+    """Returns all plans of the usable options, whatever pairs they use."""
     charges, _ = least_charges(problem, usable)
     none = np.zeros(len(problem.op_pair), bool)
-    return Ways(usable, charges, none, problem.op_us.min(axis=0), 0.0)
+    return PlanFamily(usable, charges, none, problem.op_us.min(axis=0), 0.0)
 
 
 def least_charges(problem: Problem, options: NDArray[np.bool_]) -> tuple[float, int]:
@@ -87,8 +89,8 @@ def least_charges(problem: Problem, options: NDArray[np.bool_]) -> tuple[float, 
     return float(least.sum()), len(names)
 
 
-def _of_module(problem: Problem, usable: NDArray[np.bool_], module: str) -> Iterator[Ways]:
-    """Yields the sets of ways of a module. A set leaves its tables no other options."""
+def _of_module(problem: Problem, usable: NDArray[np.bool_], module: str) -> Iterator[PlanFamily]:
+    """Yields the families of a module. A family leaves its tables no other options."""
     tables = np.array([table.module == module for table in problem.tables])
     mine = usable & tables[problem.option_table]
     pair_of_option = problem.op_pair[problem.option_op]
@@ -102,7 +104,7 @@ def _of_module(problem: Problem, usable: NDArray[np.bool_], module: str) -> Iter
         ops = np.isin(problem.op_pair, pairs)
         charges = float(problem.charges[pairs].sum())
         every = problem.job.ranks_per_core * float(problem.op_us[ops & of_all].sum())
-        yield Ways(
+        yield PlanFamily(
             options,
             charges,
             ops & of_all,

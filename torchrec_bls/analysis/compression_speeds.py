@@ -11,7 +11,7 @@ import numpy as np
 
 from torchrec_bls.analysis.frames import Frame
 from torchrec_bls.analysis.samples import Lookup, SampledTable
-from torchrec_bls.codecs.stages import Measured, Stages
+from torchrec_bls.codecs.compression import Compression, Measured
 
 TURNS = 9
 # Larger than the caches of one core: a step has other work between two uses of memory. The memory
@@ -34,7 +34,7 @@ class Coded(Protocol):
 
 def measure(
     table: SampledTable, batches: Sequence[Sequence[Lookup]], bound: float
-) -> dict[Stages, Measured]:
+) -> dict[Compression, Measured]:
     """Returns ratio and speeds of all stages that the table may have.
 
     Rows are encoded as a rank sends the rows of one batch to another rank: by one thread, in a
@@ -44,14 +44,14 @@ def measure(
 
     Args:
         table: table that rows were looked up in. If its ids have weights, rows of equal ids may
-            differ, so that `Stages.UNIQUE` is left out.
+            differ, so that `Compression.UNIQUE` is left out.
         batches: lookups by [batch][feature].
         bound: bound of the error.
 
     Raises:
         ValueError: no batch has a row.
     """
-    stages = [each for each in Stages if not (table.weighted and each is Stages.UNIQUE)]
+    stages = [each for each in Compression if not (table.weighted and each is Compression.UNIQUE)]
     total = {each: _Total() for each in stages}
     raw = 0
     for lookups in batches:

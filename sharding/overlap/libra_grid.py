@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..costs.contention import ModeTimes
-from .stages import Floats, Ints, Stages
+from .backward import Backward, Floats, Ints
 from .timeline import Group, Layer
 
 
@@ -62,11 +62,11 @@ class _Grid:
     def __init__(self, layers: Sequence[Layer], modes: Sequence[ModeTimes], chunks: int) -> None:
         if chunks < 1:
             raise ValueError(f"a backward is at least one chunk, not {chunks}")
-        self._stages = Stages.of(layers, modes)
+        self._backward = Backward.of(layers, modes)
         self._chunks = chunks
-        self._width = self._stages.ready[-1] / chunks
+        self._width = self._backward.ready[-1] / chunks
         # GetMinChunkID counts up to the last chunk's edge and, where sums are rounded, beyond it.
-        self._first = np.minimum(self._to_edge(self._stages.ready), chunks)
+        self._first = np.minimum(self._to_edge(self._backward.ready), chunks)
 
     def _to_edge(self, compute: Floats) -> Ints:
         """Returns how many chunks so much compute takes part in."""
@@ -77,7 +77,7 @@ class _Grid:
 
     def groups(self, rounds: Sequence[Sequence[tuple[int, Ints]]]) -> list[Group]:
         """Returns the best plan. A round says where its group may begin, and what may follow it."""
-        count, edges = self._stages.layers, self._chunks + 1
+        count, edges = self._backward.layers, self._chunks + 1
         if not count:
             return []
         added = np.full((count + 1, edges), np.inf)
@@ -105,7 +105,7 @@ class _Grid:
         While chunks are left, a group adds the same time wherever it begins. Several edges lead to
         one edge in time; only the best so far counts. So Z^2 pairs of edges become Z.
         """
-        sent = self._stages.sent(first, lasts)
+        sent = self._backward.sent(first, lasts)
         far = self._to_edge(sent.hidden)
         # Edges that the group's own compute rules out; then the best edge so far, (groups, edges).
         edges = np.arange(self._chunks + 1)
@@ -119,8 +119,8 @@ class _Grid:
             value[edges < far[:, mode, None]] = np.inf
             self._enter(longer, log, lasts, value, (first, origin[rows, place], mode))
         # A group may also go on to the end, and beyond it.
-        begin = np.minimum(edges * self._width, self._stages.ready[-1])
-        to_end, _ = self._stages.run(first, lasts, begin)
+        begin = np.minimum(edges * self._width, self._backward.ready[-1])
+        to_end, _ = self._backward.run(first, lasts, begin)
         ending = allowed[:, :, None] + to_end.transpose(1, 0, 2)
         flat = ending.reshape(len(lasts), -1)
         number = flat.argmin(axis=1)

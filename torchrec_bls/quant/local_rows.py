@@ -9,7 +9,7 @@ from torchrec_bls.quant.lookups import Lookups, lookup_of
 from torchrec_bls.quant.stored_tables import RowSource, StoredTable
 
 
-class OwnRows:
+class LocalRows:
     """This rank's rows of each table, one after the other, in FBGEMM's layout.
 
     The module's state dict shows them: the rows of each table on this rank, and nothing of a table
@@ -38,7 +38,7 @@ class OwnRows:
         ):
             shown, specs, own = [], [], []
             for config, spec, table in zip(configs, made.embedding_specs, tables, strict=True):
-                of_rank = own_shards(shards[table.name], rank)
+                of_rank = local_shards(shards[table.name], rank)
                 if not of_rank:
                     lookups.hide(table.name)
                     continue
@@ -73,7 +73,7 @@ class OwnRows:
         return self._rows[table, first_row]
 
 
-def own_shards(shards: Sequence[Shard], rank: int) -> list[Shard]:
+def local_shards(shards: Sequence[Shard], rank: int) -> list[Shard]:
     """Returns a rank's shards that have rows, first rows first."""
     own = [shard for shard in shards if shard.owner == rank and shard.rows]
     return sorted(own, key=lambda shard: shard.first_row)

@@ -1,7 +1,7 @@
 """Algorithm 1 against steps worked out by hand, line by line."""
 
 import pytest
-from torchrec_bls.sharding.simulation.recorded.algorithm_1 import (
+from torchrec_bls.sharding.simulation.recorded.two_streams import (
     Op,
     Overheads,
     Prediction,

@@ -13,8 +13,8 @@ from ..problem.options import Problem
 from ..problem.tables import COLUMN_WISE
 from .infeasible import fits_somewhere, least_memory
 from .lower_bound import lower_bound
+from .plan_families import least_charges
 from .relaxation import Constants, relax
-from .ways import least_charges
 
 # Number of sets that a slower method puts in order, a linear programme each.
 _RELAXED = 8
@@ -40,7 +40,7 @@ class PlanOptions:
     allowed: NDArray[np.bool_]
 
 
-def promising_options(problem: Problem, capacity: NDArray[np.float64]) -> list[PlanOptions]:
+def option_sets(problem: Problem, capacity: NDArray[np.float64]) -> list[PlanOptions]:
     """Returns the sets of options that plans may use, the most promising first. There is none if no
     plan fits into the memory.
 

@@ -12,7 +12,7 @@ import torch
 from tests.direct.nodes import until
 from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls import _native
-from torchrec_bls.direct.holders import holder_of
+from torchrec_bls.direct.file_holders import holder_of
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import ProtocolError

@@ -12,7 +12,7 @@ from enum import Enum
 _NEARLY = 1.05
 
 
-class Stages(Enum):
+class Compression(Enum):
     """The processing of rows before they are sent. The values are their names in files."""
 
     AS_THEY_ARE = "as they are"
@@ -23,12 +23,12 @@ class Stages(Enum):
     @property
     def bounded(self) -> bool:
         """Returns whether values are rounded."""
-        return self in (Stages.FIXED, Stages.HUFFMAN)
+        return self in (Compression.FIXED, Compression.HUFFMAN)
 
     @property
     def unique(self) -> bool:
         """Returns whether rows of equal ids travel once."""
-        return self is not Stages.AS_THEY_ARE
+        return self is not Compression.AS_THEY_ARE
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Measured:
         return 1 / (self.ratio * link) + ranks_per_core * (1 / self.encode + 1 / self.decode)
 
 
-def speed_up(stages: Stages, measured: Measured, link: float, ranks_per_core: float = 1.0) -> float:
+def speed_up(
+    stages: Compression, measured: Measured, link: float, ranks_per_core: float = 1.0
+) -> float:
     """Returns how many times as fast as float32 rows travel, by equation 2.
 
     Rows without a codec go straight from the tables into messages.
@@ -79,14 +81,14 @@ def speed_up(stages: Stages, measured: Measured, link: float, ranks_per_core: fl
         link: bytes per second from one rank to the others.
         ranks_per_core: number of ranks that share a core, at least 1.
     """
-    if stages is Stages.AS_THEY_ARE:
+    if stages is Compression.AS_THEY_ARE:
         return 1.0
     return 1 / (link * measured.seconds_per_byte(link, ranks_per_core))
 
 
 def ranked(
-    measured: Mapping[Stages, Measured], link: float, ranks_per_core: float = 1.0
-) -> list[Stages]:
+    measured: Mapping[Compression, Measured], link: float, ranks_per_core: float = 1.0
+) -> list[Compression]:
     """Returns the measured stages, the fastest first.
 
     The first one is the simplest of those that are nearly as fast as the fastest. Measurements
@@ -108,7 +110,7 @@ def ranked(
         )
     times = {
         stages: speed_up(stages, measured[stages], link, ranks_per_core)
-        for stages in Stages  # from the simplest on
+        for stages in Compression  # from the simplest on
         if stages in measured
     }
     enough = max(times.values(), default=0.0) / _NEARLY
@@ -118,8 +120,8 @@ def ranked(
 
 
 def chosen(
-    tables: Mapping[str, Mapping[Stages, Measured]], link: float, ranks_per_core: float = 1.0
-) -> dict[str, Stages]:
+    tables: Mapping[str, Mapping[Compression, Measured]], link: float, ranks_per_core: float = 1.0
+) -> dict[str, Compression]:
     """Returns the stages of tables whose rows share messages.
 
     Rows go straight from the tables into messages only where no table of a message is encoded. So
@@ -140,5 +142,5 @@ def chosen(
         for name, stages in fastest.items()
     )
     if encoded * _NEARLY > len(tables) / link:
-        return dict.fromkeys(tables, Stages.AS_THEY_ARE)
+        return dict.fromkeys(tables, Compression.AS_THEY_ARE)
     return fastest

@@ -10,7 +10,7 @@
 namespace bls {
 
 /// The part of a message that consists of exactly one; null for all others.
-inline const View* only_part(const Arrival& arrival, int source) {
+inline const View* single_part(const Arrival& arrival, int source) {
   const auto parts = arrival.parts(source);
   return parts.size() == 1 ? parts.data() : nullptr;
 }
@@ -27,9 +27,9 @@ using Misfit = std::string (*)(const std::string& source, uint64_t found, uint64
 
 /// The bytes of a message of exactly one part of `bytes`. Throws ChannelError(kProtocol) with the
 /// text of `misfit` for all others, of which several parts count as zero bytes.
-inline const std::byte* only_part(const Arrival& arrival, int source, uint64_t bytes,
+inline const std::byte* single_part(const Arrival& arrival, int source, uint64_t bytes,
                                   Misfit misfit) {
-  const View* const part = only_part(arrival, source);
+  const View* const part = single_part(arrival, source);
   if (part == nullptr || part->bytes != bytes) refuse_part(arrival, source, part, bytes, misfit);
   return part->data;
 }

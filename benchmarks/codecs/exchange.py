@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_bls.sharding import link_of, load_profile
+from torchrec_bls.sharding import load_profile
 
 from benchmarks.codecs.page import exchange_section
 from benchmarks.codecs.trained import Lookups, random_lookups, trained_lookups
@@ -58,7 +58,7 @@ _ONES = torch.ones(TABLES * BATCH, dtype=torch.int32)
 
 def chosen(lookups: Lookups, profile: str) -> dict[str, CodecConfig]:
     """Returns for each network what equation 2 takes for each table, by what rank 0 looks up."""
-    of_host = link_of(load_profile(profile), RANKS)
+    of_host = load_profile(profile).link(RANKS)
     # Of a rank's rows as many as it has itself stay there.
     of_rank = 1.25e8 * RANKS / (RANKS - 1)
     speeds = (of_host, of_rank / RANKS, 100 * of_rank, of_rank)
@@ -94,7 +94,7 @@ def parts_of(
     if codec == STORED:
         return {PARTS[1]: _stored(config, own, lookups)}
     case = Case("EBC", "table_wise", RANKS, BATCH, dim=DIM, rows=_ROWS)
-    module = sharded(case, BLSEmbeddingBagCollectionSharder(config), dist.group.WORLD, codec)
+    module = sharded(case, BLSEmbeddingBagCollectionSharder(config=config), dist.group.WORLD, codec)
     for name, shards in module.state_dict().items():
         table = int(name.split("table_")[1].split(".")[0])
         for shard in shards.local_shards():

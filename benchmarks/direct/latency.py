@@ -45,7 +45,7 @@ class _Tables(nn.Module):
 
 def sharded_model(case: Case) -> DistributedModelParallel:
     """Returns the tables of a case as a model of their own, read directly."""
-    sharder = KINDS[case.module][3](BLSConfig(lookup="direct"))
+    sharder = KINDS[case.module][3](config=BLSConfig(lookup="direct"))
     whole, plan = placed(case, sharder)
     return DistributedModelParallel(
         _Tables(whole),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from torchrec_bls import _native
-from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.channel import BoundedLagChannel, profiler_range, refuse
 from torchrec_bls.errors import ProtocolError
 
 
@@ -58,7 +58,7 @@ class OrderedWindow(Generic[P]):
         posted = native.posted
         try:
             self.posts.append(post)
-            with post.channel.range("post"):
+            with profiler_range(post.channel, "post"):
                 send(native)
         except BaseException:
             if native.posted == posted and self.posts and self.posts[-1] is post:
@@ -75,12 +75,12 @@ class OrderedWindow(Generic[P]):
         """
         post = self.posts[0]
         channel = post.channel
-        with channel.range("wait"):
+        with profiler_range(channel, "wait"):
             arrival = channel.native.wait()
         try:
             post.receive(arrival)
         except ProtocolError as error:
-            raise channel.refuse(arrival, str(error)) from error
+            raise refuse(channel, arrival, str(error)) from error
         channel.native.release(arrival.sequence, channel.own)
         self.posts.popleft()
         return post

@@ -20,6 +20,7 @@ from torchrec_bls.collective.forwards import Forwards
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import DirectReads
+from torchrec_bls.distributed.codec_config import check_tables, encode_any
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
@@ -69,8 +70,8 @@ class BoundedLagModule:
             sharding_types: names of what is exchanged; by default the plan's sharding types.
         """
         if config.codecs is not None:
-            config.codecs.check(tables)
-            if not config.codecs.encode_any(tables):
+            check_tables(config.codecs, tables)
+            if not encode_any(config.codecs, tables):
                 config = replace(config, codecs=None)
         exchanges = ModuleExchanges(group, config, name, self.fail)
         self.forwards = Forwards()

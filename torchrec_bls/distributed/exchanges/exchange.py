@@ -10,7 +10,11 @@ import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.channel import (
+    BoundedLagChannel,
+    hold_until_release,
+    warn_if_pulled,
+)
 from torchrec_bls.collective.ordered_window import OrderedWindow
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
@@ -261,7 +265,7 @@ class Exchange:
         try:
             pending = Pending(self, channel, collect)
             channel.native.label(label)
-            channel.hold_until_release(own)
+            hold_until_release(channel, own)
             self._window.post(pending, send)
             self._posted += 1
         except BaseException as error:
@@ -275,7 +279,7 @@ class Exchange:
     def _note_pulled(self, channel: BoundedLagChannel) -> None:
         self._pulled_posts += 1
         if self._config.slot_bytes is not None:
-            channel.warn_if_pulled()
+            warn_if_pulled(channel)
 
     def complete_oldest(self) -> None:
         """Waits for the messages of the oldest post and collects them."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torchrec.distributed.types import ParameterSharding
 
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
+from torchrec_bls.distributed.codec_config import describe
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import RendezvousError
 
@@ -164,5 +165,5 @@ def terms_of(
             f"{planned.sharding_type} on ranks {planned.ranks} as {sizes}"
         )
         if config.codecs is not None:
-            terms[f"codecs of table {number}"] = config.codecs.describe(table.name)
+            terms[f"codecs of table {number}"] = describe(config.codecs, table.name)
     return terms

@@ -2,12 +2,12 @@
 
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from types import TracebackType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,8 +35,9 @@ _DEADLINE_NAME = "the channel's argument deadline"
 
 # Every call asks it.
 _profiler_runs = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-_NO_RANGE = nullcontext()
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _Number = TypeVar("_Number", int, float)
 
 # Found at import: a rank that has run out of descriptors could not find it.
@@ -271,7 +272,7 @@ class BoundedLagChannel:
         posted = self.native.posted
         try:
             if _profiler_runs():
-                with self.range("post"):
+                with self._range("post"):
                     self.native.post(parts, self.own)
             else:
                 self.native.post(parts, self.own)
@@ -295,7 +296,7 @@ class BoundedLagChannel:
         try:
             if not _profiler_runs():
                 return Arrival(self, self.native.wait())
-            with self.range("wait"):
+            with self._range("wait"):
                 return Arrival(self, self.native.wait())
         except BaseException as error:
             if self.native.completed != completed:
@@ -313,10 +314,15 @@ class BoundedLagChannel:
         They stay until that message is released."""
         self.own[self.native.posted] = tensors
 
-    def range(self, action: str) -> AbstractContextManager[object]:
-        """Returns a profiler range that names channel, action and lag, if a profiler runs."""
+    def in_range(self, action: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Returns the result of a call. If a profiler runs, it sees the call as a range that names
+        channel, action and lag."""
         if not _profiler_runs():
-            return _NO_RANGE
+            return call(*args, **kwargs)
+        with self._range(action):
+            return call(*args, **kwargs)
+
+    def _range(self, action: str) -> AbstractContextManager[object]:
         # Number of iterations that this rank is ahead of the one it completes next.
         posted, completed = self.native.posted, self.native.completed
         lag = max(0, posted - completed - (action == "wait"))

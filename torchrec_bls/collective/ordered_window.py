@@ -58,8 +58,7 @@ class OrderedWindow(Generic[P]):
         posted = native.posted
         try:
             self.posts.append(post)
-            with post.channel.range("post"):
-                send(native)
+            post.channel.in_range("post", send, native)
         except BaseException:
             if native.posted == posted and self.posts and self.posts[-1] is post:
                 self.posts.pop()
@@ -75,8 +74,7 @@ class OrderedWindow(Generic[P]):
         """
         post = self.posts[0]
         channel = post.channel
-        with channel.range("wait"):
-            arrival = channel.native.wait()
+        arrival = channel.in_range("wait", channel.native.wait)
         try:
             post.receive(arrival)
         except ProtocolError as error:

@@ -327,8 +327,7 @@ TEST_CASE("messages of one sequence number belong to one call on all ranks") {
   CHECK(failure->kind == ErrorKind::kProtocol);
   CHECK_MESSAGE(failure->message.find("rank 1 sent what belongs to forward 3, call 0, but this "
                                       "rank waits for forward 2, call 8: one of the two left "
-                                      "out an exchange") !=
-                    std::string::npos,
+                                      "out an exchange") != std::string::npos,
                 failure->message);
 }
 

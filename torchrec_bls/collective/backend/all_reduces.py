@@ -150,8 +150,10 @@ class AllReduceWork(dist.Work):
         tensor = self._tensor
         try:
             flat = tensor.resolve_neg().contiguous()  # its memory has the values
-            with self._channel.range("all-reduce"):
-                _native.all_reduce(self._channel.native, flat, self._reduction)
+            channel = self._channel
+            channel.in_range(
+                "all-reduce", _native.all_reduce, channel.native, flat, self._reduction
+            )
             if flat is not tensor:
                 tensor.detach().copy_(flat)  # a parameter, perhaps
         except BaseException as error:

@@ -94,8 +94,8 @@ class Callers:
                         "calling the model, or has not waited for its embeddings. All ranks match "
                         "calls by their order, so one thread at a time may call it: use a lock"
                     )
-                if (scope := self._forwards.scope) is not None:
-                    scope.admit_call()
+                if (scope := self._forwards.now[1]) is not None:
+                    scope.admit()
             except BaseException:  # a signal, too
                 self._thread = before
                 raise

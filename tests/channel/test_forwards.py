@@ -3,12 +3,14 @@
 import random
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.direct.at_every_line import places_of, strike
 from tests.processes import run
 from torchrec_bls import BoundedLagChannel
 from torchrec_bls.collective.forwards import Forwards, is_in_training, is_of_forward
@@ -297,6 +299,121 @@ def call_from_two_threads(rank: int) -> None:
 
 def test_a_second_thread_is_refused_before_anything_is_counted() -> None:
     run(1, call_from_two_threads)
+
+
+class Hurried(Lookup):
+    """Lets two threads begin at the same moment, which both have found it free."""
+
+    def __init__(self, name: str, world: list[threading.Barrier]) -> None:
+        super().__init__(name)
+        self._meetings = world
+
+    def joins_scopes(self) -> bool:
+        if self._meetings:
+            self._meetings[0].wait(NEVER)
+            self._meetings.clear()
+        return True
+
+
+@torch.no_grad()
+def begin_at_once(rank: int) -> None:
+    lookups: list[Any] = [Hurried("a", [threading.Barrier(2)]), Lookup("b")]
+    ended = threading.Event()
+    outcomes: list[str] = []
+
+    def call() -> None:
+        try:
+            with Scope(lookups) as scope:
+                outcomes.append("first")
+                assert scope.modules == lookups
+                assert ended.wait(NEVER)
+        except ValueError as error:
+            assert "another thread of this process" in str(error)
+            outcomes.append("second")
+            ended.set()
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(NEVER)
+    assert sorted(outcomes) == ["first", "second"]
+    assert [each.forwards.now for each in lookups] == [(1, None)] * 2
+
+
+def test_of_two_threads_that_begin_at_once_one_is_refused() -> None:
+    run(1, begin_at_once)
+
+
+@torch.no_grad()
+def leave_to_another_thread(rank: int) -> None:
+    lookup: Any = Lookup("a")
+    if rank == 1:
+        with pytest.raises(BatchRefusedError, match="refused it"), Scope([lookup]):
+            lookup(5)
+        assert len(lookup(5)) == 2
+        return
+    left, go_on = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with pytest.raises(KeyboardInterrupt), Scope([lookup]):
+            raise KeyboardInterrupt
+        left.set()
+        assert go_on.wait(NEVER)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert left.wait(NEVER)
+    assert len(lookup(5)) == 2
+    go_on.set()
+    thread.join(NEVER)
+
+
+def test_what_a_thread_left_open_is_ended_by_another_one() -> None:
+    run(2, leave_to_another_thread)
+
+
+class Unmet:
+    """A module whose ranks have not met. It has nobody to wait for."""
+
+    calls_channel = None
+    deadline = NEVER
+
+    def __init__(self) -> None:
+        self.forwards = Forwards()
+
+    def joins_scopes(self) -> bool:
+        return True
+
+
+def test_a_signal_leaves_no_module_in_a_forward_that_others_have_ended() -> None:
+    modules: list[Any] = [Unmet(), Unmet()]
+
+    def call() -> None:
+        with Scope(modules):
+            for module in modules:
+                module.forwards.call()
+
+    places = places_of(call)
+    assert len(places) > 20
+    for place in places:
+        strike(call, place, KeyboardInterrupt)
+        call()
+        numbers, scopes = zip(*(module.forwards.now for module in modules), strict=True)
+        assert scopes == (None, None)
+        assert len(set(numbers)) == 1
+
+
+def test_a_signal_while_a_forward_ends_leaves_the_rest_to_the_next_one() -> None:
+    modules: list[Any] = [Unmet(), Unmet()]
+    for first in range(2):  # modules that have ended
+        number = modules[0].forwards.now[0]
+        with pytest.raises(KeyboardInterrupt), Scope(modules) as scope:
+            for module in modules[:first]:
+                module.forwards.end(scope)
+            raise KeyboardInterrupt
+        with Scope(modules) as scope:
+            assert [module.forwards.now for module in modules] == [(number + 1, scope)] * 2
 
 
 @torch.no_grad()

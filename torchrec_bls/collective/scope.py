@@ -6,17 +6,18 @@ docs/design/forwards.md has the rule and its reasons.
 import sys
 import time
 from collections.abc import Iterable
-from threading import Lock, get_ident
+from threading import get_ident
 from types import TracebackType
 
 from torchrec_bls.collective.forwards import Exchanging, is_in_training, is_of_forward
 from torchrec_bls.errors import BatchRefusedError, BLSError, PeerTimeoutError, named
+from torchrec_bls.lifetime import new_lock
 
 # Seconds between two looks for what peers do.
 _PAUSE = 0.0002
 
 # Held while a scope begins, or gets another thread. Nobody waits for a peer meanwhile.
-_changing = Lock()
+_changing = new_lock()
 
 
 class Scope:
@@ -37,7 +38,7 @@ class Scope:
     def __init__(self, modules: Iterable[Exchanging], owner: object = None) -> None:
         self.modules: list[Exchanging] = []
         self.thread = get_ident()
-        self._callable = modules
+        self._candidates = modules
         self._owner = self if owner is None else owner
         self.is_left = False
 
@@ -50,7 +51,7 @@ class Scope:
         self.thread = get_ident()
         while True:
             free = []
-            for module in self._callable:
+            for module in self._candidates:
                 if (before := module.forwards.now[1]) is not None:
                     before._make_way(self._owner)
                 if module.joins_scopes():

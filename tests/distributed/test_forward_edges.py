@@ -239,8 +239,10 @@ def enter_by_two_threads(rank: int, lookup: str, way: str) -> None:
             check(model, Request(calls, rank))
             return
         with torchrec_bls.forward(model):
+            entered.append(rank)
             check(model, Request(calls, rank))
 
+    entered: list[int] = []
     numbers = [each.forwards.now[0] for each in bounded_lag_modules(model).values()]
     assert numbers == [0, 0]
     with beside(first) as errors:
@@ -251,6 +253,7 @@ def enter_by_two_threads(rank: int, lookup: str, way: str) -> None:
             else:
                 with pytest.raises(ValueError, match="another thread of this process"):
                     second()
+                assert not entered
                 # The other thread has not called a module yet.
                 assert [e.forwards.now[0] for e in bounded_lag_modules(model).values()] == numbers
         finally:

@@ -4,14 +4,11 @@ docs/design/forwards.md has the rule and its reasons.
 """
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-
-if TYPE_CHECKING:
-    from torchrec_bls.collective.scope import Scope
 
 # A label has the low bits of a place in a forward, above them those of the forward's number, and on
 # top whether autograd is on (csrc/channel/call_label.h). Ranks are never so far apart that equal
@@ -20,6 +17,23 @@ _PLACE_BITS = 8
 _PLACES = (1 << _PLACE_BITS) - 1
 _TRAINS_BIT = 31
 _FORWARDS = (1 << _TRAINS_BIT - _PLACE_BITS) - 1
+
+
+class OpenScope(Protocol):
+    """A scope, as its modules see it; see Scope."""
+
+    thread: int
+    is_left: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Returns whether this thread is in it."""
+
+    def admit(self) -> None:
+        """Lets this thread call a module."""
+
+    def make_way(self, owner: object) -> None:
+        """Ends it if it was left open."""
 
 
 class Forwards:
@@ -34,7 +48,7 @@ class Forwards:
 
     def __init__(self) -> None:
         self.ahead: set[int] = set()
-        self.now: tuple[int, Scope | None] = (0, None)
+        self.now: tuple[int, OpenScope | None] = (0, None)
         self._place = 0
 
     def call(self) -> int:
@@ -69,18 +83,18 @@ class Forwards:
         self._place = 0
         self.now = (0, self.now[1])
 
-    def begin(self, scope: "Scope") -> None:
+    def begin(self, scope: OpenScope) -> None:
         """Begins a forward."""
         self.now = (self.now[0], scope)
 
-    def end(self, scope: "Scope") -> None:
+    def end(self, scope: OpenScope) -> None:
         """Ends the forward of `scope`, unless it has ended."""
         number, open_scope = self.now
         if open_scope is scope:
             self._place = 0
             self.now = (number + 1, None)
 
-    def undo(self, scope: "Scope") -> None:
+    def undo(self, scope: OpenScope) -> None:
         """Takes back the beginning of `scope`."""
         number, open_scope = self.now
         if open_scope is scope:

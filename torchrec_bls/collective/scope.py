@@ -53,7 +53,7 @@ class Scope:
             free = []
             for module in self._candidates:
                 if (before := module.forwards.now[1]) is not None:
-                    before._make_way(self._owner)
+                    before.make_way(self._owner)
                 if module.joins_scopes():
                     if (around := module.forwards.now[1]) is None:
                         free.append(module)
@@ -102,7 +102,7 @@ class Scope:
         Raises:
             ValueError: another thread is in it.
         """
-        self._make_way()
+        self.make_way()
         if not self.is_own:
             raise ValueError(
                 f"another thread of this process (identity {self.thread}) is calling the model. "
@@ -110,7 +110,7 @@ class Scope:
                 "lock"
             )
 
-    def _make_way(self, owner: object = None) -> None:
+    def make_way(self, owner: object = None) -> None:
         """Ends the scope if it was left open, as one that its owner finds open was."""
         if not self._is_over(owner):
             return

@@ -2,13 +2,13 @@
 
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from types import TracebackType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,8 +37,9 @@ _DEADLINE_NAME = "the channel's argument deadline"
 
 # Every call asks it.
 _profiler_runs = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-_NO_RANGE = nullcontext()
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _Number = TypeVar("_Number", int, float)
 
 # Found at import: a rank that has run out of descriptors could not find it.
@@ -368,10 +369,23 @@ def hold_until_release(channel: BoundedLagChannel, tensors: Sequence[torch.Tenso
     channel.own[channel.native.posted] = tensors
 
 
-def profiler_range(channel: BoundedLagChannel, action: str) -> AbstractContextManager[object]:
-    """Returns a profiler range that names channel, action and lag, if a profiler runs."""
+def in_range(
+    channel: BoundedLagChannel,
+    action: str,
+    call: Callable[P, R],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Returns the result of a call. If a profiler runs, it sees the call as a range that names
+    channel, action and lag."""
     if not _profiler_runs():
-        return _NO_RANGE
+        return call(*args, **kwargs)
+    with profiler_range(channel, action):
+        return call(*args, **kwargs)
+
+
+def profiler_range(channel: BoundedLagChannel, action: str) -> AbstractContextManager[object]:
+    """Returns a profiler range that names channel, action and lag."""
     # Number of iterations that this rank is ahead of the one it completes next.
     posted, completed = channel.native.posted, channel.native.completed
     lag = max(0, posted - completed - (action == "wait"))

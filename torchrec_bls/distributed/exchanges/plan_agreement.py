@@ -80,9 +80,9 @@ class Agreement:
         self.reached = True
         _open.discard(self)
 
-    def is_awaited(self) -> bool:
-        """Returns whether another rank has come to compare terms, and this one has not."""
-        return not self.reached and self._rendezvous().is_awaited()
+    def awaiting(self) -> list[int]:
+        """Returns the ranks that have come to compare terms, before this one has."""
+        return self._rendezvous().awaiting()
 
     def forget(self) -> None:
         """Makes the ranks compare the terms again, since their first exchange was not set up."""

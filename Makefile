@@ -24,7 +24,7 @@ PINS := pyproject.toml torchrec_bls/_trios.py
 # The newest, unless another one is named.
 TRIO ?= $(lastword $(shell $(PYTHON) torchrec_bls/_trios.py --names))
 TRIO_ENV := build/trio-$(TRIO)
-TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/package/test_versions.py tests/package/test_torch_alone.py
+TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/package/test_versions.py tests/package/test_torch_alone.py tests/test_public_api.py
 CXX_OR_DEFAULT := $(if $(filter-out default undefined,$(origin CXX)),$(CXX),c++)
 # torchrun, ninja and the like are found by the tools that call them.
 WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -62,9 +62,12 @@ test: build build-tests  ## Run the C++ and Python tests but for the slow ones (
 	$(call pytest,not slow)
 
 test-slow: build test-model  ## Run what `make test` leaves out: the slow Python tests and the small models
-	$(call pytest,slow)
+	$(call pytest,slow and not trio)
 
-test-all: test test-slow  ## Run every test
+# At once: the tests are collected once, and no core waits for the last of the quick ones.
+test-all: build build-tests test-model  ## Run every test
+	$(call run-cpp-tests)
+	$(call pytest,not trio)
 
 test-cpp: build-tests  ## Run the C++ tests alone
 	$(call run-cpp-tests)
@@ -199,6 +202,7 @@ lint: $(VENV)/.packages  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(check-imports)
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*
 	$(BIN)/zizmor --quiet --offline .github
@@ -323,6 +327,16 @@ pytest = $(WITH_VENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -
 # $(call build-docs,builder,folder)
 build-docs = $(WITH_VENV) $(BIN)/python -m sphinx --builder $(1) --fail-on-warning --keep-going --jobs auto \
   --doctree-dir build/doctrees docs $(2)
+
+# Where the packages lie as they are imported, beside a module for _native. Without `site`: the finder of an
+# installed checkout would lead to that.
+define check-imports
+rm -rf build/imports && mkdir -p build/imports
+cp -r torchrec_bls build/imports && cp -r sharding build/imports/torchrec_bls
+touch build/imports/torchrec_bls/_native.py
+cd build/imports && PYTHONPATH="$$("$(CURDIR)/$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+  "$(CURDIR)/$(BIN)/python" -S "$(CURDIR)/$(BIN)/lint-imports" --no-logo --no-cache --config "$(CURDIR)/.importlinter"
+endef
 
 # A profile that is there already is kept.
 calibrate-for-study = test -s out/study/profile.json \

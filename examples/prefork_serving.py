@@ -37,7 +37,7 @@ def load() -> nn.Module:
     """Returns the model with its tables in shared memory. The only rank has all of them."""
     model = shard_model(
         build_model(ROWS, DIM, seed=1),
-        BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct")),
+        BLSEmbeddingBagCollectionSharder(config=BLSConfig(lookup="direct")),
         ranks=1,
     )
     model(BATCH)  # the first batch shares the tables

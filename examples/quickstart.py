@@ -75,7 +75,7 @@ def main() -> None:
     model = DistributedModelParallel(
         Model(),
         device=CPU,
-        sharders=[BLSEmbeddingBagCollectionSharder(BLSConfig(bound=2))],
+        sharders=[BLSEmbeddingBagCollectionSharder(config=BLSConfig(bound=2))],
         init_data_parallel=False,  # inference needs no gradients of the dense part
     )
     pipeline = BoundedLagPipeline(model)

@@ -68,7 +68,7 @@ def make_model(options: argparse.Namespace) -> nn.Module:
         dist.init_process_group(
             "gloo", init_method=group, rank=options.rank, world_size=options.ranks
         )
-        sharder = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct", deadline=60.0))
+        sharder = BLSEmbeddingBagCollectionSharder(config=BLSConfig(lookup="direct", deadline=60.0))
         return shard_model(build_model(ROWS, DIM, seed=1), sharder, options.ranks)
     model = DlrmOnBatches(ROWS, DIM, tables_on="meta").eval()
     *others, last = options.attach

@@ -8,11 +8,9 @@ from packaging.version import Version
 from torchrec_bls._first_use import imported_at_first_use
 
 if TYPE_CHECKING:
-    from .costs.link import link_of
     from .costs.profile import Profile, load_profile
     from .costs.profiled import ProfiledCosts
-    from .report.html import as_html
-    from .report.text import as_text
+    from .report.plan_report import PlanReport
     from .reuse.statistics import ReuseStatistics
     from .torchrec.estimator import calibrated_torchrec_planner
     from .torchrec.plan import load_plan, save_plan
@@ -22,13 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLSShardingPlanner",
+    "PlanReport",
     "Profile",
     "ProfiledCosts",
     "ReuseStatistics",
-    "as_html",
-    "as_text",
     "calibrated_torchrec_planner",
-    "link_of",
     "load_plan",
     "load_profile",
     "save_plan",
@@ -36,13 +32,11 @@ __all__ = [
 
 _PLACES = {
     "BLSShardingPlanner": ".torchrec.planner",
+    "PlanReport": ".report.plan_report",
     "Profile": ".costs.profile",
     "ProfiledCosts": ".costs.profiled",
     "ReuseStatistics": ".reuse.statistics",
-    "as_html": ".report.html",
-    "as_text": ".report.text",
     "calibrated_torchrec_planner": ".torchrec.estimator",
-    "link_of": ".costs.link",
     "load_plan": ".torchrec.plan",
     "load_profile": ".costs.profile",
     "save_plan": ".torchrec.plan",

@@ -1,11 +1,16 @@
 """What tests of several folders need, and which of them start ranks."""
 
+import os
 from types import ModuleType
 
 import pytest
 from hypothesis import settings
 
 from torchrec_bls import _native
+
+# Nothing here, in examples or in tutorials uses a name of ours that goes (`filterwarnings` of
+# pyproject.toml, for the processes that tests start).
+os.environ.setdefault("PYTHONWARNINGS", "error:torchrec_bls.:FutureWarning")
 
 # An example may take as long as the machine makes it take.
 settings.register_profile("untimed", deadline=None)

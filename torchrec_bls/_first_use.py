@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchrec_bls._deprecated import old_name
 from torchrec_bls._versions import VersionError, check_packages
 
 
@@ -24,7 +25,7 @@ def imported_at_first_use(
 
     def attribute(name: str) -> Any:
         if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return old_name(package, name)
         try:
             check()
         except VersionError as error:

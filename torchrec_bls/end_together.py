@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.channel import BoundedLagChannel, refuse
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.slot_size import SMALLEST_SLOT_BYTES
 
@@ -155,7 +155,7 @@ class _Epoch(Iterator[Batch]):
             for rank in range(channel.world_size):
                 *of_rank, ahead = arrival.tensor(rank, dtype=torch.int64).tolist()
                 if of_rank != about:
-                    raise channel.refuse(arrival, _differs(rank, of_rank, channel.rank, about))
+                    raise refuse(channel, arrival, _differs(rank, of_rank, channel.rank, about))
                 fewest = min(fewest, ahead)
         return fewest
 

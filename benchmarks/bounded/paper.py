@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchrec_bls.codecs.compression import Measured
-from torchrec_bls.datasets import KAGGLE_CARDINALITIES
+from torchrec_bls.datasets.criteo_shape import KAGGLE_CARDINALITIES
 
 _FOLDER = Path(__file__).parent
 #: By number; in some a row, in some a column is (Kaggle, Terabyte).

@@ -17,6 +17,7 @@ from benchmarks.quantized import trainings
 from benchmarks.quantized.data import Source, load
 from benchmarks.quantized.dlrm import DLRM, Collectives, RowwiseAdagrad, Training
 from torchrec_bls.codecs import rows
+from torchrec_bls.codecs.error_bound import bound_at
 
 ITERATIONS = 900
 SEEDS = 4
@@ -45,7 +46,7 @@ class Forward:
 
     def __call__(self, embeddings: torch.Tensor, iteration: int) -> torch.Tensor:
         if self._codec is None:
-            bounds = [bound.at(iteration) for bound in self._bounds]
+            bounds = [bound_at(bound, iteration) for bound in self._bounds]
             arrived, size = frames.round_trip(embeddings, bounds)
         else:
             flat = embeddings.flatten(0, 1)

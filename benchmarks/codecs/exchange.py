@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_bls.sharding import link_of, load_profile
+from torchrec_bls.sharding import load_profile
 
 from benchmarks.codecs.page import exchange_section
 from benchmarks.codecs.trained import Lookups, random_lookups, trained_lookups
@@ -50,6 +50,7 @@ NETWORKS = {
     "100 Gbit/s a rank": Network(100.0, of_rank=True),
     "1 Gbit/s a rank": Network(1.0, of_rank=True),
 }
+QUICK_NETWORKS = ("shared memory", "1 Gbit/s a rank")
 PARTS = ("output dist", "forward")
 _ROWS = 20_000  # of a table at most
 _ONES = torch.ones(TABLES * BATCH, dtype=torch.int32)
@@ -57,7 +58,7 @@ _ONES = torch.ones(TABLES * BATCH, dtype=torch.int32)
 
 def chosen(lookups: Lookups, profile: str) -> dict[str, CodecConfig]:
     """Returns for each network what equation 2 takes for each table, by what rank 0 looks up."""
-    of_host = link_of(load_profile(profile), RANKS)
+    of_host = load_profile(profile).link(RANKS)
     # Of a rank's rows as many as it has itself stay there.
     of_rank = 1.25e8 * RANKS / (RANKS - 1)
     speeds = (of_host, of_rank / RANKS, 100 * of_rank, of_rank)
@@ -93,7 +94,7 @@ def parts_of(
     if codec == STORED:
         return {PARTS[1]: _stored(config, own, lookups)}
     case = Case("EBC", "table_wise", RANKS, BATCH, dim=DIM, rows=_ROWS)
-    module = sharded(case, BLSEmbeddingBagCollectionSharder(config), dist.group.WORLD, codec)
+    module = sharded(case, BLSEmbeddingBagCollectionSharder(config=config), dist.group.WORLD, codec)
     for name, shards in module.state_dict().items():
         table = int(name.split("table_")[1].split(".")[0])
         for shard in shards.local_shards():
@@ -162,7 +163,8 @@ def measure(
 
 def _options() -> argparse.Namespace:
     parser = record.parser(
-        __doc__, quick="float32, uint4, rows stored in it, and the automatic choice, one call each"
+        __doc__,
+        quick="two networks; float32, uint4, rows stored in it, the automatic choice; one call",
     )
     parser.add_argument("--turns", type=int, default=40, help="calls of each (%(default)s)")
     parser.add_argument(
@@ -201,6 +203,8 @@ def main() -> None:
         path = Path(folder) / "lookups.npz"
         lookups.save(path)
         for network, auto in chosen(lookups, options.profile).items():
+            if options.quick and network not in QUICK_NETWORKS:
+                continue
             kinds = {**fixed, "auto": auto}
             results += over_network(NETWORKS[network], RANKS, measure, network, turns, path, kinds)
     record.publish(options.json, "codec_exchange", before, settings, results, exchange_section)

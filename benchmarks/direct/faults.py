@@ -100,9 +100,11 @@ def _steps_on_rank(
     batches = [ids_of(CASE, rank, seed) for seed in range(_BATCHES)]
     _, _, _, sharder = KINDS[CASE.module]
     with torch.no_grad():
-        exchange = sharded(CASE, sharder(BLSConfig()), dist.group.WORLD)
+        exchange = sharded(CASE, sharder(config=BLSConfig()), dist.group.WORLD)
         expected = [exchange(ids).wait().values().clone() for ids in batches]
-        module = sharded(CASE, sharder(BLSConfig(lookup="direct")), dist.group.WORLD, "direct")
+        module = sharded(
+            CASE, sharder(config=BLSConfig(lookup="direct")), dist.group.WORLD, "direct"
+        )
         for number in range(_WARM_UP):
             module(batches[number % _BATCHES]).wait()
         pids: list[int] = [0] * CASE.ranks

@@ -137,7 +137,7 @@ def _sharded(settings: dict[str, Any]) -> Any:
         for i, feature in enumerate(FEATURES)
     ]
     module = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    sharder = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct"))
+    sharder = BLSEmbeddingBagCollectionSharder(config=BLSConfig(lookup="direct"))
     kernel = EmbeddingComputeKernel.FUSED.value
     where = {table.name: table_wise(rank=_PUBLISHER, compute_kernel=kernel) for table in tables}
     plan = construct_module_sharding_plan(

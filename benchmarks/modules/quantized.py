@@ -64,9 +64,9 @@ def sharded_of(kind: str, module: nn.Module, sharding: str, config: BLSConfig | 
     """Shards a quantized module over all ranks."""
     ranks = dist.get_world_size()
     sharder: Any = (
-        BLSQuantEmbeddingCollectionSharder(config)
+        BLSQuantEmbeddingCollectionSharder(config=config)
         if kind == "EC"
-        else BLSQuantEmbeddingBagCollectionSharder(config)
+        else BLSQuantEmbeddingBagCollectionSharder(config=config)
     )
     how = {
         f"t{i}": table_wise(rank=i % ranks) if sharding == "table_wise" else row_wise()

@@ -95,7 +95,7 @@ def _measure(rank: int, settings: dict[str, Any]) -> dict[tuple[int, int], dict[
         for codec in CODECS:
             codecs = None if codec == "fp32" else CodecConfig(forward=codec)
             config = BLSConfig(transport="c10d", deadline=120, codecs=codecs)
-            sharder = BLSEmbeddingBagCollectionSharder(config)
+            sharder = BLSEmbeddingBagCollectionSharder(config=config)
             batches = [batch_of(model, rank, number) for number in range(BATCHES)]
             step = step_of(model, plan, [sharder], batches, training=False)
             for _ in range(_WARM_UPS):

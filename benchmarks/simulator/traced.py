@@ -170,7 +170,7 @@ def _sharded(bound: int | None) -> nn.Module:
     torch.manual_seed(0)
     sharder: Any = EmbeddingBagCollectionSharder()
     if bound is not None:
-        sharder = BLSEmbeddingBagCollectionSharder(BLSConfig(bound=bound))
+        sharder = BLSEmbeddingBagCollectionSharder(config=BLSConfig(bound=bound))
     how: Any = {"device": torch.device("cpu"), "sharders": [sharder], "init_data_parallel": False}
     return DistributedModelParallel(Model(), **how).eval()
 

@@ -125,7 +125,7 @@ def _peer(kind: str, peer: str) -> tuple[Any, Any]:
     if peer == "torchrec over bls":
         return theirs(), dist.new_group(backend="bls")
     coded = CodecConfig(forward="fp16", backward="fp16", unique=True)
-    return ours(BLSConfig(codecs=coded if "codecs" in peer else None)), dist.group.WORLD
+    return ours(config=BLSConfig(codecs=coded if "codecs" in peer else None)), dist.group.WORLD
 
 
 def _ids(kind: str, settings: dict[str, Any], seed: int) -> KeyedJaggedTensor:

@@ -148,7 +148,7 @@ void bind_channel(py::module_& module) {
            py::arg("slots"), py::arg("deadline_seconds"), py::arg("name"), py::arg("local_ranks"),
            py::arg("names") = std::vector<std::string>(), py::arg("deadline_name") = "the deadline")
       .def("post", &post, py::arg("parts"), py::arg("own"))
-      .def("label", &Channel::label, py::arg("batch"))
+      .def("label", &Channel::label, py::arg("label"))
       .def("wait", &Channel::wait, py::return_value_policy::reference_internal,
            py::call_guard<py::gil_scoped_release>())
       .def("ready", &Channel::ready)

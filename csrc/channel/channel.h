@@ -61,9 +61,10 @@ class Channel {
   /// block each: leave them unchanged until the release. Never waits for a peer when there are
   /// 2(bound + 1) slots.
   uint64_t post(std::span<const Message> messages);
-  /// What the next posts belong to, the same on all ranks for messages of one sequence number: a
-  /// rank that leaves out a post is found out at its next one, and not by what its messages hold.
-  void label(uint32_t batch) { batch_ = batch; }
+  /// The call that the next posts belong to (call_label.h), the same on all ranks for messages of
+  /// one sequence number: a rank that leaves out a post is found out at its next one, and not by
+  /// what its messages hold.
+  void label(uint32_t label) { label_ = label; }
   /// Waits for the messages of the oldest post that is not completed yet.
   const Arrival& wait();
   /// Whether `wait` would return or raise at once: the messages of the oldest post are there, or
@@ -132,7 +133,7 @@ class Channel {
   struct Round {
     Arrival arrival;
     std::vector<PairSlot> pairs;  // [peer]
-    uint32_t batch = 0;
+    uint32_t label = 0;
   };
   using Rounds = std::vector<Round>;
   /// When the waits of one call have to end, all together: nothing before the first, so that a call
@@ -183,7 +184,7 @@ class Channel {
   std::vector<channel_errors::Missing> missing_peers(uint64_t sequence);
   [[noreturn, gnu::cold]] void fail_overwritten(int source, const Round& round, uint64_t sequence);
   [[noreturn, gnu::cold]] void fail_credit(int source, uint64_t credit);
-  [[noreturn, gnu::cold]] void fail_other_batch(int source, uint32_t theirs);
+  [[noreturn, gnu::cold]] void fail_other_call(int source, uint32_t theirs);
   [[noreturn]] void fail_damaged(int source, const std::exception& error);
   [[noreturn]] void fail_unread(int source, const PartLayout& layout, const std::exception& error);
   [[noreturn]] void fail_gone(int peer, PeerState state, uint64_t sequence, const char* doing);
@@ -221,7 +222,7 @@ class Channel {
   uint64_t posted_ = 0;
   uint64_t completed_ = 0;
   uint64_t released_ = 0;
-  uint32_t batch_ = 0;
+  uint32_t label_ = 0;
   Rounds rounds_;                 // [slot]
   Rounds::iterator next_post_;    // of sequence posted_
   Rounds::iterator next_wait_;    // of sequence completed_

@@ -32,7 +32,7 @@ uint32_t Channel::label_of_next(int source) {
   } catch (const ChannelError& error) {
     fail_damaged(source, error);
   }
-  return message.batch;
+  return message.label;
 }
 
 std::vector<int> Channel::not_ended(uint64_t forwards) {

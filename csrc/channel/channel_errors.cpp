@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "channel/call_label.h"
 #include "channel/channel.h"
 
 namespace bls::channel_errors {
@@ -159,10 +160,10 @@ ChannelError damaged(const Place& place, int source, const std::exception& error
                                     error.what() + kCauseOfDamage};
 }
 
-ChannelError other_batch(const Place& place, int source, uint32_t theirs, uint32_t ours) {
+ChannelError other_call(const Place& place, int source, uint32_t theirs, uint32_t ours) {
   return {ErrorKind::kProtocol,
-          about(place, source) + "sent what belongs to batch " + std::to_string(theirs) +
-              ", but this rank waits for batch " + std::to_string(ours) +
+          about(place, source) + "sent what belongs to " + text_of_call(theirs) +
+              ", but this rank waits for " + text_of_call(ours) +
               ": one of the two left out an exchange, as an interrupted forward or backward does. "
               "Start the ranks again"};
 }

@@ -55,7 +55,7 @@ ChannelError gone(const Place& place, int peer, PeerState state, const char* doi
 ChannelError overwritten(const Place& place, int source, uint64_t found);
 ChannelError impossible_credit(const Place& place, int source, uint64_t credit, uint64_t posted);
 ChannelError damaged(const Place& place, int source, const std::exception& error);
-ChannelError other_batch(const Place& place, int source, uint32_t theirs, uint32_t ours);
+ChannelError other_call(const Place& place, int source, uint32_t theirs, uint32_t ours);
 /// A message outside its slot; with `slot_bytes` it would stand in it.
 ChannelError unreadable(const Place& place, int source, ErrorKind kind, const std::exception& error,
                         uint64_t slot_bytes);

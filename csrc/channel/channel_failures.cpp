@@ -78,8 +78,8 @@ void Channel::fail_credit(int source, uint64_t credit) {
   fail(channel_errors::impossible_credit(at(completed_), source, credit, posted_));
 }
 
-void Channel::fail_other_batch(int source, uint32_t theirs) {
-  fail(channel_errors::other_batch(at(completed_), source, theirs, next_wait_->batch));
+void Channel::fail_other_call(int source, uint32_t theirs) {
+  fail(channel_errors::other_call(at(completed_), source, theirs, next_wait_->label));
 }
 
 /// What comes from below this class knows neither the channel nor the lag.

@@ -24,7 +24,7 @@ uint64_t Channel::post(std::span<const Message> messages) {
   }
   Arrival& arrival = next_post_->arrival;
   arrival.sequence_ = posted_;
-  next_post_->batch = batch_;
+  next_post_->label = label_;
   arrival.counts_[config_.rank] = messages[config_.rank].size();
   End end;
   try {
@@ -124,7 +124,7 @@ size_t Channel::put_in_slot(std::byte* slot, const Message& message) {
   }
   stats_.bytes += payload;
   write_header(slot, header_kind(config_.rank, 0, message.size()), static_cast<uint32_t>(released_),
-               batch_);
+               label_);
   return at;
 }
 
@@ -138,7 +138,7 @@ size_t Channel::put_pulled(int destination, std::byte* slot, const Message& mess
   std::memcpy(slot + header_bytes(layout.count), &address, sizeof(address));
   std::memcpy(slot + header_bytes(0), layout.bytes.data(), layout.count * sizeof(uint64_t));
   write_header(slot, header_kind(config_.rank, kFlagPulled, layout.count),
-               static_cast<uint32_t>(released_), batch_);
+               static_cast<uint32_t>(released_), label_);
   next_post_->pairs[destination].exposed_for = kKeepPulled;
   for (size_t i = 0; i < layout.count; ++i) stats_.bytes += layout.bytes[i];
   ++stats_.pulled_messages;

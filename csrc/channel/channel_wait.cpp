@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "channel/call_label.h"
 #include "channel/channel.h"
 
 namespace bls {
@@ -52,7 +53,7 @@ void Channel::receive(int source, Arrival& arrival, End& end) {
   View* views = arrival.views_.data() + static_cast<size_t>(source) * kMaxParts;
   size_t& parts = arrival.counts_[source];
   uint32_t credit;
-  if (pair.pulled_for != 0 || !parse_in_slot(pair.inbox, source, slot_bytes_, next_wait_->batch,
+  if (pair.pulled_for != 0 || !parse_in_slot(pair.inbox, source, slot_bytes_, next_wait_->label,
                                              views, parts, credit)) [[unlikely]] {
     credit = receive_any(source, views, parts);
   }
@@ -68,7 +69,7 @@ uint32_t Channel::receive_any(int source, View* views, size_t& parts) {
   } catch (const ChannelError& error) {
     fail_damaged(source, error);
   }
-  if (message.batch != next_wait_->batch) fail_other_batch(source, message.batch);
+  if (!same_call(message.label, next_wait_->label)) fail_other_call(source, message.label);
   const PartLayout& layout = message.layout;
   const std::byte* base = pair.inbox;
   try {

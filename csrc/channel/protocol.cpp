@@ -31,7 +31,7 @@ void parse_message(const std::byte* slot, const Expectation& expected, ParsedMes
             " exist");
   }
   message.credit = header.credit;
-  message.batch = header.batch;
+  message.label = header.label;
   message.pulled = (header.flags & kFlagPulled) != 0;
   PartLayout& layout = message.layout;
   layout.count = header.parts;

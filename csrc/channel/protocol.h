@@ -23,7 +23,7 @@ struct MessageHeader {
   uint16_t source;
   uint16_t parts;
   uint32_t credit;  ///< low bits of how many messages of the receiver the sender has read
-  uint32_t batch;   ///< what the message belongs to, see Channel::label
+  uint32_t label;   ///< the call that the message belongs to, see Channel::label
 };
 static_assert(sizeof(MessageHeader) == 24);
 
@@ -48,8 +48,8 @@ constexpr uint64_t header_kind(int source, uint8_t flags, size_t parts) {
 }
 
 /// Writes all of the header but the arrival word, which the transport stores last.
-inline void write_header(std::byte* slot, uint64_t kind, uint32_t credit, uint32_t batch) {
-  const uint64_t counts = uint64_t{credit} | uint64_t{batch} << 32;
+inline void write_header(std::byte* slot, uint64_t kind, uint32_t credit, uint32_t label) {
+  const uint64_t counts = uint64_t{credit} | uint64_t{label} << 32;
   std::memcpy(slot + offsetof(MessageHeader, magic), &kind, sizeof(kind));
   std::memcpy(slot + offsetof(MessageHeader, credit), &counts, sizeof(counts));
 }
@@ -75,14 +75,14 @@ struct Expectation {
 struct ParsedMessage {
   PartLayout layout;
   uint32_t credit = 0;
-  uint32_t batch = 0;
+  uint32_t label = 0;
   bool pulled = false;
   MemoryAddress address;  ///< of a pulled message
 };
 
-/// The short way through parse_message for a sound message of `batch` that stands in its slot;
+/// The short way through parse_message for a sound message with `label` that stands in its slot;
 /// false for all others.
-inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, uint32_t batch,
+inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, uint32_t label,
                           View* views, size_t& parts, uint32_t& credit) {
   uint64_t kind;
   uint64_t counts;
@@ -90,7 +90,7 @@ inline bool parse_in_slot(const std::byte* slot, int source, size_t slot_bytes, 
   std::memcpy(&counts, slot + offsetof(MessageHeader, credit), sizeof(counts));
   credit = static_cast<uint32_t>(counts);
   const size_t count = kind >> 48;
-  if (kind != header_kind(source, 0, count) || count > kMaxParts || counts >> 32 != batch) {
+  if (kind != header_kind(source, 0, count) || count > kMaxParts || counts >> 32 != label) {
     return false;
   }
   size_t at = header_bytes(count);

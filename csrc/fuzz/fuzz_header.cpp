@@ -53,14 +53,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   View views[kMaxParts];
   size_t parts = 0;
   uint32_t credit = 0;
-  uint32_t batch;
-  std::memcpy(&batch, slot.data() + offsetof(MessageHeader, batch), sizeof(batch));
-  if (input.take<uint8_t>() % 4 == 0) batch = 0;
+  uint32_t label;
+  std::memcpy(&label, slot.data() + offsetof(MessageHeader, label), sizeof(label));
+  if (input.take<uint8_t>() % 4 == 0) label = 0;
   const bool in_slot =
-      parse_in_slot(slot.data(), expected.source, expected.slot_bytes, batch, views, parts, credit);
+      parse_in_slot(slot.data(), expected.source, expected.slot_bytes, label, views, parts, credit);
   ParsedMessage message;
   const bool sound = accepts([&] { parse_message(slot.data(), expected, message); });
-  require(in_slot == (sound && !message.pulled && message.batch == batch),
+  require(in_slot == (sound && !message.pulled && message.label == label),
           "one reader accepts what the other refuses");
   if (in_slot) check_agreement(views, parts, credit, message, slot.data());
   if (sound && message.pulled) check_layout(message.layout, 0, message.address.bytes);

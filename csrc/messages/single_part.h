@@ -28,7 +28,7 @@ using Misfit = std::string (*)(const std::string& source, uint64_t found, uint64
 /// The bytes of a message of exactly one part of `bytes`. Throws ChannelError(kProtocol) with the
 /// text of `misfit` for all others, of which several parts count as zero bytes.
 inline const std::byte* single_part(const Arrival& arrival, int source, uint64_t bytes,
-                                  Misfit misfit) {
+                                    Misfit misfit) {
   const View* const part = single_part(arrival, source);
   if (part == nullptr || part->bytes != bytes) refuse_part(arrival, source, part, bytes, misfit);
   return part->data;

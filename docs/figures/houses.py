@@ -6,7 +6,7 @@ from svg import BLUE, GREEN, ORANGE, PURPLE, Drawing
 def drawing() -> Drawing:
     """Returns the picture."""
     picture = Drawing(
-        860, 470, "Your program uses torchrec_bls, which stands on csrc; the planner stands apart"
+        860, 470, "Your program uses torchrec_bls, which stands on csrc; the planner stands beside"
     )
     for x, width, text in (
         (10, 176, "your program"),
@@ -19,13 +19,12 @@ def drawing() -> Drawing:
         picture.arrow((x, 42), (x, 66))
     picture.frame(10, 70, 548, 210, "torchrec_bls: Python")
     for x, y, width, text in (
-        (24, 100, 170, "pipeline\nrequests in, answers out"),
-        (204, 100, 170, "distributed\nTorchRec's modules"),
-        (384, 100, 160, "codecs, analysis\nfewer bytes"),
-        (24, 160, 350, "collective\nthe channel, and the backend bls"),
-        (384, 160, 160, "overlap\ndense gradients"),
-        (24, 220, 350, "observe, doctor\nwho waits; what a host has"),
-        (384, 220, 160, "datasets\nclicks"),
+        (24, 100, 350, "cli, launch, doctor, observe\ncommands, hosts, who waits"),
+        (384, 100, 160, "overlap\ndense gradients"),
+        (24, 160, 170, "pipeline, direct, quant\nrequests in, answers out"),
+        (204, 160, 340, "distributed\nTorchRec's sharded modules"),
+        (24, 220, 350, "collective\nthe channel, and the backend bls"),
+        (384, 220, 160, "codecs, analysis\nfewer bytes"),
     ):
         picture.box(x, y, width, 50, text, BLUE)
     picture.frame(600, 70, 250, 210, "sharding: the planner")
@@ -46,7 +45,9 @@ def drawing() -> Drawing:
         (24, 402, 520, "transport\nshared memory, RDMA, two-sided"),
     ):
         picture.box(x, y, width, 48, text, ORANGE)
-    picture.label(725, 308, "It runs where no rank does, and\nknows the runtime by an attribute.")
+    picture.arrow((558, 125), (600, 125))
+    picture.arrow((600, 245), (558, 245))
+    picture.label(725, 308, "It runs where no rank does. Its calibration\nmeasures the runtime.")
     return picture
 
 

@@ -167,8 +167,8 @@ def sharders(backend: str, name: str | None = None) -> list[Any]:
 
     config = BLSConfig(name=name)
     return [
-        BLSEmbeddingBagCollectionSharder(config, fused_params=fused),
-        BLSEmbeddingCollectionSharder(config, fused_params=fused),
+        BLSEmbeddingBagCollectionSharder(fused, config=config),
+        BLSEmbeddingCollectionSharder(fused, config=config),
     ]
 
 

@@ -27,6 +27,7 @@ VERSION = 2
 # Profiles of version 1 lack host costs; in some of version 2 collectives lack their work.
 _READ = (1, 2)
 KINDS = ("cpu",)
+_MICROSECONDS = 1e6  # in a second
 
 
 class ProfileError(ValueError):
@@ -87,6 +88,40 @@ class Profile:
     hosts: dict[tuple[str, bool, int], HostModel] = field(default_factory=dict)
     dense: DenseModel | None = None
     overlap: Overlap = field(default_factory=dict)
+
+    def link(self, ranks: int) -> float:
+        """Returns how many bytes a second each rank sends in an all-to-all of the backend "bls",
+        for large messages. Start-up times are left out.
+
+        Args:
+            ranks: world size, one that was calibrated.
+
+        Raises:
+            ProfileError: the profile has no all-to-all among so many ranks.
+        """
+        if ranks not in (known := self.calibrated_ranks()):
+            raise ProfileError(
+                f"profile {self.name} has no all_to_all among {ranks} ranks: choose one of "
+                f"{', '.join(map(str, known))}, which were calibrated"
+            )
+        return _MICROSECONDS / self.collectives["all_to_all", "bls", ranks].curve.us_per_byte
+
+    def calibrated_ranks(self) -> list[int]:
+        """Returns the world sizes that `link` knows, in ascending order.
+
+        Raises:
+            ProfileError: there are none.
+        """
+        known = sorted(
+            ranks
+            for operation, backend, ranks in self.collectives
+            if (operation, backend) == ("all_to_all", "bls")
+        )
+        if not known:
+            raise ProfileError(
+                f"profile {self.name} has no all_to_all on backend 'bls': calibrate again"
+            )
+        return known
 
     def save(self, path: Path) -> None:
         """Writes the JSON file, with each list of numbers on one line."""

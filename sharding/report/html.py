@@ -5,7 +5,7 @@ from html import escape
 from ..cost_interface import Estimate
 from ..html_page import page, table
 from ..search.infeasible import as_bytes
-from .plan_report import SCOPE, PlanReport
+from .plan_outcome import SCOPE, PlanOutcome
 
 _STYLE = """
 .bar { display: flex; width: 32em; height: 1.1em; position: relative }
@@ -15,7 +15,7 @@ _STYLE = """
 """
 
 
-def as_html(report: PlanReport) -> str:
+def as_html(report: PlanOutcome) -> str:
     """Returns the page: the prediction, a bar a rank, the decisions, the measurement."""
     job = report.job
     mode = "training" if job.training else "inference"
@@ -85,7 +85,7 @@ def _time(time: Estimate) -> str:
     return f"{time.microseconds:,.0f} &micro;s ({time.low:,.0f} to {time.high:,.0f})"
 
 
-def _ranks(report: PlanReport) -> str:
+def _ranks(report: PlanOutcome) -> str:
     most = max(rank.step.high for rank in report.rating.ranks) or 1.0
     rows = []
     for number, rank in enumerate(report.rating.ranks):

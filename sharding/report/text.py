@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from ..cost_interface import Estimate
 from ..search.infeasible import as_bytes
-from .plan_report import SCOPE, Decision, PlanReport
+from .plan_outcome import SCOPE, Decision, PlanOutcome
 
 WIDTH = 100
 _BAR = 40
 _MANY_RANKS = 32
 
 
-def as_text(report: PlanReport) -> str:
+def as_text(report: PlanOutcome) -> str:
     """Returns the report: prediction, ranks, decisions, measurement."""
     job = report.job
     mode = "training" if job.training else "inference"
@@ -48,7 +48,7 @@ def _time(time: Estimate) -> str:
     return f"{time.microseconds:,.0f} us ({time.low:,.0f} to {time.high:,.0f})"
 
 
-def _ranks(report: PlanReport) -> list[str]:
+def _ranks(report: PlanOutcome) -> list[str]:
     each = list(enumerate(report.rating.ranks))
     most = max(rank.step.microseconds for _, rank in each) or 1.0
     shown = each
@@ -96,7 +96,7 @@ def _short(ranks: Sequence[int]) -> str:
     return text if len(text) <= 24 else text[:21] + "..."
 
 
-def _measured(report: PlanReport) -> list[str]:
+def _measured(report: PlanOutcome) -> list[str]:
     lines = [f"{'measured':<16} {'us':>12} {'predicted us':>34} {'error':>8}  in the interval"]
     for name, predicted, time in report.compared():
         error = predicted.microseconds / time - 1

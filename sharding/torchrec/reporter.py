@@ -9,9 +9,7 @@ from typing import Any
 
 from torchrec.distributed.planner.types import PlannerSessionContext, Stats
 
-from ..report.html import as_html
 from ..report.plan_report import PlanReport
-from ..report.text import as_text
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ class PlanReportSink(Stats):  # type: ignore[misc]
     def write(self, report: PlanReport) -> None:
         """Writes the report. Planners of BLSPlannerProvider call it. If files can't be written, it
         warns."""
-        text = as_text(report)
+        text = report.as_text()
         logger.info("%s\n%s", self._sku, text)
         if self._folder is None:
             return
@@ -41,7 +39,7 @@ class PlanReportSink(Stats):  # type: ignore[misc]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / f"{name}.txt").write_text(text + "\n", "utf-8")
-            (self._folder / f"{name}.html").write_text(as_html(report), "utf-8")
+            (self._folder / f"{name}.html").write_text(report.as_html(), "utf-8")
             path = self._folder / f"{name}.json"
             path.write_text(json.dumps(report.as_json(), indent=2) + "\n", "utf-8")
         except OSError as error:

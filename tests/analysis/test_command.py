@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding import link_of, load_profile
+from torchrec_bls.sharding import load_profile
 
 from tests.analysis.sampled import lookup, one_id_each, random_weights, table, written
 from tests.sharding.synthetic import small_profile
@@ -17,6 +17,7 @@ from torchrec_bls.analysis.report.bars import bars
 from torchrec_bls.cli.main import run
 from torchrec_bls.codecs.compression import Compression, Measured
 from torchrec_bls.codecs.rows import Codec
+from torchrec_bls.distributed.codec_config import forward_of, unique_of
 
 
 @pytest.fixture
@@ -80,14 +81,14 @@ def test_the_bounds_are_a_configuration(samples: Path) -> None:
     assert analyse(samples, "--gbit", "8e-6") == 0
     file = samples.parent / "bounds.json"
     config = CodecConfig.from_file(file)
-    assert config.forward_of("unused") == Codec.FP32
+    assert forward_of(config, "unused") == Codec.FP32
     for name in names[:4]:
-        codec = config.forward_of(name)
+        codec = forward_of(config, name)
         assert isinstance(codec, ErrorBound)
         assert codec.bound == json.loads(file.read_text())["tables"][name]["bound"]
-        assert config.unique_of(name)
+        assert unique_of(config, name)
     for name in names:
-        assert CodecConfig.from_file(file, 1e3).forward_of(name) == config.forward_of(name)
+        assert forward_of(CodecConfig.from_file(file, 1e3), name) == forward_of(config, name)
 
 
 @pytest.mark.parametrize("ranks", [2, None])
@@ -96,7 +97,7 @@ def test_the_link_is_the_profiles(
 ) -> None:
     others = [] if ranks is None else ["--ranks", str(ranks)]
     assert analyse(samples, "--profile", "epyc-milan-2-cores", *others) == 0
-    wanted = link_of(load_profile("epyc-milan-2-cores"), ranks or 4)
+    wanted = load_profile("epyc-milan-2-cores").link(ranks or 4)
     bounds = json.loads((samples.parent / "bounds.json").read_text())
     assert bounds["link"] == wanted
     assert bounds["ranks_per_core"] == (ranks or 4) / 2

@@ -13,6 +13,7 @@ from tests.processes import run
 from torchrec_bls import BLSConfig, CodecConfig, ErrorBound, record_lookups
 from torchrec_bls.analysis.samples import Samples
 from torchrec_bls.cli.main import run as run_command
+from torchrec_bls.distributed.codec_config import forward_of, unique_of
 
 KINDS = (models.EC, models.EBC, models.WEIGHTED)
 
@@ -93,8 +94,8 @@ def test_sharded_modules_are_recorded_and_bounds_are_used(tmp_path: Path) -> Non
     assert json.loads(bounds.read_text())["link"] == 1_250
     config = CodecConfig.from_file(bounds)
     # So slow are these links that bytes alone matter, however slow the machine is.
-    assert all(isinstance(config.forward_of(f"t{i}"), ErrorBound) for i in range(5))
-    assert all(config.unique_of(f"t{i}") for i in range(5))
+    assert all(isinstance(forward_of(config, f"t{i}"), ErrorBound) for i in range(5))
+    assert all(unique_of(config, f"t{i}") for i in range(5))
     for errors in run(2, train, bounds):
         assert len(errors) == 2 * 6
         assert all(0 < error <= 0.03 for error in errors), errors

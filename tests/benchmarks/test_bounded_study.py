@@ -17,7 +17,8 @@ from benchmarks.harness import record
 from benchmarks.quantized.data import Source
 from tests.codecs.bounded import reference
 from tests.codecs.bounded.frames import HEAD_BYTES
-from torchrec_bls.datasets import KAGGLE_CARDINALITIES
+from torchrec_bls.codecs.error_bound import bound_at
+from torchrec_bls.datasets.criteo_shape import KAGGLE_CARDINALITIES
 
 SOURCE = Source("planted", iterations=4, batch_size=16, test_rows=300, table_rows=40)
 
@@ -48,7 +49,7 @@ def test_classes() -> None:
     assert paper.classes_by_eta([0.0, 0.01, 0.05, 0.06], (0.01, 0.05)) == "LMMS"
     (one,) = (cell for cell in CELLS if cell.key == "by size, 3x dropped")
     bounds = one.bounds(rows, "", 10)
-    at_first, at_last = ([bound.at(i) for bound in bounds] for i in (4, 5))
+    at_first, at_last = ([bound_at(bound, i) for bound in bounds] for i in (4, 5))
     assert at_first == pytest.approx([0.15, 0.09, 0.09, 0.03])
     assert at_last == pytest.approx([0.05, 0.03, 0.03, 0.01])
 

@@ -3,15 +3,19 @@
 import random
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.direct.at_every_line import places_of, strike
 from tests.processes import run
 from torchrec_bls import BoundedLagChannel
-from torchrec_bls.collective.forwards import Forwards, Scope, add_hooks, label_of
+from torchrec_bls.collective.forwards import Forwards, is_in_training, is_of_forward
+from torchrec_bls.collective.scope import Scope
+from torchrec_bls.distributed.model_forwards import add_hooks
 from torchrec_bls.errors import BatchRefusedError, BLSError, PeerTimeoutError
 
 NEVER = 60.0
@@ -37,12 +41,22 @@ class Lookup(nn.Module):
     def calls_channel(self) -> BoundedLagChannel:
         return self._channels[0]
 
-    def is_awaited(self) -> bool:
-        return False
+    def joins_scopes(self) -> bool:
+        return True
 
-    def take_part(self, refusal: str | None) -> None:
-        with pytest.raises(BatchRefusedError) if refusal else torch.no_grad():
-            self._call([], refusal)
+    def awaiting(self) -> list[int]:
+        return []
+
+    def meet(self) -> None:
+        raise AssertionError("its channels are there from the start")
+
+    def take_part(self, trains: bool, refusal: str | None) -> None:
+        with torch.set_grad_enabled(trains):
+            if refusal is None:
+                self._call([], None)
+                return
+            with pytest.raises(BatchRefusedError):
+                self._call([], refusal)
 
     def fail(self, reason: str) -> None:
         for channel in self._channels:
@@ -84,7 +98,10 @@ class Model(nn.Module):
     def __init__(self, names: Sequence[str], deadline: float = NEVER, bound: int = 0) -> None:
         super().__init__()
         self.lookups = nn.ModuleList(Lookup(name, deadline, bound) for name in names)
-        self.hooks = add_hooks(self, lambda: list(self.lookups))  # type: ignore[arg-type]
+        self.hooks = add_hooks(self, self._open_scope)
+
+    def _open_scope(self, owner: object) -> Scope:
+        return Scope(list(self.lookups), owner).__enter__()  # type: ignore[arg-type]
 
     def forward(
         self, calls: Sequence[int], fails_at: int | None = None, error: type = ArithmeticError
@@ -191,7 +208,7 @@ def call_outside(rank: int) -> None:
     lookup = model.lookups[0]
     assert lookup(7) == lookup(7) == [[7, 0, 0], [7, 1, 0]]
     assert model([0, 0]) == rows_of([0, 0], 2, 0)
-    assert [each.forwards.number for each in model.lookups] == [3, 1]  # type: ignore[union-attr]
+    assert [each.forwards.now[0] for each in model.lookups] == [3, 1]  # type: ignore[union-attr]
     if rank == 0:
         with pytest.raises(ArithmeticError):
             model([0, 0], 1)
@@ -277,11 +294,126 @@ def call_from_two_threads(rank: int) -> None:
         assert model.lookups[0](0) == [[0, 0, 0]]
     assert len(refused) == 2
     assert model([0, 0]) == rows_of([0, 0], 1, 0)
-    assert model.lookups[0].forwards.number == 2  # type: ignore[union-attr]
+    assert model.lookups[0].forwards.now[0] == 2  # type: ignore[union-attr]
 
 
 def test_a_second_thread_is_refused_before_anything_is_counted() -> None:
     run(1, call_from_two_threads)
+
+
+class Hurried(Lookup):
+    """Lets two threads begin at the same moment, which both have found it free."""
+
+    def __init__(self, name: str, world: list[threading.Barrier]) -> None:
+        super().__init__(name)
+        self._meetings = world
+
+    def joins_scopes(self) -> bool:
+        if self._meetings:
+            self._meetings[0].wait(NEVER)
+            self._meetings.clear()
+        return True
+
+
+@torch.no_grad()
+def begin_at_once(rank: int) -> None:
+    lookups: list[Any] = [Hurried("a", [threading.Barrier(2)]), Lookup("b")]
+    ended = threading.Event()
+    outcomes: list[str] = []
+
+    def call() -> None:
+        try:
+            with Scope(lookups) as scope:
+                outcomes.append("first")
+                assert scope.modules == lookups
+                assert ended.wait(NEVER)
+        except ValueError as error:
+            assert "another thread of this process" in str(error)
+            outcomes.append("second")
+            ended.set()
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(NEVER)
+    assert sorted(outcomes) == ["first", "second"]
+    assert [each.forwards.now for each in lookups] == [(1, None)] * 2
+
+
+def test_of_two_threads_that_begin_at_once_one_is_refused() -> None:
+    run(1, begin_at_once)
+
+
+@torch.no_grad()
+def leave_to_another_thread(rank: int) -> None:
+    lookup: Any = Lookup("a")
+    if rank == 1:
+        with pytest.raises(BatchRefusedError, match="refused it"), Scope([lookup]):
+            lookup(5)
+        assert len(lookup(5)) == 2
+        return
+    left, go_on = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with pytest.raises(KeyboardInterrupt), Scope([lookup]):
+            raise KeyboardInterrupt
+        left.set()
+        assert go_on.wait(NEVER)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert left.wait(NEVER)
+    assert len(lookup(5)) == 2
+    go_on.set()
+    thread.join(NEVER)
+
+
+def test_what_a_thread_left_open_is_ended_by_another_one() -> None:
+    run(2, leave_to_another_thread)
+
+
+class Unmet:
+    """A module whose ranks have not met. It has nobody to wait for."""
+
+    calls_channel = None
+    deadline = NEVER
+
+    def __init__(self) -> None:
+        self.forwards = Forwards()
+
+    def joins_scopes(self) -> bool:
+        return True
+
+
+def test_a_signal_leaves_no_module_in_a_forward_that_others_have_ended() -> None:
+    modules: list[Any] = [Unmet(), Unmet()]
+
+    def call() -> None:
+        with Scope(modules):
+            for module in modules:
+                module.forwards.call()
+
+    places = places_of(call)
+    assert len(places) > 20
+    for place in places:
+        strike(call, place, KeyboardInterrupt)
+        call()
+        numbers, scopes = zip(*(module.forwards.now for module in modules), strict=True)
+        assert scopes == (None, None)
+        assert len(set(numbers)) == 1
+
+
+def test_a_signal_while_a_forward_ends_leaves_the_rest_to_the_next_one() -> None:
+    modules: list[Any] = [Unmet(), Unmet()]
+    for first in range(2):  # modules that have ended
+        number = modules[0].forwards.now[0]
+        with pytest.raises(KeyboardInterrupt), Scope(modules) as scope:
+            for module in modules[:first]:
+                module.forwards.end(scope)
+            raise KeyboardInterrupt
+        with Scope(modules) as scope:
+            assert [module.forwards.now for module in modules] == [(number + 1, scope)] * 2
 
 
 @torch.no_grad()
@@ -303,7 +435,19 @@ def test_a_forward_that_an_ended_thread_has_left_keeps_nobody_out() -> None:
 
 
 def test_labels_tell_calls_and_forwards_apart() -> None:
-    labels = {label_of(number, place) for number in range(1000) for place in range(256)}
-    assert len(labels) == 256_000
+    forwards = Forwards()
+    labels = {}
+    for number in (*range(300), (1 << 23) - 1):
+        for trains in (False, True):
+            forwards.now = number, None
+            with torch.set_grad_enabled(trains), Scope([]) as scope:
+                forwards.begin(scope)
+                labels |= {forwards.call(): (number, trains) for _ in range(256)}
+                forwards.end(scope)
+    assert len(labels) == 301 * 256 * 2
     assert max(labels) < 1 << 32
-    assert label_of((1 << 24) + 5, 3) == label_of(5, 3)
+    for label, (number, trains) in labels.items():
+        assert is_of_forward(label, number)
+        assert is_of_forward(label, number + (1 << 23))
+        assert not is_of_forward(label, number + 1)
+        assert is_in_training(label) == trains

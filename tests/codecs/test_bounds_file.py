@@ -8,6 +8,7 @@ import pytest
 
 from torchrec_bls import CodecConfig, Decay, ErrorBound
 from torchrec_bls.codecs.rows import Codec
+from torchrec_bls.distributed.codec_config import backward_of, forward_of, has_decay, unique_of
 
 GOOD: dict[str, Any] = {
     "version": 1,
@@ -34,16 +35,16 @@ def written(path: Path, **changes: Any) -> Path:
 
 def test_tables_have_the_bounds_and_codecs_of_the_file(tmp_path: Path) -> None:
     config = CodecConfig.from_file(written(tmp_path / "bounds.json"))
-    assert config.forward_of("a") == ErrorBound(0.01, Decay(2.0, 5000, 4))
-    assert config.forward_of("b") == Codec.FP16
-    assert config.backward_of("a") == Codec.BF16
-    assert config.decays
+    assert forward_of(config, "a") == ErrorBound(0.01, Decay(2.0, 5000, 4))
+    assert forward_of(config, "b") == Codec.FP16
+    assert backward_of(config, "a") == Codec.BF16
+    assert has_decay(config)
     plain = CodecConfig.from_file(written(tmp_path / "plain.json", decay=None, backward="no"))
-    assert plain.forward_of("a") == ErrorBound(0.01)
-    assert plain.backward_of("b") == Codec.FP32
-    assert not plain.decays
+    assert forward_of(plain, "a") == ErrorBound(0.01)
+    assert backward_of(plain, "b") == Codec.FP32
+    assert not has_decay(plain)
     with pytest.raises(ValueError, match="table 'c' has no forward codec: name one for every"):
-        config.forward_of("c")
+        forward_of(config, "c")
 
 
 def test_tables_have_the_stages_of_the_file(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_tables_have_the_stages_of_the_file(tmp_path: Path) -> None:
     tables["none"] = {"bound": 0.03}
     path = written(tmp_path / "bounds.json", tables=tables, decay=None)
     config = CodecConfig.from_file(path)
-    assert {name: config.forward_of(name) for name in tables} == {
+    assert {name: forward_of(config, name) for name in tables} == {
         "a": Codec.FP32,
         "u": Codec.FP32,
         "f": ErrorBound(0.03, fixed_width=True),
@@ -63,7 +64,7 @@ def test_tables_have_the_stages_of_the_file(tmp_path: Path) -> None:
         "c": Codec.FP16,
         "none": ErrorBound(0.03),
     }
-    assert [name for name in tables if config.unique_of(name)] == ["u", "f", "h", "c"]
+    assert [name for name in tables if unique_of(config, name)] == ["u", "f", "h", "c"]
     # Nothing was measured by which others could be chosen.
     assert CodecConfig.from_file(path, SLOW) == config
 
@@ -79,7 +80,7 @@ def test_the_fastest_stages_are_chosen_for_the_link(tmp_path: Path) -> None:
     def chosen(link: float | None, of_file: float | str = "no") -> dict[str, Any]:
         path = written(tmp_path / "bounds.json", tables=tables, link=of_file, decay=None)
         config = CodecConfig.from_file(path, link)
-        return {name: (config.forward_of(name), config.unique_of(name)) for name in tables}
+        return {name: (forward_of(config, name), unique_of(config, name)) for name in tables}
 
     huffman, unique = (ErrorBound(0.03), True), (Codec.FP32, True)
     others: dict[str, Any] = {"fp16": (Codec.FP16, False)}
@@ -90,8 +91,8 @@ def test_the_fastest_stages_are_chosen_for_the_link(tmp_path: Path) -> None:
     assert chosen(None, FAST) == {"auto": unique, **as_named, **others}
     # Eight ranks on a core encode so slowly that nothing but float32 pays.
     path = written(tmp_path / "bounds.json", tables=tables, ranks_per_core=8, decay=None)
-    assert not any(CodecConfig.from_file(path, FAST).unique_of(name) for name in ("auto", "named"))
-    assert CodecConfig.from_file(path, FAST, ranks_per_core=1).unique_of("auto")
+    assert not any(unique_of(CodecConfig.from_file(path, FAST), name) for name in ("auto", "named"))
+    assert unique_of(CodecConfig.from_file(path, FAST, ranks_per_core=1), "auto")
     with pytest.raises(ValueError, match=r"bounds.json: ranks_per_core is 0.5, but must be"):
         CodecConfig.from_file(path, FAST, 0.5)
     with pytest.raises(ValueError, match='has stages "auto", but no link is known: give from_file'):
@@ -182,7 +183,7 @@ def test_no_table_is_encoded_where_that_costs_the_others_more(tmp_path: Path) ->
         for name in ("small", "large", "second", "third")
     }
     path = written(tmp_path / "bounds.json", tables=tables, decay=None)
-    assert not CodecConfig.from_file(path, 1e9).unique_of("small")
+    assert not unique_of(CodecConfig.from_file(path, 1e9), "small")
     del tables["second"], tables["third"]
     written(path, tables=tables, decay=None)
-    assert CodecConfig.from_file(path, 1e9).unique_of("small")
+    assert unique_of(CodecConfig.from_file(path, 1e9), "small")

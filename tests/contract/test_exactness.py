@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib import metadata
+from typing import TypeVar
 
 import pytest
 import torchrec
@@ -14,8 +15,14 @@ from tests.distributed.results.test_training import train_both
 from tests.distributed.test_reshard import MOVES, reshard_while_training
 from tests.processes import run
 
-# tests/distributed has them with more ranks; `make test-trio` runs them with other versions.
-exhaustive = pytest.mark.slow
+T = TypeVar("T")
+
+
+def exhaustive(test: T) -> T:
+    """Marks what tests/distributed has, with more ranks: `make test-trio` runs it with another
+    TorchRec."""
+    marked: T = pytest.mark.slow(pytest.mark.trio(test))
+    return marked
 
 
 def torchrec_of(rank: int) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from torchrec import (
 )
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
-from torchrec_bls.sharding import BLSShardingPlanner, as_text
+from torchrec_bls.sharding import BLSShardingPlanner
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
 from tests.processes import run
@@ -157,8 +157,8 @@ def test_the_reporter_writes_the_report(tmp_path: Path, caplog: pytest.LogCaptur
     folder = tmp_path / "plans"
     with caplog.at_level(logging.INFO, "torchrec_bls.sharding.torchrec.reporter"):
         result, _ = execute(reporter=BLSPlanReporter(folder), sku="rack/2 cores")
-    assert as_text(report) in caplog.text
-    assert (folder / "rack_2_cores.txt").read_text() == as_text(report) + "\n"
+    assert report.as_text() in caplog.text
+    assert (folder / "rack_2_cores.txt").read_text() == report.as_text() + "\n"
     assert "<html" in (folder / "rack_2_cores.html").read_text()
     location = folder / "rack_2_cores.json"
     assert json.loads(location.read_text()) == json.loads(json.dumps(report.as_json()))

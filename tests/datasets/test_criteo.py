@@ -14,11 +14,11 @@ from torchrec.datasets.criteo import DEFAULT_CAT_NAMES
 from tests.paths import DATA
 from torchrec_bls.datasets import (
     CATEGORICAL_NAMES,
-    KAGGLE_CARDINALITIES,
     CriteoDataset,
     capped_cardinalities,
 )
 from torchrec_bls.datasets import criteo as criteo_module
+from torchrec_bls.datasets.criteo_shape import KAGGLE_CARDINALITIES
 
 SAMPLE = DATA / "criteo-tiny" / "train.csv"
 ROWS = capped_cardinalities(1000)

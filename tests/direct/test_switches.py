@@ -185,6 +185,7 @@ def replace_before_the_switch(rank: int) -> None:
     model.half()
     assert check(model, batches, expected, 0) == 4
     check_live(model, 4)
+    dist.barrier()  # nobody else holds the segments of who ends before the others have mapped them
 
 
 def test_tensors_that_are_replaced_before_the_switch_get_the_new_weights() -> None:

@@ -113,7 +113,7 @@ class Kind:
         sharder = (
             BLSEmbeddingCollectionSharder if self.name == "ec" else BLSEmbeddingBagCollectionSharder
         )
-        return sharder(config, fused_params=fused_params or SGD)
+        return sharder(fused_params or SGD, config=config)
 
 
 EC, EBC, WEIGHTED = Kind("ec"), Kind("ebc"), Kind("weighted")

@@ -265,7 +265,7 @@ def read_as_planned(rank: int) -> None:
     model = DistributedModelParallel(
         collection,
         device=models.CPU,
-        sharders=[BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct"))],
+        sharders=[BLSEmbeddingBagCollectionSharder(config=BLSConfig(lookup="direct"))],
         init_data_parallel=False,
     )
     with torch.no_grad():

@@ -1,10 +1,15 @@
 """The sharders take their arguments as TorchRec's do, and refuse what cannot work by name."""
 
+from inspect import Parameter, signature
 from typing import Any
 
 import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
+from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv
 
@@ -13,6 +18,8 @@ from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
     BLSEmbeddingCollectionSharder,
+    BLSQuantEmbeddingBagCollectionSharder,
+    BLSQuantEmbeddingCollectionSharder,
 )
 
 SHARDERS = [BLSEmbeddingCollectionSharder, BLSEmbeddingBagCollectionSharder]
@@ -21,18 +28,37 @@ UNNAMED = {"bounds_check_mode": BoundsCheckMode.NONE}
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (BLSEmbeddingBagCollectionSharder, EmbeddingBagCollectionSharder),
+        (BLSEmbeddingCollectionSharder, EmbeddingCollectionSharder),
+        (BLSQuantEmbeddingBagCollectionSharder, QuantEmbeddingBagCollectionSharder),
+        (BLSQuantEmbeddingCollectionSharder, QuantEmbeddingCollectionSharder),
+    ],
+)
+def test_what_comes_by_its_place_is_torchrecs(ours: type, theirs: type) -> None:
+    """Each of ours by its place is TorchRec's at this place, with its default; the rest has
+    names."""
+    mine, original = (
+        [(each.name, each.default, each.kind) for each in signature(kind).parameters.values()]
+        for kind in (ours, theirs)
+    )
+    by_place = [each for each in mine if each[2] is Parameter.POSITIONAL_OR_KEYWORD]
+    assert by_place == original[: len(by_place)]
+    assert {each[2] for each in mine[len(by_place) :]} == {Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(
     ("positional", "named"),
     [
-        ((SGD,), {"config": CONFIG}),  # as TorchRec does it
-        ((CONFIG,), {"fused_params": SGD}),
-        ((CONFIG, SGD), {}),
-        ((SGD, CONFIG), {}),
-        ((None, SGD), {"config": CONFIG}),
+        ((SGD,), {"config": CONFIG}),
+        ((SGD, None), {"config": CONFIG}),
+        ((SGD, {}), {"config": CONFIG}),
         ((), {"config": CONFIG, "fused_params": SGD}),
     ],
 )
 @pytest.mark.parametrize("sharder", SHARDERS)
-def test_either_argument_may_come_first(
+def test_arguments_are_given_as_to_torchrec(
     sharder: type, positional: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
     made: Any = sharder(*positional, **named)
@@ -50,12 +76,11 @@ def test_both_arguments_have_defaults(sharder: type) -> None:
 @pytest.mark.parametrize(
     ("positional", "named", "message"),
     [
-        ((2,), {}, r"2 is neither a BLSConfig nor a dict of fused_params: use BLS.*\(BLSConfig"),
+        ((2,), {}, "fused_params are 2, but must be a dict"),
         ((), {"config": SGD}, "config is .*learning_rate.*, but must be a BLSConfig"),
         ((), {"fused_params": CONFIG}, r"fused_params are BLSConfig\(.*, but must be a dict"),
         ((CONFIG,), {"config": CONFIG}, "config is given twice"),
-        ((SGD,), {"fused_params": SGD}, "fused_params are given twice"),
-        ((SGD, {"a": 1}), {}, r"qcomm_codecs_registry: use BLSConfig\(codecs=...\)"),
+        ((CONFIG, CONFIG), {}, "config is given twice"),
     ],
 )
 @pytest.mark.parametrize("sharder", SHARDERS)
@@ -112,7 +137,7 @@ def test_planners_may_choose_what_every_table_can_have() -> None:
         "data_parallel",
     ]
     assert BLSEmbeddingCollectionSharder().sharding_types("cpu") == ours[:3]
-    direct = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct"))
+    direct = BLSEmbeddingBagCollectionSharder(config=BLSConfig(lookup="direct"))
     assert direct.sharding_types("cpu") == [each for each in ours if each != "data_parallel"]
-    auto = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="auto"))
+    auto = BLSEmbeddingBagCollectionSharder(config=BLSConfig(lookup="auto"))
     assert auto.sharding_types("cpu") == ours

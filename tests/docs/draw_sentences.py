@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from tests.paths import ROOT
 
@@ -33,10 +34,11 @@ class Sentence:
     text: str
 
 
-def sentences() -> list[Sentence]:
+@cache
+def sentences() -> tuple[Sentence, ...]:
     """Returns all sentences, in a fixed order."""
-    found = [*_of_pages(), *_of_sources()]
-    return [each for each in found if len(re.findall(r"[^\W\d_]{2,}", each.text)) >= _LEAST_WORDS]
+    found = (*_of_pages(), *_of_sources())
+    return tuple(s for s in found if len(re.findall(r"[^\W\d_]{2,}", s.text)) >= _LEAST_WORDS)
 
 
 def draw(seed: int, count: int) -> list[Sentence]:

@@ -98,10 +98,10 @@ def shard(
 def sharders_for(plan: str) -> dict[str, Any]:
     sharders = {
         "TorchRec": EmbeddingBagCollectionSharder(),
-        "exchange": BLSEmbeddingBagCollectionSharder(BLSConfig()),
+        "exchange": BLSEmbeddingBagCollectionSharder(config=BLSConfig()),
     }
     if plan != "tiny on each rank":  # a sharding type that direct reads do not have
-        sharders["direct"] = BLSEmbeddingBagCollectionSharder(BLSConfig(lookup="direct"))
+        sharders["direct"] = BLSEmbeddingBagCollectionSharder(config=BLSConfig(lookup="direct"))
     return sharders
 
 

@@ -46,9 +46,12 @@ DAMAGE = [
     ),
     replace(
         _damaged,
-        name="batch 0x7",
-        fault=Damage("batch", 7),
-        words=("sent what belongs to batch 7, but this rank waits for batch 0", "left out an exch"),
+        name="label 0x7",
+        fault=Damage("label", 7),
+        words=(
+            "sent what belongs to forward 0, call 7, but this rank waits for forward 0, call 0",
+            "left out an exch",
+        ),
     ),
     _damage("length", 1 << 20, "bytes in a slot of"),
     _damage("length", (1 << 64) - 1, "part 0 has"),

@@ -26,7 +26,7 @@ FIELDS: dict[str, tuple[int, type[Any]]] = {
     "source": (12, ctypes.c_uint16),
     "parts": (14, ctypes.c_uint16),
     "credit": (16, ctypes.c_uint32),
-    "batch": (20, ctypes.c_uint32),
+    "label": (20, ctypes.c_uint32),
     "length": (24, ctypes.c_uint64),
     "third length": (40, ctypes.c_uint64),
     "address pid": (32, ctypes.c_int32),

@@ -67,7 +67,7 @@ def enough_slots(ranks: int, bound: int) -> Iterator[Instance]:
                 f"{' and '.join(followed)} of ranks 0 and {watched}",
                 "no overwrite, no wait for a slot",
                 {**defines, "HEADERS": headers, "PULLS": pulls, "WATCHED": watched},
-                slow=large,
+                slow=large or (bound > 0 and watched > 1),
             )
     yield Instance(
         "channel",
@@ -96,7 +96,8 @@ def fewer_slots(ranks: int, bound: int) -> Iterator[Instance]:
                     f"{name}; followed: headers and oversized messages of ranks 0 and {watched}",
                     "no overwrite, no deadlock",
                     {**defines, "HEADERS": 1, "PULLS": 1, "WATCHED": watched},
-                    slow=bound > 0 and watched > 1,
+                    # The fewest slots that do are the hardest case.
+                    slow=bound > 0 and (watched > 1 or (ranks > 2 and slots > bound + 1)),
                 )
 
 

@@ -247,7 +247,7 @@ def run_with_delays(rank: int, bound: int, delays: list[list[float]]) -> dict[st
             except StopIteration:
                 return
 
-    model = make_dlrm(BLSEmbeddingBagCollectionSharder(BLSConfig(bound=bound, deadline=30)))
+    model = make_dlrm(BLSEmbeddingBagCollectionSharder(config=BLSConfig(bound=bound, deadline=30)))
     pipeline = BoundedLagPipeline[Batch, Any](model)
     drain(load([0.0] * 3))
     channels = bounded_lag_channels(model)

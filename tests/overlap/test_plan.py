@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+from torchrec_bls.sharding.costs.contention import Mode
 from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, UINT8, layers_of, make_model, plan_of, profile_with
@@ -18,16 +18,6 @@ from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.trial import Trial
 
 MIB = 2**20
-NCCL = tuple(
-    Mode(
-        f"{channels} channels",
-        ModeTimes(10.0, 8e-3 / channels, 9e-3 / channels, rate),
-        (),
-        False,
-        channels,
-    )
-    for channels, rate in ((1, 1.0), (4, 0.9))
-)
 
 
 def test_buckets_by_their_parameters() -> None:
@@ -211,26 +201,6 @@ def test_files(tmp_path: Path) -> None:
         match="is not a torchrec-bls overlap plan: make it with",
     ):
         load_plan(path, profile)
-
-
-def test_nccl_gets_channels_by_bucket(tmp_path: Path) -> None:
-    plan = plan_of((Group(1, mode=1), Group(2), Group(1, mode=1)), *NCCL, backend="nccl", ranks=8)
-    assert plan.nccl_options() == {"min_ctas": 1, "max_ctas": 4}
-    plan.nccl_tuner_csv(tmp_path / "tuner.csv")
-    _, *lines = (tmp_path / "tuner.csv").read_text().splitlines()
-    assert lines == [
-        "allreduce,260,260,ring,simple,4,-1,8,-1,-1",
-        "allreduce,16640,16640,ring,simple,4,-1,8,-1,-1",
-        "allreduce,33280,33280,ring,simple,1,-1,8,-1,-1",
-    ]
-
-
-def test_nccl_cannot_tell_buckets_of_one_size(tmp_path: Path) -> None:
-    plan = plan_of((Group(1), Group(1, mode=1), Group(1), Group(1)), *NCCL, backend="nccl")
-    with pytest.raises(ValueError, match="two buckets of 16640 bytes have 4 and 1 channels"):
-        plan.nccl_tuner_csv(tmp_path / "tuner.csv")
-    with pytest.raises(ValueError, match=r"modes \['float32'\] are not NCCL's"):
-        plan_of((Group(4),)).nccl_options()
 
 
 def test_layers_by_hand_are_those_of_the_model() -> None:

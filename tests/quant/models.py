@@ -117,8 +117,8 @@ def plan_of(module: nn.Module, sharder: Any, sharding: str) -> Any:
 def sharder_of(kind: str, config: BLSConfig | None = None, **how: Any) -> Any:
     """Returns the sharder of a kind of module."""
     if kind == "ec":
-        return BLSQuantEmbeddingCollectionSharder(config, **how)
-    return BLSQuantEmbeddingBagCollectionSharder(config, **how)
+        return BLSQuantEmbeddingCollectionSharder(config=config, **how)
+    return BLSQuantEmbeddingBagCollectionSharder(config=config, **how)
 
 
 def shard(model: Any, sharder: Any, sharding: str) -> DistributedModelParallel:

@@ -159,9 +159,9 @@ def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
     config = config or BLSConfig(lookup="direct", deadline=30.0)
     model = unsharded(1)
     sharders: dict[str, Any] = {
-        "bags": BLSQuantEmbeddingBagCollectionSharder(config),
-        "rows": BLSQuantEmbeddingCollectionSharder(config),
-        "plain": BLSEmbeddingBagCollectionSharder(config, fused_params={"learning_rate": 0.1}),
+        "bags": BLSQuantEmbeddingBagCollectionSharder(config=config),
+        "rows": BLSQuantEmbeddingCollectionSharder(config=config),
+        "plain": BLSEmbeddingBagCollectionSharder({"learning_rate": 0.1}, config=config),
     }
     world_size = dist.get_world_size()
     plans = {}

@@ -186,4 +186,4 @@ def _unpublished(rank: int) -> None:
 def test_codecs(lookup: str) -> None:
     config = BLSConfig(lookup=lookup, codecs=CodecConfig(forward="bf16"))
     with pytest.raises(ValueError, match=r"travel as they are stored.*leave codecs out"):
-        BLSQuantEmbeddingBagCollectionSharder(config)
+        BLSQuantEmbeddingBagCollectionSharder(config=config)

@@ -40,16 +40,18 @@ def test_shardable_params_choose_the_tables_of_planners(sharder: Any) -> None:
 
 @pytest.mark.parametrize("sharder", SHARDERS)
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("named", "message"),
     [
-        (({"output_dtype": 1},), r"config is {'output_dtype': 1}, but.* fused_params="),
-        ((None, [1]), r"fused_params are \[1\], but must be a dict"),
+        (
+            {"config": {"output_dtype": 1}},
+            r"config is {'output_dtype': 1}, but must be a BLSConfig",
+        ),
+        ({"fused_params": [1]}, r"fused_params are \[1\], but must be a dict"),
     ],
 )
 def test_arguments_of_other_types_are_refused(
-    sharder: Any, arguments: tuple[Any, ...], message: str
+    sharder: Any, named: dict[str, Any], message: str
 ) -> None:
-    named = dict(zip(("config", "fused_params"), arguments, strict=False))
     with pytest.raises(TypeError, match=f"^{sharder.__name__}: {message}"):
         sharder(**named)
 
@@ -82,7 +84,7 @@ def test_fused_params_without_effect_are_refused(fused_params: Any, message: str
 def look_up(rank: int) -> None:
     unsharded = models.model_of("ebc", TYPES)
     sharder = BLSQuantEmbeddingBagCollectionSharder(
-        BLSConfig(lookup="exchange"), fused_params=OF_THE_MODULE
+        config=BLSConfig(lookup="exchange"), fused_params=OF_THE_MODULE
     )
     model = models.shard(models.model_of("ebc", TYPES), sharder, "row_wise")
     batch = Batch(models.make_ids("ebc", rank, 5))

@@ -38,7 +38,7 @@ def shard_tables(weights: torch.Tensor) -> DistributedModelParallel:
         for bag, rows in zip(module.embedding_bags.values(), weights.split(ROWS), strict=True):
             bag.weight.copy_(rows)
     sharder = BLSEmbeddingBagCollectionSharder(
-        BLSConfig(codecs=CodecConfig(forward="uint4", backward="uint2")),
+        config=BLSConfig(codecs=CodecConfig(forward="uint4", backward="uint2")),
         fused_params={"learning_rate": LEARNING_RATE},
     )
     plan = models.make_plan(module, ["table_wise"] * TABLES, sharder)

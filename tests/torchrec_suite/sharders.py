@@ -39,7 +39,7 @@ class _TakesTorchRecsArguments:
         self._refusal: ValueError | None = None
         try:
             config = BLSConfig(codecs=_codecs(qcomm_codecs_registry))
-            super().__init__(config, fused_params=fused_params, **others)  # type: ignore[call-arg]
+            super().__init__(fused_params, config=config, **others)  # type: ignore[call-arg]
         except ValueError as error:
             # A constructor that raises would end the test, and with it the examples that follow.
             self._refusal = error

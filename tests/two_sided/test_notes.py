@@ -42,7 +42,7 @@ def note(about: int, number: int, size: int = 0, text: bytes = b"") -> bytes:
 numbers = st.integers(-(2**63), LONGEST)
 notes = st.builds(
     note,
-    st.integers(-1, 7) | numbers,
+    st.integers(-1, 9) | numbers,
     st.integers(-1, 10) | numbers,
     st.integers(-1, 1001) | numbers,
     st.binary(max_size=1000),
@@ -55,6 +55,8 @@ notes = st.builds(
 @example(note(2, -1))
 @example(note(2, 8))
 @example(note(0, LONGEST))
+@example(note(7, 0))
+@example(note(8, LONGEST))
 def test_a_note_is_refused_or_fits_the_inbox(sent: bytes) -> None:
     slots = torch.zeros(4, 4, 256, dtype=torch.uint8)
     inbox = _native.TwoSidedInbox(0, 4, 4, 256, slots)
@@ -72,6 +74,8 @@ def test_a_note_is_refused_or_fits_the_inbox(sent: bytes) -> None:
         4: lambda: inbox.poison(number, text),
         5: lambda: None,
         6: lambda: None,
+        7: lambda: None,
+        8: lambda: inbox.ended(1, number),
     }[about]()
 
 

@@ -12,7 +12,7 @@ import torch
 from torchrec_bls import _native
 from torchrec_bls.analysis.samples import Floats, Lookup
 from torchrec_bls.codecs.compression import Compression
-from torchrec_bls.codecs.error_bound import ErrorBound
+from torchrec_bls.codecs.error_bound import ErrorBound, bound_at
 
 _FP32 = 0
 
@@ -59,7 +59,7 @@ class Frame:
         coded = (_FP32, columns, 0.0, False)
         if stages.bounded:
             is_fixed = stages is Compression.FIXED
-            coded = (_native.ERROR_BOUNDED, columns, ErrorBound(bound).at(0), is_fixed)
+            coded = (_native.ERROR_BOUNDED, columns, bound_at(ErrorBound(bound), 0), is_fixed)
         self._features = _native.CodedFeatures([coded] * len(lookups))
         self._first_rows = [0, *accumulate(self._counts)][: len(lookups)]
         self.bytes = _native.encode_frame(self._frame(self._rows))

@@ -86,14 +86,13 @@ def _link(options: argparse.Namespace) -> tuple[float, str, float]:
         if not 0 < link < float("inf"):
             raise ValueError(f"--gbit is {options.gbit}, but must be a positive number")
         return link, f"{options.gbit:g} Gbit/s{_shared(given or 1.0)}", given or 1.0
-    from torchrec_bls.sharding.costs.link import link_of, most_ranks
     from torchrec_bls.sharding.costs.profile import load_profile
 
     profile = load_profile(options.profile)
-    ranks = most_ranks(profile) if options.ranks is None else options.ranks
+    ranks = max(profile.calibrated_ranks()) if options.ranks is None else options.ranks
     sharing = max(1.0, ranks / profile.machine.cores) if given is None else given
     source = f"profile {profile.name}, {ranks} ranks{_shared(sharing)}"
-    return link_of(profile, ranks), source, sharing
+    return profile.link(ranks), source, sharing
 
 
 def _shared(ranks_per_core: float) -> str:

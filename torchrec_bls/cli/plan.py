@@ -46,9 +46,7 @@ def _plan(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.problem.options import make_problem
     from torchrec_bls.sharding.problem.plan_file import save_plan
     from torchrec_bls.sharding.report.figure import save_figure
-    from torchrec_bls.sharding.report.html import as_html
     from torchrec_bls.sharding.report.plan_report import make_report
-    from torchrec_bls.sharding.report.text import as_text
     from torchrec_bls.sharding.search.infeasible import InfeasiblePlanError
     from torchrec_bls.sharding.search.search import search
 
@@ -69,13 +67,13 @@ def _plan(options: argparse.Namespace) -> int:
         report = make_report(workload, found, costs)
         if options.measured is not None:
             report = report.with_measurement(_MEASURED.read(options.measured))
-        print(as_text(report))
+        print(report.as_text())
         if options.save is not None:
             save_plan(options.save, found.plan, job.ranks, job.host_ranks)
         if options.json is not None:
             options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
         if options.html is not None:
-            options.html.write_text(as_html(report))
+            options.html.write_text(report.as_html())
         if options.png is not None:
             save_figure(report, options.png)
     except (ValueError, OSError, ImportError, InfeasiblePlanError) as error:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchrec_bls._deprecated import with_old_names
+
 #: That the quantizer can keep (csrc/codecs/bounded).
 LEAST_BOUND, MOST_BOUND = 2.0**-126, 2.0**110
 
@@ -32,6 +34,7 @@ _KINDS: dict[str, Callable[[Decay, float], float]] = {
 }
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Decay:
     """A decay of bounds at the start of a training.
@@ -65,14 +68,8 @@ class Decay:
         if self.kind not in _KINDS:
             raise ValueError(f"decay is {self.kind!r}, but must be one of {', '.join(_KINDS)}")
 
-    def factor(self, iteration: int) -> float:
-        """Returns the factor of the bounds at `iteration`, counted from 0."""
-        if iteration >= self.iterations:
-            return 1.0
-        behind = _KINDS[self.kind](self, iteration / self.iterations)
-        return self.start + (1 - self.start) * behind
 
-
+@with_old_names
 @dataclass(frozen=True)
 class ErrorBound:
     """A codec whose values differ by at most a bound from the values sent.
@@ -99,23 +96,33 @@ class ErrorBound:
                 f"the error bound is {self.bound!r}, but must be from {LEAST_BOUND:.3g} to "
                 f"{MOST_BOUND:.3g}: 0.01 suits embeddings of about 1, and fp32 has no error"
             )
-        if self.decay is not None and self.at(0) > MOST_BOUND:
+        if self.decay is not None and bound_at(self, 0) > MOST_BOUND:
             raise ValueError(
                 f"the error bound {self.bound!r} starts at {self.decay.start} times that, above "
                 f"{MOST_BOUND:.3g}: lower one of the two"
             )
 
-    def at(self, iteration: int, addends: int = 1) -> float:
-        """Returns the bound at an iteration: a float32 that is not above it.
 
-        Args:
-            iteration: iteration of the training, counted from 0.
-            addends: number of values that the receiver adds up, which share the bound.
-        """
-        factor = 1.0 if self.decay is None else self.decay.factor(iteration)
-        exact = self.bound * factor / addends
-        nearest = np.float32(exact)
-        return float(nearest if float(nearest) <= exact else np.nextafter(nearest, np.float32(0)))
+def factor_at(decay: Decay, iteration: int) -> float:
+    """Returns the factor of the bounds at `iteration`, counted from 0."""
+    if iteration >= decay.iterations:
+        return 1.0
+    behind = _KINDS[decay.kind](decay, iteration / decay.iterations)
+    return decay.start + (1 - decay.start) * behind
+
+
+def bound_at(codec: ErrorBound, iteration: int, addends: int = 1) -> float:
+    """Returns the bound at an iteration: a float32 that is not above it.
+
+    Args:
+        codec: bound, with its decay.
+        iteration: iteration of the training, counted from 0.
+        addends: number of values that the receiver adds up, which share the bound.
+    """
+    factor = 1.0 if codec.decay is None else factor_at(codec.decay, iteration)
+    exact = codec.bound * factor / addends
+    nearest = np.float32(exact)
+    return float(nearest if float(nearest) <= exact else np.nextafter(nearest, np.float32(0)))
 
 
 def _is_number(value: object) -> bool:

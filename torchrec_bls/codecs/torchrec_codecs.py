@@ -17,6 +17,8 @@ from torchrec_bls.codecs.rows import Codec, decode, encode
 if TYPE_CHECKING:
     from torchrec.distributed.types import QuantizedCommCodecs
 
+__all__ = ["Codec", "codecs_registry"]
+
 _ROW_WISE = (Codec.UINT8, Codec.UINT4, Codec.UINT2)
 
 

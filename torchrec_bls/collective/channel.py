@@ -2,18 +2,20 @@
 
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from types import TracebackType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
+from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity, require_equal
 from torchrec_bls.collective.transport.set_up import TRANSPORTS, set_up
@@ -35,8 +37,9 @@ _DEADLINE_NAME = "the channel's argument deadline"
 
 # Every call asks it.
 _profiler_runs = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-_NO_RANGE = nullcontext()
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _Number = TypeVar("_Number", int, float)
 
 # Found at import: a rank that has run out of descriptors could not find it.
@@ -53,7 +56,7 @@ def _close_all() -> None:
 
 @in_forked_child
 def _abandon_all() -> None:
-    do_all(channel.abandon for channel in _channels)
+    do_all(partial(abandon, channel) for channel in _channels)
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Arrival:
             raise ValueError(
                 f"the messages of sequence {self.sequence} were released: read them before release"
             )
-        self._channel.check_not_abandoned()
+        check_not_abandoned(self._channel)
 
     def __enter__(self) -> "Arrival":
         return self
@@ -154,6 +157,7 @@ class Arrival:
         self.release()
 
 
+@with_old_names
 class BoundedLagChannel:
     """All-to-all-v among the ranks of a group that may be up to `bound` iterations apart.
 
@@ -179,9 +183,8 @@ class BoundedLagChannel:
         rendezvous: place where the ranks meet; None: one for this name.
 
     Attributes:
-        names: names of the ranks in errors.
-        own: objects with the memory of this rank's messages to itself, by sequence number,
-            until they are released.
+        rank: this rank's number in the group.
+        world_size: number of ranks in the group.
 
     Raises:
         ValueError: an argument is out of range.
@@ -209,12 +212,14 @@ class BoundedLagChannel:
         self.bound = bound
         self.rank: int = group.rank()
         self.world_size: int = group.size()
+        # Objects with the memory of this rank's messages to itself, by sequence number, until they
+        # are released.
         self.own: dict[int, object] = {}
         self._pulled_seen = 0
         self._abandoned = False
         slots = 2 * (bound + 1)
         rendezvous = rendezvous or Rendezvous(group, name, deadline, _DEADLINE_NAME)
-        self.names = rendezvous.names
+        self.names = rendezvous.names  # of the ranks in errors
         self._where = f"channel '{name}' on {self.names.of(self.rank)}"
         hosts = self._agree(rendezvous, slot_bytes, transport)
         shape = Shape(name, self.rank, hosts, slots, slot_bytes, deadline, self.names.every)
@@ -271,12 +276,12 @@ class BoundedLagChannel:
         posted = self.native.posted
         try:
             if _profiler_runs():
-                with self.range("post"):
+                with profiler_range(self, "post"):
                     self.native.post(parts, self.own)
             else:
                 self.native.post(parts, self.own)
             if self.native.pulled_messages != self._pulled_seen:
-                self.warn_if_pulled()
+                warn_if_pulled(self)
         except BaseException as error:
             if self.native.posted != posted:
                 self._fail_unnoticed("post", error)
@@ -295,7 +300,7 @@ class BoundedLagChannel:
         try:
             if not _profiler_runs():
                 return Arrival(self, self.native.wait())
-            with self.range("wait"):
+            with profiler_range(self, "wait"):
                 return Arrival(self, self.native.wait())
         except BaseException as error:
             if self.native.completed != completed:
@@ -307,39 +312,6 @@ class BoundedLagChannel:
         The caller doesn't know that the call was done. It would take every later message for the
         one before."""
         self.poison(f"{named(error)}, right after a {action}")
-
-    def hold_until_release(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keeps the tensors alive that the next post, through `native`, sends to this rank itself.
-        They stay until that message is released."""
-        self.own[self.native.posted] = tensors
-
-    def range(self, action: str) -> AbstractContextManager[object]:
-        """Returns a profiler range that names channel, action and lag, if a profiler runs."""
-        if not _profiler_runs():
-            return _NO_RANGE
-        # Number of iterations that this rank is ahead of the one it completes next.
-        posted, completed = self.native.posted, self.native.completed
-        lag = max(0, posted - completed - (action == "wait"))
-        sequence = posted if action == "post" else completed
-        return record_function(
-            f"bls::{self.name} {action} seq={sequence} lag={lag} bound={self.bound}"
-        )
-
-    def warn_if_pulled(self) -> None:
-        """Warns, once per channel, that messages do not fit the slots."""
-        pulled = self.native.pulled_messages
-        if pulled == self._pulled_seen:
-            return
-        if self._pulled_seen == 0:
-            needed = self.native.stats().largest_message
-            warnings.warn(
-                f"{self._where}: a message needs {needed} bytes and "
-                f"slots have {self.native.slot_bytes}; larger messages are pulled, which is "
-                f"slower. Set slot_bytes to at least {needed}, or expected_batch to the largest "
-                "batch",
-                stacklevel=3,
-            )
-        self._pulled_seen = pulled
 
     def stats(self) -> ChannelStats:
         """Returns this rank's counters."""
@@ -361,27 +333,6 @@ class BoundedLagChannel:
         ignores it."""
         # The text of an exception may have a file name that is not UTF-8.
         self.native.poison(reason.encode(errors="replace").decode())
-
-    def refuse(self, arrival: Arrival | _native.Arrival, reason: str) -> ProtocolError:
-        """Fails the channel on all ranks because of what `arrival` holds. Returns the error to
-        raise."""
-        lag = self.native.posted - 1 - arrival.sequence
-        self.poison(reason)
-        return ProtocolError(f"{self._where}, sequence {arrival.sequence}, lag {lag}: {reason}")
-
-    def abandon(self) -> None:
-        """Makes further use of the channel in a forked child raise ChannelClosedError. The child
-        shares nothing with the peers."""
-        self._abandoned = True
-        self.native.abandon()
-
-    def check_not_abandoned(self) -> None:
-        """Raises ChannelClosedError in a forked child."""
-        if self._abandoned:
-            raise ChannelClosedError(
-                f"{self._where} belongs to the process that made it: "
-                "its messages are not there in a forked child. Copy them before the fork"
-            )
 
     def close(self) -> None:
         """Ends the channel for this rank. Peers that wait for more than it posted raise
@@ -407,6 +358,84 @@ class BoundedLagChannel:
                 self.poison(named(error))
         finally:
             self.close()
+
+
+# What the rest of the package does with a channel, and a user does not.
+
+
+def hold_until_release(channel: BoundedLagChannel, tensors: Sequence[torch.Tensor]) -> None:
+    """Keeps the tensors alive that the next post, through `native`, sends to this rank itself. They
+    stay until that message is released."""
+    channel.own[channel.native.posted] = tensors
+
+
+def in_range(
+    channel: BoundedLagChannel,
+    action: str,
+    call: Callable[P, R],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Returns the result of a call. If a profiler runs, it sees the call as a range that names
+    channel, action and lag."""
+    if not _profiler_runs():
+        return call(*args, **kwargs)
+    with profiler_range(channel, action):
+        return call(*args, **kwargs)
+
+
+def profiler_range(channel: BoundedLagChannel, action: str) -> AbstractContextManager[object]:
+    """Returns a profiler range that names channel, action and lag."""
+    # Number of iterations that this rank is ahead of the one it completes next.
+    posted, completed = channel.native.posted, channel.native.completed
+    lag = max(0, posted - completed - (action == "wait"))
+    sequence = posted if action == "post" else completed
+    return record_function(
+        f"bls::{channel.name} {action} seq={sequence} lag={lag} bound={channel.bound}"
+    )
+
+
+def warn_if_pulled(channel: BoundedLagChannel) -> None:
+    """Warns, once per channel, that messages do not fit the slots."""
+    pulled = channel.native.pulled_messages
+    if pulled == channel._pulled_seen:
+        return
+    if channel._pulled_seen == 0:
+        needed = channel.native.stats().largest_message
+        warnings.warn(
+            f"{channel._where}: a message needs {needed} bytes and "
+            f"slots have {channel.native.slot_bytes}; larger messages are pulled, which is "
+            f"slower. Set slot_bytes to at least {needed}, or expected_batch to the largest "
+            "batch",
+            stacklevel=3,
+        )
+    channel._pulled_seen = pulled
+
+
+def refuse(
+    channel: BoundedLagChannel, arrival: Arrival | _native.Arrival, reason: str
+) -> ProtocolError:
+    """Fails the channel on all ranks because of what `arrival` holds. Returns the error to
+    raise."""
+    lag = channel.native.posted - 1 - arrival.sequence
+    channel.poison(reason)
+    return ProtocolError(f"{channel._where}, sequence {arrival.sequence}, lag {lag}: {reason}")
+
+
+def abandon(channel: BoundedLagChannel) -> None:
+    """Makes further use of the channel in a forked child raise ChannelClosedError. The child shares
+    nothing with the peers."""
+    channel._abandoned = True
+    channel.native.abandon()
+
+
+def check_not_abandoned(channel: BoundedLagChannel) -> None:
+    """Raises ChannelClosedError in a forked child."""
+    if channel._abandoned:
+        raise ChannelClosedError(
+            f"{channel._where} belongs to the process that made it: "
+            "its messages are not there in a forked child. Copy them before the fork"
+        )
 
 
 def check_bound(bound: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from torchrec_bls import _native
-from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.channel import BoundedLagChannel, in_range, refuse
 from torchrec_bls.errors import ProtocolError
 
 
@@ -58,8 +58,7 @@ class OrderedWindow(Generic[P]):
         posted = native.posted
         try:
             self.posts.append(post)
-            with post.channel.range("post"):
-                send(native)
+            in_range(post.channel, "post", send, native)
         except BaseException:
             if native.posted == posted and self.posts and self.posts[-1] is post:
                 self.posts.pop()
@@ -75,12 +74,11 @@ class OrderedWindow(Generic[P]):
         """
         post = self.posts[0]
         channel = post.channel
-        with channel.range("wait"):
-            arrival = channel.native.wait()
+        arrival = in_range(channel, "wait", channel.native.wait)
         try:
             post.receive(arrival)
         except ProtocolError as error:
-            raise channel.refuse(arrival, str(error)) from error
+            raise refuse(channel, arrival, str(error)) from error
         channel.native.release(arrival.sequence, channel.own)
         self.posts.popleft()
         return post

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from torchrec_bls.datasets.criteo_shape import (
         CATEGORICAL_NAMES,
         DENSE_FEATURES,
-        KAGGLE_CARDINALITIES,
         capped_cardinalities,
     )
     from torchrec_bls.datasets.synthetic import SyntheticDataset
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CATEGORICAL_NAMES",
     "DENSE_FEATURES",
-    "KAGGLE_CARDINALITIES",
     "CriteoDataset",
     "SyntheticDataset",
     "capped_cardinalities",
@@ -29,7 +27,6 @@ __getattr__ = imported_at_first_use(
         "CATEGORICAL_NAMES": ".criteo_shape",
         "CriteoDataset": ".criteo",
         "DENSE_FEATURES": ".criteo_shape",
-        "KAGGLE_CARDINALITIES": ".criteo_shape",
         "SyntheticDataset": ".synthetic",
         "capped_cardinalities": ".criteo_shape",
     },

@@ -20,6 +20,7 @@ from torchrec_bls.collective.forwards import Forwards
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import AnyReads
+from torchrec_bls.distributed.codec_config import check_tables, encode_any
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
@@ -69,8 +70,8 @@ class BoundedLagModule:
             sharding_types: names of what is exchanged; by default the plan's sharding types.
         """
         if config.codecs is not None:
-            config.codecs.check(tables)
-            if not config.codecs.encode_any(tables):
+            check_tables(config.codecs, tables)
+            if not encode_any(config.codecs, tables):
                 config = replace(config, codecs=None)
         exchanges = ModuleExchanges(group, config, name, self.fail)
         self.forwards = Forwards()
@@ -202,16 +203,15 @@ class BoundedLagModule:
             ValueError: another thread is calling the module.
         """
         state = self._bls
-        if state.callers.pipeline is not None:
-            return False  # which posts ids of later batches
-        if state.lookup is not None:
-            if state.lookup.is_direct:
-                return False
-            state.lookup.begin()
-            return True
-        # Any number of threads may be in the first forward of a module that will read directly.
-        scope = self.forwards.scope
-        return scope is None or scope.is_own
+        if state.lookup is None and self.awaits_first_call:
+            # Any number of threads may be in the first forward of a module that will read directly.
+            scope = self.forwards.now[1]
+            return scope is None or scope.is_own
+        lookup = state.lookup or self.choose_lookup()
+        if lookup.is_direct or state.callers.pipeline is not None:
+            return False  # a pipeline posts ids of later batches
+        state.callers.enter()
+        return True
 
     def on_new_choice(self, function: Callable[[], None]) -> None:
         """Has `function` called whenever the ranks are about to choose a lookup again."""
@@ -222,24 +222,30 @@ class BoundedLagModule:
     @property
     def calls_channel(self) -> BoundedLagChannel | None:
         """Returns the channel on which each call posts first; None until the ranks have met."""
-        return self._bls.calls_channel
+        exchange = self._bls.calls_exchange
+        return None if exchange is None else exchange.channel
 
     @property
     def deadline(self) -> float:
         """Returns the seconds that waits for other ranks may take."""
         return self._bls.exchanges.deadline.seconds
 
-    def is_awaited(self) -> bool:
-        """Returns whether a rank waits for this one where the module's ranks meet."""
-        return self._bls.agreement.is_awaited()
+    def awaiting(self) -> list[int]:
+        """Returns the ranks that wait for this one before they post."""
+        return self._bls.awaiting()
 
-    def take_part(self, refusal: str | None) -> None:
+    def meet(self) -> None:
+        """Comes to these ranks. It posts nothing."""
+        (self._bls.lookup or self.choose_lookup()).meet()
+
+    def take_part(self, trains: bool, refusal: str | None) -> None:
         """Takes part in the next call, without samples.
 
         Args:
+            trains: whether the other ranks have autograd on in it.
             refusal: reason why no rank may get rows; None: all get them.
         """
-        with torch.no_grad():
+        with torch.set_grad_enabled(trains):
             ctx = self.create_context()  # type: ignore[attr-defined]
             posted = self.post(ctx, self.nothing(), IdsNote(refusal=refusal))
             if refusal is None:

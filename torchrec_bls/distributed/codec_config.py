@@ -9,6 +9,7 @@ from typing import Any
 
 from torchrec.modules.embedding_configs import DataType
 
+from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.codecs.bounds_file import read_bounds
 from torchrec_bls.codecs.error_bound import ErrorBound
 from torchrec_bls.codecs.rows import Codec
@@ -17,6 +18,7 @@ _NON_FINITE = ("keep", "refuse")
 TableCodec = str | ErrorBound
 
 
+@with_old_names
 @dataclass(frozen=True)
 class CodecConfig:
     """How the embeddings of tables travel, and the gradients of these.
@@ -73,8 +75,8 @@ class CodecConfig:
             path: path of the file.
             link: bytes per second from one rank to the others. For each table with measured stages
                 it chooses the fastest ones (equation 2 of Dual-Level Adaptive Lossy Compression).
-                None: as the file says. `torchrec_bls.sharding.link_of` reads it from a calibrated
-                profile.
+                None: as the file says. `Profile.link` of `torchrec_bls.sharding` reads it from a
+                calibration.
             ranks_per_core: number of ranks that share a core, at least 1, for the same choice;
                 None: as the file says.
 
@@ -88,68 +90,75 @@ class CodecConfig:
         except ValueError as error:  # a codec that nobody knows
             raise ValueError(f"{path}: {error}") from error
 
-    @property
-    def decays(self) -> bool:
-        """Returns whether a bound decays, so that messages depend on the training's iteration."""
-        named = self.forward
-        codecs = named.values() if isinstance(named, Mapping) else [named]
-        return any(isinstance(each, ErrorBound) and each.decay is not None for each in codecs)
 
-    @property
-    def finds_unique(self) -> bool:
-        """Returns whether equal rows of any table travel once."""
-        unique = self.unique
-        return any(unique.values()) if isinstance(unique, Mapping) else unique
+def has_decay(config: CodecConfig) -> bool:
+    """Returns whether a bound decays, so that messages depend on the training's iteration."""
+    named = config.forward
+    codecs = named.values() if isinstance(named, Mapping) else [named]
+    return any(isinstance(each, ErrorBound) and each.decay is not None for each in codecs)
 
-    def forward_of(self, table: str) -> Codec | ErrorBound:
-        """Returns the codec of the table's embeddings. Raises ValueError if it has none."""
-        return _codec_of(self.forward, table, "forward")
 
-    def backward_of(self, table: str) -> Codec:
-        """Returns the codec of the table's gradients. Raises ValueError if there is none."""
-        codec = _codec_of(self.backward, table, "backward")
-        assert isinstance(codec, Codec)
-        return codec
+def finds_unique(config: CodecConfig) -> bool:
+    """Returns whether equal rows of any table travel once."""
+    unique = config.unique
+    return any(unique.values()) if isinstance(unique, Mapping) else unique
 
-    def unique_of(self, table: str) -> bool:
-        """Returns whether equal rows travel once. Raises ValueError if nothing says so."""
-        if not isinstance(self.unique, Mapping):
-            return self.unique
-        if table not in self.unique:
+
+def forward_of(config: CodecConfig, table: str) -> Codec | ErrorBound:
+    """Returns the codec of the table's embeddings. Raises ValueError if it has none."""
+    return _codec_of(config.forward, table, "forward")
+
+
+def backward_of(config: CodecConfig, table: str) -> Codec:
+    """Returns the codec of the table's gradients. Raises ValueError if there is none."""
+    codec = _codec_of(config.backward, table, "backward")
+    assert isinstance(codec, Codec)
+    return codec
+
+
+def unique_of(config: CodecConfig, table: str) -> bool:
+    """Returns whether equal rows travel once. Raises ValueError if nothing says so."""
+    if not isinstance(config.unique, Mapping):
+        return config.unique
+    if table not in config.unique:
+        raise ValueError(
+            f"unique says nothing of table '{table}': name every table of the module, or give "
+            "one answer for all"
+        )
+    return config.unique[table]
+
+
+def describe(config: CodecConfig, table: str) -> str:
+    """Returns the three settings of a table in words. Raises ValueError if the table lacks one."""
+    forward = forward_of(config, table)
+    named = forward.name if isinstance(forward, Codec) else repr(forward)
+    rows = "equal rows once" if unique_of(config, table) else "all rows"
+    return f"{named} for embeddings, {backward_of(config, table).name} for gradients, {rows}"
+
+
+def encode_any(config: CodecConfig, tables: Iterable[Any]) -> bool:
+    """Returns whether rows or gradients of any of the tables are encoded, or travel once."""
+    return any(_encodes(config, table.name) for table in tables)
+
+
+def check_tables(config: CodecConfig, tables: Iterable[Any]) -> None:
+    """Raises ValueError for a table without a codec, or for an encoded one that is not float32.
+
+    Args:
+        config: codecs of the tables.
+        tables: EmbeddingConfig or EmbeddingBagConfig of each table.
+    """
+    for table in tables:
+        if _encodes(config, table.name) and table.data_type != DataType.FP32:
             raise ValueError(
-                f"unique says nothing of table '{table}': name every table of the module, or give "
-                "one answer for all"
+                f"table '{table.name}' is {table.data_type.name}, but only rows of FP32 can be "
+                "encoded, or travel once: give it the codec fp32, and leave unique off"
             )
-        return self.unique[table]
 
-    def describe(self, table: str) -> str:
-        """Returns the three settings of a table in words. Raises ValueError if the table lacks
-        one."""
-        forward = self.forward_of(table)
-        named = forward.name if isinstance(forward, Codec) else repr(forward)
-        rows = "equal rows once" if self.unique_of(table) else "all rows"
-        return f"{named} for embeddings, {self.backward_of(table).name} for gradients, {rows}"
 
-    def encode_any(self, tables: Iterable[Any]) -> bool:
-        """Returns whether rows or gradients of any of the tables are encoded, or travel once."""
-        return any(self._encodes(table.name) for table in tables)
-
-    def _encodes(self, table: str) -> bool:
-        codecs = {self.forward_of(table), self.backward_of(table)}
-        return codecs != {Codec.FP32} or self.unique_of(table)
-
-    def check(self, tables: Iterable[Any]) -> None:
-        """Raises ValueError for a table without a codec, or for an encoded one that is not float32.
-
-        Args:
-            tables: EmbeddingConfig or EmbeddingBagConfig of each table.
-        """
-        for table in tables:
-            if self._encodes(table.name) and table.data_type != DataType.FP32:
-                raise ValueError(
-                    f"table '{table.name}' is {table.data_type.name}, but only rows of FP32 can be "
-                    "encoded, or travel once: give it the codec fp32, and leave unique off"
-                )
+def _encodes(config: CodecConfig, table: str) -> bool:
+    codecs = {forward_of(config, table), backward_of(config, table)}
+    return codecs != {Codec.FP32} or unique_of(config, table)
 
 
 def _codec(named: TableCodec, what: str, direction: str) -> Codec | ErrorBound:

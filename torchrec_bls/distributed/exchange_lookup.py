@@ -77,5 +77,16 @@ class ExchangeLookup(Lookup):
         self._state.calls.end(ctx.bls_label)
         return embeddings
 
+    def meet(self) -> None:
+        """See Lookup. Makes the channel that each call posts first to, collectively."""
+        state = self._state
+        state.exchanges.deadline.training = torch.is_grad_enabled()
+        state.meet()
+        try:
+            state.open_calls_channel()
+        except BaseException as error:
+            state.fail_all("setting up a channel", error)
+            raise
+
     def abandon(self) -> None:
         """Does nothing: the exchanges stay, and belong to the module."""

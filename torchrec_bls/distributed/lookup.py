@@ -68,5 +68,9 @@ class Lookup(ABC):
         """
 
     @abstractmethod
+    def meet(self) -> None:
+        """Meets the other ranks, if they have to meet before they post."""
+
+    @abstractmethod
     def abandon(self) -> None:
         """Ends the lookup. The ranks will choose one anew."""

@@ -3,16 +3,20 @@
 docs/design/forwards.md says what a scope is for.
 """
 
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, wraps
+from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from torchrec_bls.collective.forwards import Scope, add_hooks
+from torchrec_bls.collective.scope import Scope
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 
 
@@ -32,8 +36,8 @@ def forward(*models: nn.Module) -> AbstractContextManager[object]:
         models: sharded models, or parts of them. All ranks name the same.
 
     Raises:
-        ValueError: a model has no module that was sharded by a sharder of this package, or
-            another thread is in a forward of one of the models.
+        ValueError: a model has no module that was sharded by a sharder of this package. Where the
+            statement begins: another thread is in a forward of one of the models.
     """
     found = [_modules_of(model) for model in models]
     if not found or not all(found):
@@ -41,7 +45,7 @@ def forward(*models: nn.Module) -> AbstractContextManager[object]:
             "forward takes models with modules that were sharded by torchrec_bls's sharders: give "
             "these to DistributedModelParallel"
         )
-    return Scope(_exchanging(dict.fromkeys(module for modules in found for module in modules)))
+    return Scope(dict.fromkeys(module for modules in found for module in modules))
 
 
 class _ModelHooks:
@@ -59,24 +63,60 @@ class _ModelHooks:
         """Adds the hooks unless they are there."""
         model = self._model()
         if model is not None and not self._handles:
-            self._handles = add_hooks(model, self._find)
+            self._handles = add_hooks(model, self._open_scope)
 
-    def _find(self) -> list[BoundedLagModule]:
-        modules = [module for each in self._modules if (module := each()) is not None]
-        exchanging = _exchanging(modules)
-        if not exchanging and all(module.reads_directly for module in modules):
+    def _open_scope(self, owner: object) -> Scope:
+        modules = []
+        for each in self._modules:
+            if (module := each()) is not None:
+                modules.append(module)
+        scope = Scope(modules, owner).__enter__()
+        if not scope.modules and all(module.reads_directly for module in modules):
             handles, self._handles = self._handles, []
             for handle in handles:
                 handle.remove()
-        return exchanging
+        return scope
+
+
+def add_hooks(model: nn.Module, open_scope: Callable[[object], Scope]) -> list[Any]:
+    """Makes each forward of `model` a scope. torch.compile breaks its graph there.
+
+    Args:
+        model: model to add hooks to.
+        open_scope: function that opens a scope for the owner that it gets.
+
+    Returns:
+        The handles of the hooks.
+    """
+    scopes: dict[int, Scope] = {}  # by thread, which another one may not end
+
+    def begin(*_: object) -> None:
+        # Asked first: a disabled function costs microseconds even without a compiler.
+        if is_compiling():
+            begin_untraced()
+        else:
+            scopes[get_ident()] = open_scope(scopes)
+
+    def end(model: nn.Module, inputs: object, result: object) -> None:
+        if is_compiling():
+            end_untraced(model, inputs, result)
+            return
+        # torch calls it without a result while it handles the exception of a forward.
+        error = sys.exc_info()[1] if result is None else None
+        scope = scopes.pop(get_ident(), None)
+        if scope is not None:
+            scope.__exit__(None, error, None)
+
+    begin_untraced: Any = torch.compiler.disable(begin)  # type: ignore[no-untyped-call]
+    end_untraced: Any = torch.compiler.disable(end)  # type: ignore[no-untyped-call]
+    return [
+        model.register_forward_pre_hook(begin),
+        model.register_forward_hook(end, always_call=True),
+    ]
 
 
 def _modules_of(model: nn.Module) -> list[BoundedLagModule]:
     return [module for module in model.modules() if isinstance(module, BoundedLagModule)]
-
-
-def _exchanging(modules: Iterable[BoundedLagModule]) -> list[BoundedLagModule]:
-    return [module for module in modules if module.joins_scopes()]
 
 
 @cache

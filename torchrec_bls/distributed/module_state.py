@@ -1,6 +1,6 @@
 """The state of a bounded-lag module beside TorchRec's own attributes, in one object."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -86,13 +86,6 @@ class ModuleExchanges:
             for exchange in self._made.values()
             if exchange.channel is not None
         }
-
-    def ids_channel(self, sharding_types: Sequence[str]) -> BoundedLagChannel | None:
-        """Returns the channel for ids of the first of `sharding_types`, if it is made."""
-        exchange = (
-            self._made.get(f"{self.name}.{sharding_types[0]}.ids") if sharding_types else None
-        )
-        return None if exchange is None else exchange.channel
 
     @property
     def lacks_channels(self) -> bool:
@@ -201,10 +194,28 @@ class ModuleState:
             if not self.exchanges.channels():
                 self.forwards.meet()
 
-    @property
-    def calls_channel(self) -> BoundedLagChannel | None:
-        """Returns the channel on which each call posts first; None until its ranks have met."""
-        return self.exchanges.ids_channel(self.sharding_types)
+    @cached_property
+    def calls_exchange(self) -> Exchange | None:
+        """Returns the exchange that each call posts first to; None if nothing is exchanged."""
+        return self.exchanges.of(self.sharding_types[0], "ids") if self.sharding_types else None
+
+    def awaiting(self) -> list[int]:
+        """Returns the ranks that wait for this one where they agree on the plan, or make the
+        channel of `calls_exchange`, or a larger one."""
+        if not self.agreement.reached:
+            return self.agreement.awaiting()
+        if self.calls_exchange is None or (self.lookup is not None and self.lookup.is_direct):
+            return []
+        return self.calls_exchange.awaiting(self._slot_bytes_of_ids())
+
+    def open_calls_channel(self) -> None:
+        """Makes the channel of `calls_exchange` as the next call needs it, collectively."""
+        if self.calls_exchange is not None:
+            self.calls_exchange.make_room()
+            self.calls_exchange.open(0, 0, self._slot_bytes_of_ids())
+
+    def _slot_bytes_of_ids(self) -> int:
+        return self.exchanges.slot_growth(self.sharding_types[0]).begin()[1].ids
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""

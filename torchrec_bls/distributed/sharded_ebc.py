@@ -17,6 +17,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
+from torchrec_bls.distributed.codec_config import has_decay
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.initial_weights import load_initial_weights
@@ -81,7 +82,7 @@ class BLSEmbeddingBagCollection(
             module.is_weighted(),
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
-        if config.codecs is not None and config.codecs.decays:
+        if config.codecs is not None and has_decay(config.codecs):
             keep_in_checkpoints(self)
         load_initial_weights(self, module)
 

@@ -12,7 +12,9 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
+from torchrec_bls._deprecated import config_by_name
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
+from torchrec_bls.distributed.codec_config import has_decay
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.initial_weights import load_initial_weights
 from torchrec_bls.distributed.lookup import Lookup
@@ -55,7 +57,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             False,
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
-        if config.codecs is not None and config.codecs.decays:
+        if config.codecs is not None and has_decay(config.codecs):
             keep_in_checkpoints(self)
         if module.device.type == "meta":
             load_initial_weights(self, module)  # otherwise TorchRec has loaded them
@@ -107,10 +109,20 @@ class BLSEmbeddingCollectionSharder(
         ValueError: `use_index_dedup` is set, which needs a GPU.
     """
 
-    def __init__(self, *args: Any, use_index_dedup: bool = False, **kwargs: Any) -> None:
+    @config_by_name(BLSConfig)
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: object = None,
+        use_index_dedup: bool = False,
+        *,
+        config: BLSConfig | None = None,
+    ) -> None:
         if use_index_dedup:
             raise ValueError(_NO_DEDUP)
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            fused_params=fused_params, qcomm_codecs_registry=qcomm_codecs_registry, config=config
+        )
 
     _sharding_types = (
         ShardingType.TABLE_WISE.value,

@@ -15,6 +15,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
+from torchrec_bls._deprecated import config_by_name
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.model_forwards import add_hooks_to_models
@@ -47,20 +48,17 @@ def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
 class BoundedLagSharder:
     """Mix-in of the sharders. It comes before TorchRec's own class.
 
-    Either of `config` and `fused_params` may be the first positional argument:
-    `Sharder(BLSConfig(bound=2))`, or, as with TorchRec's sharders,
+    The parameters are TorchRec's, in its order, and `config` by name:
     `Sharder({"learning_rate": 0.1}, config=BLSConfig(bound=2))`.
 
     Args:
-        first: `config` or `fused_params`.
-        second: the other one.
-        config: configuration of the exchanges; None: BLSConfig().
         fused_params: parameters of TorchRec's fused kernels (optimizer, learning rate, ...).
         qcomm_codecs_registry: an empty registry: codecs of bounded-lag messages are part of
             `config`.
+        config: configuration of the exchanges; None: BLSConfig().
 
     Raises:
-        TypeError: an argument is of another type, or is given twice.
+        TypeError: an argument is of another type.
         ValueError: codecs are given.
     """
 
@@ -73,27 +71,23 @@ class BoundedLagSharder:
     # Reasons why a sharding type or kernel of TorchRec is not among them.
     _refused: ClassVar[Mapping[str, str]]
 
+    @config_by_name(BLSConfig)
     def __init__(
         self,
-        first: BLSConfig | dict[str, Any] | None = None,
-        second: BLSConfig | dict[str, Any] | None = None,
-        /,
-        *,
-        config: BLSConfig | None = None,
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: object = None,
+        *,
+        config: BLSConfig | None = None,
     ) -> None:
         name = type(self).__name__
-        if qcomm_codecs_registry:
-            raise ValueError(
-                "bounded-lag sharders take no qcomm_codecs_registry: use BLSConfig(codecs=...)"
-            )
-        for given in (first, second):
-            config, fused_params = _sorted_in(name, given, config, fused_params)
         if config is not None and not isinstance(config, BLSConfig):
             raise TypeError(f"{name}: config is {config!r}, but must be a BLSConfig")
         if fused_params is not None and not isinstance(fused_params, dict):
             raise TypeError(f"{name}: fused_params are {fused_params!r}, but must be a dict")
+        if qcomm_codecs_registry:
+            raise ValueError(
+                f"{name} takes no qcomm_codecs_registry: write {name}(config=BLSConfig(codecs=...))"
+            )
         # FBGEMM's own check of ids is off by default here: every id is checked before it is sent.
         super().__init__(  # type: ignore[call-arg]
             {"bounds_check_mode": BoundsCheckMode.NONE, **(fused_params or {})}
@@ -174,26 +168,3 @@ class BoundedLagSharder:
                         + (f", since {reason}" if reason else "")
                         + f"; {cure}"
                     )
-
-
-def _sorted_in(
-    name: str, given: object, config: BLSConfig | None, fused_params: dict[str, Any] | None
-) -> tuple[BLSConfig | None, dict[str, Any] | None]:
-    """Returns the two arguments, with a positional argument in its place."""
-    if given is None:
-        return config, fused_params
-    if isinstance(given, BLSConfig):
-        if config is not None:
-            raise TypeError(f"{name}: config is given twice")
-        return given, fused_params
-    if not isinstance(given, dict):
-        raise TypeError(
-            f"{name}: {given!r} is neither a BLSConfig nor a dict of fused_params: use "
-            f"{name}(BLSConfig(...), fused_params={{...}})"
-        )
-    if fused_params is not None:
-        raise TypeError(
-            f"{name}: fused_params are given twice. If the second dict is TorchRec's "
-            "qcomm_codecs_registry: use BLSConfig(codecs=...)"
-        )
-    return config, given

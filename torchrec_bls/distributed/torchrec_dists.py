@@ -10,6 +10,7 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.direct.reads.float_reads import OutputForm
+from torchrec_bls.distributed.codec_config import finds_unique
 from torchrec_bls.distributed.data_parallel import LocalIdsDist, exchanged
 from torchrec_bls.distributed.inputs.equal_rows import UniqueRows
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
@@ -111,7 +112,7 @@ class TorchRecDists(ABC):
 
     def _refuse_hooks(self) -> None:
         codecs = self._state.exchanges.config.codecs
-        if codecs is None or not codecs.finds_unique:
+        if codecs is None or not finds_unique(codecs):
             return
         if any(tables.has_hooks() for tables in self.lookup_tables):
             raise ValueError(

@@ -25,6 +25,8 @@ except ImportError as error:
         "pip install 'torchrec-bls[prometheus]' (or pip install prometheus-client)"
     ) from error
 
+__all__ = ["ChannelCollector", "ServingCollector"]
+
 _CHANNEL = ("channel", "rank")
 
 

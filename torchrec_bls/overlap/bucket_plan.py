@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DataParallelWrapper
 
 from torchrec_bls.collective.exchange_options import timeout_of
-from torchrec_bls.overlap import nccl
 from torchrec_bls.overlap.agreement import raise_together
 from torchrec_bls.overlap.checks import check_ddp, check_origin, check_same_on_all_ranks
 from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket, planned_all_reduce_hook
@@ -253,22 +252,6 @@ class OverlapPlan:
         planned = list(self.groups), self.timeline
         timelines = {"plan": planned, **default_timelines(self.layers, self.modes_as_measured)}
         write_trace(Path(path), trace_events(timelines, self.modes))
-
-    def nccl_options(self) -> dict[str, int]:
-        """Returns fields of NCCL's configuration, `ProcessGroupNCCL.Options().config`.
-
-        Raises:
-            ValueError: the plan's modes are not NCCL's.
-        """
-        return nccl.options(self.buckets, self.modes)
-
-    def nccl_tuner_csv(self, path: str | Path) -> None:
-        """Writes the table of NCCL's example tuner plugin (NCCL_TUNER_CONFIG_FILE).
-
-        Raises:
-            ValueError: the plan's modes are not NCCL's, or buckets of one size have several modes.
-        """
-        Path(path).write_text(nccl.tuner_csv(self.buckets, self.modes, self.origin.ranks))
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON, for `load_plan`."""

@@ -12,6 +12,8 @@ from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.quantized import quantized_all_reduce
 from torchrec_bls.overlap.bucket_thread import BucketThread
 
+__all__ = ["QuantizedAllReduceState", "quantized_all_reduce_hook"]
+
 # Number of values that share a scale: at 4 bits, scales are 6 % of a message.
 _COLUMNS = 256
 

@@ -14,6 +14,7 @@ from torchrec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
+from torchrec_bls._deprecated import config_by_name
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.obstacles import find_obstacles, warn_of_exchange
@@ -45,18 +46,21 @@ class QuantSharder:
     form. The bound, slots and transport of the configuration are those of the exchanges
     (docs/design/quantized-tables.md).
 
+    The parameters are TorchRec's, in its order, and the others by name.
+
     Args:
-        config: configuration without codecs. None: BLSConfig(lookup="auto"), which is "direct" if
-            all ranks are on one host, and "exchange" otherwise; the ranks find out while they
-            shard.
-        checkpoint: state dict of the float model, with a [rows, columns] tensor of float32 or
-            float16 for each table, under its name there. Each rank quantizes its own rows of it,
-            and the module may be on the meta device. None: the module has its weights.
         fused_params: parameters of lookups, as TorchRec's sharders take them. The lookups of the
             module go on here. So only entries that say what these do are accepted: TorchRec's
             names for `register_tbes` and for split scales and shifts in the state dict. An
             "output_dtype" is ignored, as in TorchRec, which takes the module's.
         shardable_params: names of the tables that a planner may place, as in TorchRec.
+        config: configuration without codecs. None: BLSConfig(lookup="auto"), which is "direct" if
+            all ranks are on one host, and "exchange" otherwise; the ranks find out while they
+            shard.
+        checkpoint: state dict of the float model, with a [rows, columns] tensor of float32 or
+            float16 for each table, under its name there. Each rank quantizes its own rows of it,
+            and the module may be on the meta device. Or one of the quantized model, with uint8 rows
+            as they are stored. None: the module has its weights.
 
     Raises:
         TypeError: `config` or `fused_params` is of another type.
@@ -65,20 +69,18 @@ class QuantSharder:
 
     _tables_name: ClassVar[str]
 
+    @config_by_name(BLSConfig)
     def __init__(
         self,
-        config: BLSConfig | None = None,
-        *,
-        checkpoint: Mapping[str, torch.Tensor] | None = None,
         fused_params: dict[str, Any] | None = None,
         shardable_params: list[str] | None = None,
+        *,
+        config: BLSConfig | None = None,
+        checkpoint: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         name = type(self).__name__
         if config is not None and not isinstance(config, BLSConfig):
-            raise TypeError(
-                f"{name}: config is {config!r}, but must be a BLSConfig: name the others, "
-                f"{name}(config, fused_params=..., shardable_params=...)"
-            )
+            raise TypeError(f"{name}: config is {config!r}, but must be a BLSConfig")
         if fused_params is not None and not isinstance(fused_params, dict):
             raise TypeError(f"{name}: fused_params are {fused_params!r}, but must be a dict")
         super().__init__(fused_params, shardable_params)  # type: ignore[call-arg]

@@ -6,19 +6,19 @@
 #include <vector>
 
 #include "messages/message_builder.h"
-#include "messages/single_part.h"
 #include "messages/rows/output_writer.h"
+#include "messages/single_part.h"
 
 namespace bls {
 namespace {
 
 const std::byte* rows_from(const Arrival& arrival, int source, uint64_t bytes) {
   return single_part(arrival, source, bytes,
-                   [](const std::string& rank, uint64_t found, uint64_t expected) {
-                     return "embeddings from " + rank + " do not fit: " + std::to_string(found) +
-                            " bytes instead of " + std::to_string(expected) +
-                            ". All ranks must shard the same module by the same plan";
-                   });
+                     [](const std::string& rank, uint64_t found, uint64_t expected) {
+                       return "embeddings from " + rank + " do not fit: " + std::to_string(found) +
+                              " bytes instead of " + std::to_string(expected) +
+                              ". All ranks must shard the same module by the same plan";
+                     });
 }
 
 /// Consecutive rows in memory.

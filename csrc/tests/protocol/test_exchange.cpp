@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "channel/call_label.h"
 #include "tests/support/payload.h"
 #include "tests/support/random_exchange.h"
 #include "tests/support/ranks.h"
@@ -304,11 +305,11 @@ TEST_CASE("a channel is ready when every message of its oldest post is there") {
   CHECK_FALSE(ranks[0].ready());  // the second post
 }
 
-TEST_CASE("messages of one sequence number belong to one batch on all ranks") {
+TEST_CASE("messages of one sequence number belong to one call on all ranks") {
   Ranks ranks({.slot_bytes = 512});
-  for (const uint32_t batch : {0u, 7u, 0xFFFFFFFFu}) {
+  for (const uint32_t label : {0u, 7u, 0xFFFFFFFFu}) {
     for (int rank = 0; rank < 2; ++rank) {
-      ranks[rank].label(batch);
+      ranks[rank].label(label ^ (rank == 0 ? 0 : kCall + 1));  // autograd is off on one
       ranks[rank].post(to_all(2, "rows").messages());
     }
     for (int rank = 0; rank < 2; ++rank) {
@@ -316,17 +317,17 @@ TEST_CASE("messages of one sequence number belong to one batch on all ranks") {
       ranks[rank].release();
     }
   }
-  // Rank 1 has left out batch 8; what it sends for batch 9 looks like that of 8.
-  ranks[0].label(8);
+  // Rank 1 has left out a call; what it sends for the next one looks alike.
+  ranks[0].label(0x0208);
   ranks[0].post(to_all(2, "rows").messages());
-  ranks[1].label(9);
+  ranks[1].label(0x0300);
   ranks[1].post(to_all(2, "rows").messages());
   const auto failure = failure_of([&] { ranks[0].wait(); });
   REQUIRE(failure);
   CHECK(failure->kind == ErrorKind::kProtocol);
-  CHECK_MESSAGE(failure->message.find("rank 1 sent what belongs to batch 9, but this rank waits "
-                                      "for batch 8: one of the two left out an exchange") !=
-                    std::string::npos,
+  CHECK_MESSAGE(failure->message.find("rank 1 sent what belongs to forward 3, call 0, but this "
+                                      "rank waits for forward 2, call 8: one of the two left "
+                                      "out an exchange") != std::string::npos,
                 failure->message);
 }
 

@@ -150,7 +150,7 @@ def train_on_equal_samples(rank: int, sharding: str, codecs: CodecConfig | None)
             for i in range(2)
         ]
     )
-    sharder = BLSEmbeddingCollectionSharder(BLSConfig(codecs=codecs), {"learning_rate": 1.0})
+    sharder = BLSEmbeddingCollectionSharder({"learning_rate": 1.0}, config=BLSConfig(codecs=codecs))
     plan = models.make_plan(module, [sharding] * 2, sharder)
     model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
     before = models.local_shards(model)

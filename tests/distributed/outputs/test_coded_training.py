@@ -52,7 +52,7 @@ def loss_of(model: nn.Module, values: torch.Tensor, labels: torch.Tensor) -> tor
 def train(rank: int) -> list[float]:
     """Returns the mean loss of the ranks in each step."""
     sharder = BLSEmbeddingBagCollectionSharder(
-        BLSConfig(codecs=CodecConfig(forward="uint4", backward="uint2")),
+        config=BLSConfig(codecs=CodecConfig(forward="uint4", backward="uint2")),
         fused_params={"learning_rate": LEARNING_RATE},
     )
     module = tables()

@@ -13,6 +13,7 @@ from tests.distributed.results.test_exactness import batches_of, forward, piped_
 from tests.processes import run, run_outcomes
 from tests.tiers import slow_but, slow_where
 from torchrec_bls import BLSConfig, CodecConfig, Decay, ErrorBound
+from torchrec_bls.codecs.error_bound import factor_at
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.codecs.torchrec_codecs import codecs_registry
 
@@ -110,7 +111,7 @@ def train_and_evaluate(rank: int, kind: models.Kind) -> None:
     ids = models.make_ids(kind, rank, 6)
     for trained in range(10):
         plain = models.shard(kind, "table_wise", kind.bls_sharder(BLSConfig()))
-        round_lookups(plain, kind, DECAY.factor(trained))
+        round_lookups(plain, kind, factor_at(DECAY, trained))
         wanted = forward(plain, ids)
         for _ in range(2):  # evaluations, which do not count
             models.assert_same_bits(forward(model, ids), wanted)

@@ -14,6 +14,7 @@ from tests.distributed.results.test_training import OPTIMIZERS, loss_of, state_o
 from tests.processes import run, run_outcomes
 from tests.tiers import slow_but, slow_where
 from torchrec_bls import BLSConfig, CodecConfig, ErrorBound
+from torchrec_bls.distributed.codec_config import describe, unique_of
 
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 NODES = {2: 2, 3: 1, 4: 2}
@@ -176,8 +177,8 @@ def test_ranks_that_find_other_rows_equal_are_told_so() -> None:
 
 def test_an_answer_is_needed_for_every_table() -> None:
     config = CodecConfig(unique={"t0": True})
-    assert config.unique_of("t0")
+    assert unique_of(config, "t0")
     with pytest.raises(ValueError, match="unique says nothing of table 't1'"):
-        config.describe("t1")
+        describe(config, "t1")
     with pytest.raises(ValueError, match="unique is 'yes', but must be True or False"):
         CodecConfig(unique="yes")  # type: ignore[arg-type]

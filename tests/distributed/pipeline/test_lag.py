@@ -56,7 +56,7 @@ def run_with_a_pause(rank: int, bound: int) -> tuple[list[int], dict[str, list[i
             store.set(key(rank), str(step))
             yield make_batch(rank, step)
 
-    model = make_dlrm(BLSEmbeddingBagCollectionSharder(BLSConfig(bound=bound, deadline=30)))
+    model = make_dlrm(BLSEmbeddingBagCollectionSharder(config=BLSConfig(bound=bound, deadline=30)))
     pipeline = BoundedLagPipeline[Batch, Any](model)
     batches = load()
     for _ in range(STEPS):

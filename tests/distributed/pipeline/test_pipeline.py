@@ -30,7 +30,7 @@ def sharder(
     bound: int, deadline: float = 60, transport: str = "auto"
 ) -> BLSEmbeddingBagCollectionSharder:
     config = BLSConfig(bound=bound, deadline=deadline, transport=transport)
-    return BLSEmbeddingBagCollectionSharder(config, models.SGD)
+    return BLSEmbeddingBagCollectionSharder(models.SGD, config=config)
 
 
 def flat(output: Any) -> dict[str, torch.Tensor]:

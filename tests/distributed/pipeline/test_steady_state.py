@@ -100,7 +100,7 @@ def test_a_training_step_sends_one_message_more_for_the_gradients(kind: str) -> 
 
 
 def run_pipeline(rank: int) -> None:
-    model = make_dlrm(BLSEmbeddingBagCollectionSharder(BLSConfig(bound=2)))
+    model = make_dlrm(BLSEmbeddingBagCollectionSharder(config=BLSConfig(bound=2)))
     pipeline = BoundedLagPipeline[Any, torch.Tensor](model)
     batches = iter([make_batch(rank, step) for step in range(30)])
     for _ in range(10):

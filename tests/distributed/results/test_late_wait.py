@@ -22,7 +22,7 @@ from torchrec_bls.distributed.outputs import output_dist
 KINDS = {kind.name: kind for kind in (models.EC, models.EBC, models.WEIGHTED)}
 OF_EC = ("table_wise", "row_wise", "column_wise", "mixed")
 OF_EBC = (*OF_EC, "table_row_wise", "table_column_wise", "grid_shard")
-STEPS = 100
+STEPS = 50
 DENSE = 3
 SAMPLES = 4
 
@@ -124,15 +124,16 @@ CASES = [
     *(("ebc", 2, (sharding,)) for sharding in OF_EBC if sharding != "grid_shard"),
     # In a grid TorchRec gets means wrong.
     *(("weighted", 2, (sharding,)) for sharding in ("grid_shard", "mixed")),
-    ("ec", 4, OF_EC),
-    ("weighted", 4, OF_EBC),
+    # Types one by one are for two ranks; the mix has a table of most.
+    ("ec", 4, ("mixed",)),
+    ("weighted", 4, ("mixed", "table_column_wise", "grid_shard")),
 ]
 
 
 @pytest.mark.parametrize(
     ("kind", "world_size", "types"), slow_but([c for c in CASES if c[1] == 2], CASES)
 )
-def test_a_hundred_steps_have_the_bits_of_an_early_wait(
+def test_fifty_steps_have_the_bits_of_an_early_wait(
     kind: str, world_size: int, types: tuple[str, ...]
 ) -> None:
     run(world_size, compare_types, KINDS[kind], types, deadline=300)

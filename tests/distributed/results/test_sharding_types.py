@@ -201,7 +201,7 @@ def pool_a_feature_in_both_ways(rank: int, weighted: bool) -> None:
         batch = KeyedJaggedTensor(keys, ids, bag_weights, lengths)
         expected = pooled_by_hand(module, batch)
         for config in (BLSConfig(), BLSConfig(lookup="direct")):
-            sharder = BLSEmbeddingBagCollectionSharder(config)
+            sharder = BLSEmbeddingBagCollectionSharder(config=config)
             plan = models.make_plan(module, types, sharder)
             model = models.shard_model(models.SparseOnly(module), {"embeddings": plan}, [sharder])
             with torch.no_grad():
@@ -248,7 +248,7 @@ def warn_of_the_difference(rank: int) -> None:
             for i, each in enumerate(poolings)
         ]
         module = EmbeddingBagCollection(tables=tables)
-        sharder = BLSEmbeddingBagCollectionSharder(BLSConfig())
+        sharder = BLSEmbeddingBagCollectionSharder(config=BLSConfig())
         plan = models.make_plan(module, ["row_wise"] * 2, sharder)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -19,10 +19,8 @@ from torchrec_bls.sharding.problem.tables import (
     UniformReuse,
     Workload,
 )
-from torchrec_bls.sharding.report.html import as_html
 from torchrec_bls.sharding.report.plan_report import make_report
 from torchrec_bls.sharding.report.prediction import rate
-from torchrec_bls.sharding.report.text import as_text
 from torchrec_bls.sharding.search.search import search
 
 from tests.sharding.synthetic import (
@@ -172,7 +170,7 @@ def test_the_report_says_where_the_search_counted_otherwise() -> None:
     job = Job(3, 512, [1 << 40] * 3, backend="gloo")
     report = make_report(workload, search(make_problem(workload, job, COSTS)), COSTS)
     words = f"The search counted {report.objective_us:,.0f} us for this plan"
-    assert words in " ".join(as_text(report).split())
-    assert words in as_html(report)
+    assert words in " ".join(report.as_text().split())
+    assert words in report.as_html()
     same = dataclasses.replace(report, objective_us=report.rating.step.microseconds)
-    assert "The search counted" not in as_text(same) + as_html(same)
+    assert "The search counted" not in same.as_text() + same.as_html()

@@ -9,9 +9,7 @@ import pytest
 from torchrec_bls.sharding.problem.options import make_problem
 from torchrec_bls.sharding.problem.tables import TABLE_WISE, Table, UniformReuse, Workload
 from torchrec_bls.sharding.report.figure import save_figure
-from torchrec_bls.sharding.report.html import as_html
 from torchrec_bls.sharding.report.plan_report import PlanReport, make_report
-from torchrec_bls.sharding.report.text import as_text
 from torchrec_bls.sharding.search.search import search
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
@@ -33,7 +31,7 @@ def report() -> PlanReport:
 def test_text_fits_and_names_everything(ranks: int) -> None:
     named = [Table("<b>&" + "long" * 12, 100, 32), Table("few", 1_000_000_000, 256)]
     report = report_of(Workload([*random_workload(0, 3).tables, *named]), ranks)
-    lines = as_text(report).splitlines()
+    lines = report.as_text().splitlines()
     assert max(len(line) for line in lines) <= 100
     for name in ("t0", "t1", "t2", "<b>&longlong", "few"):
         assert any(line.startswith(name) for line in lines)
@@ -48,7 +46,7 @@ def test_what_is_too_long_for_a_line_goes_on_in_the_next(report: PlanReport) -> 
         runner_up="column_wise, 4 x 16 columns",
         runner_up_us=1234.5,
     )
-    text = as_text(dataclasses.replace(report, decisions=[decision]))
+    text = dataclasses.replace(report, decisions=[decision]).as_text()
     assert max(len(line) for line in text.splitlines()) <= 100
     whole = f"{decision.reason}; runner-up {decision.runner_up}, +1,234.5 us"
     assert whole in " ".join(text.split())
@@ -69,11 +67,11 @@ def test_runner_up_and_reasons(report: PlanReport) -> None:
 def test_measurement_beside_the_prediction(report: PlanReport) -> None:
     step = report.rating.step.microseconds
     measured = report.with_measurement({"step": step / 1.1, "forward": 3 * step})
-    text = as_text(measured)
+    text = measured.as_text()
     assert "+10.0%  yes" in text
     assert text.count("  no") == 1
-    assert "Measured" in as_html(measured)
-    assert "measured" not in as_text(report)
+    assert "Measured" in measured.as_html()
+    assert "measured" not in report.as_text()
     with pytest.raises(ValueError, match="measured 'lunch', but the prediction has step, ids"):
         report.with_measurement({"lunch": 1.0})
     with pytest.raises(ValueError, match="'step' is 0 microseconds"):
@@ -112,7 +110,7 @@ class Tags(HTMLParser):
 
 def test_page_is_whole_and_names_are_escaped() -> None:
     tags = Tags()
-    tags.feed(as_html(report_of(Workload([Table("<script>x", 100, 32)]), 2)))
+    tags.feed(report_of(Workload([Table("<script>x", 100, 32)]), 2).as_html())
     assert tags.open == []
     assert "<script>x" in tags.text
 

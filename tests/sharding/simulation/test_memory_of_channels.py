@@ -44,7 +44,10 @@ def ring_bytes(rank: int, way: str, bound: int, training: bool) -> int:
         Embeddings(MODEL),
         device=torch.device("cpu"),
         plan=to_sharding_plan(plan, topology),
-        sharders=[BLSEmbeddingBagCollectionSharder(config), BLSEmbeddingCollectionSharder(config)],
+        sharders=[
+            BLSEmbeddingBagCollectionSharder(config=config),
+            BLSEmbeddingCollectionSharder(config=config),
+        ],
     )
     with torch.set_grad_enabled(training):
         output = model.train(training)(batch_of(MODEL, rank, 0))

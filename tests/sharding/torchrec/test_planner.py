@@ -30,8 +30,6 @@ from torchrec_bls.sharding.costs.host_costs import HostCosts
 from torchrec_bls.sharding.costs.profile import ProfileError
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.tables import UniformReuse
-from torchrec_bls.sharding.report.html import as_html
-from torchrec_bls.sharding.report.text import as_text
 from torchrec_bls.sharding.reuse.statistics import ReuseStatistics
 from torchrec_bls.sharding.torchrec.estimator import calibrated_torchrec_planner
 from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
@@ -207,7 +205,7 @@ def test_constraints_for_a_table_that_is_not_there() -> None:
 
 def sharders_of(*bounds: int) -> list[ModuleSharder[nn.Module]]:
     kinds = BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
-    return [kind(BLSConfig(bound=bound)) for kind, bound in zip(kinds, bounds, strict=False)]
+    return [kind(config=BLSConfig(bound=bound)) for kind, bound in zip(kinds, bounds, strict=False)]
 
 
 def test_the_bound_is_the_sharders() -> None:
@@ -523,8 +521,8 @@ def test_simulated_steps_decide_among_the_best_plans() -> None:
     assert _most_shards(plan) >= _most_shards(chosen)
     fastest = min(step.microseconds for step in report.choice.steps)
     assert report.choice.steps[report.choice.chosen].microseconds == fastest
-    assert "plans were simulated" in as_text(report).replace("\n      ", " ")
-    assert "plans were simulated" in as_html(report)
+    assert "plans were simulated" in report.as_text().replace("\n      ", " ")
+    assert "plans were simulated" in report.as_html()
     assert report.as_json()["chosen_of_simulated"] == report.choice.chosen
     assert by_rating.report().choice is None
 

@@ -11,8 +11,6 @@ from torchrec.distributed.planner.types import PlannerError, Shard
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec_bls.sharding.cost_interface import LookupWork
 from torchrec_bls.sharding.problem.tables import UniformReuse
-from torchrec_bls.sharding.report.html import as_html
-from torchrec_bls.sharding.report.text import as_text
 from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
 from torchrec_bls.sharding.torchrec.topology_costs import TopologyCosts
 
@@ -76,8 +74,8 @@ def test_gpus_without_costs_are_planned_and_the_report_says_how() -> None:
     held = [rank for table in dict(plan.plan[""]).values() for rank in table.ranks]
     assert sorted(held) == [0, 0, 1, 1, 2, 2, 3, 3]
     report = ours.report()
-    assert "uncalibrated" in as_text(report)
-    assert "uncalibrated" in as_html(report)
+    assert "uncalibrated" in report.as_text()
+    assert "uncalibrated" in report.as_html()
     assert report.as_json()["caveat"].startswith("uncalibrated")
     assert report.as_json()["job"]["backend"] == "nccl"
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from torchrec_bls import _native
-from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.channel import BoundedLagChannel, check_not_abandoned, in_range
 from torchrec_bls.errors import BLSError, named
 
 #: Dtypes of `Element` in csrc/messages/reduction.h.
@@ -82,7 +82,7 @@ class AllReduces:
         Raises:
             ChannelClosedError: this is a forked child, which has no such thread.
         """
-        self.channel.check_not_abandoned()
+        check_not_abandoned(self.channel)
         work = AllReduceWork(self.channel, tensor, reduction, self._finishing)
         try:
             with self._order:
@@ -150,8 +150,10 @@ class AllReduceWork(dist.Work):
         tensor = self._tensor
         try:
             flat = tensor.resolve_neg().contiguous()  # its memory has the values
-            with self._channel.range("all-reduce"):
-                _native.all_reduce(self._channel.native, flat, self._reduction)
+            channel = self._channel
+            in_range(
+                channel, "all-reduce", _native.all_reduce, channel.native, flat, self._reduction
+            )
             if flat is not tensor:
                 tensor.detach().copy_(flat)  # a parameter, perhaps
         except BaseException as error:

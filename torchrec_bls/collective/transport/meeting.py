@@ -17,6 +17,9 @@ from torchrec_bls.errors import RendezvousError
 _DONE = "done"
 _ABANDONED = "abandoned"
 
+# A seat in which no try stands.
+_NO_TRY: tuple[str, None, dict[str, str], bool] = ("", None, {}, False)
+
 
 class StoreOperations(Protocol):
     """The operations that every store of torch.distributed has."""
@@ -201,19 +204,14 @@ class Meeting:
         rank, theirs = self._failure_in(decided)
         return None if rank == self._rank else (rank, theirs)
 
-    def is_awaited(self) -> bool:
-        """Returns whether another rank has begun a try that this rank has not joined. Changes
-        nothing."""
-        seats = [self._seat_of(rank) for rank in range(self._world_size)]
-        if not any(
-            nonce and error is None
-            for rank, (nonce, error, _) in enumerate(seats)
-            if rank != self._rank
-        ):
-            return False
-        # Seats stay after their ranks have met.
-        met = _digest(nonce for nonce, *_ in seats)
-        return not self._store.check([f"{self._base}/{met}/0"])
+    def awaiting(self) -> list[int]:
+        """Returns the ranks whose newest try has not met the others. Changes nothing."""
+        seats = {rank: self._seat_of(rank) for rank in range(self._world_size)}
+        return [
+            rank
+            for rank, (nonce, error, _, has_met) in seats.items()
+            if rank != self._rank and nonce and error is None and not has_met
+        ]
 
     def key(self, phase: str, name: str) -> str:
         """Returns a key that only the tries of this set have."""
@@ -235,7 +233,7 @@ class Meeting:
 
     def _look_at_seats(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            nonce, error, beside = self._seat_of(rank)
+            nonce, error, beside, _ = self._seat_of(rank)
             if error is not None and self._is_news(rank, nonce, beside):
                 self._heard[str(rank)] = nonce
                 self._withdraw()
@@ -249,11 +247,11 @@ class Meeting:
         both_failed = self._failed and beside.get(str(self._rank)) == self._failed
         return self._heard.get(str(rank)) != nonce and not both_failed
 
-    def _seat_of(self, rank: int) -> tuple[str, str | None, dict[str, str]]:
-        """Returns the nonce of a rank's newest try, why it failed, and which failed tries of others
-        stood then; no nonce: it is given up."""
+    def _seat_of(self, rank: int) -> tuple[str, str | None, dict[str, str], bool]:
+        """Returns the nonce of a rank's newest try, why it failed, which failed tries of others
+        stood then, and whether it has met the others; no nonce: it is given up."""
         if not self._store.check([self._seat_key(rank)]):
-            return "", None, {}
+            return _NO_TRY
         text = self._store.get(self._seat_key(rank))
         seat = _parsed(text)
         nonce, error, beside = seat.get("nonce"), seat.get("error"), seat.get("beside")
@@ -270,7 +268,9 @@ class Meeting:
                 f"{self._names.of_all([self._rank])}: {self._world_size}). All "
                 "ranks must create it in the same process group"
             )
-        return (nonce, error, beside) if seat.get("session") == self._session else ("", None, {})
+        if seat.get("session") != self._session:
+            return _NO_TRY
+        return nonce, error, beside, seat.get("met") is True
 
     def _has_lost_a_rank(self) -> bool:
         """Returns whether a rank has ended the try that this set has of it."""
@@ -325,7 +325,7 @@ class Meeting:
         for rank in range(self._world_size):
             if rank != self._rank:
                 with suppress(ForeignRecordError):
-                    nonce, error, _ = self._seat_of(rank)
+                    nonce, error, *_ = self._seat_of(rank)
                     if error is not None:
                         self._heard[str(rank)] = self._beside[str(rank)] = nonce
         self._replace_seat(self._seat_text(self._nonce, reason))
@@ -354,13 +354,14 @@ class Meeting:
             self._seat = text
             self._store.add(self._changes_key, 1)
 
-    def _seat_text(self, nonce: str, error: str | None = None) -> str:
+    def _seat_text(self, nonce: str, error: str | None = None, met: bool = False) -> str:
         return json.dumps(
             {
                 "nonce": nonce,
                 "world_size": self._world_size,
                 "session": self._session,
                 "error": error,
+                "met": met,
                 "heard": self._heard,
                 "beside": self._beside,
                 "left": self._left,
@@ -376,7 +377,7 @@ class Meeting:
         )
         for key in left:
             self._delete(key)
-        key, text = self._seat_key(self._rank), self._seat_text(self._nonce)
+        key, text = self._seat_key(self._rank), self._seat_text(self._nonce, met=True)
         if self._store.compare_set(key, self._seat, text).decode(errors="replace") == text:
             self._seat = text  # the same try: no change that others wait for
 

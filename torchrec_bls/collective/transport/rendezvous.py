@@ -229,11 +229,11 @@ class Rendezvous:
     def _interrupted(self, error: BaseException) -> None:
         self.fail(f"{self._where}: {named(error)}", _TELLING_OF_AN_INTERRUPT)
 
-    def is_awaited(self) -> bool:
-        """Returns whether another rank has come, and this one has not. Tells nobody anything."""
+    def awaiting(self) -> list[int]:
+        """Returns the ranks that have come, before this one has. Tells nobody anything."""
         with suppress(RuntimeError, TooLateError, ForeignRecordError):
-            return within(min(self._deadline, _TELLING), self._meeting.is_awaited)
-        return False
+            return within(min(self._deadline, _TELLING), self._meeting.awaiting)
+        return []
 
     @property
     def session(self) -> str:

@@ -70,6 +70,9 @@ class DirectLookup(Lookup):
                 batch = self._input_check.check_processed(processed, batch)
         return self.reads.output(batch)
 
+    def meet(self) -> None:
+        """Does nothing: the ranks have met when they chose this lookup."""
+
     def abandon(self) -> None:
         """See Lookup."""
         self.reads.abandon()

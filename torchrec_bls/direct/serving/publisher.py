@@ -3,11 +3,11 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from torchrec_bls import _native
+from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
@@ -244,7 +244,7 @@ class Publisher:
         return text
 
 
-@dataclass(frozen=True)
+@with_old_names
 class Publication:
     """A version that `publish` has announced.
 
@@ -254,11 +254,14 @@ class Publication:
             and waits for other ranks.
     """
 
-    version: str
-    was_announced: bool
-    _owner: int
-    _serial: int
-    _publisher: Publisher
+    def __init__(
+        self, version: str, was_announced: bool, owner: int, serial: int, publisher: Publisher
+    ) -> None:
+        self.version = version
+        self.was_announced = was_announced
+        self._owner = owner
+        self._serial = serial
+        self._publisher = publisher
 
     @property
     def serves(self) -> bool:

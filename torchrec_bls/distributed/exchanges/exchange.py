@@ -10,7 +10,11 @@ import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.collective.channel import BoundedLagChannel
+from torchrec_bls.collective.channel import (
+    BoundedLagChannel,
+    hold_until_release,
+    warn_if_pulled,
+)
 from torchrec_bls.collective.ordered_window import OrderedWindow
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.distributed.config import BLSConfig, Deadline
@@ -94,6 +98,8 @@ class Exchange:
         channel: channel that posts go through; None before the first post.
         expected_batch: largest batch per rank that slots should have room for.
         growth_is_due: whether the ranks have agreed on larger slots and not made them yet.
+        wanted_slot_bytes: size of slots that this rank's messages need; 0: the slots are large
+            enough.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class Exchange:
         self.channel: BoundedLagChannel | None = None
         self.expected_batch = config.expected_batch
         self.growth_is_due = False
+        self.wanted_slot_bytes = 0
         self._group = group
         self._config = config
         self._deadline = deadline or Deadline(config.deadline, group)
@@ -155,13 +162,9 @@ class Exchange:
         """Returns whether slots are large enough already, so that `open` has nothing to do."""
         return self.channel is not None and (slot_bytes <= self._slot_bytes or not self._grows)
 
-    @property
-    def wanted_slot_bytes(self) -> int:
-        """Returns the size of slots that this rank's messages need; 0: the slots are large
-        enough."""
-        if self.channel is None or not self._grows or self._pulled_posts < _PULLED_BEFORE_GROWTH:
-            return 0
-        return int(self.channel.native.stats().largest_message * HEADROOM)
+    def awaiting(self, slot_bytes: int) -> list[int]:
+        """Returns the ranks that wait for this one where `open` makes a channel."""
+        return [] if self.has_slots(slot_bytes) else self._first_rendezvous().awaiting()
 
     def fail(self, reason: str) -> None:
         """Fails this exchange on all ranks, including ranks that are setting up its channel."""
@@ -169,10 +172,14 @@ class Exchange:
             if channel is not None:
                 channel.poison(reason)
         if self.channel is None or self.growth_is_due:
-            slots_are_known = self._config.slot_bytes is not None or self.channel is not None
             # Without a store no rank is setting up anything.
             with suppress(RuntimeError):
-                self._rendezvous(self.name if slots_are_known else self._slots_name).fail(reason)
+                self._first_rendezvous().fail(reason)
+
+    def _first_rendezvous(self) -> Rendezvous:
+        """Returns the rendezvous at which the ranks begin to make the next channel."""
+        slots_are_known = self._config.slot_bytes is not None or self.channel is not None
+        return self._rendezvous(self.name if slots_are_known else self._slots_name)
 
     def _rendezvous(self, name: str) -> Rendezvous:
         return Rendezvous(self._group, name, self._deadline.seconds, session=self._session_of())
@@ -213,7 +220,7 @@ class Exchange:
             failure = str(error)
         rendezvous = self._rendezvous(f"{self.name} growth")
         failures = [r["failure"] for r in rendezvous.exchange("made", {"failure": failure})]
-        self._pulled_posts = 0
+        self._pulled_posts = self.wanted_slot_bytes = 0
         self.growth_is_due = False
         if channel is None or any(failures):
             self._grows = False
@@ -261,7 +268,7 @@ class Exchange:
         try:
             pending = Pending(self, channel, collect)
             channel.native.label(label)
-            channel.hold_until_release(own)
+            hold_until_release(channel, own)
             self._window.post(pending, send)
             self._posted += 1
         except BaseException as error:
@@ -275,7 +282,9 @@ class Exchange:
     def _note_pulled(self, channel: BoundedLagChannel) -> None:
         self._pulled_posts += 1
         if self._config.slot_bytes is not None:
-            channel.warn_if_pulled()
+            warn_if_pulled(channel)
+        elif self._grows and self._pulled_posts >= _PULLED_BEFORE_GROWTH:
+            self.wanted_slot_bytes = int(channel.native.stats().largest_message * HEADROOM)
 
     def complete_oldest(self) -> None:
         """Waits for the messages of the oldest post and collects them."""

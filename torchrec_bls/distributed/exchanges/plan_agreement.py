@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torchrec.distributed.types import ParameterSharding
 
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
+from torchrec_bls.distributed.codec_config import describe
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.errors import RendezvousError
 
@@ -79,9 +80,9 @@ class Agreement:
         self.reached = True
         _open.discard(self)
 
-    def is_awaited(self) -> bool:
-        """Returns whether another rank has come to compare terms, and this one has not."""
-        return not self.reached and self._rendezvous().is_awaited()
+    def awaiting(self) -> list[int]:
+        """Returns the ranks that have come to compare terms, before this one has."""
+        return self._rendezvous().awaiting()
 
     def forget(self) -> None:
         """Makes the ranks compare the terms again, since their first exchange was not set up."""
@@ -164,5 +165,5 @@ def terms_of(
             f"{planned.sharding_type} on ranks {planned.ranks} as {sizes}"
         )
         if config.codecs is not None:
-            terms[f"codecs of table {number}"] = config.codecs.describe(table.name)
+            terms[f"codecs of table {number}"] = describe(config.codecs, table.name)
     return terms

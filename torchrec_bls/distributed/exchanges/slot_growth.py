@@ -49,7 +49,10 @@ class SlotGrowth:
 
     def wanted(self) -> SlotBytes:
         """Returns the slot sizes that this rank's messages need."""
-        return SlotBytes(*(exchange.wanted_slot_bytes for exchange in self._exchanges))
+        ids, embeddings, gradients = self._exchanges
+        return SlotBytes(
+            ids.wanted_slot_bytes, embeddings.wanted_slot_bytes, gradients.wanted_slot_bytes
+        )
 
     def learn(self, number: int, wanted: Sequence[int]) -> None:
         """Takes over the largest slots that ranks asked for with the ids of batch `number`."""

@@ -7,10 +7,11 @@ embeddings, or would make all ranks wait.
 import sys
 import weakref
 from collections.abc import Callable
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import Any
 
 from torchrec_bls.collective.forwards import Forwards
+from torchrec_bls.lifetime import new_lock
 
 
 class Callers:
@@ -26,11 +27,11 @@ class Callers:
     """
 
     def __init__(self, where: str, forwards: Forwards, under_way: Callable[[], bool]) -> None:
-        self.agreeing = Lock()
+        self.agreeing = new_lock()
         self._where = where
         self._forwards = forwards
         self._under_way = under_way
-        self._lock = Lock()
+        self._lock = new_lock()
         self._thread: int | None = None
         self._pipeline: weakref.ref[Any] | None = None
         self._leftovers: Callable[[], None] | None = None
@@ -94,8 +95,8 @@ class Callers:
                         "calling the model, or has not waited for its embeddings. All ranks match "
                         "calls by their order, so one thread at a time may call it: use a lock"
                     )
-                if (scope := self._forwards.scope) is not None:
-                    scope.admit_call()
+                if (scope := self._forwards.now[1]) is not None:
+                    scope.admit()
             except BaseException:  # a signal, too
                 self._thread = before
                 raise

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torchrec_bls import _native
-from torchrec_bls.codecs.error_bound import ErrorBound
+from torchrec_bls.codecs.error_bound import ErrorBound, bound_at
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.distributed.codec_config import CodecConfig
+from torchrec_bls.distributed.codec_config import (
+    CodecConfig,
+    backward_of,
+    forward_of,
+    has_decay,
+    unique_of,
+)
 
 # Codec's number in frames, columns, bound of the error or 0, and whether codes have a fixed width.
 _Encoded = tuple[int, int, float, bool]
@@ -65,21 +71,21 @@ def plan_codecs(config: CodecConfig, sharding: Any, is_weighted: bool = False) -
         [table for group in groups for table in group.embedding_tables for _ in table.feature_names]
         for groups in sharding._grouped_embedding_configs_per_rank
     ]
-    unique = [[config.unique_of(table.name) for table in of_rank] for of_rank in tables]
+    unique = [[unique_of(config, table.name) for table in of_rank] for of_rank in tables]
     finds_unique = any(map(any, unique)) and not is_weighted
 
-    def planned(codec_of: Any) -> list[list[CodedFeature]] | None:
+    def planned(codec_of: Callable[[CodecConfig, str], Any]) -> list[list[CodedFeature]] | None:
         by_rank = [
-            [CodedFeature(codec_of(table.name), table.local_cols) for table in of_rank]
+            [CodedFeature(codec_of(config, table.name), table.local_cols) for table in of_rank]
             for of_rank in tables
         ]
         coded = any(feature.codec != Codec.FP32 for of_rank in by_rank for feature in of_rank)
         return by_rank if coded or finds_unique else None
 
     return CodecPlan(
-        planned(config.forward_of),
-        planned(config.backward_of),
-        config.decays,
+        planned(forward_of),
+        planned(backward_of),
+        has_decay(config),
         unique if finds_unique else None,
     )
 
@@ -98,7 +104,7 @@ def in_force(
     def encoded(feature: CodedFeature, addends: int) -> _Encoded:
         codec, columns = feature
         if isinstance(codec, ErrorBound):
-            bound = codec.at(iteration, addends)
+            bound = bound_at(codec, iteration, addends)
             return _native.ERROR_BOUNDED, columns, bound, codec.fixed_width
         return codec, columns, 0.0, False
 

@@ -201,8 +201,15 @@ def _manifest(folder: Path) -> Path:
         *("bags", False, True, False, "raise", form, tables, [8192, 8192]),
         *("torch.float32", True, digest_of([layout]).hex()),
     )
+    rows = TableLayout("u", 10, 8, "INT8", layout.shards)
+    output = {"output": "torch.float32", "row_alignment": 16, "with_ids": False}
+    stored = OfferedModule(
+        *("rows", True, True, False, "refuse", output, [OfferedTable(rows, [], ["f"], "SUM")]),
+        *([8192, 8192], "torch.uint8", True, "00" * 32),
+    )
     path = folder / "manifest.json"
-    path.write_text(json.dumps(Manifest("host", "step 3", 3, [module]).as_json()))
+    modules = [module, stored]
+    path.write_text(json.dumps(Manifest("host", "step 3", 3, modules).as_json()))
     return path
 
 

@@ -23,18 +23,26 @@ _PLACES = (1 << _PLACE_BITS) - 1
 _FORWARDS = (1 << 32 - _PLACE_BITS) - 1
 # Seconds between two looks for what peers do.
 _PAUSE = 0.0002
+_ENDED_AFTER_IDS = (
+    "a forward ended early, and ids of later batches were posted already, as TorchRec's pipelines "
+    "do: {}. Shard the model anew on all ranks"
+)
 
 
 class Forwards:
     """The forwards of one module on this rank, and its calls in the present one.
 
     Attributes:
-        ahead: labels of calls outside of scopes that this rank may still owe its rows. The module
-            takes a label out once they are sent.
+        ahead: calls outside of scopes that this rank may still owe its rows, by label. The module
+            keeps there what it answers them with, and takes a call out once rows are sent.
+        broke_off: whether nobody can make a call any more that peers count on. A forward had
+            failed, and its pipeline was dropped or reset.
     """
 
     def __init__(self) -> None:
-        self.ahead: set[int] = set()
+        self.ahead: dict[int, Any] = {}
+        self.broke_off = False
+        self._counted_on: set[int] = set()
         self._place = 0
         # Changed by one store: a signal may raise between any two.
         self._state: tuple[int, Scope | None] = (0, None)
@@ -61,14 +69,29 @@ class Forwards:
         if scope is None:
             self._state = (number + 1, None)
             label = label_of(number, 0)
-            self.ahead.add(label)
+            self.ahead[label] = None
             return label
         place, self._place = self._place, self._place + 1
         return label_of(number, place)
 
+    def refuse(self) -> None:
+        """Notes that all ranks raise for a call of the present forward, where they wait for ids."""
+        if (scope := self._state[1]) is not None:
+            scope.all_raise = True
+
+    def drop(self, label: int) -> None:
+        """Notes that nobody can make a call of `ahead` any more."""
+        if self.ahead.pop(label, None) is not None and label in self._counted_on:
+            self.broke_off = True
+
+    def fail_alone(self) -> None:
+        """Notes that the present forward fails on this rank. Peers go on to the calls ahead."""
+        self._counted_on = set(self.ahead)
+
     def meet(self) -> None:
         """Counts from here on: the module's ranks have met, each in its present forward."""
         self.ahead.clear()
+        self.broke_off = False
         self._place = 0
         self._state = (0, self.scope)
 
@@ -106,6 +129,13 @@ class Exchanging(Protocol):
             refusal: reason why no rank may get rows; None: all get them.
         """
 
+    def is_asked_ahead(self) -> bool:
+        """Returns whether a peer has sent rows of a call that this rank owes its own, since ids
+        were posted ahead."""
+
+    def answer_ahead(self) -> None:
+        """Sends the rows of the call that `is_asked_ahead` has found."""
+
     def fail(self, reason: str) -> None:
         """Fails the module on all ranks."""
 
@@ -119,11 +149,15 @@ class Scope:
         modules: modules of the forward. Those in an open scope of this thread stay in that one.
         owner: object that opens one scope at a time. A scope that it finds open was left open.
 
+    Attributes:
+        all_raise: whether all ranks raise in it, since one refuses its batch.
+
     Raises:
         ValueError: another thread has a scope with one of the modules.
     """
 
     def __init__(self, modules: Sequence[Exchanging], owner: object = None) -> None:
+        self.all_raise = False
         self._modules = modules
         self._owner = self if owner is None else owner
         self._thread = get_ident()
@@ -213,11 +247,14 @@ class Scope:
     def _end_early(self, refusal: str | None) -> None:
         self._is_ending = True  # until the end, which an interrupt may prevent
         self._is_left = False
-        if any(each.forwards.ahead for each in self._modules):
-            # Peers wait for rows of calls that this rank can't repeat.
-            self._fail("a forward ended early after ids were posted ahead of it")
+        if refusal is not None and not self.all_raise and self._owes_rows():
+            # Their ids have left without the refusal.
+            self._fail(_ENDED_AFTER_IDS.format(refusal))
             self._end()
             return
+        if not self.all_raise:
+            for module in self._modules:
+                module.forwards.fail_alone()
         # Before it takes part: two ranks that end early would wait for each other.
         self._tell()
         try:
@@ -236,12 +273,23 @@ class Scope:
                 called.take_part(refusal)
                 waiting_since = time.monotonic()
                 continue
+            asked = next((each for each in self._modules if each.is_asked_ahead()), None)
+            if asked is not None:
+                if refusal is not None:
+                    self._fail(_ENDED_AFTER_IDS.format(refusal))
+                    return
+                asked.answer_ahead()
+                waiting_since = time.monotonic()
+                continue
             late = next(filter(_late_peers, self._modules), None)
             if late is None:
                 return
             if time.monotonic() - waiting_since > late.deadline:
                 self._give_up(late)
             time.sleep(_PAUSE)
+
+    def _owes_rows(self) -> bool:
+        return any(each.forwards.ahead for each in self._modules)
 
     def _give_up(self, module: Exchanging) -> None:
         channel = module.calls_channel

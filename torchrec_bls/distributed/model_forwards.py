@@ -14,6 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from torchrec_bls.collective.forwards import Scope, add_hooks
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
+from torchrec_bls.distributed.module_owner import owner_of
 
 
 def forward(*models: nn.Module) -> AbstractContextManager[object]:
@@ -41,6 +42,8 @@ def forward(*models: nn.Module) -> AbstractContextManager[object]:
             "forward takes models with modules that were sharded by torchrec_bls's sharders: give "
             "these to DistributedModelParallel"
         )
+    for model, modules in zip(models, found, strict=True):
+        _set_owners(model, modules)
     return Scope(_exchanging(dict.fromkeys(module for modules in found for module in modules)))
 
 
@@ -51,6 +54,7 @@ class _ModelHooks:
         self._model = weakref.ref(model)
         self._modules = [weakref.ref(module) for module in modules]
         self._handles: list[Any] = []
+        _set_owners(model, modules)
         for module in modules:
             module.on_new_choice(self.add)
         self.add()
@@ -73,6 +77,11 @@ class _ModelHooks:
 
 def _modules_of(model: nn.Module) -> list[BoundedLagModule]:
     return [module for module in model.modules() if isinstance(module, BoundedLagModule)]
+
+
+def _set_owners(model: nn.Module, modules: Iterable[BoundedLagModule]) -> None:
+    for module in modules:
+        module.set_owner(owner_of(module, model))
 
 
 def _exchanging(modules: Iterable[BoundedLagModule]) -> list[BoundedLagModule]:

@@ -1,11 +1,13 @@
 """The state of a bounded-lag module beside TorchRec's own attributes, in one object."""
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.forwards import Forwards
@@ -87,12 +89,11 @@ class ModuleExchanges:
             if exchange.channel is not None
         }
 
-    def ids_channel(self, sharding_types: Sequence[str]) -> BoundedLagChannel | None:
-        """Returns the channel for ids of the first of `sharding_types`, if it is made."""
-        exchange = (
-            self._made.get(f"{self.name}.{sharding_types[0]}.ids") if sharding_types else None
-        )
-        return None if exchange is None else exchange.channel
+    def first(self, sharding_types: Sequence[str], direction: str) -> Exchange | None:
+        """Returns the exchange of the first of `sharding_types`, if there is one."""
+        if not sharding_types:
+            return None
+        return self._made.get(f"{self.name}.{sharding_types[0]}.{direction}")
 
     @property
     def lacks_channels(self) -> bool:
@@ -151,6 +152,8 @@ class ModuleState:
         forwards: forwards of the module on this rank.
         calls: its calls that this rank has posted.
         on_new_choice: functions to call when the lookup is forgotten.
+        owner: module that is called in place of the module, since it is a part of it; None if it
+            is none.
         lookup: way of its batches to their embeddings; None until the ranks have chosen one.
         lookup_tables: tables of TorchRec's lookups; None before they are first read.
         iterations: number of iterations of the training so far; error bounds may depend on it.
@@ -165,6 +168,7 @@ class ModuleState:
     forwards: Forwards
     calls: PostedCalls = field(init=False)
     on_new_choice: list[Callable[[], None]] = field(default_factory=list)
+    owner: "weakref.ref[nn.Module] | None" = None
     lookup: Lookup | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0
@@ -204,7 +208,20 @@ class ModuleState:
     @property
     def calls_channel(self) -> BoundedLagChannel | None:
         """Returns the channel on which each call posts first; None until its ranks have met."""
-        return self.exchanges.ids_channel(self.sharding_types)
+        exchange = self.exchanges.first(self.sharding_types, "ids")
+        return None if exchange is None else exchange.channel
+
+    def asked_ahead(self) -> int | None:
+        """Returns the label of a call outside of scopes whose rows a peer has sent, and this rank
+        has not; None if there is none."""
+        ahead = self.forwards.ahead
+        exchange = self.exchanges.first(self.sharding_types, "embeddings") if ahead else None
+        if exchange is None:
+            return None
+        if exchange.channel is None:  # peers make it where they send the first rows
+            return next(iter(ahead)) if exchange.is_awaited() else None
+        label: int | None = exchange.channel.native.called(0)
+        return label if label in ahead else None
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""

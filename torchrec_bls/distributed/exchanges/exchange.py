@@ -174,6 +174,11 @@ class Exchange:
             with suppress(RuntimeError):
                 self._rendezvous(self.name if slots_are_known else self._slots_name).fail(reason)
 
+    def is_awaited(self) -> bool:
+        """Returns whether another rank makes the channel, and waits for this one."""
+        name = self.name if self._config.slot_bytes is not None else self._slots_name
+        return self.channel is None and self._rendezvous(name).is_awaited()
+
     def _rendezvous(self, name: str) -> Rendezvous:
         return Rendezvous(self._group, name, self._deadline.seconds, session=self._session_of())
 

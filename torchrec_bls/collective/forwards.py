@@ -42,7 +42,7 @@ class Forwards:
     def __init__(self) -> None:
         self.ahead: dict[int, Any] = {}
         self.broke_off = False
-        self._counted_on: set[int] = set()
+        self._counted_on: int | None = None
         self._place = 0
         # Changed by one store: a signal may raise between any two.
         self._state: tuple[int, Scope | None] = (0, None)
@@ -81,12 +81,14 @@ class Forwards:
 
     def drop(self, label: int) -> None:
         """Notes that nobody can make a call of `ahead` any more."""
-        if self.ahead.pop(label, None) is not None and label in self._counted_on:
+        if self.ahead.pop(label, None) is not None and label == self._counted_on:
             self.broke_off = True
 
     def fail_alone(self) -> None:
-        """Notes that the present forward fails on this rank. Peers go on to the calls ahead."""
-        self._counted_on = set(self.ahead)
+        """Notes that the present forward fails on this rank. Peers will make the call that was
+        posted just before it. Older ones are made in it, or never."""
+        newest = label_of(self.number - 1, 0)
+        self._counted_on = newest if newest in self.ahead else None
 
     def meet(self) -> None:
         """Counts from here on: the module's ranks have met, each in its present forward."""

@@ -69,7 +69,8 @@ class ExchangeLookup(Lookup):
         except BaseException as error:
             state.fail_all("posting ids", error)
             raise
-        state.calls.keep(label, ctx, posted)
+        if label in state.forwards.ahead:
+            state.calls.keep(label, ctx, posted)
         return posted
 
     def refuse(self, ctx: Any, error: ValueError) -> Awaitable[Any]:

@@ -214,14 +214,14 @@ class ModuleState:
     def asked_ahead(self) -> int | None:
         """Returns the label of a call outside of scopes whose rows a peer has sent, and this rank
         has not; None if there is none."""
-        ahead = self.forwards.ahead
-        exchange = self.exchanges.first(self.sharding_types, "embeddings") if ahead else None
+        kept = [label for label, call in self.forwards.ahead.items() if call is not None]
+        exchange = self.exchanges.first(self.sharding_types, "embeddings") if kept else None
         if exchange is None:
             return None
         if exchange.channel is None:  # peers make it where they send the first rows
-            return next(iter(ahead)) if exchange.is_awaited() else None
+            return kept[0] if exchange.is_awaited() else None
         label: int | None = exchange.channel.native.called(0)
-        return label if label in ahead else None
+        return label if label in kept else None
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""

@@ -51,8 +51,7 @@ class PostedCalls:
         TorchRec's pipelines drop that of a batch whose ids they post twice.
         """
         forwards = self._forwards
-        if label in forwards.ahead:
-            forwards.ahead[label] = CallAhead(weakref.ref(ctx, lambda _: forwards.drop(label)), ids)
+        forwards.ahead[label] = CallAhead(weakref.ref(ctx, lambda _: forwards.drop(label)), ids)
 
     def end(self, label: int) -> None:
         """Ends a call: this rank has sent its rows, or no rank will."""

@@ -214,12 +214,15 @@ class ModuleState:
     def asked_ahead(self) -> int | None:
         """Returns the label of a call outside of scopes whose rows a peer has sent, and this rank
         has not; None if there is none."""
-        kept = [label for label, call in self.forwards.ahead.items() if call is not None]
+        ahead = self.forwards.ahead
+        # Not over items: a context that is collected meanwhile takes its call out.
+        kept = [label for label in list(ahead) if ahead.get(label) is not None]
         exchange = self.exchanges.first(self.sharding_types, "embeddings") if kept else None
         if exchange is None:
             return None
-        if exchange.channel is None:  # peers make it where they send the first rows
-            return kept[0] if exchange.is_awaited() else None
+        if exchange.channel is None:
+            # Peers make it where they send the first rows. The newest call is of the next batch.
+            return kept[-2:][0] if exchange.is_awaited() else None
         label: int | None = exchange.channel.native.called(0)
         return label if label in kept else None
 

@@ -88,7 +88,8 @@ def sharded(name: str, lookup: str = "exchange", bound: int = 0) -> DistributedM
     plans = {
         part: models.make_plan(
             getattr(model, part),
-            [("table_wise", "row_wise")[table % 2] for table in range(kind.tables)],
+            # TorchRec averages a feature of a row-wise table in other tables, too.
+            [("row_wise", "table_wise")[table % 2] for table in range(kind.tables)],
             sharder,
         )
         for (part, kind), sharder in zip(KINDS.items(), sharders, strict=True)

@@ -78,6 +78,10 @@ def fail_in_turn(rank: int, lookup: str) -> None:
             else:
                 check(20)
             check(21)
+        with cell(sharding, "bad requests of all ranks"):
+            with pytest.raises(ValueError, match="id 10000"):
+                model(models.Batch(bad))
+            check(22)
 
 
 @pytest.mark.parametrize("lookup", ["exchange", pytest.param("direct", marks=pytest.mark.slow)])

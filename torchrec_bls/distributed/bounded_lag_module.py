@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.compiler import is_compiling
 from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -215,7 +214,7 @@ class BoundedLagModule:
         scope = self.forwards.scope
         return scope is None or scope.is_own
 
-    def set_owner(self, owner: nn.Module) -> None:
+    def set_owner(self, owner: object) -> None:
         """Sets the module that is called in place of this one, unless it is this one itself."""
         if owner is not self:
             self._bls.owner = weakref.ref(owner)
@@ -263,8 +262,10 @@ class BoundedLagModule:
     def answer_ahead(self) -> None:
         """Sends the rows of the call that `is_asked_ahead` has found. This rank drops its own."""
         label = self._bls.asked_ahead()
-        call = None if label is None else self.forwards.ahead[label]
-        ctx = None if call is None else call.ctx()
+        call = None if label is None else self.forwards.ahead.get(label)
+        if call is None:
+            return
+        ctx = call.ctx()
         if ctx is not None:
             with torch.no_grad(), suppress(RefusedBatchError):
                 self._owner().compute_and_output_dist(ctx, call.ids.wait().wait()).wait()

@@ -4,7 +4,7 @@ from torch import nn
 from torchrec.distributed.types import ShardedModule
 
 
-def owner_of(module: nn.Module, model: nn.Module) -> nn.Module:
+def owner_of(module: object, model: nn.Module) -> nn.Module:
     """Returns the outermost sharded module that `module` is, or is a part of.
 
     TorchRec's FeatureProcessedEmbeddingBagCollection is one around another: it changes ids that

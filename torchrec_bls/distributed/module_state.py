@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.forwards import Forwards
@@ -168,7 +167,7 @@ class ModuleState:
     forwards: Forwards
     calls: PostedCalls = field(init=False)
     on_new_choice: list[Callable[[], None]] = field(default_factory=list)
-    owner: "weakref.ref[nn.Module] | None" = None
+    owner: "weakref.ref[Any] | None" = None
     lookup: Lookup | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0

@@ -150,18 +150,16 @@ def read_alone(call: Call, calls: list[str], rank: int, at: tuple[int, str, int]
     check(call, Request(calls, rank))
 
 
+EAGER = [use.__name__ for use in USES if use is not compiled]
+
+
 @pytest.mark.parametrize(
     ("world_size", "lookup", "names"),
     slow_where(
         lambda case: case[0] > 2 or case[2] == ["compiled"],
         [
-            (world_size, lookup, names)
-            for world_size in (2, 3, 4)
-            for lookup in ("exchange", "direct")
-            for names in (
-                [use.__name__ for use in USES if use is not compiled],
-                ["compiled"],
-            )
+            *((n, lookup, EAGER) for n in (2, 3, 4) for lookup in ("exchange", "direct")),
+            *((n, "exchange", ["compiled"]) for n in (2, 4)),
         ],
     ),
 )

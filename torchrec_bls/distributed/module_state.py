@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.collective.forwards import Forwards
+from torchrec_bls.collective.forwards import Forwards, label_of
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.distributed.exchanges.exchange import Exchange
@@ -211,19 +211,28 @@ class ModuleState:
         return None if exchange is None else exchange.channel
 
     def asked_ahead(self) -> int | None:
-        """Returns the label of a call outside of scopes whose rows a peer has sent, and this rank
-        has not; None if there is none."""
+        """Returns the label of a call outside of scopes that a peer makes in the present forward,
+        and whose rows this rank has not sent; None if there is none."""
         ahead = self.forwards.ahead
         # Not over items: a context that is collected meanwhile takes its call out.
         kept = [label for label in list(ahead) if ahead.get(label) is not None]
         exchange = self.exchanges.first(self.sharding_types, "embeddings") if kept else None
-        if exchange is None:
+        calls = self.calls_channel
+        if exchange is None or calls is None:
             return None
+        number = self.forwards.number
         if exchange.channel is None:
             # Peers make it where they send the first rows. The newest call is of the next batch.
-            return kept[-2:][0] if exchange.is_awaited() else None
+            is_asked = exchange.is_awaited() and bool(calls.native.not_ended(number + 1))
+            return kept[-2:][0] if is_asked else None
         label: int | None = exchange.channel.native.called(0)
-        return label if label in kept else None
+        if label not in kept:
+            return None
+        if label == label_of(number - 1, 0):
+            # Of the next batch, if there was one before. A peer may have gone on to it.
+            in_forward = calls.native.not_ended(number + 1)
+            return label if len(in_forward) == self.exchanges.group.size() - 1 else None
+        return label
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""

@@ -19,6 +19,7 @@ from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.inputs.batch_note import IdsNote
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout
 from torchrec_bls.distributed.inputs.refused_batches import RefusedBatchError, RefusedEmbeddings
+from torchrec_bls.distributed.module_owner import owner_of
 from torchrec_bls.errors import (
     BadBatchError,
     BLSError,
@@ -84,7 +85,7 @@ class BoundedLagPipeline(TrainPipeline[In, Out]):  # type: ignore[misc]
         self._model = model
         self._call = ModelCall()
         self._stages = {
-            name: ModuleStages(module, _owner_of(module, model), self._call)
+            name: ModuleStages(module, owner_of(module, model), self._call)
             for name, module in _modules_in_a_pipeline(model).items()
         }
         self._has_agreed_on_lookups = False
@@ -509,16 +510,6 @@ def _modules_in_a_pipeline(model: nn.Module) -> dict[str, BoundedLagModule]:
             'itself, or shard with BLSConfig(lookup="exchange")'
         )
     return modules
-
-
-def _owner_of(module: BoundedLagModule, model: nn.Module) -> nn.Module:
-    """Returns the outermost sharded module that `module` is, or is a part of."""
-    owner: nn.Module = next(
-        each
-        for each in model.modules()
-        if isinstance(each, ShardedModule) and any(part is module for part in each.modules())
-    )
-    return owner
 
 
 def bounded_lag_channels(model: nn.Module) -> list[BoundedLagChannel]:

@@ -58,6 +58,9 @@ class Lookup(nn.Module):
             with pytest.raises(BatchRefusedError):
                 self._call([], refusal)
 
+    def is_asked_ahead(self) -> bool:
+        return False
+
     def fail(self, reason: str) -> None:
         for channel in self._channels:
             channel.poison(reason)
@@ -80,7 +83,7 @@ class Lookup(nn.Module):
             for of_rank in asked
         ]
         with self._exchange(1, label, [[each.reshape(-1)] for each in rows]) as arrival:
-            self.forwards.ahead.discard(label)
+            self.forwards.answered(label)
             return [
                 arrival.tensor(rank, 0, torch.int64).tolist() for rank in range(self._world_size)
             ]

@@ -15,6 +15,10 @@ from torchrec_bls.lifetime import new_lock
 
 # Seconds between two looks for what peers do.
 _PAUSE = 0.0002
+_ENDED_AFTER_IDS = (
+    "a forward ended early, and ids of later batches were posted already, as TorchRec's pipelines "
+    "do: {}. Shard the model anew on all ranks"
+)
 
 # Held while a scope begins, or gets another thread. Nobody waits for a peer meanwhile.
 _changing = new_lock()
@@ -33,6 +37,7 @@ class Scope:
         modules: modules of the forward, which has begun.
         thread: identity of the thread that is in it.
         is_left: whether an interrupt has ended it for that thread.
+        all_raise: whether all ranks raise in it, since one refuses its batch.
     """
 
     def __init__(self, modules: Iterable[Exchanging], owner: object = None) -> None:
@@ -41,6 +46,7 @@ class Scope:
         self._candidates = modules
         self._owner = self if owner is None else owner
         self.is_left = False
+        self.all_raise = False
 
     def __enter__(self) -> "Scope":
         """Begins the forward.
@@ -152,9 +158,9 @@ class Scope:
 
     def _end_early(self, reason: str, refuses_all: bool) -> None:
         try:
-            if any(module.forwards.ahead for module in self._open):
-                # Peers wait for rows of calls that this rank can't repeat.
-                self._fail("a forward ended early after ids were posted ahead of it")
+            if not self.all_raise and any(_must_refuse(m, refuses_all) for m in self._open):
+                # The ids have left without the refusal.
+                self._fail(_ENDED_AFTER_IDS.format(reason))
             else:
                 self._take_part_in_the_rest(reason, refuses_all)
         except Exception:
@@ -165,6 +171,9 @@ class Scope:
     def _take_part_in_the_rest(self, reason: str, refuses_all: bool) -> None:
         """Takes part in the calls of the peers until all have ended the forward."""
         waiting_since = None
+        if not self.all_raise:
+            for module in self._open:
+                module.forwards.fail_alone()
         while any(module.calls_channel is not None for module in self._open):
             if waiting_since is None:
                 waiting_since = time.monotonic()
@@ -173,6 +182,14 @@ class Scope:
                 for module in self._open:
                     self._tell(module)
             if self._go_on(reason, refuses_all):
+                waiting_since = None
+                continue
+            asked = next((module for module in self._open if module.is_asked_ahead()), None)
+            if asked is not None:
+                if _must_refuse(asked, refuses_all):
+                    self._fail(_ENDED_AFTER_IDS.format(reason))
+                    return
+                asked.answer_ahead()
                 waiting_since = None
                 continue
             late = next(filter(_late_peers, self._open), None)
@@ -228,6 +245,13 @@ class Scope:
 def _fails_all(error: BaseException) -> bool:
     """Returns whether no rank goes on after `error`."""
     return isinstance(error, BLSError) and not isinstance(error, BatchRefusedError)
+
+
+def _must_refuse(module: Exchanging, refuses_all: bool) -> bool:
+    """Returns whether this rank owes rows of calls that no rank may go on with."""
+    # Not over values: a context that is collected meanwhile takes its call out.
+    ahead = list(module.forwards.ahead.values())
+    return bool(ahead) and (refuses_all or any(call.trains for call in ahead))
 
 
 def _late_peers(module: Exchanging) -> list[int]:

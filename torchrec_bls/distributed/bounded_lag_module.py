@@ -3,6 +3,7 @@
 docs/design/modules.md describes a module's life and the way of a batch.
 """
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -213,6 +214,11 @@ class BoundedLagModule:
         state.callers.enter()
         return True
 
+    def set_owner(self, owner: object) -> None:
+        """Sets the module that is called in place of this one, unless it is this one itself."""
+        if owner is not self:
+            self._bls.owner = weakref.ref(owner)
+
     def on_new_choice(self, function: Callable[[], None]) -> None:
         """Has `function` called whenever the ranks are about to choose a lookup again."""
         self._bls.on_new_choice.append(function)
@@ -246,13 +252,31 @@ class BoundedLagModule:
             refusal: reason why no rank may get rows; None: all get them.
         """
         with torch.set_grad_enabled(trains):
-            ctx = self.create_context()  # type: ignore[attr-defined]
+            owner = self._owner()
+            ctx = owner.create_context()
             posted = self.post(ctx, self.nothing(), IdsNote(refusal=refusal))
             if refusal is None:
-                self.compute_and_output_dist(ctx, posted.wait().wait()).wait()
+                owner.compute_and_output_dist(ctx, posted.wait().wait()).wait()
                 return
             with suppress(ValueError, BatchRefusedError):  # of this rank, or of one before it
                 posted.wait().wait()
+
+    def is_asked_ahead(self) -> bool:
+        """Returns whether a peer has sent rows of a call that this rank owes its own."""
+        return self._bls.asked_ahead() is not None
+
+    def answer_ahead(self) -> None:
+        """Sends the rows of the call that `is_asked_ahead` has found. This rank drops its own."""
+        asked = self._bls.asked_ahead()
+        call = None if asked is None else self.forwards.ahead.get(asked)
+        ctx = None if call is None or call.ctx is None else call.ctx()
+        if call is not None and ctx is not None:
+            with torch.no_grad(), suppress(RefusedBatchError):
+                self._owner().compute_and_output_dist(ctx, call.ids.wait().wait()).wait()
+
+    def _owner(self) -> Any:
+        owner = None if self._bls.owner is None else self._bls.owner()
+        return self if owner is None else owner
 
     @abstractmethod
     def _choose(self) -> Lookup:

@@ -9,6 +9,12 @@ from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.module_state import ModuleState
+from torchrec_bls.errors import RankFailedError
+
+_BROKE_OFF = (
+    "a forward failed in a pipeline, which was dropped or reset after it had posted ids of a later "
+    "batch, and other ranks wait for rows of that one. Shard the model anew on all ranks"
+)
 
 
 class Dists(Protocol):
@@ -54,12 +60,19 @@ class ExchangeLookup(Lookup):
         state = self._state
         state.exchanges.deadline.training = torch.is_grad_enabled()
         state.meet()
-        ctx.bls_label = state.calls.begin(note)
+        if state.forwards.broke_off:
+            state.fail(_BROKE_OFF)
+            raise RankFailedError(f"{state.where}: {_BROKE_OFF}")
+        label = ctx.bls_label = state.calls.begin(note)
         try:
-            return self._dists.post(ctx, batch)
+            posted = self._dists.post(ctx, batch)
         except BaseException as error:
             state.fail_all("posting ids", error)
             raise
+        # BoundedLagPipeline has notes, and answers what it has posted itself.
+        if note is NO_NOTE and state.forwards.ahead:
+            state.forwards.keep(label, ctx, posted)
+        return posted
 
     def refuse(self, ctx: Any, error: ValueError) -> Awaitable[Any]:
         """See Lookup. In training the error goes to all ranks, none of which may go on."""
@@ -74,7 +87,7 @@ class ExchangeLookup(Lookup):
         except BaseException as error:
             self._state.fail_all("lookup", error)
             raise
-        self._state.calls.end(ctx.bls_label)
+        self._state.forwards.answered(ctx.bls_label)
         return embeddings
 
     def meet(self) -> None:

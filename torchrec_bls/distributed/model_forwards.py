@@ -5,7 +5,7 @@ docs/design/forwards.md says what a scope is for.
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, wraps
 from threading import get_ident
@@ -18,6 +18,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from torchrec_bls.collective.scope import Scope
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
+from torchrec_bls.distributed.module_owner import owner_of
 
 
 def forward(*models: nn.Module) -> AbstractContextManager[object]:
@@ -45,6 +46,8 @@ def forward(*models: nn.Module) -> AbstractContextManager[object]:
             "forward takes models with modules that were sharded by torchrec_bls's sharders: give "
             "these to DistributedModelParallel"
         )
+    for model, modules in zip(models, found, strict=True):
+        _set_owners(model, modules)
     return Scope(dict.fromkeys(module for modules in found for module in modules))
 
 
@@ -55,6 +58,7 @@ class _ModelHooks:
         self._model = weakref.ref(model)
         self._modules = [weakref.ref(module) for module in modules]
         self._handles: list[Any] = []
+        _set_owners(model, modules)
         for module in modules:
             module.on_new_choice(self.add)
         self.add()
@@ -117,6 +121,11 @@ def add_hooks(model: nn.Module, open_scope: Callable[[object], Scope]) -> list[A
 
 def _modules_of(model: nn.Module) -> list[BoundedLagModule]:
     return [module for module in model.modules() if isinstance(module, BoundedLagModule)]
+
+
+def _set_owners(model: nn.Module, modules: Iterable[BoundedLagModule]) -> None:
+    for module in modules:
+        module.set_owner(owner_of(module, model))
 
 
 @cache

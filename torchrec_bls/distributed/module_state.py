@@ -1,5 +1,6 @@
 """The state of a bounded-lag module beside TorchRec's own attributes, in one object."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchrec_bls.collective.channel import BoundedLagChannel
-from torchrec_bls.collective.forwards import Forwards
+from torchrec_bls.collective.forwards import Forwards, call_of
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.distributed.exchanges.exchange import Exchange
@@ -144,6 +145,8 @@ class ModuleState:
         forwards: forwards of the module on this rank.
         calls: its calls that this rank has posted.
         on_new_choice: functions to call when the lookup is forgotten.
+        owner: module that is called in place of the module, since it is a part of it; None if it
+            is none.
         lookup: way of its batches to their embeddings; None until the ranks have chosen one.
         lookup_tables: tables of TorchRec's lookups; None before they are first read.
         iterations: number of iterations of the training so far; error bounds may depend on it.
@@ -158,6 +161,7 @@ class ModuleState:
     forwards: Forwards
     calls: PostedCalls = field(init=False)
     on_new_choice: list[Callable[[], None]] = field(default_factory=list)
+    owner: "weakref.ref[Any] | None" = None
     lookup: Lookup | None = None
     lookup_tables: list[LookupTables] | None = None
     iterations: int = 0
@@ -216,6 +220,35 @@ class ModuleState:
 
     def _slot_bytes_of_ids(self) -> int:
         return self.exchanges.slot_growth(self.sharding_types[0]).begin()[1].ids
+
+    def asked_ahead(self) -> int | None:
+        """Returns a call outside of scopes that a peer makes in the present forward, and whose rows
+        this rank has not sent; None if there is none."""
+        ahead = self.forwards.ahead
+        # Not over items: a context that is collected meanwhile takes its call out.
+        kept = [
+            call
+            for call in list(ahead)
+            if (each := ahead.get(call)) is not None and each.ctx is not None
+        ]
+        calls = None if self.calls_exchange is None else self.calls_exchange.channel
+        if not kept or calls is None:
+            return None
+        rows = self.exchanges.of(self.sharding_types[0], "embeddings")
+        number = self.forwards.now[0]
+        if rows.channel is None:
+            # Peers make it where they send the first rows. The newest call is of the next batch.
+            is_asked = rows.awaiting(0) and calls.native.not_ended(number + 1)
+            return kept[-2:][0] if is_asked else None
+        label = rows.channel.native.called(0)
+        call = None if label is None else call_of(label)
+        if call not in kept:
+            return None
+        if call == self.forwards.newest_ahead:
+            # Of the next batch, if there was one before. A peer may have gone on to it.
+            in_forward = calls.native.not_ended(number + 1)
+            return call if len(in_forward) == self.exchanges.group.size() - 1 else None
+        return call
 
     def fail(self, reason: str) -> None:
         """Fails the other ranks' waits for this one: they raise errors that quote `reason`."""

@@ -62,7 +62,7 @@ class TorchRecDists(ABC):
             ids.bind(sharding_context)
         # TorchRec has made its input dists by now.
         self._routes = self._plan_routes(keys)
-        return awaitable
+        return RoutedIdsAwaitable(awaitable.awaitables)  # TorchRec's holds the context
 
     def look_up(self, ctx: Any, ids: Any) -> LazyAwaitable[Any]:
         """See Dists."""

@@ -138,7 +138,7 @@ class IdsTensorsAwaitable(ExchangeAwaitable[KeyedJaggedTensor]):
         ids, layout = self._pending.wait()
         refusals = layout.refusals
         if refusals:
-            self._calls.end(layout.label)
+            self._calls.refuse(layout.label)
             raise refused(self._group, self._name, refusals)
         context, self._sharding_context = self._sharding_context, None
         if context is not None:

@@ -5,7 +5,7 @@ from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 
 
 class PostedCalls:
-    """The calls of a module, from their ids to their rows.
+    """The calls of a module, as its input dists see them.
 
     Args:
         forwards: forwards of the module, which number its calls.
@@ -28,6 +28,7 @@ class PostedCalls:
         self.newest = (label, note)
         return label
 
-    def end(self, label: int) -> None:
-        """Ends a call: this rank has sent its rows, or no rank will."""
-        self._forwards.ahead.discard(label)
+    def refuse(self, label: int) -> None:
+        """Ends a call for which all ranks raise, where they wait for its ids."""
+        self._forwards.answered(label)
+        self._forwards.refuse()

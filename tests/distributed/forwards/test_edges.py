@@ -12,7 +12,15 @@ from torchrec.distributed import DistributedModelParallel
 
 import torchrec_bls
 from tests.distributed import models
-from tests.distributed.test_forwards import KINDS, Request, Rows, Towers, check, compare, fail
+from tests.distributed.forwards.test_forwards import (
+    KINDS,
+    Request,
+    Rows,
+    Towers,
+    check,
+    compare,
+    fail,
+)
 from tests.processes import run
 from torchrec_bls import (
     BLSConfig,

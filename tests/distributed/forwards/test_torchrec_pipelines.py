@@ -60,8 +60,7 @@ def play_pipeline(
 def fail_and_go_on(rank: int, world_size: int, lookup: str) -> None:
     """TorchRec's pipelines can't go on after an error. The others do."""
     turn = 0
-    # The others look for parts of TorchRec's awaitable, which direct reads do not have.
-    for name in PIPELINES if lookup == "exchange" else ["TrainPipelineBase"]:
+    for name in PIPELINES:
         # More ranks differ in who waits for whom, and not in the faults.
         for fault in FAULTS if world_size == 2 else ("bad pooled", "fails at 1"):
             turn += 1

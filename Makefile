@@ -64,10 +64,7 @@ test: build build-tests  ## Run the C++ and Python tests but for the slow ones (
 test-slow: build test-model  ## Run what `make test` leaves out: the slow Python tests and the small models
 	$(call pytest,slow and not trio)
 
-# At once: the tests are collected once, and no core waits for the last of the quick ones.
-test-all: build build-tests test-model  ## Run every test
-	$(call run-cpp-tests)
-	$(call pytest,not trio)
+test-all: test test-slow  ## Run every test
 
 test-cpp: build-tests  ## Run the C++ tests alone
 	$(call run-cpp-tests)

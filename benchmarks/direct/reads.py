@@ -78,8 +78,10 @@ def _forwards(case: Case) -> dict[str, Callable[[KeyedJaggedTensor], object]]:
     _, _, theirs, ours = KINDS[case.module]
     modules = {
         "torchrec": sharded(case, theirs(), dist.group.WORLD),
-        "bound 0": sharded(case, ours(BLSConfig()), dist.group.WORLD),
-        "direct": sharded(case, ours(BLSConfig(lookup="direct")), dist.group.WORLD, "direct"),
+        "bound 0": sharded(case, ours(config=BLSConfig()), dist.group.WORLD),
+        "direct": sharded(
+            case, ours(config=BLSConfig(lookup="direct")), dist.group.WORLD, "direct"
+        ),
     }
     forwards = {name: partial(_forward, module) for name, module in modules.items()}
     return {**forwards, "lookup": _whole_tables(case)}

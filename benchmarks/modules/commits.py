@@ -44,7 +44,7 @@ def measure(rank: int, cases: list[Case], options: Mapping[str, Any]) -> commits
         for (kind, sharding), of_model in itertools.groupby(cases, lambda case: case[:2]):
             of_kind = list(of_model)
             ours = sharded(
-                of_kind[0], KINDS[kind][3](BLSConfig(**options)), dist.group.WORLD, sharding
+                of_kind[0], KINDS[kind][3](config=BLSConfig(**options)), dist.group.WORLD, sharding
             )
             for case in of_kind:
                 label = f"{kind} {sharding}, {case.ranks} ranks, {case.batch} x {case.ids} ids"

@@ -40,7 +40,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 FULL = {"ranks": [1, 2, 4], "every": 1, "samples": 11, "cold": COLD}
-QUICK = {"ranks": [1, 2], "every": 17, "samples": 3, "cold": COLD}
+QUICK = {"ranks": [1, 2], "every": 29, "samples": 3, "cold": COLD}
 
 
 def measure(rank: int, cases: list[Case], samples: int) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ class Modules:
     """What is compared: TorchRec's sharded module, the same over the backend bls, and ours."""
 
     def __init__(self, case: Case) -> None:
-        self._ours = sharded(case, KINDS[case.module][3](BLSConfig()), dist.group.WORLD)
+        self._ours = sharded(case, KINDS[case.module][3](config=BLSConfig()), dist.group.WORLD)
         self._bounded_lag = lambda ids: self._ours(ids).wait()
         self._torchrec = torchrec_forward(case, dist.group.WORLD)
         self._backend = torchrec_forward(case, dist.new_group(backend="bls"))

@@ -210,8 +210,11 @@ class FirstBatchMark:
     """
 
     def __get__(self, module: Any, owner: type | None = None) -> Any:
-        """Returns the mark, or itself for the class."""
-        return self if module is None else vars(module)[_FIRST_BATCH_MARK]
+        """Returns the mark, or itself for the class. TorchRec's pipelines want none. Direct reads
+        have no input dists that could lack it."""
+        if module is None:
+            return self
+        return vars(module)[_FIRST_BATCH_MARK] and not module.reads_directly
 
     def __set__(self, module: Any, value: bool) -> None:
         """Sets the mark.

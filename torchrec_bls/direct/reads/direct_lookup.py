@@ -1,6 +1,6 @@
 """Lookups in tables that every rank can read: no other rank takes part in them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,13 @@ from torchrec_bls.distributed.lookup import Lookup
 
 
 class UnsentBatch(ExchangeAwaitable[Any]):
-    """The two waits of an input dist that sends nothing: the batch stays where it is."""
+    """The two waits of an input dist that sends nothing: the batch stays where it is.
+
+    Attributes:
+        awaitables: none. TorchRec's pipelines fuse the exchanges of sizes that are behind these.
+    """
+
+    awaitables: ClassVar[Sequence[Any]] = ()
 
     def __init__(self, batch: CheckedBatch) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ def test_rows_of_a_checkpoint_are_those_of_the_quantized_module(
         module = module.half()
     checkpoint = {f"m.{key}": weight for key, weight in module.state_dict().items()}
     quantized = models.quantized(SparseOnly(module), [name]).embeddings
-    lookups = Lookups(quantized, quantized.embeddings, 4096)
+    lookups = Lookups(quantized, quantized.embeddings, False)
     (table,) = lookups.tables
     first = data.draw(st.integers(table.begin, table.end - 1))
     last = data.draw(st.integers(first + 1, table.end))
@@ -118,7 +118,7 @@ def module_of_four_types() -> Any:
 def test_a_segment_is_filled_in_steps(step: int, owners: int, row_wise: bool) -> None:
     """Together they are the weights of the unsharded module, and none is longer than a step."""
     quantized = module_of_four_types()
-    lookups = Lookups(quantized, quantized.embedding_bags, 4096)
+    lookups = Lookups(quantized, quantized.embedding_bags, False)
     source = ModuleRows(quantized._emb_modules, lookups.begins)
     shards = {}
     for number, table in enumerate(lookups.tables):
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_does_not_fit(weights: torch.Tensor | None, says: str)
         [EmbeddingConfig(num_embeddings=5, embedding_dim=8, name="t0", feature_names=["f0"])]
     )
     quantized = models.quantized(SparseOnly(module), ["int8"]).embeddings
-    (table,) = Lookups(quantized, quantized.embeddings, 4096).tables
+    (table,) = Lookups(quantized, quantized.embeddings, False).tables
     given_rows = {} if weights is None else {"m.t0.weight": weights}
     source = StateDictRows(given_rows, "m.", "the checkpoint")
     with pytest.raises(ValueError, match=says):

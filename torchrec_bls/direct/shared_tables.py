@@ -13,6 +13,7 @@ from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
+from torchrec_bls.huge_pages import HugePages
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class SharedTables(ABC):
         digest: digest of the layouts.
         layouts: layouts of the tables, by name.
         sizes: bytes of the tables in the segments, by owner. Dense weights may follow the tables.
-        huge_pages: whether new segments ask for pages of 2 MiB.
+        huge_pages: what new segments ask for, see huge_pages_for.
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
     """
@@ -33,7 +34,7 @@ class SharedTables(ABC):
     digest: bytes
     layouts: Mapping[str, TableLayout]
     sizes: Sequence[int]
-    huge_pages: bool
+    huge_pages: HugePages
     process: Process = field(default_factory=this_process, kw_only=True)
 
     @property

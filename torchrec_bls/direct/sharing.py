@@ -11,6 +11,7 @@ from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.process import this_process
+from torchrec_bls.huge_pages import HugePages
 
 #: Serial number of the version that is shared.
 FIRST_SERIAL = 1
@@ -40,7 +41,7 @@ def share_segments(
     group: dist.ProcessGroup,
     digest: bytes,
     own: Callable[[], OwnSegment],
-    huge_pages: bool,
+    huge_pages: HugePages,
     use: Use[T],
 ) -> T:
     """Makes this rank's segment and maps those of all other ranks, collectively.
@@ -50,7 +51,7 @@ def share_segments(
         group: ranks of one host.
         digest: digest of the layouts, the same on every rank.
         own: function that returns what this rank shares.
-        huge_pages: whether to ask for pages of 2 MiB.
+        huge_pages: what the segments ask for, see huge_pages_for.
         use: function that makes something of the control page, the segments by rank and what the
             ranks have told. All ranks have called it before one returns.
 

@@ -17,7 +17,6 @@ from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.quant.batches import QuantInputCheck, is_weighted
 from torchrec_bls.quant.lookups import Lookups
-from torchrec_bls.quant.shared_rows import page_bytes
 from torchrec_bls.quant.stored_dists import STORED, exchange_lookup
 from torchrec_bls.quant.stored_reads import direct_lookup
 from torchrec_bls.quant.stored_tables import row_source
@@ -80,7 +79,7 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
             [STORED],
         )
         children: nn.ModuleDict = getattr(module, tables_name)
-        lookups = Lookups(module, children, page_bytes(config.huge_pages) if reads_directly else 1)
+        lookups = Lookups(module, children, config.huge_pages if reads_directly else False)
         source = row_source(
             module._emb_modules, lookups.begins, checkpoint, f"{prefix}{tables_name}."
         )

@@ -24,7 +24,7 @@ from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.quant.batches import QuantInputCheck
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.refusals import why_not_read
-from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows, page_bytes
+from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows
 from torchrec_bls.quant.stored_reads import StoredReads, output_of
 
 
@@ -187,7 +187,7 @@ class QuantCollection(Collection):
 
     def _lookups(self, offered: OfferedModule) -> Lookups:
         children = self.module.embedding_bags if self.pooled else self.module.embeddings
-        return Lookups(self.module, children, page_bytes(offered.huge_pages))
+        return Lookups(self.module, children, offered.huge_pages)
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:

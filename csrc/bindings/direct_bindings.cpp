@@ -133,7 +133,7 @@ HugePages pages_of(const HugePagesArgument& argument) {
 }
 
 TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t bytes,
-                            const HugePagesArgument& huge_pages) {
+                            const HugePagesArgument& huge_pages, size_t first) {
   py::iterator at = py::iter(parts);
   std::optional<PartTuple> part;  // what is written
   const NextPart next = [&]() -> std::optional<TablePart> {
@@ -147,7 +147,7 @@ TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t 
   const TableLabel of_segment = label_of(label);
   const HugePages pages = pages_of(huge_pages);
   const py::gil_scoped_release release;
-  return TableSegment::create(of_segment, next, bytes, pages);
+  return TableSegment::create(of_segment, next, bytes, pages, first);
 }
 
 std::span<int64_t> numbers_in(const TensorItems& items) {
@@ -189,7 +189,7 @@ void bind_segments(py::module_& module) {
   // To unmap gigabytes takes long, during which other threads look batches up.
   py::class_<TableSegment>(module, "TableSegment", py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create_segment, py::arg("label"), py::arg("parts"), py::arg("bytes"),
-                  py::arg("huge_pages"))
+                  py::arg("huge_pages"), py::arg("first") = TableSegment::kFirstOffset)
       .def_static(
           "open",
           [](const AddressTuple& t, const LabelTuple& expected) {

@@ -44,9 +44,7 @@ def test_new_kernels_give_them_on_request(tmp_path: Path, kernel: str) -> None:
         ("6.8.0", None, "this kernel has no transparent ones"),
     ],
 )
-def test_why_there_are_none(
-    tmp_path: Path, kernel: str, setting: str | None, reason: str
-) -> None:
+def test_why_there_are_none(tmp_path: Path, kernel: str, setting: str | None, reason: str) -> None:
     add_kernel(tmp_path, setting)
     finding = huge_pages_finding(tmp_path, kernel)
     assert finding.status is Status.WARNING

@@ -73,20 +73,21 @@ size_t take_huge_pages(int fd, size_t begin, size_t end, const Advised& pages, s
   return found;
 }
 
-/// Takes a whole file. Returns the bytes that are in small pages, and need not be.
-size_t take_all(int fd, size_t bytes, const Advised& pages, size_t nodes,
-                const MemoryPurpose& purpose) {
+/// Takes the pages of a file from `first` on. Returns the bytes that are in small pages, and need
+/// not be.
+size_t take_pages(int fd, size_t first, size_t bytes, const Advised& pages, size_t nodes,
+                  const MemoryPurpose& purpose) {
   const size_t whole = bytes / kHugePage * kHugePage;
-  size_t small = 0;
+  size_t small = 0, at = std::min(first, bytes) / kHugePage * kHugePage;
   bool has_some = true;  // memory in pieces too small stays so, and each try takes long
-  for (size_t at = 0; at < whole; at += kCollapsedAtOnce) {
+  for (; at < whole; at += kCollapsedAtOnce) {
     const size_t end = std::min(at + kCollapsedAtOnce, whole);
     const size_t found = has_some ? take_huge_pages(fd, at, end, pages, nodes, purpose) : 0;
     has_some = found > 0;
     small += end - at - found;
     if (found < end - at) reserve_memory(fd, at, end, purpose);
   }
-  reserve_memory(fd, whole, bytes, purpose);
+  reserve_memory(fd, std::max(whole, first / kTablePage * kTablePage), bytes, purpose);
   return small;
 }
 
@@ -129,9 +130,10 @@ size_t first_small_page(size_t extent, size_t nodes) {
   return (extent + nodes - extent * kSmallPages % nodes) % nodes;
 }
 
-SegmentMemory take_segment_memory(size_t bytes, HugePages pages, const MemoryPurpose& purpose) {
+SegmentMemory take_segment_memory(size_t bytes, size_t first, HugePages pages,
+                                  const MemoryPurpose& purpose) {
   if (pages == HugePages::kPool) return take_from_pool(bytes, purpose);
-  check_memory_left(bytes, purpose);
+  check_memory_left(bytes - std::min(first, bytes) + kTablePage, purpose);
   SegmentMemory taken{new_memory_file(purpose), bytes};
   const int fd = taken.file.get();
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
@@ -139,10 +141,11 @@ SegmentMemory take_segment_memory(size_t bytes, HugePages pages, const MemoryPur
   }
   const Advised advised(fd, bytes);
   const size_t nodes = advised.interleave();
+  reserve_memory(fd, 0, kTablePage, purpose);
   if (pages == HugePages::kNo) {
-    reserve_memory(fd, 0, bytes, purpose);
+    reserve_memory(fd, first, bytes, purpose);
   } else {
-    taken.small_page_bytes = take_all(fd, bytes, advised, nodes, purpose);
+    taken.small_page_bytes = take_pages(fd, first, bytes, advised, nodes, purpose);
   }
   return taken;
 }

@@ -43,12 +43,12 @@ MemoryPurpose purpose(const TableLabel& label) {
       "versions at once"};
 }
 
-void check_part(const TablePart& part, size_t bytes) {
-  if (part.offset < TableSegment::kFirstOffset || part.offset > bytes ||
-      part.bytes > bytes - part.offset) {
+void check_part(const TablePart& part, size_t first, size_t bytes) {
+  if (part.offset < first || part.offset > bytes || part.bytes > bytes - part.offset) {
     throw std::invalid_argument("a part of " + std::to_string(part.bytes) + " bytes at " +
                                 std::to_string(part.offset) + " does not fit a segment of " +
-                                std::to_string(bytes));
+                                std::to_string(bytes) + " with parts from " +
+                                std::to_string(first) + " on");
   }
 }
 
@@ -83,7 +83,7 @@ class Writer {
 };
 
 void fill(const SegmentMemory& memory, HugePages pages, const TableLabel& label,
-          const NextPart& next, size_t bytes) {
+          const NextPart& next, size_t first, size_t bytes) {
   Writer writer(memory, pages);
   Header header{kMagic,
                 bytes,
@@ -97,7 +97,7 @@ void fill(const SegmentMemory& memory, HugePages pages, const TableLabel& label,
   std::memcpy(header.version.data(), label.version.data(), label.version.size());
   writer.write(&header, sizeof(header), 0);
   while (const std::optional<TablePart> part = next()) {
-    check_part(*part, bytes);
+    check_part(*part, first, bytes);
     writer.write(part->data, part->bytes, part->offset);
   }
 }
@@ -148,12 +148,13 @@ TableSegment TableSegment::create(const TableLabel& label, std::span<const Table
 }
 
 TableSegment TableSegment::create(const TableLabel& label, const NextPart& next, size_t bytes,
-                                  HugePages pages) {
+                                  HugePages pages, size_t first) {
   if (!is_version(label.version)) throw std::invalid_argument("a label of no version");
+  if (first < kFirstOffset) throw std::invalid_argument("parts would begin in the label");
   bytes = std::max(bytes, kFirstOffset);
   const MemoryPurpose why = purpose(label);
-  SegmentMemory memory = take_segment_memory(bytes, pages, why);
-  fill(memory, pages, label, next, bytes);
+  SegmentMemory memory = take_segment_memory(bytes, first, pages, why);
+  fill(memory, pages, label, next, first, bytes);
   seal_memory_file(memory.file.get(), true, why);
   return TableSegment(std::move(memory.file), label);
 }

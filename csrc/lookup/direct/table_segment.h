@@ -43,11 +43,12 @@ class TableSegment {
   /// Where the first part may begin.
   static constexpr size_t kFirstOffset = 4096;
 
-  /// Copies the parts, one after the other, so that they need not be in memory at once. Throws
+  /// Copies the parts, one after the other, so that they need not be in memory at once. None lies
+  /// before `first`, and where none can lie, there is no memory. Throws
   /// std::invalid_argument for parts that overlap the label or the end and for a label of no
   /// version, ChannelError without memory.
   static TableSegment create(const TableLabel& label, const NextPart& next, size_t bytes,
-                             HugePages pages);
+                             HugePages pages, size_t first = kFirstOffset);
   static TableSegment create(const TableLabel& label, std::span<const TablePart> parts,
                              size_t bytes, HugePages pages);
   /// Maps what another process announced. Throws ChannelError if it is not there any more, is not

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -82,6 +83,12 @@ size_t mapped_as_huge(const std::byte* data) {
   return kilobytes * 1024;
 }
 
+size_t bytes_taken(const TableSegment& segment) {
+  struct stat info {};
+  REQUIRE(fstat(segment.descriptor(), &info) == 0);
+  return static_cast<size_t>(info.st_blocks) * 512;
+}
+
 bool host_has_them() {
   const bool has = segment_in(HugePages::kTransparent).small_page_bytes() == 0;
   if (!has) MESSAGE("skipped: this host gives no transparent pages of 2 MiB to shared memory");
@@ -161,6 +168,31 @@ TEST_CASE("a segment that asks for no pages of 2 MiB lacks none") {
   const TableSegment small = TableSegment::create(kLabel, std::vector<TablePart>{}, kHugePage - 1,
                                                   HugePages::kTransparent);
   CHECK(small.small_page_bytes() == 0);
+}
+
+TEST_CASE("a segment whose parts begin at a page of 2 MiB has no memory before it") {
+  const std::byte* const data = content().data();
+  size_t made = 0;
+  const NextPart next = [&]() -> std::optional<TablePart> {
+    if (made++ > 0) return std::nullopt;
+    return TablePart{data, 2 * kHugePage + 1, kHugePage};
+  };
+  for (const HugePages pages : {HugePages::kNo, HugePages::kTransparent}) {
+    made = 0;
+    const TableSegment segment =
+        TableSegment::create(kLabel, next, 3 * kHugePage + 1, pages, kHugePage);
+    CHECK(std::memcmp(segment.data() + kHugePage, data, 2 * kHugePage + 1) == 0);
+    CHECK(bytes_taken(segment) == 2 * kHugePage + 2 * 4096);
+    const std::vector<SegmentPages> pieces{{&segment, kHugePage, 2 * kHugePage}};
+    const TableWindow window(pieces);
+    CHECK(std::memcmp(window.data(), data, 2 * kHugePage) == 0);
+    CHECK(bytes_taken(segment) == 2 * kHugePage + 2 * 4096);
+    made = 0;
+    CHECK_THROWS_AS(TableSegment::create(kLabel, next, 4 * kHugePage, pages, kHugePage + 1),
+                    std::invalid_argument);
+    CHECK_THROWS_AS(TableSegment::create(kLabel, next, 4 * kHugePage, pages, 4095),
+                    std::invalid_argument);
+  }
 }
 
 TEST_CASE("a segment in pages of the host's pool is read through them by every mapping") {

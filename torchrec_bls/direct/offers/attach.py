@@ -62,7 +62,7 @@ def attach(
             with suppress(BLSError):  # the other process has ended, and is not needed any more
                 conversation.acknowledge()
 
-        read_tables(model, collections, received, owner, acknowledge)
+        read_tables(model, collections, received, owner, acknowledge=acknowledge)
 
 
 @whole_at_forks()

@@ -44,6 +44,8 @@ def read_tables(
     collections: Mapping[str, Collection],
     received: Received,
     owner: int | None,
+    *,
+    has_place: bool = False,
     acknowledge: Callable[[], None] = lambda: None,
 ) -> None:
     """Makes a model read tables. If a step fails, or a signal ends it, all is as it was.
@@ -53,6 +55,7 @@ def read_tables(
         collections: its embedding modules by name, which are replaced.
         received: what it reads.
         owner: rank whose tables this process publishes from now on; None: it publishes nothing.
+        has_place: whether it does so already.
         acknowledge: function that is called when all is done.
 
     Raises:
@@ -66,7 +69,8 @@ def read_tables(
     if owner is not None:
         check_owner(owner, received.tables[0].owners)
     ownership = Ownership([tables.page for tables in received.tables])
-    _change(model, readers, dense, received.dense, ownership, owner, acknowledge)
+    taken = None if has_place else owner
+    _change(model, readers, dense, received.dense, ownership, taken, acknowledge)
 
 
 def check_same(

@@ -153,6 +153,22 @@ class Publisher:
             )
         ]
 
+    @whole_at_forks()
+    def generations(
+        self, version: str, serial: int, segments: Sequence[_native.TableSegment]
+    ) -> list[Generation]:
+        """Maps a version that nobody else knows yet. This process owns all tables.
+
+        Args:
+            version: name of the version.
+            serial: serial number that it would serve with.
+            segments: segment of each module.
+        """
+        return [
+            tables.generation(version, serial, [segment])
+            for tables, segment in zip(self.tables.values(), segments, strict=True)
+        ]
+
     def clear_way(self, owner: int, version: str, end: float) -> tuple[int, bool]:
         """Waits until an owner may announce a version, see Versions.clear_way."""
         return self.versions.clear_way(owner, version, end, self._is_intact)
@@ -195,6 +211,10 @@ class Publisher:
                     self.versions.withdraw_lost(other)
         self.follower.keep(owner, serial, version, segments)
         self.versions.announce(owner, serial, version, segments)
+
+    def give_up(self, owner: int) -> None:
+        """Lets another process publish for a rank of this process."""
+        self._ownership.give_up(owner)
 
     def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner

@@ -1,0 +1,135 @@
+"""The tables of a model that one process has, without a process group."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from torchrec_bls import _native
+from torchrec_bls.direct.new_weights import prefix_of
+from torchrec_bls.direct.offers.collections import Collection
+from torchrec_bls.direct.offers.manifest import OfferedModule
+from torchrec_bls.direct.offers.read_tables import Received
+from torchrec_bls.direct.serving.dense_state import DenseState
+from torchrec_bls.direct.serving.versions import Versions
+from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.distributed.config import BLSConfig
+from torchrec_bls.errors import BLSError
+from torchrec_bls.lifetime import whole_at_forks
+
+#: The one owner of all tables.
+OWNER = 0
+
+
+@dataclass(frozen=True)
+class ModelTables:
+    """The tables of a model's modules, with their control pages.
+
+    Attributes:
+        modules: descriptions of the modules.
+        tables: tables of each module.
+    """
+
+    modules: Sequence[OfferedModule]
+    tables: list[SharedTables]
+
+    @classmethod
+    def new(cls, collections: Mapping[str, Collection], config: BLSConfig) -> "ModelTables":
+        """Makes control pages on which no version serves.
+
+        Args:
+            collections: embedding modules of the model, by name.
+            config: configuration of their lookups.
+
+        Raises:
+            ValueError: a module can't be read directly.
+            RendezvousError: there is no memory or no descriptor left.
+        """
+        modules = [each.alone(name, config) for name, each in collections.items()]
+        pages = [_native.ControlPage.create(1, bytes.fromhex(each.digest)) for each in modules]
+        return cls(
+            modules,
+            [
+                collections[module.name].tables(module, page)
+                for module, page in zip(modules, pages, strict=True)
+            ],
+        )
+
+    @whole_at_forks()
+    def newest_held(self, where: str) -> Received | None:
+        """Returns the newest version that a process holds; None if there is none.
+
+        It is the one that serves, or the one before: the owner may have died when it had announced
+        a version, and no reader had mapped it yet.
+
+        Args:
+            where: name of the tables, for messages.
+        """
+        lead = self.tables[0]
+        lead.page.settle()
+        for serial in (lead.page.serial, lead.page.serial - 1):
+            recorded = lead.page.recorded(OWNER, serial) if serial > 0 else None
+            if recorded is None:
+                continue
+            version, _ = recorded
+            try:
+                segments = [each.open(OWNER, serial, version) for each in self.tables]
+                dense = lead.dense_weights(OWNER, segments[0])
+                if dense is not None:
+                    return self._received(where, version, serial, segments, dense)
+            except BLSError:
+                continue
+        return None
+
+    @whole_at_forks()
+    def load(
+        self,
+        model: nn.Module,
+        collections: Mapping[str, Collection],
+        weights: Mapping[str, Any],
+        version: str,
+        where: str,
+    ) -> Received:
+        """Makes a version and announces it. This process owns the tables.
+
+        Args:
+            model: the model, which is not sharded.
+            collections: its embedding modules, by name.
+            weights: weights by their names in the model's state dict.
+            version: name of the version.
+            where: name of the tables, for messages.
+
+        Raises:
+            ValueError: a weight is missing, or has a wrong shape or dtype.
+            RendezvousError: there is no memory for the tables.
+        """
+        dense = DenseState(model, [each.module for each in collections.values()]).new(weights)
+        parts = [
+            tables.parts(OWNER, prefix_of(module.name, module.pooled), weights)
+            for module, tables in zip(self.modules, self.tables, strict=True)
+        ]
+        versions = Versions(self.tables)
+        # Nobody holds what is pending: its owner is gone.
+        serial, _ = versions.clear_way(OWNER, version, time.monotonic(), lambda: False)
+        segments = [
+            tables.create(OWNER, version, of_module, None if module else dense)
+            for module, (tables, of_module) in enumerate(zip(self.tables, parts, strict=True))
+        ]
+        versions.announce(OWNER, serial, version, segments)
+        return self._received(where, version, serial, segments, dense)
+
+    def _received(
+        self,
+        where: str,
+        version: str,
+        serial: int,
+        segments: Sequence[_native.TableSegment],
+        dense: Mapping[str, Any],
+    ) -> Received:
+        generations = [
+            tables.generation(version, serial, [segment])
+            for tables, segment in zip(self.tables, segments, strict=True)
+        ]
+        return Received(where, self.modules, self.tables, generations, dense)

@@ -49,11 +49,11 @@ class FoundCheckpoint:
     completed: int
 
     @property
-    def order(self) -> tuple[int, list[tuple[int, str]], str]:
+    def order(self) -> tuple[int, list[int], str]:
         """Returns what orders checkpoints: their times. Those of one time, which were unpacked
         together for example, are in the order of the numbers in their names."""
-        parts = re.split(r"([0-9]+)", self.path.name)
-        return self.completed, [(int(each or 0), each) for each in parts[1::2]], self.path.name
+        numbers = re.findall(r"[0-9]+", self.path.name)
+        return self.completed, [int(each) for each in numbers], self.path.name
 
 
 class Watch:

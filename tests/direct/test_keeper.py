@@ -52,8 +52,10 @@ def publish(node: Node, number: int) -> None:
 
 
 @contextmanager
-def processes_of(folder: Path, served_by: str, *names: str) -> Iterator[Nodes]:
-    processes = Nodes(folder, served_by)
+def processes_of(
+    folder: Path, served_by: str, *names: str, deadline: float = 3 * DEADLINE
+) -> Iterator[Nodes]:
+    processes = Nodes(folder, served_by, deadline)
     try:
         for name in names:
             processes.start(name)

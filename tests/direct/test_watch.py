@@ -18,7 +18,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec_bls import Keeper, Watch, keeper, watch
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import version_of_checkpoint
-from torchrec_bls.direct.keeping.watch import FoundCheckpoint
+from torchrec_bls.direct.keeping.watch import order_of
 
 SECOND = 10**9
 # No thread looks a second time in a test: the test says when.
@@ -147,12 +147,6 @@ def test_rolling_back(kept: Keeper, folder: Path, watched: Watch) -> None:
     assert shown(kept) == 3
 
 
-def truncated(path: Path) -> None:
-    file = path / "weights.pt"
-    file.write_bytes(file.read_bytes()[:-100])
-    os.utime(file, ns=(200 * SECOND, 200 * SECOND))
-
-
 def write_bad(path: Path, **changed: Any) -> None:
     weights = {**weights_of(5), **changed}
     weights = {name: each for name, each in weights.items() if each is not None}
@@ -165,13 +159,12 @@ TABLE = "bags.embedding_bags.t.weight"
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda path: truncated(write(path, 5, 200)), "weights.pt"),
         (lambda path: write_bad(path, **{TABLE: None}), f"has no '{TABLE}'"),
         (lambda path: write_bad(path, **{TABLE: torch.zeros(5, 3)}), r"shape \[5, 3\]"),
         (lambda path: write_bad(path, **{TABLE: torch.zeros(5, 4).double()}), "float64"),
         (lambda path: write_bad(path, **{"dense.bias": None}), "has no 'dense.bias'"),
     ],
-    ids=["truncated", "no table", "shape", "dtype", "no dense weight"],
+    ids=["no table", "shape", "dtype", "no dense weight"],
 )
 def test_bad_ones_change_nothing(
     kept: Keeper,
@@ -204,10 +197,15 @@ def test_what_is_not_complete_is_left_out(
 ) -> None:
     (folder / "growing").mkdir()
     (folder / ".hidden").mkdir()
+    truncated = write(folder / "truncated", 5, 100) / "weights.pt"
+    truncated.write_bytes(truncated.read_bytes()[:-100])
     with caplog.at_level(logging.INFO):
         assert not watched.look() and not watched.look()
-    [record] = caplog.records
-    assert "growing is left out" in record.getMessage()
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert [text.partition(" is left out: ")[0] for text in said] == [
+        str(folder / "growing"),
+        str(folder / "truncated"),
+    ]
     assert (watched.problem, watched.failed) == ("", 0)
     torch.save(weights_of(4), folder / "growing" / "weights.pt")
     assert watched.look() and shown(kept) == 4
@@ -299,11 +297,16 @@ def test_any_name_of_a_file_makes_a_version(
     folder = tmp_path_factory.mktemp("names")
     if name in (".", "..") or len(name.encode()) > 255:
         return
-    (folder / name).touch()
+    torch.save({}, folder / "made")
+    (folder / "made").rename(folder / name)
     check_version(version_of_checkpoint(folder / name))
 
 
 @given(numbers=st.lists(st.integers(0, 10**6), min_size=2, max_size=2))
-def test_the_order_of_names(numbers: list[int]) -> None:
-    first, second = (FoundCheckpoint(Path(f"step-{each}"), "", 1) for each in numbers)
-    assert (first.order < second.order) == (numbers[0] < numbers[1])
+def test_the_order_of_names(numbers: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("names")
+    for each in numbers:
+        (folder / f"step-{each}").touch()
+        os.utime(folder / f"step-{each}", ns=(1, 1))
+    paths = [folder / f"step-{each}" for each in numbers]
+    assert (order_of(paths[0]) < order_of(paths[1])) == (numbers[0] < numbers[1])

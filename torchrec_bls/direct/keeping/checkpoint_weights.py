@@ -19,17 +19,14 @@ _LONGEST = 64
 _DIGITS = 8
 
 
-@contextmanager
-def opened(checkpoint: AnyCheckpoint) -> Iterator[Mapping[str, Any]]:
-    """Yields the weights of a checkpoint by name. They are read when they are used.
+class _Checkpoint(dict[str, Any]):
+    identity: str
 
-    Raises:
-        ValueError: there is no checkpoint at a path.
-    """
-    if isinstance(checkpoint, Mapping):
-        yield checkpoint
-        return
-    path = Path(checkpoint)
+
+@contextmanager
+def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[_Checkpoint]:
+    """Stands for torchrec_bls.checkpoints."""
+    path = Path(path)
     files = [path] if path.is_file() else sorted(path.glob("*.pt"))
     if len(files) != 1:
         raise ValueError(f"{path} is no checkpoint: {len(files)} files")
@@ -37,14 +34,26 @@ def opened(checkpoint: AnyCheckpoint) -> Iterator[Mapping[str, Any]]:
         weights = torch.load(files[0], mmap=True, weights_only=True)
     except Exception as error:
         raise ValueError(f"{files[0]} can't be read: {error}") from error
-    yield weights
+    found = files[0].stat()
+    facts = repr((files[0].name, found.st_size, found.st_ino, found.st_mtime_ns)).encode()
+    made = _Checkpoint(weights)
+    made.identity = hashlib.sha256(facts).hexdigest()
+    yield made
 
 
-def why_incomplete(path: Path) -> str:
-    """Returns what a checkpoint lacks; empty if it is complete."""
-    if path.is_file() or len(list(path.glob("*.pt"))) == 1:
-        return ""
-    return "it has no file *.pt"
+@contextmanager
+def opened(checkpoint: AnyCheckpoint) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Opens a checkpoint. Yields its weights by name, which are read when they are used, and the
+    name of the version that they make.
+
+    Raises:
+        ValueError: there is no complete checkpoint at a path.
+    """
+    if isinstance(checkpoint, Mapping):
+        yield checkpoint, FIRST_VERSION
+        return
+    with open_checkpoint(checkpoint) as weights:
+        yield weights, _version_of(Path(checkpoint), weights.identity)
 
 
 def version_of_checkpoint(checkpoint: AnyCheckpoint) -> str:
@@ -52,30 +61,28 @@ def version_of_checkpoint(checkpoint: AnyCheckpoint) -> str:
 
     It has the first digits of the identity, so that whoever takes over from another process knows
     which files serve, and files that were written anew are another version.
+
+    Raises:
+        ValueError: there is no complete checkpoint at the path.
     """
-    if isinstance(checkpoint, Mapping):
-        return FIRST_VERSION
-    path = Path(checkpoint).resolve()
-    identity = _identity_of(path)[:_DIGITS]
-    name = "".join(each if each.isprintable() else "?" for each in path.name)
-    most = _LONGEST - len(identity) - 1
-    return f"{name.encode(errors='replace')[:most].decode(errors='ignore')}@{identity}"
+    with opened(checkpoint) as (_, version):
+        return version
 
 
 def completed_at(path: Path) -> int:
-    """Returns when the last file of a checkpoint was written, in nanoseconds since 1970."""
-    return max(found.st_mtime_ns for _, found in _files_of(path))
+    """Returns when the last file of a checkpoint was written, in nanoseconds since 1970.
 
-
-def _identity_of(path: Path) -> str:
-    facts = [
-        (name, found.st_size, found.st_ino, found.st_mtime_ns) for name, found in _files_of(path)
-    ]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-
-def _files_of(path: Path) -> list[tuple[str, os.stat_result]]:
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    Raises:
+        OSError: there is no file, or not any more.
+    """
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     if not files:
-        raise ValueError(f"{path} has no files")
-    return [(str(file.relative_to(path)), file.stat()) for file in files]
+        raise FileNotFoundError(f"{path} has no files")
+    return max(file.stat().st_mtime_ns for file in files)
+
+
+def _version_of(path: Path, identity: str) -> str:
+    name = "".join(each if each.isprintable() else "?" for each in path.resolve().name)
+    most = _LONGEST - _DIGITS - 1
+    shortened = name.encode(errors="replace")[:most].decode(errors="ignore")
+    return f"{shortened}@{identity[:_DIGITS]}"

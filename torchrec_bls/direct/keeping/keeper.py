@@ -15,19 +15,16 @@ from torch import nn
 
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_version
-from torchrec_bls.direct.keeping.checkpoint_weights import (
-    AnyCheckpoint,
-    opened,
-    version_of_checkpoint,
-)
+from torchrec_bls.direct.keeping.checkpoint_weights import AnyCheckpoint, opened
 from torchrec_bls.direct.keeping.model_tables import OWNER, ModelTables
 from torchrec_bls.direct.keeping.path_lock import PathLock
 from torchrec_bls.direct.keeping.tables_file import held_tables, write_tables_file
 from torchrec_bls.direct.keeping.watch import FoundCheckpoint, Watch, check_watch
 from torchrec_bls.direct.offers.collections import collections_of
 from torchrec_bls.direct.offers.offer import offer
-from torchrec_bls.direct.offers.read_tables import read_tables
+from torchrec_bls.direct.offers.read_tables import check_has_memory, read_tables
 from torchrec_bls.direct.process import this_process
+from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.serving.probe import Probe
 from torchrec_bls.direct.serving.publisher import Publication
@@ -90,6 +87,7 @@ class Keeper:
         config: BLSConfig,
     ) -> None:
         collections = collections_of(model)
+        check_has_memory(DenseState(model, [each.module for each in collections.values()]))
         of_model = None
         file = f"{self.path}.tables"
         try:
@@ -104,9 +102,10 @@ class Keeper:
             received = of_model.newest_held(self.path)
             self.took_over = received is not None
             if received is None:
-                version = version or version_of_checkpoint(checkpoint)
-                with opened(checkpoint) as weights:
-                    received = of_model.load(model, collections, weights, version, self.path)
+                with opened(checkpoint) as (weights, name):
+                    received = of_model.load(
+                        model, collections, weights, version or name, self.path
+                    )
             read_tables(model, collections, received, OWNER, has_place=True)
             self.model = model
             self._served = ServedModel.of(model)
@@ -158,10 +157,9 @@ class Keeper:
         if self._closed.is_set():
             raise ValueError(f"the keeper of {self.path} is closed")
         end = time.monotonic() + deadline
-        version = version or version_of_checkpoint(checkpoint)
-        with opened(checkpoint) as weights:
+        with opened(checkpoint) as (weights, name):
             publication = publish(
-                self.model, weights, probe=probe, version=version, deadline=deadline
+                self.model, weights, probe=probe, version=version or name, deadline=deadline
             )
         publication.wait(max(0.0, end - time.monotonic()))
         self._served.take_newest()

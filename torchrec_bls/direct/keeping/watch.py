@@ -19,7 +19,6 @@ from torchrec_bls.direct.keeping.checkpoint_weights import (
     completed_at,
     opened,
     version_of_checkpoint,
-    why_incomplete,
 )
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.probe import Probe, check_is_probe
@@ -34,6 +33,11 @@ _log = logging.getLogger(__name__)
 _LONGEST_PUBLICATION, _ENDING = 60.0, 5.0
 
 
+# Checkpoints in the order of their times. Those of one time, which were unpacked together for
+# example, are in the order of the numbers in their names.
+_Order = tuple[int, list[int], str]
+
+
 @dataclass(frozen=True)
 class FoundCheckpoint:
     """A complete checkpoint.
@@ -41,19 +45,12 @@ class FoundCheckpoint:
     Attributes:
         path: its file or folder.
         version: name of the version that it makes, which has its identity.
-        completed: when its last file was written, in nanoseconds since 1970.
+        order: its order among others, the newest last.
     """
 
     path: Path
     version: str
-    completed: int
-
-    @property
-    def order(self) -> tuple[int, list[int], str]:
-        """Returns what orders checkpoints: their times. Those of one time, which were unpacked
-        together for example, are in the order of the numbers in their names."""
-        numbers = re.findall(r"[0-9]+", self.path.name)
-        return self.completed, [int(each) for each in numbers], self.path.name
+    order: _Order
 
 
 class Watch:
@@ -72,7 +69,7 @@ class Watch:
         directory: see `watch`.
         published: the last `keep` checkpoints that were published here, the newest last. The one
             before the last is what `roll_back` publishes.
-        problem: why the newest checkpoint is not served; empty if it is, or there is none.
+        problem: why the newest complete checkpoint is not served; empty if it is, or there is none.
         failed: how many publications have failed.
     """
 
@@ -181,29 +178,24 @@ class Watch:
         if owner is None:
             return False
         serving, problem = self._serving(owner), ""
-        found = sorted(self._complete(), key=lambda each: each.order, reverse=True)
-        self._refused = {
-            each.version: self._refused[each.version]
-            for each in found
-            if each.version in self._refused
-        }
-        for each in found:
-            if each.version == serving and not self._is_old(each):
-                self._newest = each  # another process has published it
-            if self._is_old(each):
+        refused, self._refused = self._refused, {}
+        for found in self._newer_ones():
+            if found.version == serving:  # of another process, or its predecessor
+                self._newest = found
                 break
-            why = self._refused.get(each.version) or self._why_not_published(owner, each)
+            why = refused.get(found.version)
+            if why is not None:
+                self._refused[found.version] = why
+            else:
+                why = self._why_not_published(owner, found)
             if not why:
-                self._newest = each
-                self.published = [*self.published, each][-self._keep :]
+                self._newest = found
+                self.published = [*self.published, found][-self._keep :]
                 self.problem = problem
                 return True
             problem = problem or why
         self.problem = problem
         return False
-
-    def _is_old(self, checkpoint: FoundCheckpoint) -> bool:
-        return self._newest is not None and checkpoint.order <= self._newest.order
 
     def _why_not_published(self, owner: Any, checkpoint: FoundCheckpoint) -> str:
         try:
@@ -217,17 +209,30 @@ class Watch:
             return problem
         return ""
 
-    def _complete(self) -> Iterator[FoundCheckpoint]:
+    def _newer_ones(self) -> Iterator[FoundCheckpoint]:
+        """Yields the complete checkpoints that are newer than what was published, the newest
+        first."""
+        ordered = []
         paths = [each for each in Path(self.directory).iterdir() if not each.name.startswith(".")]
         known = {self.directory, *map(str, paths)}
         self._said = {path: text for path, text in self._said.items() if path in known}
         for path in paths:
             try:
-                if why := why_incomplete(path):
-                    raise ValueError(why)
-                yield FoundCheckpoint(path, version_of_checkpoint(path), completed_at(path))
-            except (OSError, ValueError) as error:  # it is being written, or deleted
-                self._say(logging.INFO, str(path), f"{path} is left out: {error}")
+                ordered.append((order_of(path), path))
+            except OSError as error:  # it is being made, or deleted
+                self._leave_out(path, error)
+        for order, path in sorted(ordered, reverse=True):
+            if self._newest is not None and order <= self._newest.order:
+                return
+            try:
+                found = FoundCheckpoint(path, version_of_checkpoint(path), order)
+            except (OSError, ValueError) as error:  # it is being written
+                self._leave_out(path, error)
+            else:
+                yield found
+
+    def _leave_out(self, path: Path, error: Exception) -> None:
+        self._say(logging.INFO, str(path), f"{path} is left out: {error}")
 
     def _say(self, level: int, path: str, text: str) -> None:
         """Logs a text about a path once."""
@@ -274,7 +279,7 @@ def watch(
     ServedModel.of(model)
 
     def publish_checkpoint(served: nn.Module, found: FoundCheckpoint) -> None:
-        with opened(found.path) as weights:
+        with opened(found.path) as (weights, _):
             publish(served, weights, probe=probe, version=found.version, deadline=deadline).wait(
                 deadline
             )
@@ -293,6 +298,11 @@ def check_watch(keep: int, probe: Probe | None, pause: float) -> None:
         check_is_probe(probe)
     if not pause > 0:
         raise ValueError(f"pause is {pause!r} s between two looks, but must be positive")
+
+
+def order_of(path: Path) -> _Order:
+    """Returns the order of a checkpoint among others. Raises OSError if it has no files."""
+    return completed_at(path), list(map(int, re.findall(r"[0-9]+", path.name))), path.name
 
 
 _watches: Living[Watch] = Living()

@@ -126,6 +126,16 @@ def _replace(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
 
 def _check_dense(dense: DenseState, given: Mapping[str, Any], where: str) -> None:
     """Raises ValueError if the model can't have the dense weights that are handed over."""
+    check_has_memory(dense)
+    dense.copy()  # each switch will
+    try:
+        dense.check(given, where)
+    except ProtocolError as error:
+        raise ValueError(f"{error}: attach the same model") from error
+
+
+def check_has_memory(dense: DenseState) -> None:
+    """Raises ValueError if dense weights of a model are on the device "meta"."""
     live = dense.current()
     without = sorted(
         name for name, value in live.items() if isinstance(value, torch.Tensor) and value.is_meta
@@ -135,11 +145,6 @@ def _check_dense(dense: DenseState, given: Mapping[str, Any], where: str) -> Non
             f"{without} are on the device 'meta', which only the embedding modules may be on: make "
             "the rest of the model on the CPU"
         )
-    dense.copy()  # each switch will
-    try:
-        dense.check(given, where)
-    except ProtocolError as error:
-        raise ValueError(f"{error}: attach the same model") from error
 
 
 def _readers_of(

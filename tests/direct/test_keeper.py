@@ -129,6 +129,26 @@ def test_a_stopped_keeper_keeps_its_place(tmp_path: Path) -> None:
         processes.call("reader", nodes.go_over, 2)
 
 
+def test_a_stopped_reader_holds_the_old_version(tmp_path: Path) -> None:
+    """It holds nobody up, hands the tables of its version over, and follows when it goes on."""
+    with processes_of(tmp_path, FLOAT, "first", "second", "reader") as processes:
+        processes.call("first", keep, 1)
+        processes.call("reader", nodes.join, KEEPER)
+        pid = processes.call("reader", nodes.pid_of)
+        os.kill(pid, signal.SIGSTOP)
+        nodes.until(lambda: nodes.state_of(pid) == "T")
+        try:
+            processes.call("first", publish, 2)
+            processes.kill("first")
+            # No living process has version 2.
+            assert processes.call("second", keep, None)
+            processes.call("second", nodes.check, 1)
+            processes.call("second", publish, 3)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        processes.call("reader", nodes.go_over, 3)
+
+
 def lose(node: Node, number: int) -> None:
     """Is killed when a version is announced, and no reader has mapped it."""
 

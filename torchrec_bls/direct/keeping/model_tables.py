@@ -12,6 +12,7 @@ from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.manifest import OfferedModule
 from torchrec_bls.direct.offers.read_tables import Received
+from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.versions import Versions
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -75,10 +76,10 @@ class ModelTables:
                 continue
             version, _ = recorded
             try:
-                segments = [each.open(OWNER, serial, version) for each in self.tables]
-                dense = lead.dense_weights(OWNER, segments[0])
+                parts = [each.open(OWNER, serial, version) for each in self.tables]
+                dense = parts[0].dense_weights()
                 if dense is not None:
-                    return self._received(where, version, serial, segments, dense)
+                    return self._received(where, version, serial, parts, dense)
             except BLSError:
                 continue
         return None
@@ -106,30 +107,30 @@ class ModelTables:
             RendezvousError: there is no memory for the tables.
         """
         dense = DenseState(model, [each.module for each in collections.values()]).new(weights)
-        parts = [
-            tables.parts(OWNER, prefix_of(module.name, module.pooled), weights)
+        contents = [
+            tables.content(OWNER, prefix_of(module.name, module.pooled), weights)
             for module, tables in zip(self.modules, self.tables, strict=True)
         ]
         versions = Versions(self.tables)
         # Nobody holds what is pending: its owner is gone.
         serial, _ = versions.clear_way(OWNER, version, time.monotonic(), lambda: False)
-        segments = [
-            tables.create(OWNER, version, of_module, None if module else dense)
-            for module, (tables, of_module) in enumerate(zip(self.tables, parts, strict=True))
+        parts = [
+            tables.create(OWNER, version, content, None if module else dense, None)
+            for module, (tables, content) in enumerate(zip(self.tables, contents, strict=True))
         ]
-        versions.announce(OWNER, serial, version, segments)
-        return self._received(where, version, serial, segments, dense)
+        versions.announce(OWNER, serial, version, parts)
+        return self._received(where, version, serial, parts, dense)
 
     def _received(
         self,
         where: str,
         version: str,
         serial: int,
-        segments: Sequence[_native.TableSegment],
+        parts: Sequence[OwnerPart],
         dense: Mapping[str, Any],
     ) -> Received:
         generations = [
-            tables.generation(version, serial, [segment])
-            for tables, segment in zip(self.tables, segments, strict=True)
+            tables.generation(version, serial, [part])
+            for tables, part in zip(self.tables, parts, strict=True)
         ]
         return Received(where, self.modules, self.tables, generations, dense)

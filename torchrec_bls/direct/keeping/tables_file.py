@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from torchrec_bls import _native
-from torchrec_bls.direct.file_holders import holder_of
+from torchrec_bls.direct.file_holders import holders_of
 from torchrec_bls.direct.keeping.model_tables import ModelTables
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.file_lock import opened_own
@@ -21,7 +21,7 @@ from torchrec_bls.direct.offers.offer import manifest_of
 from torchrec_bls.direct.offers.read_tables import check_same
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.served_model import ServedModel
-from torchrec_bls.errors import ProtocolError
+from torchrec_bls.errors import ProtocolError, RendezvousError
 from torchrec_bls.records import Record, Whole, decode
 
 _CURE = "remove it, and the next keeper loads its checkpoint"
@@ -82,23 +82,22 @@ def held_tables(path: str, collections: Mapping[str, Collection]) -> ModelTables
     manifest = Manifest.from_json(content.manifest, path)
     if manifest.host != this_process().host:  # it was restarted, or is another one
         return None
-    addresses = [_address_of_holder(page) for page in content.pages]
-    if len(addresses) != len(manifest.modules) or None in addresses:
+    files = [(device, inode) for _, _, device, inode, _ in content.pages]
+    try:
+        holders = holders_of(files)
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot look who holds the tables of {path}: {error}. Raise the limit of open files "
+            "(ulimit -n)"
+        ) from error
+    if len(files) != len(manifest.modules) or not holders.keys() >= set(files):
         return None
     check_same(collections, manifest.modules, path)
     tables = []
-    for module, address in zip(manifest.modules, addresses, strict=True):
-        assert address is not None
+    for module, (*_, size), file in zip(manifest.modules, content.pages, files, strict=True):
+        address = (*holders[file], *file, size)
         digest, owners = bytes.fromhex(module.digest), len(module.sizes)
         page = _native.ControlPage.open(address, owners, digest)
         tables.append(collections[module.name].tables(module, page))
         tables[-1].check_places()
     return ModelTables(manifest.modules, tables)
-
-
-def _address_of_holder(
-    page: tuple[int, int, int, int, int],
-) -> tuple[int, int, int, int, int] | None:
-    _, _, device, inode, size = page
-    holder = holder_of(device, inode)
-    return None if holder is None else (*holder, device, inode, size)

@@ -23,6 +23,7 @@ from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FloatGeneration, Generation
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import OfferedModule, OfferedTable
+from torchrec_bls.direct.pieces import page_bytes
 from torchrec_bls.direct.reads.described_form import form_of
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.reads.float_reads import FloatReads
@@ -32,7 +33,7 @@ from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.quant.batches import QuantInputCheck
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.refusals import why_not_read
-from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows, page_bytes
+from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows
 from torchrec_bls.quant.stored_reads import StoredReads, output_of
 
 _FLOAT_BYTES = 4
@@ -102,6 +103,7 @@ class Collection(ABC):
             form=form,
             tables=list(tables),
             sizes=[size],
+            pieces=[],  # they follow from the tables
             dtype=str(dtype),
             huge_pages=config.huge_pages,
             digest=digest.hex(),
@@ -162,7 +164,7 @@ class FloatCollection(Collection):
 
     def alone(self, name: str, config: BLSConfig) -> OfferedModule:
         """See Collection. Features are in the order of TorchRec's unsharded module."""
-        tables, at = [], int(_native.FIRST_TABLE_OFFSET)
+        tables, at = [], 0
         for table in self.configs:
             if table.data_type != DataType.FP32:
                 raise ValueError(

@@ -138,9 +138,9 @@ def test_a_stopped_reader_holds_the_old_version(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         nodes.until(lambda: nodes.state_of(pid) == "T")
         try:
-            processes.call("first", publish, 2)
-            processes.kill("first")
-            # No living process has version 2.
+            ended = processes.call("first", nodes.pid_of)
+            processes.begin("first", lose, 2)
+            nodes.until(lambda: nodes.state_of(ended) in "ZX")
             assert processes.call("second", keep, None)
             processes.call("second", nodes.check, 1)
             processes.call("second", publish, 3)
@@ -275,7 +275,8 @@ def test_results_are_those_of_the_unsharded_module(tmp_path: Path) -> None:
         expected, output = unsharded(ids), made.model(ids)
     assert output.keys() == expected.keys()
     assert output.length_per_key() == expected.length_per_key()
-    assert torch.equal(output.values(), expected.values())
+    # Means are rounded by FBGEMM, as in sharded modules.
+    torch.testing.assert_close(output.values(), expected.values())
 
 
 def test_weights_that_do_not_fit(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class Keeper:
         config: BLSConfig,
     ) -> None:
         self.path = path
+        self._file = f"{path}.tables"
         self._process = this_process()
         self._closed = threading.Event()
         self._watches: list[Watch] = []
@@ -89,9 +90,8 @@ class Keeper:
         collections = collections_of(model)
         check_has_memory(DenseState(model, [each.module for each in collections.values()]))
         of_model = None
-        file = f"{self.path}.tables"
         try:
-            of_model = held_tables(file, collections)
+            of_model = held_tables(self._file, collections)
         except ProtocolError as error:
             _log.warning("%s; the checkpoint is loaded", error)
         if of_model is None:
@@ -109,7 +109,7 @@ class Keeper:
             read_tables(model, collections, received, OWNER, has_place=True)
             self.model = model
             self._served = ServedModel.of(model)
-            write_tables_file(file, self._served)
+            write_tables_file(self._file, self._served)
             self._offer = offer(model, self.path)
         except BaseException:
             self._ownership.give_up(OWNER)
@@ -163,6 +163,10 @@ class Keeper:
             )
         publication.wait(max(0.0, end - time.monotonic()))
         self._served.take_newest()
+        try:
+            write_tables_file(self._file, self._served)
+        except ValueError as error:  # the version serves, whatever is written
+            _log.warning("%s; a successor may have to load its checkpoint", error)
         return publication
 
     def watch(

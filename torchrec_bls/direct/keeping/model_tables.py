@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.manifest import OfferedModule
 from torchrec_bls.direct.offers.read_tables import Received
-from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.owner_part import Address, OwnerPart
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.versions import Versions
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -24,6 +24,20 @@ from torchrec_bls.lifetime import whole_at_forks
 OWNER = 0
 
 
+class LastVersion(NamedTuple):
+    """A version that an owner has served.
+
+    Attributes:
+        serial: serial number of the version.
+        version: its name.
+        indexes: process, descriptor, device, inode and bytes of each module's index.
+    """
+
+    serial: int
+    version: str
+    indexes: Sequence[Address]
+
+
 @dataclass(frozen=True)
 class ModelTables:
     """The tables of a model's modules, with their control pages.
@@ -31,10 +45,12 @@ class ModelTables:
     Attributes:
         modules: descriptions of the modules.
         tables: tables of each module.
+        last: last version that the owner before this process has served; None if there was none.
     """
 
     modules: Sequence[OfferedModule]
     tables: list[SharedTables]
+    last: LastVersion | None = None
 
     @classmethod
     def new(cls, collections: Mapping[str, Collection], config: BLSConfig) -> "ModelTables":
@@ -62,25 +78,30 @@ class ModelTables:
     def newest_held(self, where: str) -> Received | None:
         """Returns the newest version that a process holds; None if there is none.
 
-        It is the one that serves, or the one before: the owner may have died when it had announced
-        a version, and no reader had mapped it yet.
+        It is the one that serves, or the last one that the owner before has served: it may have died
+        when it had announced a version, and no reader had mapped that one yet.
 
         Args:
             where: name of the tables, for messages.
         """
-        lead = self.tables[0]
-        lead.page.settle()
-        for serial in (lead.page.serial, lead.page.serial - 1):
-            recorded = lead.page.recorded(OWNER, serial) if serial > 0 else None
-            if recorded is None:
-                continue
-            version, _ = recorded
+        pages = [tables.page for tables in self.tables]
+        pages[0].settle()
+        versions = [self.last] if self.last is not None else []
+        if pages[0].serial > 0:
+            serial, version = pages[0].serving
+            recorded = [page.recorded(OWNER, serial) for page in pages]
+            indexes = [address for each in recorded if each is not None for _, address in [each]]
+            versions.insert(0, LastVersion(serial, version, indexes))
+        for serial, version, indexes in versions:
             try:
-                parts = [each.open(OWNER, serial, version) for each in self.tables]
+                parts = [
+                    tables.part_at(OWNER, version, index)
+                    for tables, index in zip(self.tables, indexes, strict=True)
+                ]
                 dense = parts[0].dense_weights()
                 if dense is not None:
                     return self._received(where, version, serial, parts, dense)
-            except BLSError:
+            except (BLSError, ValueError):  # nobody holds it
                 continue
         return None
 

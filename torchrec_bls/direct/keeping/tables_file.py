@@ -1,7 +1,7 @@
 """A file that says where a keeper's tables are, so that its successor finds them in the readers.
 
-Readers hold the control pages and the segments that they read. So nobody has to offer them: a
-process of this user opens them through /proc, as a reader opens a new version.
+Readers hold the control pages, and indexes and pieces of the version that they read. So nobody has
+to offer them: a process of this user opens them through /proc, as a reader opens a new version.
 """
 
 import os
@@ -13,7 +13,7 @@ import msgspec
 
 from torchrec_bls import _native
 from torchrec_bls.direct.file_holders import holders_of
-from torchrec_bls.direct.keeping.model_tables import ModelTables
+from torchrec_bls.direct.keeping.model_tables import OWNER, LastVersion, ModelTables
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.file_lock import opened_own
 from torchrec_bls.direct.offers.manifest import Manifest
@@ -27,14 +27,19 @@ from torchrec_bls.records import Record, Whole, decode
 _CURE = "remove it, and the next keeper loads its checkpoint"
 
 
+_Address = tuple[Whole, Whole, Whole, Whole, Whole]
+
+
 class _Content(Record):
     manifest: Any
     # Process, descriptor, device, inode and bytes of each module's control page.
-    pages: list[tuple[Whole, Whole, Whole, Whole, Whole]]
+    pages: list[_Address]
+    # The same of each module's index in the version of the manifest.
+    indexes: list[_Address]
 
 
 def write_tables_file(path: str, served: ServedModel) -> None:
-    """Says where the tables of a model are. A reader of the file sees all of it, or the one before.
+    """Says where the tables of a model are, and the version that it serves. A reader of the file sees all of it, or the one before.
 
     Args:
         path: path of the file.
@@ -47,6 +52,7 @@ def write_tables_file(path: str, served: ServedModel) -> None:
     content = {
         "manifest": manifest_of(served.modules, serving[0]).as_json(),
         "pages": [reads.tables.page.address for reads in served.reads],
+        "indexes": [generation.parts[OWNER].index.address for generation in serving],
     }
     new = f"{path}.new"
     try:
@@ -90,7 +96,8 @@ def held_tables(path: str, collections: Mapping[str, Collection]) -> ModelTables
             f"cannot look who holds the tables of {path}: {error}. Raise the limit of open files "
             "(ulimit -n)"
         ) from error
-    if len(files) != len(manifest.modules) or not holders.keys() >= set(files):
+    counts = {len(manifest.modules), len(content.pages), len(content.indexes)}
+    if len(counts) > 1 or not holders.keys() >= set(files):
         return None
     check_same(collections, manifest.modules, path)
     tables = []
@@ -100,4 +107,5 @@ def held_tables(path: str, collections: Mapping[str, Collection]) -> ModelTables
         page = _native.ControlPage.open(address, owners, digest)
         tables.append(collections[module.name].tables(module, page))
         tables[-1].check_places()
-    return ModelTables(manifest.modules, tables)
+    last = LastVersion(manifest.serial, manifest.version, content.indexes)
+    return ModelTables(manifest.modules, tables, last)

@@ -78,8 +78,8 @@ class ModelTables:
     def newest_held(self, where: str) -> Received | None:
         """Returns the newest version that a process holds; None if there is none.
 
-        It is the one that serves, or the last one that the owner before has served: it may have died
-        when it had announced a version, and no reader had mapped that one yet.
+        It is the one that serves, or the last one that the owner before has served: that one may
+        have died when it had announced a version, and no reader had mapped it yet.
 
         Args:
             where: name of the tables, for messages.
@@ -91,7 +91,8 @@ class ModelTables:
             serial, version = pages[0].serving
             recorded = [page.recorded(OWNER, serial) for page in pages]
             indexes = [address for each in recorded if each is not None for _, address in [each]]
-            versions.insert(0, LastVersion(serial, version, indexes))
+            if len(indexes) == len(pages):
+                versions.insert(0, LastVersion(serial, version, indexes))
         for serial, version, indexes in versions:
             try:
                 parts = [
@@ -101,7 +102,7 @@ class ModelTables:
                 dense = parts[0].dense_weights()
                 if dense is not None:
                     return self._received(where, version, serial, parts, dense)
-            except (BLSError, ValueError):  # nobody holds it
+            except BLSError:  # nobody holds it
                 continue
         return None
 

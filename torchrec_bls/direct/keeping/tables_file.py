@@ -39,7 +39,8 @@ class _Content(Record):
 
 
 def write_tables_file(path: str, served: ServedModel) -> None:
-    """Says where the tables of a model are, and the version that it serves. A reader of the file sees all of it, or the one before.
+    """Says where the tables of a model are, and the version that it serves. Whoever reads the file
+    sees all of it, or all of the one before.
 
     Args:
         path: path of the file.

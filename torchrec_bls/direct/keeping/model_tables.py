@@ -76,7 +76,8 @@ class ModelTables:
 
     @whole_at_forks()
     def newest_held(self, where: str) -> Received | None:
-        """Returns the newest version that a process holds; None if there is none.
+        """Returns the newest version that a process holds, which serves then; None if there is
+        none. This process owns the tables.
 
         It is the one that serves, or the last one that the owner before has served: that one may
         have died when it had announced a version, and no reader had mapped it yet.
@@ -90,7 +91,7 @@ class ModelTables:
         if pages[0].serial > 0:
             serial, version = pages[0].serving
             recorded = [page.recorded(OWNER, serial) for page in pages]
-            indexes = [address for each in recorded if each is not None for _, address in [each]]
+            indexes = [each[1] for each in recorded if each is not None]
             if len(indexes) == len(pages):
                 versions.insert(0, LastVersion(serial, version, indexes))
         for serial, version, indexes in versions:
@@ -100,10 +101,12 @@ class ModelTables:
                     for tables, index in zip(self.tables, indexes, strict=True)
                 ]
                 dense = parts[0].dense_weights()
-                if dense is not None:
-                    return self._received(where, version, serial, parts, dense)
             except BLSError:  # nobody holds it
                 continue
+            if dense is not None:
+                if serial != pages[0].serial:  # what serves is nowhere, so that this one must
+                    serial = self._announced(version, parts)
+                return self._received(where, version, serial, parts, dense)
         return None
 
     @whole_at_forks()
@@ -133,15 +136,20 @@ class ModelTables:
             tables.content(OWNER, prefix_of(module.name, module.pooled), weights)
             for module, tables in zip(self.modules, self.tables, strict=True)
         ]
-        versions = Versions(self.tables)
-        # Nobody holds what is pending: its owner is gone.
-        serial, _ = versions.clear_way(OWNER, version, time.monotonic(), lambda: False)
         parts = [
             tables.create(OWNER, version, content, None if module else dense, None)
             for module, (tables, content) in enumerate(zip(self.tables, contents, strict=True))
         ]
-        versions.announce(OWNER, serial, version, parts)
+        serial = self._announced(version, parts)
         return self._received(where, version, serial, parts, dense)
+
+    def _announced(self, version: str, parts: Sequence[OwnerPart]) -> int:
+        """Makes a version serve; returns its serial number."""
+        versions = Versions(self.tables)
+        # Nobody holds what is pending: its owner is gone.
+        serial, _ = versions.clear_way(OWNER, version, time.monotonic(), lambda: False)
+        versions.announce(OWNER, serial, version, parts)
+        return serial
 
     def _received(
         self,

@@ -295,11 +295,10 @@ def test_any_name_of_a_file_makes_a_version(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("names")
-    if name in (".", "..") or len(name.encode()) > 255:
-        return
-    torch.save({}, folder / "made")
-    (folder / "made").rename(folder / name)
-    check_version(version_of_checkpoint(folder / name))
+    path = folder / f"{name[:60]}.pt"
+    torch.save({"a": torch.zeros(1)}, folder / "made.pt.new")
+    (folder / "made.pt.new").rename(path)
+    check_version(version_of_checkpoint(path))
 
 
 @given(numbers=st.lists(st.integers(0, 10**6), min_size=2, max_size=2))

@@ -1,14 +1,12 @@
 """The weights of a checkpoint, and the name of the version that they make."""
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from torchrec_bls.checkpoints import Checkpoint, open_checkpoint
 from torchrec_bls.direct.arguments import FIRST_VERSION
 
 #: A path, or weights by their names in the model's state dict.
@@ -19,32 +17,42 @@ _LONGEST = 64
 _DIGITS = 8
 
 
-class _Checkpoint(dict[str, Any]):
-    identity: str
+class _Weights(Mapping[str, Any]):
+    """Weights of a checkpoint: tables as rows that are read later, and dense weights as tensors.
+
+    Args:
+        checkpoint: the checkpoint.
+        dense: names of the dense weights.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dense: Container[str]) -> None:
+        self._checkpoint = checkpoint
+        self._dense = dense
+
+    def __getitem__(self, name: str) -> Any:
+        rows = self._checkpoint[name]
+        return rows.whole() if name in self._dense else rows
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._checkpoint
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checkpoint)
+
+    def __len__(self) -> int:
+        return len(self._checkpoint)
 
 
 @contextmanager
-def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[_Checkpoint]:
-    """Stands for torchrec_bls.checkpoints."""
-    path = Path(path)
-    files = [path] if path.is_file() else sorted(path.glob("*.pt"))
-    if len(files) != 1:
-        raise ValueError(f"{path} is no checkpoint: {len(files)} files")
-    try:
-        weights = torch.load(files[0], mmap=True, weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{files[0]} can't be read: {error}") from error
-    found = files[0].stat()
-    facts = repr((files[0].name, found.st_size, found.st_ino, found.st_mtime_ns)).encode()
-    made = _Checkpoint(weights)
-    made.identity = hashlib.sha256(facts).hexdigest()
-    yield made
-
-
-@contextmanager
-def opened(checkpoint: AnyCheckpoint) -> Iterator[tuple[Mapping[str, Any], str]]:
+def opened(
+    checkpoint: AnyCheckpoint, dense: Container[str]
+) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Opens a checkpoint. Yields its weights by name, which are read when they are used, and the
     name of the version that they make.
+
+    Args:
+        checkpoint: path of a checkpoint, or the weights.
+        dense: names of the weights that are no tables.
 
     Raises:
         ValueError: there is no complete checkpoint at a path.
@@ -52,11 +60,11 @@ def opened(checkpoint: AnyCheckpoint) -> Iterator[tuple[Mapping[str, Any], str]]
     if isinstance(checkpoint, Mapping):
         yield checkpoint, FIRST_VERSION
         return
-    with open_checkpoint(checkpoint) as weights:
-        yield weights, _version_of(Path(checkpoint), weights.identity)
+    with open_checkpoint(checkpoint) as found:
+        yield _Weights(found, dense), _version_of(found)
 
 
-def version_of_checkpoint(checkpoint: AnyCheckpoint) -> str:
+def version_of_checkpoint(checkpoint: str | os.PathLike[str]) -> str:
     """Returns the name of the version that a checkpoint makes: `step-9000@3f2a91bc`.
 
     It has the first digits of the identity, so that whoever takes over from another process knows
@@ -65,8 +73,8 @@ def version_of_checkpoint(checkpoint: AnyCheckpoint) -> str:
     Raises:
         ValueError: there is no complete checkpoint at the path.
     """
-    with opened(checkpoint) as (_, version):
-        return version
+    with open_checkpoint(checkpoint) as found:
+        return _version_of(found)
 
 
 def completed_at(path: Path) -> int:
@@ -81,7 +89,8 @@ def completed_at(path: Path) -> int:
     return max(file.stat().st_mtime_ns for file in files)
 
 
-def _version_of(path: Path, identity: str) -> str:
+def _version_of(checkpoint: Checkpoint) -> str:
+    path, identity = checkpoint.path, checkpoint.identity
     name = "".join(each if each.isprintable() else "?" for each in path.resolve().name)
     most = _LONGEST - _DIGITS - 1
     shortened = name.encode(errors="replace")[:most].decode(errors="ignore")

@@ -88,7 +88,8 @@ class Keeper:
         config: BLSConfig,
     ) -> None:
         collections = collections_of(model)
-        check_has_memory(DenseState(model, [each.module for each in collections.values()]))
+        dense = DenseState(model, [each.module for each in collections.values()])
+        check_has_memory(dense)
         of_model = None
         try:
             of_model = held_tables(self._file, collections)
@@ -102,7 +103,7 @@ class Keeper:
             received = of_model.newest_held(self.path)
             self.took_over = received is not None
             if received is None:
-                with opened(checkpoint) as (weights, name):
+                with opened(checkpoint, dense.current()) as (weights, name):
                     received = of_model.load(
                         model, collections, weights, version or name, self.path
                     )
@@ -157,7 +158,7 @@ class Keeper:
         if self._closed.is_set():
             raise ValueError(f"the keeper of {self.path} is closed")
         end = time.monotonic() + deadline
-        with opened(checkpoint) as (weights, name):
+        with opened(checkpoint, self._served.dense_names) as (weights, name):
             publication = publish(
                 self.model, weights, probe=probe, version=version or name, deadline=deadline
             )

@@ -3,7 +3,7 @@
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import FrameType
 from typing import Any
 
@@ -261,6 +261,11 @@ class ServedModel:
             switches.gate.enter(frame)
             if not switches.is_half_done:  # yet newer weights may wait for the next batch
                 break
+
+    @property
+    def dense_names(self) -> Set[str]:
+        """Returns the names of the weights that are no tables."""
+        return self._dense.current().keys()
 
     def take_newest(self) -> None:
         """Changes to the version that serves, in a process without batches.

@@ -94,11 +94,12 @@ class ModelTables:
             indexes = [each[1] for each in recorded if each is not None]
             if len(indexes) == len(pages):
                 versions.insert(0, LastVersion(serial, version, indexes))
-        for serial, version, indexes in versions:
+        for each in versions:
+            serial, version = each.serial, each.version
             try:
                 parts = [
                     tables.part_at(OWNER, version, index)
-                    for tables, index in zip(self.tables, indexes, strict=True)
+                    for tables, index in zip(self.tables, each.indexes, strict=True)
                 ]
                 dense = parts[0].dense_weights()
             except BLSError:  # nobody holds it

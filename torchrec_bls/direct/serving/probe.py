@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -84,8 +84,9 @@ class Trial:
                 f"version {version!r} can't be probed, since the model can't be copied: "
                 f"{named(error)}"
             ) from error
+        calls: dict[str, Callable[[], None]]
         if callable(probe):
-            calls = {"its probe": lambda: _refuse_false(probe(twin))}
+            calls = {"its probe": partial(_call, probe, twin)}
         else:
             calls = {
                 f"request {number} of its probe": partial(_ask, twin, *request)
@@ -110,7 +111,7 @@ class Trial:
             check = copy.copy(module.input_check)
             check.begin_in_child()
             reader = AttachedCollection(reads.aside(generation, check), check)
-            memo[id(module)] = reader.train(module.training)
+            memo[id(module)] = reader.train(cast("nn.Module", module).training)
             readers.append(reader)
         twin: nn.Module = copy.deepcopy(self._model, memo)
         for name, value in list(twin.__dict__.items()):
@@ -128,8 +129,8 @@ class _OutOfBoundsError(ValueError):
     """An answer is out of its bounds."""
 
 
-def _refuse_false(result: object) -> None:
-    if result is False:
+def _call(probe: Callable[[nn.Module], object], twin: nn.Module) -> None:
+    if probe(twin) is False:
         raise _OutOfBoundsError("it returned False")
 
 

@@ -160,7 +160,7 @@ class Offer:
             served = ServedModel.of(model)
             serving, weights = served.snapshot()
             dense = _segment_of(weights, serving[0], served.reads[0].tables)
-            manifest = _manifest_of(served.modules, serving[0])
+            manifest = manifest_of(served.modules, serving[0])
         except Exception as error:
             conversation.send({"refused": named(error)}, [])
             return
@@ -195,7 +195,13 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
     return Offer(model, os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 (as it is given)
 
 
-def _manifest_of(modules: Mapping[str, ReadingModule], serving: Generation) -> Manifest:
+def manifest_of(modules: Mapping[str, ReadingModule], serving: Generation) -> Manifest:
+    """Returns what another process has to know of a model whose tables it reads.
+
+    Args:
+        modules: modules that read tables, by name.
+        serving: generation of the first one, of the version that is handed over.
+    """
     return Manifest(
         this_process().host,
         serving.version,

@@ -1,5 +1,6 @@
 """The tables of all ranks, as one module reads them."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -14,7 +15,7 @@ from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.steps import Content
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.errors import BLSError, RendezvousError
 
 
@@ -140,6 +141,21 @@ class DirectReads(ABC, Generic[V]):
         Raises:
             BLSError: it can't be mapped.
         """
+
+    @abstractmethod
+    def aside(self, generation: Generation, check: InputCheck) -> "DirectReads[V]":
+        """Returns lookups in a generation that nobody serves yet, and which these do not notice.
+
+        Args:
+            generation: the generation.
+            check: input check of the lookups.
+        """
+
+    def _aside(self, view: V, rows_read: torch.Tensor) -> Any:
+        made = copy.copy(self)
+        made.live, made.rank, made.followed, made._unpublished = None, None, True, None
+        made._view, made.rows_read = view, rows_read
+        return made
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
         """Returns a function that makes this module read `generation`, and its weights show it.

@@ -158,6 +158,22 @@ class Publisher:
             )
         ]
 
+    @whole_at_forks()
+    def generations(
+        self, version: str, serial: int, parts: Sequence[OwnerPart]
+    ) -> list[Generation]:
+        """Maps a version that nobody else knows yet. This process owns all tables.
+
+        Args:
+            version: name of the version.
+            serial: serial number that it would serve with.
+            parts: part of each module.
+        """
+        return [
+            tables.generation(version, serial, [part])
+            for tables, part in zip(self.tables.values(), parts, strict=True)
+        ]
+
     def clear_way(self, owner: int, version: str, end: float) -> tuple[int, bool]:
         """Waits until an owner may announce a version, see Versions.clear_way."""
         return self.versions.clear_way(owner, version, end, self._is_intact)
@@ -200,6 +216,10 @@ class Publisher:
                     self.versions.withdraw_lost(other)
         self.follower.keep(owner, serial, version, parts)
         self.versions.announce(owner, serial, version, parts)
+
+    def give_up(self, owner: int) -> None:
+        """Lets another process publish for a rank of this process."""
+        self._ownership.give_up(owner)
 
     def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner

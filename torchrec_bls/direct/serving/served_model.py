@@ -1,8 +1,9 @@
 """One process's side of a model whose tables are read directly, and of its versions."""
 
 import sys
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchrec_bls.direct.process import is_alive, pid_of, this_process
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.probe import Trial
 from torchrec_bls.direct.serving.publisher import Publisher
 from torchrec_bls.direct.serving.reading_modules import (
     reading_modules,
@@ -75,6 +77,7 @@ class ServedModel:
             self._dense,
             self._dense_versions,
             self._switches,
+            Trial(unwrapped(model), self.modules, self),
         )
         self._readers: dict[int, None] = {}
         self._beginning = new_lock()
@@ -258,6 +261,37 @@ class ServedModel:
             switches.gate.enter(frame)
             if not switches.is_half_done:  # yet newer weights may wait for the next batch
                 break
+
+    @property
+    def dense_names(self) -> Set[str]:
+        """Returns the names of the weights that are no tables."""
+        return self._dense.current().keys()
+
+    def take_newest(self) -> None:
+        """Changes to the version that serves, in a process without batches.
+
+        Raises:
+            PeerTimeoutError: see Switches.take_newest.
+            ValueError: see Switches.take_newest.
+        """
+        if self._follower.newest is not self._switches.settled:
+            self._switches.take_newest()
+
+    def give_up(self, deadline: float) -> None:
+        """Makes this process one that only reads. Another one may publish its tables then.
+
+        Args:
+            deadline: seconds to wait for a thread that publishes.
+
+        Raises:
+            PeerTimeoutError: the thread has not finished by then.
+        """
+        with self.publisher.one_at_a_time(time.monotonic() + deadline):
+            rank = self.reads[0].rank
+            for reads in self.reads:
+                reads.rank = None
+            if rank is not None:
+                self.publisher.give_up(rank)
 
     def snapshot(self) -> tuple[tuple[Generation, ...], Mapping[str, Any]]:
         """Returns what is served now: the tables of each module, and the dense state that belongs

@@ -6,7 +6,6 @@ docs/design/tables-for-a-service.md says who holds what when it dies.
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -35,6 +34,8 @@ from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mo
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.lifetime import do_all
 
+# Seconds until a version is mapped: tens of gigabytes take minutes, since lookups go first.
+_DEADLINE = 600.0
 # Seconds that a publication may take to end when the keeper is closed.
 _ENDING = 60.0
 _log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ class Keeper:
         *,
         probe: Probe | None = None,
         version: str | None = None,
-        deadline: float = 60.0,
+        deadline: float = _DEADLINE,
     ) -> Publication:
         """Publishes a checkpoint, and returns when this process has let go of the version before.
 
@@ -146,7 +147,8 @@ class Keeper:
             checkpoint: see `keeper`.
             probe: see `torchrec_bls.publish`.
             version: see `keeper`.
-            deadline: see `torchrec_bls.publish`.
+            deadline: seconds to wait for another thread that publishes, and again until the version
+                is mapped.
 
         Raises:
             ValueError: see `torchrec_bls.publish`, or the keeper is closed.
@@ -157,12 +159,11 @@ class Keeper:
         check_deadline(deadline)
         if self._closed.is_set():
             raise ValueError(f"the keeper of {self.path} is closed")
-        end = time.monotonic() + deadline
         with opened(checkpoint, self._served.dense_names) as (weights, name):
             publication = publish(
                 self.model, weights, probe=probe, version=version or name, deadline=deadline
             )
-        publication.wait(max(0.0, end - time.monotonic()))
+        publication.wait(deadline)
         self._served.take_newest()
         try:
             write_tables_file(self._file, self._served)
@@ -177,7 +178,7 @@ class Keeper:
         *,
         probe: Probe | None = None,
         pause: float = 5.0,
-        deadline: float = 60.0,
+        deadline: float = _DEADLINE,
     ) -> Watch:
         """Publishes the checkpoints that come into a directory until the keeper is closed; see
         `torchrec_bls.watch`."""

@@ -248,7 +248,7 @@ def watch(
     *,
     probe: Probe | None = None,
     pause: float = 5.0,
-    deadline: float = 60.0,
+    deadline: float = 600.0,
 ) -> Watch:
     """Publishes the checkpoints that come into a directory, in a thread, while the model serves.
 
@@ -268,7 +268,7 @@ def watch(
             goes back to the one before the last.
         probe: see `publish`.
         pause: seconds between two looks.
-        deadline: see `publish`.
+        deadline: seconds until a version must be mapped.
 
     Raises:
         ValueError: an argument is out of its range, or the model does not read all its tables

@@ -278,7 +278,7 @@ class TableSegment:
         label: tuple[int, str, bytes],
         parts: Iterable[tuple[torch.Tensor, int]],
         bytes: int,
-        huge_pages: bool,
+        huge_pages: bool | str,
     ) -> TableSegment: ...
     @staticmethod
     def open(
@@ -290,6 +290,8 @@ class TableSegment:
     def descriptor(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def small_page_bytes(self) -> int: ...
 
 class PrivatePages:
     def __init__(self, segment: TableSegment) -> None: ...

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -110,8 +111,20 @@ struct ShardedFeatures {
   }
 };
 
+/// See BLSConfig: bool, or "hugetlb".
+using HugePagesArgument = std::variant<bool, std::string>;
+
+HugePages pages_of(const HugePagesArgument& argument) {
+  if (const bool* const asks = std::get_if<bool>(&argument)) {
+    return *asks ? HugePages::kTransparent : HugePages::kNo;
+  }
+  if (std::get<std::string>(argument) == "hugetlb") return HugePages::kPool;
+  throw std::invalid_argument("huge_pages is '" + std::get<std::string>(argument) +
+                              "', but must be a bool or 'hugetlb'");
+}
+
 TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t bytes,
-                            bool huge_pages) {
+                            const HugePagesArgument& huge_pages, size_t first) {
   py::iterator at = py::iter(parts);
   std::optional<PartTuple> part;  // what is written
   const NextPart next = [&]() -> std::optional<TablePart> {
@@ -123,8 +136,9 @@ TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t 
     return TablePart{items.data, items.bytes(), part->second};
   };
   const TableLabel of_segment = label_of(label);
+  const HugePages pages = pages_of(huge_pages);
   const py::gil_scoped_release release;
-  return TableSegment::create(of_segment, next, bytes, huge_pages);
+  return TableSegment::create(of_segment, next, bytes, pages, first);
 }
 
 std::span<int64_t> numbers_in(const TensorItems& items) {
@@ -166,7 +180,7 @@ void bind_segments(py::module_& module) {
   // To unmap gigabytes takes long, during which other threads look batches up.
   py::class_<TableSegment>(module, "TableSegment", py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create_segment, py::arg("label"), py::arg("parts"), py::arg("bytes"),
-                  py::arg("huge_pages"))
+                  py::arg("huge_pages"), py::arg("first") = TableSegment::kFirstOffset)
       .def_static(
           "open",
           [](const AddressTuple& t, const LabelTuple& expected) {
@@ -186,6 +200,7 @@ void bind_segments(py::module_& module) {
           },
           py::arg("descriptor"), py::arg("expected"))
       .def_property_readonly("size", &TableSegment::size)
+      .def_property_readonly("small_page_bytes", &TableSegment::small_page_bytes)
       .def_property_readonly("descriptor", &TableSegment::descriptor)
       .def_property_readonly(
           "address", [](const TableSegment& segment) { return tuple_of(segment.address()); });

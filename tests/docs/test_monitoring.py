@@ -58,6 +58,7 @@ def exported() -> dict[str, set[str]]:
         rows_read=(7, 8),
         refused_batches=0,
         replaced_ids=0,
+        small_page_bytes=0,
     )
     registry.register(ServingCollector(lambda: state))
     samples = [sample for family in registry.collect() for sample in family.samples]

@@ -102,6 +102,7 @@ def state(**changed: Any) -> ServingState:
         rows_read=(9,),
         refused_batches=0,
         replaced_ids=0,
+        small_page_bytes=0,
     )
     return replace(reader, **changed)
 

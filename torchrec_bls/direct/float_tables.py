@@ -21,6 +21,7 @@ from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.sharing import OwnPart, abandon_with, share_parts
 from torchrec_bls.direct.steps import Content, RowsRead, Run, content_in_memory, content_of
 from torchrec_bls.errors import ProtocolError, RendezvousError
+from torchrec_bls.huge_pages import HugePages, huge_pages_for
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def share_tables(
     tables: Sequence[TableLayout],
     own: OwnTables,
     dtype: torch.dtype,
-    huge_pages: bool,
+    huge_pages: HugePages | None,
     session: str = "",
 ) -> tuple[FloatTables, FloatGeneration]:
     """Makes this rank's part and maps those of all other ranks, collectively.
@@ -144,7 +145,7 @@ def share_tables(
         tables: layouts of the tables, the same on every rank.
         own: weights of this rank.
         dtype: dtype of the weights.
-        huge_pages: whether to ask for pages of 2 MiB.
+        huge_pages: see BLSConfig.
         session: session of the module's agreement.
 
     Raises:
@@ -153,6 +154,8 @@ def share_tables(
     """
     rendezvous = Rendezvous(group, f"{name} tables", deadline, session=session)
     digest, rank = digest_of(tables), group.rank()
+    weights = sum(table.rows * table.columns for table in tables)
+    huge_pages = huge_pages_for(huge_pages, weights * dtype.itemsize)
     offsets = [own.live.offset_of(own.shards[key]) for key in _keys_of(tables, rank)]
 
     def own_part() -> OwnPart:

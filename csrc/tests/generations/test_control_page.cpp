@@ -37,7 +37,7 @@ TableSegment segment_of(uint32_t owner, const std::string& version, uint64_t num
   const TablePart part{reinterpret_cast<const std::byte*>(items.data()), 512,
                        TableSegment::kFirstOffset};
   return TableSegment::create({owner, version, kLayout}, std::span(&part, 1),
-                              TableSegment::kFirstOffset + part.bytes, false);
+                              TableSegment::kFirstOffset + part.bytes, HugePages::kNo);
 }
 
 void announce(ControlPage& page, uint32_t owner, const std::string& version,

@@ -330,6 +330,12 @@ class ServedModel:
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),
             replaced_ids=sum(check.replaced_ids for check in checks),
+            small_page_bytes=sum(
+                piece.segment.small_page_bytes
+                for reads in self.reads
+                for part in reads.generation.parts
+                for piece in part.pieces
+            ),
         )
 
     def _problem(self) -> str:

@@ -28,6 +28,9 @@ class ServingState:
         refused_batches: number of batches that did not fit a module (an id out of range, a wrong
             key), summed over modules.
         replaced_ids: number of ids for which row 0 was looked up, with bad_ids="row0".
+        small_page_bytes: bytes of the tables of `version` that asked for pages of 2 MiB and have
+            small ones, since the kernel had none when they were published. Lookups in them are
+            slower, and page tables larger. `torchrec-bls doctor` says what the host gives.
     """
 
     rank: int | None
@@ -44,3 +47,4 @@ class ServingState:
     rows_read: tuple[int, ...]
     refused_batches: int
     replaced_ids: int
+    small_page_bytes: int

@@ -141,7 +141,9 @@ def share_tables(
         return shared, shared.generation(FIRST_VERSION, FIRST_SERIAL, segments)
 
     shared, generation = share_segments(rendezvous, group, digest, own_segment, huge_pages, use)
-    own.live.move_to(_native.PrivatePages(generation.segments[rank]))
+    pages = _native.PrivatePages(generation.segments[rank])
+    shared.held.add(generation.serial, [pages])
+    own.live.move_to(pages)
     # The weights end with the module. So nobody can publish here any more.
     abandon_with(own.live, shared.page, rank)
     return shared, generation

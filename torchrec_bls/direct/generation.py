@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torchrec_bls import _native
 from torchrec_bls.direct.layout import Shard, TableLayout
+from torchrec_bls.direct.publication_facts import PublicationFacts
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,20 @@ class Generation:
         version: see above.
         serial: see above.
         segments: see above. They stay mapped while the generation is used.
+        facts: facts of its publication, of each part; none for the version that was loaded.
     """
+
+    facts: Sequence[PublicationFacts] = ()
 
     def __init__(self, version: str, serial: int, segments: Sequence[_native.TableSegment]) -> None:
         self.version = version
         self.serial = serial
         self.segments = list(segments)
+
+    @property
+    def mappings(self) -> Sequence[object]:
+        """Returns what is mapped for this version, and unmapped when nothing refers to it."""
+        return self.segments
 
 
 class FloatGeneration(Generation):

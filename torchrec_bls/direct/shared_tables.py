@@ -10,6 +10,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.file_holders import holder_of, is_held
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
@@ -27,6 +28,7 @@ class SharedTables(ABC):
         huge_pages: whether new segments ask for pages of 2 MiB.
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
+        held: versions that this process has in memory.
     """
 
     page: _native.ControlPage
@@ -35,6 +37,7 @@ class SharedTables(ABC):
     sizes: Sequence[int]
     huge_pages: bool
     process: Process = field(default_factory=this_process, kw_only=True)
+    held: HeldVersions = field(default_factory=HeldVersions, kw_only=True)
 
     @property
     def owners(self) -> int:

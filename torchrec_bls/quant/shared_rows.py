@@ -56,6 +56,11 @@ class RowsGeneration(Generation):
             ]
         )
 
+    @property
+    def mappings(self) -> Sequence[object]:
+        """See Generation."""
+        return [*self.segments, self.window]
+
     def mapped_anew(self) -> "RowsGeneration":
         """Returns the same version without what this process has written to it."""
         return RowsGeneration(self.version, self.serial, self.segments, self._shares)

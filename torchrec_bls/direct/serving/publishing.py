@@ -76,13 +76,14 @@ def publish(
     if version is not None:
         check_version(version)
     served = ServedModel.of(model)
-    if state_dict is not None:
-        state_dict = served.whole(model, state_dict)
-    if owner is not None:
-        check_owner(owner, served.reads[0].tables.owners)
-    if owner is not None and owner != served.weights.rank:
-        return served.weights.publish_for(owner, version, state_dict, deadline)
-    return served.weights.publish(version, state_dict, deadline)
+    with served.failures_counted():
+        if state_dict is not None:
+            state_dict = served.whole(model, state_dict)
+        if owner is not None:
+            check_owner(owner, served.reads[0].tables.owners)
+        if owner is not None and owner != served.weights.rank:
+            return served.weights.publish_for(owner, version, state_dict, deadline)
+        return served.weights.publish(version, state_dict, deadline)
 
 
 def version_of(model: nn.Module) -> str:

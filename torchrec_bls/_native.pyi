@@ -284,7 +284,6 @@ class TableSegment:
     def open(
         address: tuple[int, int, int, int, int], expected: tuple[int, str, bytes]
     ) -> TableSegment: ...
-    def populate(self) -> None: ...
     @property
     def address(self) -> tuple[int, int, int, int, int]: ...
     @property
@@ -297,6 +296,7 @@ class PrivatePages:
 
 class TableWindow:
     def __init__(self, pieces: Sequence[tuple[TableSegment, int, int]]) -> None: ...
+    def populate(self) -> None: ...
 
 class ControlPage:
     @staticmethod
@@ -346,7 +346,7 @@ class ShardedFeatures:
         features: Sequence[
             tuple[int, int, bool, Sequence[tuple[int, int, int, Sequence[tuple[int, int, int]]]]]
         ],
-        segments: tuple[TableSegment, ...],
+        window: TableWindow,
     ) -> None: ...
 
 class PagePool:

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from tests.direct.served import Expected, batches_of, check
 from tests.processes import run
 from torchrec_bls import _native, attach, offer, publish, serving_state
 from torchrec_bls.direct.process import this_process
-from torchrec_bls.direct.publication_facts import PublicationFacts
 from torchrec_bls.direct.serving import readers
 from torchrec_bls.direct.serving.served_model import ServedModel
 
@@ -233,26 +233,48 @@ def test_failed_publications_are_counted() -> None:
     run(1, fail_to_publish)
 
 
-def test_facts_of_a_version_are_those_of_its_owners() -> None:
-    parts = [PublicationFacts(100.0, 3.0, 10, 90), PublicationFacts(104.0, 2.0, 20, 0)]
-    assert PublicationFacts.of_all(parts) == PublicationFacts(104.0, 3.0, 30, 90)
-    assert PublicationFacts.of_all([]) is None
+def facts_of(processes: Nodes, name: object) -> tuple[Any, ...]:
+    state = processes.call(name, nodes.state)
+    return state.published, state.publish_seconds, state.bytes_written, state.bytes_reused
 
 
-def look_at_the_first(node: Node) -> tuple[Any, ...]:
-    state = serving_state(node.model)
-    return (
-        state.published,
-        state.age,
-        state.publish_seconds,
-        state.bytes_written,
-        state.bytes_reused,
-    )
+def publish_one_table(node: Node, of: int, table_of: int) -> None:
+    """Publishes the weights of one version with a table of another."""
+    name = "rows.embeddings.t0.weight"
+    new = served.weights_of(of) | {name: served.weights_of(table_of)[name]}
+    publish(node.model, new, version=f"{of} but for a table", deadline=DEADLINE)
 
 
-def test_nobody_has_published_what_was_loaded(tmp_path: Path) -> None:
-    with started(tmp_path, 1) as processes:
+def take_one(node: Node, serial: int) -> None:
+    """Looks batches up until a version serves."""
+
+    def is_read() -> bool:
+        with torch.no_grad():
+            node.model(node.batches[0])
+        return int(serving_state(node.model).serial) == serial
+
+    until(is_read)
+
+
+def test_all_processes_know_the_facts_of_a_version(tmp_path: Path) -> None:
+    names = [0, 1, "reader"]
+    with started(tmp_path, 2) as processes:
         processes.start("reader")
         processes.call("reader", nodes.join, 0)
-        for name in (0, "reader"):
-            assert processes.call(name, look_at_the_first) == (None,) * 5
+        for name in names:
+            assert facts_of(processes, name) == (None,) * 4
+            assert processes.call(name, nodes.state).age is None
+        begun = time.time()
+        processes.call_all([0, 1], nodes.publish_all, 2)
+        processes.call_all(names, nodes.go_over, 2)
+        [first] = {facts_of(processes, name) for name in names}
+        published, seconds, written, reused = first
+        assert begun <= published <= time.time() and 0 < seconds <= published - begun + 1
+        assert written > 0 == reused
+        ages = [processes.call(name, nodes.state).age for name in names]
+        assert min(ages) >= 0 and max(ages) <= time.time() - begun
+        processes.call_all([0, 1], publish_one_table, 2, 3)
+        processes.call_all(names, take_one, 3)
+        [second] = {facts_of(processes, name) for name in names}
+        assert second[0] > published
+        assert 0 < second[2] < written and second[2] + second[3] == written

@@ -291,7 +291,7 @@ def show_nothing(rank: int, in_place: bool) -> None:
         raise RendezvousError("no more mappings")
 
     native = float_reads._native
-    float_reads._native = SimpleNamespace(PrivatePages=fail)
+    float_reads._native = SimpleNamespace(TableWindow=fail)
     if in_place:
         write(model, 2)
     publish(model, None if in_place else weights_of(2), version="2").wait(DEADLINE)

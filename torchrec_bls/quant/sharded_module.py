@@ -11,13 +11,13 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardedModule
 
 from torchrec_bls.direct.layout import layouts_of
+from torchrec_bls.direct.pieces import page_bytes
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.quant.batches import QuantInputCheck, is_weighted
 from torchrec_bls.quant.lookups import Lookups
-from torchrec_bls.quant.shared_rows import page_bytes
 from torchrec_bls.quant.stored_dists import STORED, exchange_lookup
 from torchrec_bls.quant.stored_reads import direct_lookup
 from torchrec_bls.quant.stored_tables import row_source

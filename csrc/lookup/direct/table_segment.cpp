@@ -17,7 +17,7 @@
 namespace bls {
 namespace {
 
-constexpr uint64_t kMagic = 0x3230'7473'6C62'6274;   // "tbblst02"
+constexpr uint64_t kMagic = 0x3330'7473'6C62'6274;   // "tbblst03"
 constexpr uint64_t kFamily = 0x0000'7473'6C62'6274;  // "tbblst" of any version
 constexpr uint64_t kFamilyBits = 0x0000'FFFF'FFFF'FFFF;
 constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1
@@ -154,8 +154,6 @@ TableSegment::TableSegment(Descriptor file) : file_(std::move(file)) {
   data_ = map_aligned(file_.get(), bytes, PROT_READ, MAP_SHARED);
   size_ = bytes;
 }
-
-void TableSegment::populate() const { populate_table_pages(data_, size_); }
 
 TableSegment::TableSegment(TableSegment&& other) noexcept
     : file_(std::move(other.file_)),

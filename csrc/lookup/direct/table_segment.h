@@ -61,10 +61,6 @@ class TableSegment {
   TableSegment& operator=(const TableSegment&) = delete;
   ~TableSegment();
 
-  /// Has all pages there, for a lookup that reads through this mapping. Until then it takes
-  /// addresses alone.
-  void populate() const;
-
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   int descriptor() const { return file_.get(); }

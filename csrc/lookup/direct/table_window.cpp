@@ -46,8 +46,9 @@ TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
     }
     at += piece.bytes;
   }
-  populate_table_pages(data_, size_);
 }
+
+void TableWindow::populate() const { populate_table_pages(data_, size_); }
 
 TableWindow::TableWindow(TableWindow&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

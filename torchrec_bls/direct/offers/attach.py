@@ -179,9 +179,15 @@ def _adopted(
         page = _native.ControlPage.adopt(descriptors.take(), owners, digest)
         tables = collections[module.name].tables(module, page)
         tables.check_places()
-        segments = [tables.adopt(owner, version, descriptors.take()) for owner in range(owners)]
+        pieces = [len(cut.pieces) for cut in tables.cuts]
+        if pieces != module.pieces:
+            raise ProtocolError(
+                f"{where} hands over tables of '{module.name}' in {module.pieces} pieces, which "
+                f"have {pieces}: install one version of torchrec-bls in both processes"
+            )
+        parts = [tables.adopt(owner, version, descriptors.take, where) for owner in range(owners)]
         all_tables.append(tables)
-        generations.append(tables.generation(version, serial, segments))
+        generations.append(tables.generation(version, serial, parts))
     lead = all_tables[0]
     if lead.page.serial < serial:
         raise ProtocolError(

@@ -16,6 +16,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FloatGeneration, Generation
 from torchrec_bls.direct.offers.manifest import OfferedModule
+from torchrec_bls.direct.pieces import page_bytes
 from torchrec_bls.direct.reads.described_form import form_of
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.reads.float_reads import FloatReads
@@ -24,7 +25,7 @@ from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.quant.batches import QuantInputCheck
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.refusals import why_not_read
-from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows, page_bytes
+from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows
 from torchrec_bls.quant.stored_reads import StoredReads, output_of
 
 

@@ -225,6 +225,7 @@ def _module_of(name: str, module: ReadingModule) -> OfferedModule:
             for config in [configs[layout.name]]  # a reader's model may have another order
         ],
         sizes=list(tables.sizes),
+        pieces=[len(cut.pieces) for cut in tables.cuts],
         dtype=str(tables.dtype if isinstance(tables, FloatTables) else torch.uint8),
         huge_pages=tables.huge_pages,
         digest=tables.digest.hex(),
@@ -250,7 +251,8 @@ def _descriptors_of(
     descriptors = []
     for reads, generation in zip(served.reads, serving, strict=True):
         descriptors.append(reads.tables.page.descriptor)
-        descriptors += [segment.descriptor for segment in generation.segments]
+        for part in generation.parts:
+            descriptors += part.descriptors
     return [*descriptors, dense.descriptor]
 
 

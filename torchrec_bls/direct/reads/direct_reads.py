@@ -9,16 +9,13 @@ from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 
 from torchrec_bls import _native
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.direct.steps import Content
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.errors import BLSError, RendezvousError
-
-# Memory of this process that its weights show.
-Pages = _native.PrivatePages | _native.TableWindow
 
 
 class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ignore[misc]
@@ -115,8 +112,8 @@ class DirectReads(ABC, Generic[V]):
         """
 
     @abstractmethod
-    def live_parts(self) -> Parts:
-        """Returns the content of this rank's next segment from its live weights."""
+    def live_content(self) -> Content:
+        """Returns the content of this rank's bytes in its live weights."""
 
     def shown_by(self, module: nn.Module, name: str) -> Iterable[tuple[str, torch.Tensor]]:
         """Returns the tensors of a module that show its tables, by name.
@@ -137,7 +134,7 @@ class DirectReads(ABC, Generic[V]):
         """Returns what lookups read of a generation, even if it is the one that they read."""
 
     @abstractmethod
-    def _shown(self, view: V) -> Pages:
+    def _shown(self, view: V) -> _native.TableWindow:
         """Returns the memory that the live weights of this rank show.
 
         Raises:
@@ -191,7 +188,7 @@ class DirectReads(ABC, Generic[V]):
             )
         self.live.move_to(pages)
 
-    def _pages_of(self, view: V) -> tuple[Pages | None, str]:
+    def _pages_of(self, view: V) -> tuple[_native.TableWindow | None, str]:
         """Returns the memory that live weights show, or why there is none. No lookup needs it."""
         if self.live is None:
             return None, ""
@@ -201,7 +198,7 @@ class DirectReads(ABC, Generic[V]):
             version = view.generation.version
             return None, f"version {version!r} is served, but not shown: {error}"
 
-    def _noted_pages(self, view: V) -> Pages:
+    def _noted_pages(self, view: V) -> _native.TableWindow:
         """Returns the memory that live weights show, and notes that it is held: tensors may keep
         it after the weights have moved on."""
         pages = self._shown(view)

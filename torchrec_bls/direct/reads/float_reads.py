@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from torchrec_bls import _native
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
+from torchrec_bls.direct.steps import Content, content_in_memory
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 
 
@@ -97,9 +97,9 @@ class FloatReads(DirectReads[GenerationViews]):
         view = self._view.of(batch.features.keys())
         return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
 
-    def live_parts(self) -> Parts:
+    def live_content(self) -> Content:
         """See DirectReads."""
-        return [] if self.live is None else self.live.storages()
+        return content_in_memory([] if self.live is None else self.live.storages())
 
     def as_json(self) -> dict[str, Any]:
         """See DirectReads."""
@@ -109,9 +109,9 @@ class FloatReads(DirectReads[GenerationViews]):
         assert isinstance(generation, FloatGeneration)
         return self._view.next(generation)
 
-    def _shown(self, view: GenerationViews) -> _native.PrivatePages:
+    def _shown(self, view: GenerationViews) -> _native.TableWindow:
         assert self.rank is not None
-        return _native.PrivatePages(view.generation.segments[self.rank])
+        return self.tables.own_pages(view.generation.parts[self.rank])
 
 
 def _lookups_of(

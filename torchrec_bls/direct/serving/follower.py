@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.process import Process, this_process
 from torchrec_bls.direct.serving.readers import Reader
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -26,7 +27,7 @@ class Follower:
     """Maps the version that serves in a thread, so that lookups need not wait for that.
 
     The control page of the first module says which one serves, for all tables of a model. It is
-    ready when all its segments are mapped.
+    ready when all its parts are mapped.
 
     Args:
         tables: tables of each module of the model, in the same order in every process.
@@ -50,9 +51,9 @@ class Follower:
         self._settles = settles
         self.newest = serving
         self.problem = ""
-        # Segments by module, owner, serial number and version, until they belong to a generation:
-        # those that this process made, and those mapped before another segment failed.
-        self._segments: dict[tuple[int, int, int, str], _native.TableSegment] = {}
+        # Parts by module, owner, serial number and version, until they belong to a generation:
+        # those that this process made, and those mapped before another one failed.
+        self._parts: dict[tuple[int, int, int, str], OwnerPart] = {}
         self._released: list[Generation] = []
         for of_module, generation in zip(self._tables, serving, strict=True):
             of_module.held.add(generation.serial, generation.mappings)
@@ -82,20 +83,18 @@ class Follower:
             self._thread.start()
             self._process = process
 
-    def keep(
-        self, owner: int, serial: int, version: str, segments: Sequence[_native.TableSegment]
-    ) -> None:
-        """Keeps the segments of a version that this process made, one a module, until all is
+    def keep(self, owner: int, serial: int, version: str, parts: Sequence[OwnerPart]) -> None:
+        """Keeps the parts of a version that this process made, one a module, until all is
         ready. It drops those that the owner has withdrawn."""
         self.drop(owner, serial)
-        for module, segment in enumerate(segments):
-            self._segments[module, owner, serial, version] = segment
+        for module, part in enumerate(parts):
+            self._parts[module, owner, serial, version] = part
 
     def drop(self, owner: int, serial: int) -> None:
-        """Drops the kept segments of an owner for a serial number."""
-        for key in list(self._segments):
+        """Drops the kept parts of an owner for a serial number."""
+        for key in list(self._parts):
             if key[1:3] == (owner, serial):
-                self._segments.pop(key, None)
+                self._parts.pop(key, None)
 
     def release(self, generations: Sequence[Generation]) -> None:
         """Makes the thread unmap generations that are not read any more, which takes a while."""
@@ -119,9 +118,9 @@ class Follower:
             self.problem = f"version {version!r}: {error}" if version else str(error)
             return False
         self.newest, self.problem = tuple(ready), ""
-        for key in list(self._segments):  # another thread may be keeping some
+        for key in list(self._parts):  # another thread may be keeping some
             if key[2] <= serial:
-                self._segments.pop(key, None)
+                self._parts.pop(key, None)
         return True
 
     def stop(self) -> None:
@@ -139,14 +138,14 @@ class Follower:
     @whole_at_forks()
     def _map(self, module: int, serial: int, version: str) -> Generation:
         tables = self._tables[module]
-        segments = []
+        parts = []
         for owner in range(tables.owners):
             key = module, owner, serial, version
-            segment = self._segments.get(key)
-            if segment is None:
-                segment = self._segments[key] = tables.open(owner, serial, version)
-            segments.append(segment)
-        generation = tables.generation(version, serial, segments)
+            part = self._parts.get(key)
+            if part is None:
+                part = self._parts[key] = tables.open(owner, serial, version)
+            parts.append(part)
+        generation = tables.generation(version, serial, parts)
         tables.held.add(serial, generation.mappings)
         return generation
 

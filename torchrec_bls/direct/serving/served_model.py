@@ -16,10 +16,10 @@ from torch.utils.hooks import RemovableHandle
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.process import this_process
-from torchrec_bls.direct.publication_facts import PublicationFacts
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.publication_facts import PublicationFacts
 from torchrec_bls.direct.serving.publisher import Publisher
 from torchrec_bls.direct.serving.readers import readers_of
 from torchrec_bls.direct.serving.reading_modules import (
@@ -30,6 +30,7 @@ from torchrec_bls.direct.serving.reading_modules import (
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.weights_publisher import WeightsPublisher
+from torchrec_bls.direct.sharing import FIRST_SERIAL
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.lifetime import new_lock
 
@@ -286,7 +287,8 @@ class ServedModel:
         serial, announced = self.publisher.versions.serving
         pending = self.publisher.versions.pending()
         taken, readers = self._switches.taken, readers_of(tables.page)
-        facts = PublicationFacts.of_all(each for of_module in taken for each in of_module.facts)
+        # Nobody has published the version that was loaded.
+        facts = None if taken[0].serial == FIRST_SERIAL else PublicationFacts.of(taken)
         return ServingState(
             rank=self.weights.rank,
             version=taken[0].version,

@@ -12,13 +12,13 @@ class ServingState:
         rank: rank whose tables this process publishes; None where it only reads, as a forked child
             does.
         version: version of the weights of the last batch.
-        published: time when that version was announced by the last owner, in seconds as
+        serial: how many versions have served up to that one.
+        published: time when the last owner had made its tables of that version, in seconds as
             `time.time()` has it; None for the version that was loaded, which nobody has published.
         age: seconds since then, or None.
-        publish_seconds: seconds that its publication took the slowest owner, or None.
-        bytes_written: bytes of its tables that were written, by all owners, or None.
-        bytes_reused: bytes of its tables that are those of the version before, or None.
-        serial: how many versions have served up to that one.
+        publish_seconds: seconds that the slowest owner took to make its tables, or None.
+        bytes_written: bytes of the version's tables that all owners have written, or None.
+        bytes_reused: bytes of its tables that are those of an earlier version, or None.
         announced: the last version that all owners have announced.
         announced_serial: how many versions have served up to that one. If it stays above `serial`
             while there are batches, `problem` says why.

@@ -68,33 +68,33 @@ class WeightsPublisher:
         version = self._publisher.named(version)
         with self._publisher.one_at_a_time(end):
             # What can't be published is refused before anything is withdrawn for it.
-            parts = None if state_dict is None else self._publisher.parts(rank, state_dict)
+            contents = None if state_dict is None else self._publisher.contents(rank, state_dict)
             dense = self._new_dense(state_dict)
             serial, is_new = self._publisher.clear_way(rank, version, end)
             if not is_new:
                 if state_dict is not None:
                     self._switches.replace_writes(version)
-                return Publication(version, True, rank, serial, self._publisher)
+                return Publication(version, True, rank, serial, self._publisher, [])
             self._dense_versions.drop(serial)
             self._publisher.follower.drop(rank, serial)
-            if parts is None:
+            if contents is None:
                 self._show_served(serial - 1, end)
             # No switch changes tensors while another thread looks at them.
             with self._switches.gate.lock:
                 writes = self._writes()
-                if parts is None:
+                if contents is None:
                     dense = self._new_dense_inside(None)
-                    live = [reads.live_parts() for reads in self._reads]
-                    segments = self._publisher.create(rank, version, live, dense)
+                    live = [reads.live_content() for reads in self._reads]
+                    parts = self._publisher.create(rank, version, live, dense)
                     self._switches.published_in_place()
-            if parts is not None:
-                segments = self._publisher.create(rank, version, parts, dense)
+            if contents is not None:
+                parts = self._publisher.create(rank, version, contents, dense)
             self._dense_versions.keep(serial, version, dense)
             for reads, count in zip(self._reads, writes, strict=True):
                 if reads.live is not None:
                     reads.live.published(count)
-            self._publisher.announce(rank, serial, version, segments, end)
-        return Publication(version, False, rank, serial, self._publisher)
+            self._publisher.announce(rank, serial, version, parts, end)
+        return Publication(version, False, rank, serial, self._publisher, parts)
 
     def _new_dense(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:
         with self._switches.gate.lock:

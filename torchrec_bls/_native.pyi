@@ -4,7 +4,7 @@ The compiled core of torchrec_bls: channel, transports and messages.
 """
 
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -313,6 +313,7 @@ class ControlPage:
     def announce(self, owner: int, serial: int) -> None: ...
     def pending(self, owner: int) -> tuple[int, str]: ...
     def process(self, owner: int) -> int: ...
+    def readers(self) -> list[tuple[int, int]]: ...
     def record(
         self, owner: int, serial: int, version: str, segment: tuple[int, int, int, int, int]
     ) -> None: ...
@@ -333,6 +334,13 @@ class ControlPage:
     def serial(self) -> int: ...
     @property
     def serving(self) -> tuple[int, str]: ...
+
+class ReaderSlot:
+    @staticmethod
+    def take(
+        page: ControlPage, process: int, oldest: int, is_alive: Callable[[int], bool]
+    ) -> ReaderSlot | None: ...
+    def tell(self, oldest: int) -> None: ...
 
 class ShardedFeatures:
     def __init__(

@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
@@ -20,6 +21,7 @@
 #include "bindings/tensors/tensor_argument.h"
 #include "lookup/direct/control_page.h"
 #include "lookup/direct/direct_batch.h"
+#include "lookup/direct/reader_slot.h"
 #include "lookup/direct/table_pages.h"
 #include "lookup/direct/table_segment.h"
 #include "lookup/direct/table_window.h"
@@ -37,6 +39,9 @@ using LabelTuple = std::tuple<uint32_t, std::string, py::bytes>;
 
 /// (serial, name; empty if there is none)
 using VersionTuple = std::tuple<uint64_t, std::string>;
+
+/// (process, serial of the oldest version that it has mapped)
+using ReaderTuple = std::pair<uint64_t, uint64_t>;
 
 /// (tensor, offset in the segment)
 using PartTuple = std::pair<Tensor, size_t>;
@@ -274,6 +279,14 @@ void bind_control_page(py::module_& module) {
       .def("take_over", &ControlPage::take_over, py::arg("owner"), py::arg("before"),
            py::arg("next"))
       .def("abandon", &ControlPage::abandon, py::arg("owner"))
+      .def("readers",
+           [](const ControlPage& page) {
+             std::vector<ReaderTuple> readers;
+             for (const TableReader& each : page.readers()) {
+               readers.emplace_back(each.process, each.oldest);
+             }
+             return readers;
+           })
       .def_property_readonly("abandoned_by", &ControlPage::abandoned_by)
       .def_property_readonly("serial", &ControlPage::serial)
       .def_property_readonly("serving",
@@ -285,11 +298,25 @@ void bind_control_page(py::module_& module) {
 
 }  // namespace
 
+void bind_reader_slots(py::module_& module) {
+  py::class_<ReaderSlot>(module, "ReaderSlot")
+      .def_static(
+          "take",
+          [](ControlPage& page, uint64_t process, uint64_t oldest,
+             const ReaderSlots::IsAlive& is_alive) {
+            return ReaderSlot::take(page, {process, oldest}, is_alive);
+          },
+          py::arg("page"), py::arg("process"), py::arg("oldest"), py::arg("is_alive"),
+          py::keep_alive<0, 1>())
+      .def("tell", &ReaderSlot::tell, py::arg("oldest"));
+}
+
 void bind_direct(py::module_& module) {
   module.def("work_beside_lookups", &work_beside_lookups);
   module.def("end_work_beside_lookups", &end_work_beside_lookups);
   bind_segments(module);
   bind_control_page(module);
+  bind_reader_slots(module);
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
       // Whoever looks rows up keeps the window that they lie in, whatever other threads drop.
       .def(py::init<const std::vector<FeatureTuple>&, const TableWindow&>(), py::arg("features"),

@@ -174,7 +174,9 @@ def share_tables(
 
     shared, generation = share_parts(rendezvous, group, digest, own_part, tables_of)
     assert isinstance(generation, FloatGeneration)
-    own.live.move_to(shared.own_pages(generation.parts[rank]))
+    pages = shared.own_pages(generation.parts[rank])
+    shared.held.add(generation.serial, [pages])
+    own.live.move_to(pages)
     # The weights end with the module. So nobody can publish here any more.
     abandon_with(own.live, shared.page, rank)
     return shared, generation

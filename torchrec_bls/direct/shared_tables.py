@@ -9,6 +9,7 @@ from typing import Any
 from torchrec_bls import _native
 from torchrec_bls.direct.file_holders import holders_of, is_held
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.owner_part import Address, Label, OwnerPart, check_is_file
 from torchrec_bls.direct.pieces import Cut, Range
@@ -30,6 +31,7 @@ class SharedTables(ABC):
         huge_pages: what new segments ask for, see huge_pages_for.
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
+        held: versions that this process has in memory.
     """
 
     page: _native.ControlPage
@@ -38,6 +40,7 @@ class SharedTables(ABC):
     sizes: Sequence[int]
     huge_pages: HugePages
     process: Process = field(default_factory=this_process, kw_only=True)
+    held: HeldVersions = field(default_factory=HeldVersions, kw_only=True)
 
     @property
     def owners(self) -> int:

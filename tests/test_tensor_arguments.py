@@ -45,9 +45,10 @@ def tables() -> _native.Tables:
 def features() -> _native.ShardedFeatures:
     offset = _native.FIRST_TABLE_OFFSET
     segment = _native.TableSegment.create(LABEL, [(TABLE, offset)], offset + TABLE.nbytes, False)
-    columns = [(0, 8, 4, [(0, offset, 4)])]
+    window = _native.TableWindow([(segment, offset, 4096)])
+    columns = [(0, 8, 4, [(0, 0, 4)])]
     of_features = [(0, 0, False, columns), (1, 8, False, columns)]
-    return _native.ShardedFeatures(of_features, (segment,))
+    return _native.ShardedFeatures(of_features, window)
 
 
 def frame_of(rows: Any) -> _native.Frame:
@@ -258,12 +259,13 @@ def test_tensors_of_other_sizes_are_refused(call: Callable[[], object], message:
         call()
 
 
-def test_blocks_outside_their_segment_are_refused() -> None:
+def test_blocks_outside_their_window_are_refused() -> None:
     segment = _native.TableSegment.create(LABEL, [], 8192, False)
-    for block in ((0, 8000, 48), (1, 4096, 1)):
+    window = _native.TableWindow([(segment, 4096, 4096)])
+    for block in ((0, 4000, 48), (1, 4096, 1)):
         columns = [(0, 8, 48, [block])]
         with pytest.raises(ValueError, match=r"has \d+ .*, but .* on are needed"):
-            _native.ShardedFeatures([(0, 0, False, columns)], (segment,))
+            _native.ShardedFeatures([(0, 0, False, columns)], window)
 
 
 def test_nothing_is_posted_where_a_tensor_is_refused() -> None:

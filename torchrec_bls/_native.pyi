@@ -4,7 +4,7 @@ The compiled core of torchrec_bls: channel, transports and messages.
 """
 
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -284,7 +284,6 @@ class TableSegment:
     def open(
         address: tuple[int, int, int, int, int], expected: tuple[int, str, bytes]
     ) -> TableSegment: ...
-    def populate(self) -> None: ...
     @property
     def address(self) -> tuple[int, int, int, int, int]: ...
     @property
@@ -299,6 +298,7 @@ class PrivatePages:
 
 class TableWindow:
     def __init__(self, pieces: Sequence[tuple[TableSegment, int, int]]) -> None: ...
+    def populate(self) -> None: ...
 
 class ControlPage:
     @staticmethod
@@ -313,6 +313,7 @@ class ControlPage:
     def announce(self, owner: int, serial: int) -> None: ...
     def pending(self, owner: int) -> tuple[int, str]: ...
     def process(self, owner: int) -> int: ...
+    def readers(self) -> list[tuple[int, int]]: ...
     def record(
         self, owner: int, serial: int, version: str, segment: tuple[int, int, int, int, int]
     ) -> None: ...
@@ -334,13 +335,20 @@ class ControlPage:
     @property
     def serving(self) -> tuple[int, str]: ...
 
+class ReaderSlot:
+    @staticmethod
+    def take(
+        page: ControlPage, process: int, oldest: int, is_alive: Callable[[int], bool]
+    ) -> ReaderSlot | None: ...
+    def tell(self, oldest: int) -> None: ...
+
 class ShardedFeatures:
     def __init__(
         self,
         features: Sequence[
             tuple[int, int, bool, Sequence[tuple[int, int, int, Sequence[tuple[int, int, int]]]]]
         ],
-        segments: tuple[TableSegment, ...],
+        window: TableWindow,
     ) -> None: ...
 
 class PagePool:

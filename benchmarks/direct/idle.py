@@ -19,7 +19,9 @@ from benchmarks.harness import record
 from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
+from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.serving.follower import Follower
+from torchrec_bls.direct.steps import content_of
 
 FULL = {"seconds": 60.0, "descriptors": [0, 80_000]}
 QUICK = {"seconds": 2.0, "descriptors": [0, 2_000]}
@@ -31,7 +33,7 @@ for _ in range(int(sys.argv[1])): os.dup(0)
 print(flush=True)
 sys.stdin.read()
 """
-_BYTES = _native.FIRST_TABLE_OFFSET + 4096
+_BYTES = 4096
 
 
 @contextmanager
@@ -64,26 +66,26 @@ def _raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max(limit, most)))
 
 
-def _tables() -> tuple[FloatTables, _native.TableSegment]:
-    """Returns a table of one owner, and its segment in the first version."""
+def _tables() -> tuple[FloatTables, OwnerPart]:
+    """Returns a table of one owner, and its part of the first version."""
     layout = TableLayout("table", 16, 64, "FP32", (Shard(0, 0, 16, 0, 64),))
     digest = digest_of([layout])
     page = _native.ControlPage.create(1, digest)
-    places = {("table", layout.shards[0]): _native.FIRST_TABLE_OFFSET}
+    places = {("table", layout.shards[0]): 0}
     tables = FloatTables(page, digest, {"table": layout}, [_BYTES], False, places, torch.float32)
-    segment = tables.create(0, "1", [])
-    page.record(0, 1, "1", segment.address)
+    part = tables.create(0, "1", content_of([]), None, None)
+    page.record(0, 1, "1", part.index.address)
     page.announce(0, 1)
-    return tables, segment
+    return tables, part
 
 
 def measure(seconds: float, lost: bool) -> float:
     """Returns the percentage of a processor that a follower takes."""
-    tables, segment = _tables()
-    follower = Follower([tables], (tables.generation("1", 1, [segment]),), settles=False)
+    tables, part = _tables()
+    follower = Follower([tables], (tables.generation("1", 1, [part]),), settles=False)
     if lost:
-        gone = tables.create(0, "2", [])
-        tables.page.record(0, 2, "2", gone.address)
+        gone = tables.create(0, "2", content_of([]), None, None)
+        tables.page.record(0, 2, "2", gone.index.address)
         del gone
         tables.page.announce(0, 2)
     time.sleep(seconds / 3)  # looks become rarer while nothing is new

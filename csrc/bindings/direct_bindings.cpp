@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
@@ -20,6 +21,7 @@
 #include "bindings/tensors/tensor_argument.h"
 #include "lookup/direct/control_page.h"
 #include "lookup/direct/direct_batch.h"
+#include "lookup/direct/reader_slot.h"
 #include "lookup/direct/table_pages.h"
 #include "lookup/direct/table_segment.h"
 #include "lookup/direct/table_window.h"
@@ -38,6 +40,9 @@ using LabelTuple = std::tuple<uint32_t, std::string, py::bytes>;
 /// (serial, name; empty if there is none)
 using VersionTuple = std::tuple<uint64_t, std::string>;
 
+/// (process, serial of the oldest version that it has mapped)
+using ReaderTuple = std::pair<uint64_t, uint64_t>;
+
 /// (tensor, offset in the segment)
 using PartTuple = std::pair<Tensor, size_t>;
 using Parts = py::typing::Iterable<PartTuple>;
@@ -45,7 +50,7 @@ using Parts = py::typing::Iterable<PartTuple>;
 /// (segment, offset in it, bytes)
 using PieceTuple = std::tuple<const TableSegment*, size_t, size_t>;
 
-/// (owner, offset in the owner's segment, rows)
+/// (owner, offset in the window, rows)
 using BlockTuple = std::tuple<size_t, size_t, size_t>;
 
 /// (column in bytes, row bytes, rows per block, blocks)
@@ -83,17 +88,13 @@ VersionTuple tuple_of(const ControlPage::Version& version) {
   return {version.serial, version.name};
 }
 
-/// Features of a lookup, by their place in the output. Made once, as Tables are. Whoever looks rows
-/// up keeps the segments that they lie in, whatever other threads drop.
+/// Features of a lookup, by their place in the output. Made once, as Tables are.
 struct ShardedFeatures {
-  /// The segments of all owners.
-  using Segments = py::typing::Tuple<TableSegment, py::ellipsis>;
-
-  ShardedFeatures(const std::vector<FeatureTuple>& tuples, const Segments& segments)
-      : segments_(segments) {
+  ShardedFeatures(const std::vector<FeatureTuple>& tuples, const TableWindow& window) {
     for (const auto& [key, out_byte, means, columns] : tuples) {
       ShardedFeature feature{key, out_byte, means, {}};
-      for (const ColumnsTuple& of_table : columns) feature.columns.push_back(columns_of(of_table));
+      for (const ColumnsTuple& of_table : columns)
+        feature.columns.push_back(columns_of(of_table, window));
       in_order.push_back(std::move(feature));
     }
   }
@@ -101,23 +102,19 @@ struct ShardedFeatures {
   std::vector<ShardedFeature> in_order;
 
  private:
-  TableColumns columns_of(const ColumnsTuple& tuple) const {
+  static TableColumns columns_of(const ColumnsTuple& tuple, const TableWindow& window) {
     const auto& [column_byte, row_bytes, rows_per_block, blocks] = tuple;
     if (blocks.empty() || rows_per_block < 1) {
       throw std::invalid_argument("a table of no blocks, or of blocks without rows");
     }
     TableColumns columns{column_byte, row_bytes, BlockLength(rows_per_block), {}, {}};
     for (const auto& [owner, offset, rows] : blocks) {
-      check_end("a generation", segments_.size(), owner, 1, "segments");
-      const auto& segment = segments_[owner].cast<const TableSegment&>();
-      check_end("a segment", segment.size(), offset, rows * row_bytes, "bytes");
-      columns.blocks.push_back(segment.data() + offset);
+      check_end("a window", window.size(), offset, rows * row_bytes, "bytes");
+      columns.blocks.push_back(window.data() + offset);
       columns.owners.push_back(owner);
     }
     return columns;
   }
-
-  Segments segments_;
 };
 
 /// See BLSConfig: bool, or "hugetlb".
@@ -208,7 +205,6 @@ void bind_segments(py::module_& module) {
             return TableSegment::adopt(std::move(file), label);
           },
           py::arg("descriptor"), py::arg("expected"))
-      .def("populate", &TableSegment::populate, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("size", &TableSegment::size)
       .def_property_readonly("small_page_bytes", &TableSegment::small_page_bytes)
       .def_property_readonly("descriptor", &TableSegment::descriptor)
@@ -224,6 +220,7 @@ void bind_segments(py::module_& module) {
   py::class_<TableWindow>(module, "TableWindow", py::buffer_protocol(),
                           py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&window_of), py::arg("pieces"))
+      .def("populate", &TableWindow::populate, py::call_guard<py::gil_scoped_release>())
       .def_buffer([](const TableWindow& window) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(window.data()),
                                static_cast<py::ssize_t>(window.size()));
@@ -283,6 +280,14 @@ void bind_control_page(py::module_& module) {
       .def("take_over", &ControlPage::take_over, py::arg("owner"), py::arg("before"),
            py::arg("next"))
       .def("abandon", &ControlPage::abandon, py::arg("owner"))
+      .def("readers",
+           [](const ControlPage& page) {
+             std::vector<ReaderTuple> readers;
+             for (const TableReader& each : page.readers()) {
+               readers.emplace_back(each.process, each.oldest);
+             }
+             return readers;
+           })
       .def_property_readonly("abandoned_by", &ControlPage::abandoned_by)
       .def_property_readonly("serial", &ControlPage::serial)
       .def_property_readonly("serving",
@@ -294,14 +299,29 @@ void bind_control_page(py::module_& module) {
 
 }  // namespace
 
+void bind_reader_slots(py::module_& module) {
+  py::class_<ReaderSlot>(module, "ReaderSlot")
+      .def_static(
+          "take",
+          [](ControlPage& page, uint64_t process, uint64_t oldest,
+             const ReaderSlots::IsAlive& is_alive) {
+            return ReaderSlot::take(page, {process, oldest}, is_alive);
+          },
+          py::arg("page"), py::arg("process"), py::arg("oldest"), py::arg("is_alive"),
+          py::keep_alive<0, 1>())
+      .def("tell", &ReaderSlot::tell, py::arg("oldest"));
+}
+
 void bind_direct(py::module_& module) {
   module.def("work_beside_lookups", &work_beside_lookups);
   module.def("end_work_beside_lookups", &end_work_beside_lookups);
   bind_segments(module);
   bind_control_page(module);
+  bind_reader_slots(module);
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
-      .def(py::init<const std::vector<FeatureTuple>&, const ShardedFeatures::Segments&>(),
-           py::arg("features"), py::arg("segments"));
+      // Whoever looks rows up keeps the window that they lie in, whatever other threads drop.
+      .def(py::init<const std::vector<FeatureTuple>&, const TableWindow&>(), py::arg("features"),
+           py::arg("window"), py::keep_alive<1, 3>());
   module.def("copy_rows_directly", &copy_rows, py::arg("features"), py::arg("values"),
              py::arg("counts"), py::arg("rows_read"), py::arg("out"));
   module.def("sum_rows_directly", &sum_rows, py::arg("features"), py::arg("lengths"),

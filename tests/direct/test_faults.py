@@ -13,7 +13,7 @@ from tests.direct.nodes import state_of, until
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.processes import run, run_outcomes
 from torchrec_bls import _native, bounded_lag_modules, publish
-from torchrec_bls.direct.file_holders import holder_of
+from torchrec_bls.direct.file_holders import holders_of
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, PeerTimeoutError, ProtocolError, RendezvousError
@@ -134,12 +134,12 @@ def _die(after: str) -> None:
         announce = Publisher.announce
 
         def record_one(
-            self: Publisher, owner: int, serial: int, version: str, segments: Any, end: float
+            self: Publisher, owner: int, serial: int, version: str, parts: Any, end: float
         ) -> None:
             first = next(iter(self.tables.values()))
-            first.page.record(owner, serial, version, segments[0].address)
+            first.page.record(owner, serial, version, parts[0].index.address)
             die()
-            announce(self, owner, serial, version, segments, end)
+            announce(self, owner, serial, version, parts, end)
 
         Publisher.announce = record_one  # type: ignore[method-assign]
 
@@ -201,19 +201,18 @@ def announce_others(rank: int) -> None:
     check(model, batches, expected, 0)
     tables = tables_of(model)
     if rank == 0:
-        size = tables.sizes[0]
-        longer = _native.TableSegment.create((0, "2", tables.digest), [], size + 4096, False)
-        older = _native.TableSegment.create((0, "1", tables.digest), [], size, False)
-        foreign = _native.TableSegment.create((0, "2", bytes(32)), [], size, False)
+        no_index = _native.TableSegment.create((0, "2", tables.digest), [], 8192, False)
+        older = _native.TableSegment.create((0, "1", tables.digest), [], 8192, False)
+        foreign = _native.TableSegment.create((0, "2", bytes(32)), [], 8192, False)
         for segment, text in (
-            (longer, f"take {size} bytes, but what was announced has {size + 4096}"),
+            (no_index, "what was announced as the index of the tables of rank 0 lists no pieces"),
             (older, "version '1', not of rank 0 and version '2'"),
             (foreign, "has other shards"),
         ):
             tables.page.record(0, 2, "2", segment.address)
             with pytest.raises(ProtocolError, match=text):
                 tables.open(0, 2, "2")
-        pid, descriptor, device, inode, size = longer.address
+        pid, descriptor, device, inode, size = no_index.address
         tables.page.record(0, 2, "2", (pid, descriptor, device, inode + 1, size))
         with pytest.raises(BLSError, match="not there any more"):
             tables.open(0, 2, "2")
@@ -227,9 +226,14 @@ def test_segments_that_are_not_what_was_announced_are_refused() -> None:
 def test_a_file_is_found_by_whoever_holds_it() -> None:
     segment = _native.TableSegment.create((0, "1", bytes(32)), [], 8192, False)
     _, descriptor, device, inode, _ = segment.address
-    assert holder_of(device, inode) == (os.getpid(), descriptor)
+    file = device, inode
+    other = _native.TableSegment.create((0, "1", bytes(32)), [], 8192, False)
+    _, its_descriptor, *its_file, _ = other.address
+    assert holders_of([file]) == {file: (os.getpid(), descriptor)}
+    held = {file: (os.getpid(), descriptor), tuple(its_file): (os.getpid(), its_descriptor)}
+    assert holders_of([file, tuple(its_file)]) == held
     del segment
-    assert holder_of(device, inode) is None
+    assert holders_of([file]) == {}
 
 
 def test_a_process_is_told_from_those_before_it() -> None:

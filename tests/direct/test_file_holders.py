@@ -12,7 +12,7 @@ import torch
 from tests.direct.nodes import until
 from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls import _native
-from torchrec_bls.direct.file_holders import holder_of
+from torchrec_bls.direct.file_holders import holders_of
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.errors import ProtocolError
@@ -49,34 +49,33 @@ def test_a_search_in_vain_is_not_repeated_at_once(searches: list[str]) -> None:
     receiving, device, inode = memory_in_flight()
     with receiving:
         for _ in range(20):
-            assert holder_of(device, inode) is None
+            assert not holders_of([(device, inode)])
         assert len(searches) == 1
         # Another file is looked for at once.
-        assert holder_of(device, inode + 1) is None
+        assert not holders_of([(device, inode + 1)])
         assert len(searches) == 2
         _, [made], _, _ = socket.recv_fds(receiving, 1, 1)
         # After the rest it is found.
-        until(lambda: holder_of(device, inode) is not None)
-        assert holder_of(device, inode) == (os.getpid(), made)
+        until(lambda: bool(holders_of([(device, inode)])))
+        assert holders_of([(device, inode)]) == {(device, inode): (os.getpid(), made)}
         os.close(made)
 
 
 def test_who_cannot_look_says_so() -> None:
     receiving, device, inode = memory_in_flight()
     with receiving, no_descriptors(), pytest.raises(OSError, match="Too many open files"):
-        holder_of(device, inode)
+        holders_of([(device, inode)])
     receiving.close()
-    assert holder_of(device, inode) is None  # it has looked this time
+    assert not holders_of([(device, inode)])  # it has looked this time
 
 
 def test_the_file_of_another_label_is_not_looked_for_elsewhere(searches: list[str]) -> None:
     layout = TableLayout("t", 4, 4, "FP32", (Shard(0, 0, 4, 0, 4),))
     digest = digest_of([layout])
     page = _native.ControlPage.create(1, digest)
-    places = {("t", layout.shards[0]): _native.FIRST_TABLE_OFFSET}
-    sizes = [_native.FIRST_TABLE_OFFSET + 64]
-    tables = FloatTables(page, digest, {"t": layout}, sizes, False, places, torch.float32)
-    segment = _native.TableSegment.create((0, "1", tables.digest), [], tables.sizes[0], False)
+    places = {("t", layout.shards[0]): 0}
+    tables = FloatTables(page, digest, {"t": layout}, [64], False, places, torch.float32)
+    segment = _native.TableSegment.create((0, "1", tables.digest), [], 8192, False)
     tables.page.record(0, 2, "2", segment.address)
     with pytest.raises(ProtocolError, match="version '1', not of rank 0 and version '2'"):
         tables.open(0, 2, "2")

@@ -14,10 +14,10 @@ from torchrec_bls.doctor.host.descriptors import descriptors_finding, descriptor
     ("limit", "status"),
     [
         (resource.RLIM_INFINITY, Status.OK),
-        (10 + 68, Status.OK),
-        (10 + 67, Status.WARNING),
-        (10 + 5, Status.WARNING),
-        (10 + 4, Status.PROBLEM),
+        (10 + 580, Status.OK),
+        (10 + 579, Status.WARNING),
+        (10 + 21, Status.WARNING),
+        (10 + 20, Status.PROBLEM),
     ],
 )
 def test_what_is_left_counts(tmp_path: Path, limit: int, status: Status) -> None:
@@ -30,9 +30,9 @@ def test_what_is_left_counts(tmp_path: Path, limit: int, status: Status) -> None
     assert (finding.facts["limit"] is None) == (limit == resource.RLIM_INFINITY)
 
 
-def test_a_generation_has_a_segment_of_each_rank() -> None:
-    # Two generations of two segments, and the control page.
-    assert descriptors_of(ranks=2, modules=1) == 5
+def test_a_generation_has_an_index_and_pieces_of_each_rank() -> None:
+    # Two generations of two indexes with three pieces each, and the control page.
+    assert descriptors_of(ranks=2, modules=1, pieces=3) == 17
 
 
 def test_this_process_is_looked_at() -> None:

@@ -35,7 +35,9 @@ def _bytes_held_and_stored(rank: int) -> list[tuple[int, int]]:
         stored = sum(lookup.weights_host.numel() for lookup in model.embeddings._emb_modules)
         sharded = models.shard(model, models.sharder_of("ebc"), sharding).module.embeddings
         generation: Any = sharded.direct_reads.generation
-        sizes.append((sum(each.size for each in generation.segments), stored))
+        sizes.append(
+            (sum(each.segment.size for part in generation.parts for each in part.pieces), stored)
+        )
         # Nothing else is left of the weights: what the module shows lies in the window.
         window = torch.frombuffer(generation.window, dtype=torch.uint8).data_ptr()
         for table in sharded.embedding_bags.values():

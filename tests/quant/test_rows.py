@@ -13,8 +13,8 @@ from torchrec.tensor_types import UInt4Tensor
 
 from tests.distributed.models import SparseOnly
 from tests.quant import models
+from torchrec_bls.direct import steps
 from torchrec_bls.direct.layout import Shard
-from torchrec_bls.quant import shared_rows
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
 from torchrec_bls.quant.shared_rows import PlacedRows
@@ -92,20 +92,20 @@ def test_pages_belong_to_the_owner_of_their_first_byte(drawn: list[tuple[int, in
         extents.append(Extent(owner, at, at + length))
         at += length
     total = -(-at // PAGE) * PAGE
-    shares = page_shares(extents[::-1], total, PAGE, 3 * PAGE)
+    shares = page_shares(extents[::-1], total, PAGE)
     owners = [share.owner for share in shares for _ in range((share.end - share.begin) // PAGE)]
     assert owners == owners_by_hand(extents, total)
     assert [share.begin for share in shares] == [0, *[share.end for share in shares[:-1]]]
     for owner in set(owners):
         own = [share for share in shares if share.owner == owner]
-        # One behind the other in the segment, from the first byte that may hold rows.
-        offsets = [3 * PAGE]
+        # One behind the other.
+        offsets = [0]
         for share in own:
             offsets.append(offsets[-1] + share.end - share.begin)
         assert [share.offset for share in own] == offsets[:-1]
         rows = sum(each.end - each.begin for each in extents if each.owner == owner)
         gaps = sum(gap for _, gap, _ in drawn)
-        assert offsets[-1] - offsets[0] <= rows + gaps + PAGE * (len(own) + 1)
+        assert offsets[-1] <= rows + gaps + PAGE * (len(own) + 1)
 
 
 @cache
@@ -115,8 +115,9 @@ def module_of_four_types() -> Any:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(500, 50_000), st.integers(1, 4), st.booleans())
-def test_a_segment_is_filled_in_steps(step: int, owners: int, row_wise: bool) -> None:
-    """Together they are the weights of the unsharded module, and none is longer than a step."""
+def test_bytes_of_an_owner_are_made_in_steps(size: int, owners: int, row_wise: bool) -> None:
+    """Together they are the weights of the unsharded module, and none has more source rows than
+    a step has bytes for, except for one."""
     quantized = module_of_four_types()
     lookups = Lookups(quantized, quantized.embedding_bags, False)
     source = ModuleRows(quantized._emb_modules, lookups.begins)
@@ -129,14 +130,19 @@ def test_a_segment_is_filled_in_steps(step: int, owners: int, row_wise: bool) ->
             for i, begin in enumerate(begins)
         ]
     placed = PlacedRows.of(lookups.tables, shards, False)
-    with patch.object(shared_rows, "_STEP", step):
+    longest = {
+        table.row_bytes: max(1, size // max(table.row_bytes, 4 * table.columns))
+        for table in lookups.tables
+    }
+    with patch.object(steps, "_STEP", size):
         segments = [
             torch.zeros(placed.size_of(owner), dtype=torch.uint8) for owner in range(owners)
         ]
         for owner, segment in enumerate(segments):
-            for part, offset in placed.parts(owner, source):
-                assert 0 < len(part) <= step
-                segment[offset : offset + len(part)] = part
+            for step in placed.content(owner, source, "")(0, placed.size_of(owner)):
+                part = step.stored()
+                assert 0 < len(part) == step.size <= longest
+                segment[step.place : step.place + step.size] = part
     memory = torch.cat(
         [
             segments[share.owner][share.offset : share.offset + share.end - share.begin]

@@ -141,9 +141,9 @@ def publish_and_die(node: Node, version: int, records: int) -> None:
     reads: Any = ServedModel.of(node.model).reads
     pages = [each.tables.page for each in reads]
 
-    def announce(_: Versions, owner: int, serial: int, version: str, segments: list[Any]) -> None:
-        for page, segment in list(zip(pages, segments, strict=True))[:records]:
-            page.record(owner, serial, version, segment.address)
+    def announce(_: Versions, owner: int, serial: int, version: str, parts: list[Any]) -> None:
+        for page, part in list(zip(pages, parts, strict=True))[:records]:
+            page.record(owner, serial, version, part.index.address)
         if records > len(pages):
             pages[0].announce(owner, serial)
         os.kill(os.getpid(), signal.SIGKILL)

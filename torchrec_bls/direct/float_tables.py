@@ -1,7 +1,9 @@
 """The float tables of a sharded module in shared memory: shards, one after the other."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain
 from typing import Any, NoReturn
 
 import torch
@@ -9,24 +11,25 @@ import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
-from torchrec_bls.direct.arguments import FIRST_VERSION
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import FloatGeneration
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
-from torchrec_bls.direct.new_weights import cut, entry_of
+from torchrec_bls.direct.new_weights import entry_of, rows_of_shard
+from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.pieces import Range
 from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.direct.sharing import FIRST_SERIAL, OwnSegment, abandon_with, share_segments
+from torchrec_bls.direct.sharing import OwnPart, abandon_with, share_parts
+from torchrec_bls.direct.steps import Content, RowsRead, Run, content_in_memory, content_of
 from torchrec_bls.errors import ProtocolError, RendezvousError
 from torchrec_bls.huge_pages import HugePages, huge_pages_for
 
 
 @dataclass(frozen=True)
 class FloatTables(SharedTables):
-    """Float tables, whose shards lie one after the other in the segments of their owners.
+    """Float tables, whose shards lie one after the other among the bytes of their owners.
 
     Attributes:
-        offsets: places of the shards in the segments of their owners, in bytes.
+        offsets: places of the shards among the bytes of their owners.
         dtype: dtype of the weights.
     """
 
@@ -37,39 +40,62 @@ class FloatTables(SharedTables):
         """Returns the places of a table's shards, in the order of its layout."""
         return [self.offsets[layout.name, shard] for shard in layout.shards]
 
-    def parts(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Parts:
-        """See SharedTables. Tables are whole tensors, or ShardedTensors with the owner's shards."""
-        return [
-            (
-                cut(key, entry_of(state_dict, key), layout, shard, self.dtype),
-                self.offsets[layout.name, shard],
-            )
-            for layout, shard in self._shards_of(owner)
-            for key in (f"{prefix}{layout.name}.weight",)
-        ]
-
-    def generation(
-        self, version: str, serial: int, segments: Sequence[_native.TableSegment]
-    ) -> FloatGeneration:
+    def ranges(self, owner: int) -> list[Range]:
         """See SharedTables."""
-        for segment in segments:
-            segment.populate()
-        item_bytes = self.dtype.itemsize
-        return FloatGeneration(version, serial, segments, self.offsets, self.layouts, item_bytes)
+        return [self._range_of(layout, shard) for layout, shard in self._shards_of(owner)]
+
+    def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+        """See SharedTables. Tables are whole, or ShardedTensors with the owner's shards."""
+        runs = []
+        for layout, shard in self._shards_of(owner):
+            key = f"{prefix}{layout.name}.weight"
+            entry = entry_of(state_dict, key)
+            read = rows_of_shard(key, entry, layout, shard, self.dtype)
+            begin, end = self._range_of(layout, shard)
+            row_bytes = shard.columns * self.dtype.itemsize
+            whole_row_bytes = layout.columns * self.dtype.itemsize
+            runs.append(Run(key, begin, begin, end, row_bytes, whole_row_bytes, _as_stored(read)))
+        return content_of(runs)
+
+    def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> FloatGeneration:
+        """See SharedTables."""
+        pages = chain.from_iterable(
+            part.within(cut, 0, cut.size) for part, cut in zip(parts, self.cuts, strict=True)
+        )
+        places, item_bytes = self._places_in_window, self.dtype.itemsize
+        return FloatGeneration(version, serial, parts, pages, places, self.layouts, item_bytes)
+
+    def own_pages(self, part: OwnerPart) -> _native.TableWindow:
+        """Returns a private view of an owner's bytes. Until they are used, they take addresses
+        alone.
+
+        Raises:
+            BLSError: it can't be mapped.
+        """
+        cut = self.cuts[part.label.owner]
+        return _native.TableWindow(list(part.within(cut, 0, cut.size)))
 
     def check_places(self) -> None:
         """See SharedTables."""
         for layout in self.layouts.values():
             for shard in layout.shards:
-                offset = self.offsets[layout.name, shard]
-                end = offset + shard.rows * shard.columns * self.dtype.itemsize
+                begin, end = self._range_of(layout, shard)
                 size = self.sizes[shard.owner]
-                if not _native.FIRST_TABLE_OFFSET <= offset <= end <= size:
+                if not begin <= end <= size:
                     raise ProtocolError(
                         f"rank {shard.owner} has a shard of table '{layout.name}' at bytes "
-                        f"{offset} to {end} of {size}: install one version of torchrec-bls "
+                        f"{begin} to {end} of {size}: install one version of torchrec-bls "
                         "everywhere"
                     )
+
+    @cached_property
+    def _places_in_window(self) -> dict[tuple[str, Shard], int]:
+        begins = [0, *accumulate(cut.size for cut in self.cuts)]
+        return {key: begins[key[1].owner] + offset for key, offset in self.offsets.items()}
+
+    def _range_of(self, layout: TableLayout, shard: Shard) -> Range:
+        begin = self.offsets[layout.name, shard]
+        return begin, begin + shard.rows * shard.columns * self.dtype.itemsize
 
     def _shards_of(self, owner: int) -> Iterator[tuple[TableLayout, Shard]]:
         """Yields the shards that have rows and columns."""
@@ -79,9 +105,17 @@ class FloatTables(SharedTables):
                     yield layout, shard
 
 
+def _as_stored(read: Callable[[int, int], torch.Tensor]) -> Callable[[int, int], RowsRead]:
+    def read_rows(first: int, end: int) -> RowsRead:
+        rows = read(first, end)
+        return RowsRead((rows,), lambda: rows)
+
+    return read_rows
+
+
 @dataclass(frozen=True)
 class OwnTables:
-    """The weights that a rank puts into its segment.
+    """The weights that a rank shares.
 
     Attributes:
         live: the rank's weights.
@@ -102,7 +136,7 @@ def share_tables(
     huge_pages: HugePages | None,
     session: str = "",
 ) -> tuple[FloatTables, FloatGeneration]:
-    """Makes this rank's segment and maps those of all other ranks, collectively.
+    """Makes this rank's part and maps those of all other ranks, collectively.
 
     Args:
         group: ranks of one host.
@@ -124,27 +158,25 @@ def share_tables(
     huge_pages = huge_pages_for(huge_pages, weights * dtype.itemsize)
     offsets = [own.live.offset_of(own.shards[key]) for key in _keys_of(tables, rank)]
 
-    def own_segment() -> OwnSegment:
+    def own_part() -> OwnPart:
         # Ranks have different numbers of shards, but all records need one form.
-        told = {"offsets": " ".join(map(str, offsets))}
-        return OwnSegment(own.live.storages(), own.live.segment_bytes, told)
+        told = {"offsets": " ".join(map(str, offsets)), "size": str(own.live.bytes)}
+        return OwnPart(content_in_memory(own.live.storages()), told)
 
-    def use(
-        page: _native.ControlPage,
-        segments: list[_native.TableSegment],
-        records: Sequence[Mapping[str, Any]],
-    ) -> tuple[FloatTables, FloatGeneration]:
+    def tables_of(page: _native.ControlPage, told: Sequence[Mapping[str, Any]]) -> FloatTables:
         places: dict[tuple[str, Shard], int] = {}
-        sizes = [segment.size for segment in segments]
-        for other, (record, size) in enumerate(zip(records, sizes, strict=True)):
-            told = [int(offset) for offset in record["offsets"].split()]
-            places |= _places(tables, other, told, size, dtype.itemsize)
+        sizes = [int(record["size"]) for record in told]
+        for other, (record, size) in enumerate(zip(told, sizes, strict=True)):
+            offsets = [int(offset) for offset in record["offsets"].split()]
+            places |= _places(tables, other, offsets, size, dtype.itemsize)
         layouts = {table.name: table for table in tables}
-        shared = FloatTables(page, digest, layouts, sizes, huge_pages, places, dtype)
-        return shared, shared.generation(FIRST_VERSION, FIRST_SERIAL, segments)
+        return FloatTables(page, digest, layouts, sizes, huge_pages, places, dtype)
 
-    shared, generation = share_segments(rendezvous, group, digest, own_segment, huge_pages, use)
-    own.live.move_to(_native.PrivatePages(generation.segments[rank]))
+    shared, generation = share_parts(rendezvous, group, digest, own_part, tables_of)
+    assert isinstance(generation, FloatGeneration)
+    pages = shared.own_pages(generation.parts[rank])
+    shared.held.add(generation.serial, [pages])
+    own.live.move_to(pages)
     # The weights end with the module. So nobody can publish here any more.
     abandon_with(own.live, shared.page, rank)
     return shared, generation
@@ -165,7 +197,7 @@ def _places(
         _refuse(rank, f"{len(offsets)} shards, but the plan gives it {len(keys)}")
     for (table, shard), offset in zip(keys, offsets, strict=True):
         end = offset + shard.rows * shard.columns * item_bytes
-        if not _native.FIRST_TABLE_OFFSET <= offset <= end <= size:
+        if not 0 <= offset <= end <= size:
             _refuse(rank, f"a shard of table '{table}' at bytes {offset} to {end} of {size}")
     return dict(zip(keys, offsets, strict=True))
 

@@ -1,10 +1,11 @@
-"""The tables of one version of the weights, in the segments of all ranks."""
+"""The tables of one version of the weights, in the parts of all ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchrec_bls import _native
 from torchrec_bls.direct.layout import Shard, TableLayout
+from torchrec_bls.direct.owner_part import OwnerPart
 
 
 @dataclass(frozen=True)
@@ -30,28 +31,50 @@ class Generation:
     Args:
         version: name of the version.
         serial: serial number of the version among those that have served, counted from 1.
-        segments: segments by rank.
+        parts: parts of all owners.
+        pages: pages of the parts, in the order of `window`.
 
     Attributes:
         version: see above.
         serial: see above.
-        segments: see above. They stay mapped while the generation is used.
+        parts: see above. They stay mapped while the generation is used.
+        window: memory of all tables, mapped privately, with all its pages. What this process writes
+            to it, no other one sees.
+
+    Raises:
+        BLSError: the pages can't be mapped.
     """
 
-    def __init__(self, version: str, serial: int, segments: Sequence[_native.TableSegment]) -> None:
+    def __init__(
+        self,
+        version: str,
+        serial: int,
+        parts: Sequence[OwnerPart],
+        pages: Iterable[tuple[_native.TableSegment, int, int]],
+    ) -> None:
         self.version = version
         self.serial = serial
-        self.segments = list(segments)
+        self.parts = list(parts)
+        self._pages = list(pages)
+        self.window = _native.TableWindow(self._pages)
+        self.window.populate()
+
+    @property
+    def mappings(self) -> Sequence[object]:
+        """Returns what is mapped for this version alone, and unmapped when nothing refers to it.
+        Pieces may belong to other versions as well; a part has its index as long as them."""
+        return [self.window, *(part.index for part in self.parts)]
 
 
 class FloatGeneration(Generation):
-    """Float tables of one version.
+    """Float tables of one version, with the bytes of one owner behind those of the other.
 
     Args:
         version: see Generation.
         serial: see Generation.
-        segments: see Generation.
-        offsets: places of the shards in the segments of their owners, in bytes.
+        parts: see Generation.
+        pages: see Generation.
+        places: places of the shards in the window, in bytes.
         tables: layouts of the tables by name.
         item_bytes: bytes of a weight.
     """
@@ -60,19 +83,20 @@ class FloatGeneration(Generation):
         self,
         version: str,
         serial: int,
-        segments: Sequence[_native.TableSegment],
-        offsets: Mapping[tuple[str, Shard], int],
+        parts: Sequence[OwnerPart],
+        pages: Iterable[tuple[_native.TableSegment, int, int]],
+        places: Mapping[tuple[str, Shard], int],
         tables: Mapping[str, TableLayout],
         item_bytes: int,
     ) -> None:
-        super().__init__(version, serial, segments)
-        self._offsets = offsets
+        super().__init__(version, serial, parts, pages)
+        self._places = places
         self._tables = tables
         self._item_bytes = item_bytes
 
     def features(self, lookups: Sequence[FeatureLookup]) -> _native.ShardedFeatures:
         """Returns the features for native code, in the order of `lookups`. They keep the
-        segments."""
+        window."""
         return _native.ShardedFeatures(
             [
                 (
@@ -83,7 +107,7 @@ class FloatGeneration(Generation):
                 )
                 for lookup in lookups
             ],
-            tuple(self.segments),
+            self.window,
         )
 
     def _pieces(self, table: str) -> list[list[Shard]]:
@@ -98,5 +122,5 @@ class FloatGeneration(Generation):
             blocks[0].first_column * self._item_bytes,
             blocks[0].columns * self._item_bytes,
             max(1, blocks[0].rows),
-            [(block.owner, self._offsets[table, block], block.rows) for block in blocks],
+            [(block.owner, self._places[table, block], block.rows) for block in blocks],
         )

@@ -13,7 +13,7 @@ _ALIGNMENT = 64
 
 
 class _Place(NamedTuple):
-    """A tensor, and the part of a segment that it shows. Offset and stride are in items."""
+    """A tensor, and the part of memory that it shows. Offset and stride are in items."""
 
     tensor: torch.Tensor
     offset: int
@@ -25,20 +25,19 @@ class _Place(NamedTuple):
 class LiveWeights:
     """The tensors by which a module, its optimizer and its state dict see the shards of this rank.
 
-    After the move they are a private view of this rank's segment. Reading them takes no memory. If
-    this process writes to them, only it sees the change. The segment, which lookups read, never
-    changes. The places of the tensors in a segment are known from the beginning: what becomes of
+    After the move they are a private view of this rank's tables. Reading them takes no memory. If
+    this process writes to them, only it sees the change. The sealed pieces never
+    change. The places of the tensors are known from the beginning: what becomes of
     the tensors later, by `half()` for instance, breaks no switch.
 
     Args:
         storages: one tensor for each piece of memory with shards, covering the whole piece.
         views: other tensors that may lie in this memory; those that do not are left alone.
-        begin: place of the first of `storages` in the memory that is shown, in bytes.
         wrappers: tensors that count the writes through them alone, to tensors among `views`.
 
     Attributes:
         offsets: places of `storages` in the memory that is shown, in bytes.
-        segment_bytes: bytes up to the end of the last one.
+        bytes: bytes up to the end of the last one.
         behind: why the tensors show an older generation than lookups read; empty if they do not.
     """
 
@@ -46,20 +45,19 @@ class LiveWeights:
         self,
         storages: Sequence[torch.Tensor],
         views: Iterable[torch.Tensor],
-        begin: int = _native.FIRST_TABLE_OFFSET,
         wrappers: Iterable[torch.Tensor] = (),
     ) -> None:
         self._storages = [storage for storage in storages if storage.nbytes]
         self.offsets: list[int] = []
         self.behind = ""
-        at = begin
-        # Of each memory: the storages in it, and their offsets in a segment.
+        at = 0
+        # Of each memory: the storages in it, and their offsets.
         self._memory: dict[int, list[tuple[torch.Tensor, int]]] = {}
         for storage in self._storages:
             self.offsets.append(at)
             self._memory.setdefault(_memory_of(storage), []).append((storage, at))
             at += -(-storage.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.segment_bytes = at
+        self.bytes = at
         self._places = self._places_of(views)
         shown = [place.tensor for place in self._places]
         self._counted = _one_of_each_counter([*shown, *wrappers])
@@ -67,34 +65,35 @@ class LiveWeights:
         self._published: int | None = None
 
     def storages(self) -> list[tuple[torch.Tensor, int]]:
-        """Returns each storage and its offset in a segment, in bytes."""
+        """Returns each storage and its offset, in bytes."""
         return list(zip(self._storages, self.offsets, strict=True))
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """Returns the byte of a segment where a tensor in one of the storages begins. After the
-        first move no tensor lies in them any more."""
+        """Returns the byte of the memory that is shown where a tensor in one of the storages
+        begins. After the first move no tensor lies in them any more."""
         if tensor.nbytes == 0:
-            return int(_native.FIRST_TABLE_OFFSET)
+            return 0
         for storage, offset in self._memory.get(_memory_of(tensor), []):
             distance = tensor.data_ptr() - storage.data_ptr()
             if 0 <= distance <= storage.nbytes:
                 return offset + distance
         raise ValueError("the tensor is in none of the storages")
 
-    def move_to(self, view: _native.PrivatePages | _native.TableWindow) -> None:
+    def move_to(self, view: _native.TableWindow) -> None:
         """Makes all tensors show other tables, and frees their former memory.
 
         It may be called again if it was interrupted. Until it returns, no other thread may use the
         tensors.
 
         Args:
-            view: private view of a segment, or of several, in this process.
+            view: private view of the tables in this process.
         """
-        pages = torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
         self._memory = {}
-        with torch.no_grad():
-            for place in self._places:
-                _show(place, pages)
+        if self._places:  # else there may be no memory
+            pages = torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+            with torch.no_grad():
+                for place in self._places:
+                    _show(place, pages)
         self._versions, self._published, self.behind = self._sum_of_versions(), None, ""
 
     def stay_behind(self, reason: str) -> None:

@@ -1,46 +1,94 @@
-"""Shards of new weights, cut from a table's entry in a state dict."""
+"""Rows of new weights, from a table's entry in a state dict."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from torchrec_bls.direct.layout import Shard, TableLayout
 
 
-def cut(
+@runtime_checkable
+class Rows(Protocol):
+    """Rows that are read when they are needed.
+
+    Attributes:
+        shape: shape of all rows.
+        dtype: their dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def read(self, first: int, end: int) -> torch.Tensor:
+        """Returns the rows [first, end), contiguous, in memory of their own.
+
+        Raises:
+            ValueError: they can't be read.
+        """
+
+
+def rows_read(name: str, value: torch.Tensor | Rows, first: int, end: int) -> torch.Tensor:
+    """Returns rows, contiguous, in host memory that nobody else writes to.
+
+    Raises:
+        ValueError: they can't be read.
+    """
+    if isinstance(value, torch.Tensor):
+        return value[first:end].detach().to("cpu", copy=True).contiguous()
+    rows = value.read(first, end)
+    expected = (end - first, *value.shape[1:])
+    if tuple(rows.shape) != expected or rows.dtype != value.dtype:
+        raise ValueError(
+            f"rows {first} to {end} of '{name}' came as {list(rows.shape)} of {rows.dtype}, not as "
+            f"{list(expected)} of {value.dtype}"
+        )
+    return rows.contiguous()
+
+
+def rows_of_shard(
     name: str, value: Any, layout: TableLayout, shard: Shard, dtype: torch.dtype
-) -> torch.Tensor:
-    """Returns the rows and columns of `shard`, contiguous, in host memory.
+) -> Callable[[int, int], torch.Tensor]:
+    """Returns a function that reads rows of a shard, [rows, columns], see `rows_read`. They are
+    counted from the shard's first one.
 
     Args:
         name: name of the entry, for messages.
         value: whole table, [rows, columns], or a ShardedTensor that has the shard here.
         layout: layout of the table.
-        shard: shard to return.
+        shard: the shard.
         dtype: dtype of the table.
 
     Raises:
         ValueError: `value` is something else, or has another shape or dtype.
     """
+    whole = (layout.rows, layout.columns)
+    columns = slice(shard.first_column, shard.first_column + shard.columns)
     if hasattr(value, "local_shards"):
-        _check(name, tuple(value.size()), (layout.rows, layout.columns))
+        _check(name, tuple(value.size()), whole)
         found = _local_shard(name, value, shard)
     elif isinstance(value, torch.Tensor):
         check_is_dense(name, value)  # a sparse one can't be sliced
-        _check(name, tuple(value.shape), (layout.rows, layout.columns))
-        rows = slice(shard.first_row, shard.first_row + shard.rows)
-        columns = slice(shard.first_column, shard.first_column + shard.columns)
-        found = value[rows, columns]
+        _check(name, tuple(value.shape), whole)
+        found = value[shard.first_row : shard.first_row + shard.rows, columns]
+    elif isinstance(value, Rows):
+        _check(name, tuple(value.shape), whole)
+        _check_dtype(name, value.dtype, dtype)
+
+        def read(first: int, end: int) -> torch.Tensor:
+            rows = rows_read(name, value, shard.first_row + first, shard.first_row + end)
+            return rows[:, columns].contiguous()
+
+        return read
     else:
         raise ValueError(
             f"'{name}' is a {type(value).__name__}: give the whole table as a tensor, or a "
             "ShardedTensor of the plan of this model"
         )
     check_is_dense(name, found)
-    if found.dtype != dtype:
-        raise ValueError(f"'{name}' is of {found.dtype}, but the table has {dtype}")
-    return found.detach().cpu().contiguous()
+    _check_dtype(name, found.dtype, dtype)
+    return partial(rows_read, name, found)
 
 
 def _local_shard(name: str, value: Any, shard: Shard) -> torch.Tensor:
@@ -61,6 +109,11 @@ def _local_shard(name: str, value: Any, shard: Shard) -> torch.Tensor:
 def _check(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
         raise ValueError(f"'{name}' has shape {list(shape)}, but the model's has {list(expected)}")
+
+
+def _check_dtype(name: str, dtype: torch.dtype, expected: torch.dtype) -> None:
+    if dtype != expected:
+        raise ValueError(f"'{name}' is of {dtype}, but the table has {expected}")
 
 
 def check_is_dense(name: str, value: Any) -> None:

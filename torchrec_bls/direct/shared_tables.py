@@ -1,17 +1,20 @@
-"""The tables of a sharded module in shared memory, with one segment for each rank."""
+"""The tables of a sharded module in shared memory, with a part for each rank."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
 from typing import Any
 
 from torchrec_bls import _native
-from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
-from torchrec_bls.direct.file_holders import holder_of, is_held
+from torchrec_bls.direct.file_holders import holders_of, is_held
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
+from torchrec_bls.direct.owner_part import Address, Label, OwnerPart, check_is_file
+from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
+from torchrec_bls.direct.steps import Content
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
 from torchrec_bls.huge_pages import HugePages
 
@@ -24,10 +27,11 @@ class SharedTables(ABC):
         page: control page, which says which versions there are, and where.
         digest: digest of the layouts.
         layouts: layouts of the tables, by name.
-        sizes: bytes of the tables in the segments, by owner. Dense weights may follow the tables.
+        sizes: number of bytes of each owner's tables.
         huge_pages: what new segments ask for, see huge_pages_for.
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
+        held: versions that this process has in memory.
     """
 
     page: _native.ControlPage
@@ -36,67 +40,56 @@ class SharedTables(ABC):
     sizes: Sequence[int]
     huge_pages: HugePages
     process: Process = field(default_factory=this_process, kw_only=True)
+    held: HeldVersions = field(default_factory=HeldVersions, kw_only=True)
 
     @property
     def owners(self) -> int:
         """Returns the number of ranks that have tables."""
         return len(self.sizes)
 
+    @cached_property
+    def cuts(self) -> list[Cut]:
+        """Returns the pieces of each owner's bytes."""
+        return [
+            Cut.of(self.ranges(owner), size, self.huge_pages)
+            for owner, size in enumerate(self.sizes)
+        ]
+
     def create(
         self,
         owner: int,
         version: str,
-        parts: Parts,
-        dense: Mapping[str, Any] | None = None,
-    ) -> _native.TableSegment:
-        """Makes the segment of an owner in a version.
+        content: Content,
+        dense: Mapping[str, Any] | None,
+        before: OwnerPart | None,
+    ) -> OwnerPart:
+        """Makes an owner's part of a version.
 
         Args:
-            owner: rank that owns the segment.
+            owner: rank that owns it.
             version: name of the version.
-            parts: contiguous tensors, and their places in the segment, in bytes. They are copied
-                one after the other.
+            content: content of the owner's bytes. Each step is read once.
             dense: weights of the version that are published with the tables, by name.
+            before: the owner's part of another version, whose pieces stay if they have the same
+                content.
 
         Raises:
-            RendezvousError: there is no memory for the segment.
+            RendezvousError: there is no memory for it.
+            ValueError: the content is not possible.
         """
-        behind: Parts = ()
-        size = self.sizes[owner]
-        if dense is not None:
-            behind, size = dense_parts(dense, size)
-        return _native.TableSegment.create(
-            (owner, version, self.digest),
-            chain(parts, behind),
-            size,
-            self.huge_pages,
-        )
+        label = Label(owner, version, self.digest)
+        return OwnerPart.make(label, self.cuts[owner], content, dense, before, self.huge_pages)
 
-    def dense_weights(self, owner: int, segment: _native.TableSegment) -> dict[str, Any] | None:
-        """Returns the dense weights that were published with an owner's tables, or None.
-
-        Raises:
-            ProtocolError: the bytes after the tables are something else.
-        """
-        try:
-            return dense_weights(segment, self.sizes[owner])
-        except ValueError as error:
-            raise ProtocolError(
-                f"the tables of rank {owner} take {self.sizes[owner]} bytes, but what was "
-                f"announced has {segment.size}, which are no dense weights ({error}): install one "
-                "version of torchrec-bls everywhere"
-            ) from error
-
-    def open(self, owner: int, serial: int, version: str) -> _native.TableSegment:
-        """Maps the segment that an owner has recorded for a version, whichever process holds it.
+    def open(self, owner: int, serial: int, version: str) -> OwnerPart:
+        """Maps the part that an owner has recorded for a version, whichever process holds it.
 
         Args:
-            owner: rank that owns the segment.
+            owner: rank that owns it.
             serial: serial number of the version.
             version: name of the version.
 
         Raises:
-            BLSError: no process holds the segment any more, or it has another label or size, or
+            BLSError: no process holds all of it any more, or it has another label or size, or
                 the owner has recorded something else.
         """
         recorded, address = self.page.recorded(owner, serial) or ("", None)
@@ -105,44 +98,56 @@ class SharedTables(ABC):
                 f"rank {owner} has announced version {version!r}, but not tables "
                 f"{sorted(self.layouts)} of it: publish the same model on every rank"
             )
-        label = (owner, version, self.digest)
-        try:
-            segment = _native.TableSegment.open(address, label)
-        except BLSError:
-            elsewhere = _elsewhere(address)
-            if elsewhere is None:
-                raise
-            segment = _native.TableSegment.open(elsewhere, label)
-        return self.checked(owner, segment)
+        return self.part_at(owner, version, address)
 
-    def adopt(self, owner: int, version: str, descriptor: int) -> _native.TableSegment:
-        """Maps the segment of an owner in a version, by a descriptor that stays the caller's.
+    def part_at(self, owner: int, version: str, address: Address) -> OwnerPart:
+        """Maps the part of an owner whose index is at an address; see `open`."""
+        label = Label(owner, version, self.digest)
+        [index] = _open_all([address], [label])
+        return OwnerPart.of(label, index, self.cuts[owner], _open_all)
 
-        Raises:
-            BLSError: it is no sealed memory, or it has another label or size.
-        """
-        label = (owner, version, self.digest)
-        return self.checked(owner, _native.TableSegment.adopt(descriptor, label))
-
-    def checked(self, owner: int, segment: _native.TableSegment) -> _native.TableSegment:
-        """Returns `segment`. Raises ProtocolError unless it is as long as its tables, with the
-        dense weights after them if there are any."""
-        if segment.size < self.sizes[owner]:
-            raise ProtocolError(
-                f"the tables of rank {owner} take {self.sizes[owner]} bytes, but what was "
-                f"announced has {segment.size}: install one version of torchrec-bls everywhere"
-            )
-        self.dense_weights(owner, segment)
-        return segment
-
-    @abstractmethod
-    def parts(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Parts:
-        """Returns the content of an owner's next segment from a state dict: contiguous tensors and
-        their places, in bytes. They may be made one by one, while the segment is filled. What a
-        caller can get wrong is checked before.
+    def adopt(
+        self, owner: int, version: str, descriptors: Callable[[], int], where: str
+    ) -> OwnerPart:
+        """Maps the part of an owner in a version, by descriptors that stay the caller's.
 
         Args:
-            owner: rank that owns the segment.
+            owner: rank that owns it.
+            version: name of the version.
+            descriptors: function that returns the next descriptor: of the index, and then of the
+                pieces by number.
+            where: place that they came from, for messages.
+
+        Raises:
+            BLSError: they are of no sealed memory, or of another label or size, or the index lists
+                other pieces.
+        """
+
+        def adopt_all(
+            addresses: Sequence[Address], labels: Sequence[Label]
+        ) -> list[_native.TableSegment]:
+            segments = []
+            for address, label in zip(addresses, labels, strict=True):
+                descriptor = descriptors()
+                check_is_file(descriptor, address, where)
+                segments.append(_native.TableSegment.adopt(descriptor, label))
+            return segments
+
+        label = Label(owner, version, self.digest)
+        index = _native.TableSegment.adopt(descriptors(), label)
+        return OwnerPart.of(label, index, self.cuts[owner], adopt_all)
+
+    @abstractmethod
+    def ranges(self, owner: int) -> list[Range]:
+        """Returns where the rows of each table begin and end among an owner's bytes."""
+
+    @abstractmethod
+    def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+        """Returns the content of an owner's bytes from a state dict. It is read step by step,
+        later. What a caller can get wrong about names, shapes and dtypes is checked before.
+
+        Args:
+            owner: rank that owns them.
             prefix: prefix of the tables' names in the state dict.
             state_dict: the state dict.
 
@@ -151,11 +156,9 @@ class SharedTables(ABC):
         """
 
     @abstractmethod
-    def generation(
-        self, version: str, serial: int, segments: Sequence[_native.TableSegment]
-    ) -> Generation:
-        """Returns the generation that consists of the segments of all owners. What lookups read of
-        it is mapped.
+    def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:
+        """Returns the generation that consists of the parts of all owners. What lookups read of it
+        is mapped.
 
         Raises:
             BLSError: it can't be mapped.
@@ -163,7 +166,7 @@ class SharedTables(ABC):
 
     @abstractmethod
     def check_places(self) -> None:
-        """Raises ProtocolError if something does not lie in the segment of its owner."""
+        """Raises ProtocolError if something does not lie among the bytes of its owner."""
 
     def owners_gone(self) -> list[int]:
         """Returns the owners that no living process publishes for. Their tables are still
@@ -171,23 +174,34 @@ class SharedTables(ABC):
         return [owner for owner in range(self.owners) if not is_alive(self.page.process(owner))]
 
 
-def _elsewhere(
-    address: tuple[int, int, int, int, int],
-) -> tuple[int, int, int, int, int] | None:
-    """Returns the address of the same file in another process; None if it is where it was recorded,
-    or nowhere any more.
+def _open_all(addresses: Sequence[Address], labels: Sequence[Label]) -> list[_native.TableSegment]:
+    """Maps files that other processes have announced, whichever process holds them now.
 
     Raises:
-        RendezvousError: this process can't look.
+        BLSError: no process holds one of them any more, or it has another label. Or this process
+            can't look.
     """
-    pid, descriptor, device, inode, size = address
-    if is_held(pid, descriptor, device, inode):
-        return None
-    try:
-        holder = holder_of(device, inode)
-    except OSError as error:
-        raise RendezvousError(
-            f"cannot look for the tables that process {pid} has announced: {error}. Raise the "
-            "limit of open files (ulimit -n)"
-        ) from error
-    return None if holder is None else (*holder, device, inode, size)
+    segments: dict[int, _native.TableSegment] = {}
+    failed: dict[int, BLSError] = {}
+    for number, (address, label) in enumerate(zip(addresses, labels, strict=True)):
+        try:
+            segments[number] = _native.TableSegment.open(address, label)
+        except BLSError as error:
+            if is_held(*address[:4]):
+                raise
+            failed[number] = error
+    if failed:
+        try:
+            holders = holders_of(addresses[number][2:4] for number in failed)
+        except OSError as error:
+            raise RendezvousError(
+                f"cannot look for the tables that other processes have announced: {error}. Raise "
+                "the limit of open files (ulimit -n)"
+            ) from error
+        for number, lost in failed.items():
+            _, _, device, inode, size = addresses[number]
+            if (device, inode) not in holders:
+                raise lost
+            elsewhere = (*holders[device, inode], device, inode, size)
+            segments[number] = _native.TableSegment.open(elsewhere, labels[number])
+    return [segments[number] for number in range(len(addresses))]

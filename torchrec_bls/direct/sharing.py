@@ -9,54 +9,47 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.arguments import FIRST_VERSION
-from torchrec_bls.direct.dense_weights import Parts
+from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.process import this_process
-from torchrec_bls.huge_pages import HugePages
+from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.direct.steps import Content
 
-#: Serial number of the version that is shared.
-FIRST_SERIAL = 1
+_FIRST_SERIAL = 1
 
-T = TypeVar("T")
-
-# Makes something of the control page, the segments by rank and what the ranks have told.
-Use = Callable[[_native.ControlPage, list[_native.TableSegment], Sequence[Mapping[str, Any]]], T]
+T = TypeVar("T", bound=SharedTables)
 
 
-class OwnSegment(NamedTuple):
+class OwnPart(NamedTuple):
     """What a rank shares.
 
     Attributes:
-        parts: contiguous tensors, and their places in the segment, in bytes.
-        bytes: bytes of the segment.
+        content: content of its bytes.
         told: what the other ranks have to know, by name; the same names on every rank.
     """
 
-    parts: Parts
-    bytes: int
+    content: Content
     told: Mapping[str, str]
 
 
-def share_segments(
+def share_parts(
     rendezvous: Rendezvous,
     group: dist.ProcessGroup,
     digest: bytes,
-    own: Callable[[], OwnSegment],
-    huge_pages: HugePages,
-    use: Use[T],
-) -> T:
-    """Makes this rank's segment and maps those of all other ranks, collectively.
+    own: Callable[[], OwnPart],
+    tables_of: Callable[[_native.ControlPage, Sequence[Mapping[str, Any]]], T],
+) -> tuple[T, Generation]:
+    """Makes this rank's part of the first version and maps those of all other ranks, collectively.
 
     Args:
         rendezvous: rendezvous of the ranks.
         group: ranks of one host.
         digest: digest of the layouts, the same on every rank.
         own: function that returns what this rank shares.
-        huge_pages: what the segments ask for, see huge_pages_for.
-        use: function that makes something of the control page, the segments by rank and what the
-            ranks have told. All ranks have called it before one returns.
+        tables_of: function that returns the tables, by the control page and what the ranks have
+            told.
 
     Returns:
-        What `use` returns.
+        The tables, and their first generation.
 
     Raises:
         RendezvousError: a rank has no memory for its tables, or cannot map another rank's; all
@@ -64,33 +57,29 @@ def share_segments(
     """
     rank = group.rank()
     with rendezvous.own_part():
-        parts, size, told = own()
-        label = (rank, FIRST_VERSION, digest)
-        segment = _native.TableSegment.create(label, parts, size, huge_pages)
+        content, told = own()
         page = _native.ControlPage.create(group.size(), digest) if rank == 0 else None
-    record = {
-        "address": segment.address,
-        "page": page.address if page is not None else [0] * 5,
-        **told,
-    }
-    records = rendezvous.exchange("tables", record)
+    at = page.address if page is not None else [0] * 5
+    records = rendezvous.exchange("places", {"page": at, **told})
     with rendezvous.own_part():
         if page is None:
             page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
-        segments = [
-            segment
+        tables = tables_of(page, records)
+        part = tables.create(rank, FIRST_VERSION, content, None, None)
+    addresses = rendezvous.exchange("tables", {"address": part.index.address})
+    with rendezvous.own_part():
+        parts = [
+            part
             if other == rank
-            else _native.TableSegment.open(
-                tuple(told_by["address"]), (other, FIRST_VERSION, digest)
-            )
-            for other, told_by in enumerate(records)
+            else tables.part_at(other, FIRST_VERSION, tuple(told_by["address"]))
+            for other, told_by in enumerate(addresses)
         ]
-        used = use(page, segments, records)
+        generation = tables.generation(FIRST_VERSION, _FIRST_SERIAL, parts)
         page.take_over(rank, 0, this_process().identity)
-        page.record(rank, FIRST_SERIAL, FIRST_VERSION, segment.address)
-        page.announce(rank, FIRST_SERIAL)
+        page.record(rank, _FIRST_SERIAL, FIRST_VERSION, part.index.address)
+        page.announce(rank, _FIRST_SERIAL)
     rendezvous.exchange("mapped", {})
-    return used
+    return tables, generation
 
 
 def abandon_with(owner: object, page: _native.ControlPage, rank: int) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from torchrec_bls.direct.layout import Shard
 from torchrec_bls.quant.lookups import Lookups, lookup_of
-from torchrec_bls.quant.stored_tables import RowSource, StoredTable
+from torchrec_bls.quant.stored_tables import RowSource, StoredTable, stored_rows
 
 
 class LocalRows:
@@ -64,7 +64,7 @@ class LocalRows:
         for shard in shards:
             end = offset + shard.rows * table.row_bytes
             rows = memory[offset:end].view(shard.rows, table.row_bytes)
-            rows.copy_(source.rows(table, shard.first_row, shard.first_row + shard.rows))
+            rows.copy_(stored_rows(source, table, shard.first_row, shard.first_row + shard.rows))
             self._rows[table.name, shard.first_row] = rows
             offset = end
 

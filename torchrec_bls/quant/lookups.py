@@ -20,8 +20,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
 from torch import nn
 from torchrec.quant.embedding_modules import MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS
 
+from torchrec_bls.direct.pieces import page_bytes
 from torchrec_bls.huge_pages import HugePages, huge_pages_for
-from torchrec_bls.quant.shared_rows import page_bytes
 from torchrec_bls.quant.stored_tables import PACKED, StoredTable
 
 # Child of a module in which its lookups are registered, if they are.

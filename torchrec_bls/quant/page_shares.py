@@ -22,13 +22,13 @@ class Extent:
 
 @dataclass(frozen=True)
 class PageShare:
-    """Consecutive pages that one rank has in its segment.
+    """Consecutive pages that one rank has.
 
     Attributes:
         owner: rank that has them.
         begin: place of the first byte, in the memory of all tables.
         end: place after the last byte.
-        offset: place of the first byte in the owner's segment.
+        offset: place of the first byte among the owner's.
     """
 
     owner: int
@@ -37,9 +37,7 @@ class PageShare:
     offset: int
 
 
-def page_shares(
-    extents: Sequence[Extent], total: int, page: int, first_offset: int
-) -> list[PageShare]:
+def page_shares(extents: Sequence[Extent], total: int, page: int) -> list[PageShare]:
     """Cuts the memory of all tables into the ranks' shares.
 
     A page belongs to the rank that owns its first byte. So shares are whole pages, and for each of
@@ -49,7 +47,6 @@ def page_shares(
         extents: extents of all tables, which do not overlap.
         total: bytes of all tables, a number of whole pages.
         page: bytes of a page.
-        first_offset: first byte of a segment that may hold rows.
 
     Returns:
         The shares in the order of their first bytes. Together they are `total` bytes.
@@ -61,7 +58,7 @@ def page_shares(
     for extent, begin, end in zip(in_order, [0, *cuts], [*cuts, total], strict=True):
         if begin == end:
             continue
-        offset = free.get(extent.owner, first_offset)
+        offset = free.get(extent.owner, 0)
         free[extent.owner] = offset + end - begin
         shares.append(PageShare(extent.owner, begin, end, offset))
     return shares

@@ -1,70 +1,41 @@
-"""The stored rows of all ranks in one piece of address space, a piece for each version."""
+"""The stored rows of all ranks in one window, a window for each version."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
-from torchrec_bls.direct.arguments import FIRST_VERSION
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.layout import Shard, TableLayout
+from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.pieces import Range, page_bytes
 from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.direct.sharing import FIRST_SERIAL, OwnSegment, share_segments
+from torchrec_bls.direct.sharing import OwnPart, share_parts
+from torchrec_bls.direct.steps import Content, Run, content_of
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.huge_pages import HugePages
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
-from torchrec_bls.quant.stored_tables import RowSource, StateDictRows, StoredTable, stored_bytes
-
-_SMALL_PAGE, _HUGE_PAGE = 4096, 2 << 20
-# Bytes of rows that are made at once while a segment is filled.
-_STEP = 16 << 20
+from torchrec_bls.quant.stored_tables import RowSource, StateDictRows, StoredTable, stored_rows
 
 
 class RowsGeneration(Generation):
-    """Quantized tables of one version, one after the other, with the pages of all ranks.
-
-    Pages are mapped privately. What this process writes to them, no other one sees.
-
-    Args:
-        version: see Generation.
-        serial: see Generation.
-        segments: see Generation.
-        shares: pages of each rank, in their order.
-
-    Attributes:
-        window: memory of all tables.
-    """
-
-    def __init__(
-        self,
-        version: str,
-        serial: int,
-        segments: Sequence[_native.TableSegment],
-        shares: Sequence[PageShare],
-    ) -> None:
-        super().__init__(version, serial, segments)
-        self._shares = shares
-        self.window = _native.TableWindow(
-            [
-                (self.segments[share.owner], share.offset, share.end - share.begin)
-                for share in shares
-            ]
-        )
+    """Quantized tables of one version, one after the other, with the pages of all ranks. Where the
+    tables lie in the window is where they lie in the memory of all tables."""
 
     def mapped_anew(self) -> "RowsGeneration":
         """Returns the same version without what this process has written to it."""
-        return RowsGeneration(self.version, self.serial, self.segments, self._shares)
+        return RowsGeneration(self.version, self.serial, self.parts, self._pages)
 
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """The rows of a module's tables in the memory of all tables, and in the ranks' segments.
+    """The rows of a module's tables in the memory of all tables, and among the bytes of the ranks.
 
     Attributes:
         tables: tables in the order of their memory.
@@ -93,38 +64,62 @@ class PlacedRows:
         page = page_bytes(huge_pages)
         total = -(-max(table.end for table in tables) // page) * page
         extents = [_extent(table, shard) for table in tables for shard in shards[table.name]]
-        shares = page_shares(extents, total, page, max(page, _native.FIRST_TABLE_OFFSET))
+        shares = page_shares(extents, total, page)
         return cls(tables, shares, hashlib.sha256(repr((tables, shares)).encode()).digest())
 
     def size_of(self, owner: int) -> int:
-        """Returns the bytes of a rank's segment."""
-        ends = [each.offset + each.end - each.begin for each in self.shares if each.owner == owner]
-        return max(ends, default=int(_native.FIRST_TABLE_OFFSET))
+        """Returns the number of a rank's bytes."""
+        return sum(each.end - each.begin for each in self.shares if each.owner == owner)
 
-    def parts(self, owner: int, source: RowSource) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yields the content of a rank's segment, a step at a time, with its places in bytes."""
-        for share in self.shares:
-            if share.owner != owner:
-                continue
-            for table in self.tables:
-                begin, end = max(table.begin, share.begin), min(table.end, share.end)
-                for at in range(begin, end, _STEP):
-                    rows = stored_bytes(source, table, at, min(at + _STEP, end))
-                    yield rows, share.offset + at - share.begin
+    def ranges(self, owner: int) -> list[Range]:
+        """Returns where the rows of each table begin and end among a rank's bytes."""
+        return [(begin, end) for _, _, begin, end in self._rows_of(owner)]
+
+    def content(self, owner: int, source: RowSource, prefix: str) -> Content:
+        """Returns the content of a rank's bytes.
+
+        Args:
+            owner: the rank.
+            source: source of its rows.
+            prefix: prefix of the tables' names, for messages.
+        """
+        return content_of(
+            [
+                Run(
+                    f"{prefix}{table.name}.weight",
+                    origin,
+                    begin,
+                    end,
+                    table.row_bytes,
+                    4 * table.columns,
+                    partial(source.read, table),
+                )
+                for table, origin, begin, end in self._rows_of(owner)
+            ]
+        )
 
     def tables_of(self, owner: int) -> list[StoredTable]:
         """Returns the tables with rows in a rank's pages."""
-        own = [share for share in self.shares if share.owner == owner]
-        return [
-            table
-            for table in self.tables
-            if any(table.begin < share.end and share.begin < table.end for share in own)
-        ]
+        return list(dict.fromkeys(table for table, *_ in self._rows_of(owner)))
+
+    def _rows_of(self, owner: int) -> list[tuple[StoredTable, int, int, int]]:
+        """Returns consecutive rows of a table in a rank's pages: the table, and among the rank's
+        bytes the place of its first row, of the first byte, and after the last byte."""
+        rows = []
+        for share in self.shares:
+            if share.owner != owner:
+                continue
+            shift = share.offset - share.begin
+            for table in self.tables:
+                begin, end = max(table.begin, share.begin), min(table.end, share.end)
+                if begin < end:
+                    rows.append((table, table.begin + shift, begin + shift, end + shift))
+        return rows
 
 
 @dataclass(frozen=True)
 class SharedRows(SharedTables):
-    """Quantized tables, whose pages lie one after the other in the segments of their owners.
+    """Quantized tables, whose pages lie one after the other among the bytes of their owners.
 
     Attributes:
         rows: places of the rows.
@@ -132,33 +127,36 @@ class SharedRows(SharedTables):
 
     rows: PlacedRows
 
-    def parts(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Parts:
+    def ranges(self, owner: int) -> list[Range]:
+        """See SharedTables."""
+        return self.rows.ranges(owner)
+
+    def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """See SharedTables. Tables are whole: float weights, or rows as they are stored."""
         source = StateDictRows(state_dict, prefix, "the state_dict")
         for table in self.rows.tables_of(owner):
             source.check(table)
-        return self.rows.parts(owner, source)
+        return self.rows.content(owner, source, prefix)
 
-    def generation(
-        self, version: str, serial: int, segments: Sequence[_native.TableSegment]
-    ) -> RowsGeneration:
+    def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> RowsGeneration:
         """See SharedTables."""
-        return RowsGeneration(version, serial, segments, self.rows.shares)
+        pages = chain.from_iterable(
+            parts[share.owner].within(
+                self.cuts[share.owner], share.offset, share.offset + share.end - share.begin
+            )
+            for share in self.rows.shares
+        )
+        return RowsGeneration(version, serial, parts, pages)
 
     def check_places(self) -> None:
         """See SharedTables."""
         for owner, size in enumerate(self.sizes):
-            if self.rows.size_of(owner) > size:
+            if self.rows.size_of(owner) != size:
                 raise ProtocolError(
-                    f"rank {owner} has rows of tables {sorted(self.layouts)} up to byte "
-                    f"{self.rows.size_of(owner)} of {size}: install one version of torchrec-bls "
-                    "everywhere"
+                    f"rank {owner} has {self.rows.size_of(owner)} bytes of tables "
+                    f"{sorted(self.layouts)}, but it has announced {size}: install one version of "
+                    "torchrec-bls everywhere"
                 )
-
-
-def page_bytes(huge_pages: HugePages) -> int:
-    """Returns the size of the pages that rows are cut by, in bytes."""
-    return _HUGE_PAGE if huge_pages else _SMALL_PAGE
 
 
 def share_rows(
@@ -170,7 +168,7 @@ def share_rows(
     source: RowSource,
     huge_pages: HugePages,
 ) -> tuple[SharedRows, RowsGeneration]:
-    """Makes this rank's segment and maps those of all other ranks, collectively.
+    """Makes this rank's part and maps those of all other ranks, collectively.
 
     Args:
         group: group of ranks on one host.
@@ -189,25 +187,22 @@ def share_rows(
     rows = PlacedRows.of(tables, {table.name: table.shards for table in layouts}, huge_pages)
     rendezvous = Rendezvous(group, f"{name} quantized tables", deadline)
 
-    def own_segment() -> OwnSegment:
+    def own_part() -> OwnPart:
         for table in rows.tables_of(group.rank()):
             source.check(table)
         told = {"weights": _digest_of_some_rows(rows, source)}
-        return OwnSegment(rows.parts(group.rank(), source), rows.size_of(group.rank()), told)
+        return OwnPart(rows.content(group.rank(), source, ""), told)
 
-    def use(
-        page: _native.ControlPage,
-        segments: list[_native.TableSegment],
-        records: Sequence[Mapping[str, Any]],
-    ) -> tuple[SharedRows, RowsGeneration]:
+    def tables_of(page: _native.ControlPage, told: Sequence[Mapping[str, Any]]) -> SharedRows:
         cure = "Load the same weights on every rank before the module is sharded"
-        require_equal(name, records, {"weights": cure}, rendezvous.names)
+        require_equal(name, told, {"weights": cure}, rendezvous.names)
         by_name = {table.name: table for table in layouts}
-        sizes = [segment.size for segment in segments]
-        shared = SharedRows(page, rows.digest, by_name, sizes, huge_pages, rows)
-        return shared, shared.generation(FIRST_VERSION, FIRST_SERIAL, segments)
+        sizes = [rows.size_of(owner) for owner in range(group.size())]
+        return SharedRows(page, rows.digest, by_name, sizes, huge_pages, rows)
 
-    return share_segments(rendezvous, group, rows.digest, own_segment, huge_pages, use)
+    shared, generation = share_parts(rendezvous, group, rows.digest, own_part, tables_of)
+    assert isinstance(generation, RowsGeneration)
+    return shared, generation
 
 
 def _extent(table: StoredTable, shard: Shard) -> Extent:
@@ -224,5 +219,5 @@ def _digest_of_some_rows(placed: PlacedRows, source: RowSource) -> str:
         rows = {(cut - table.begin) // table.row_bytes for cut in cuts}
         for row in sorted({0, *rows}):
             if 0 <= row < table.rows:
-                digest.update(source.rows(table, row, row + 1).contiguous().numpy().tobytes())
+                digest.update(stored_rows(source, table, row, row + 1).numpy().tobytes())
     return digest.hexdigest()

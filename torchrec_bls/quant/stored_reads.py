@@ -9,7 +9,6 @@ from torch import nn
 
 from torchrec_bls import _native
 from torchrec_bls.collective.exchange_options import timeout_of
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.live_weights import LiveWeights
@@ -17,6 +16,7 @@ from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.sharing import abandon_with
+from torchrec_bls.direct.steps import Content, content_in_memory
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.module_state import ModuleState
@@ -93,15 +93,17 @@ class StoredReads(DirectReads[BoundModule]):
         embeddings = looked_up(view.module, features, self._input_check)
         return DirectEmbeddings(embeddings, view.generation.version)
 
-    def live_parts(self) -> Parts:
+    def live_content(self) -> Content:
         """See DirectReads."""
         assert self.live is not None
         [(memory, _)] = self.live.storages()
-        return [
-            (memory[share.begin : share.end], share.offset)
-            for share in self.tables.rows.shares
-            if share.owner == self.rank
-        ]
+        return content_in_memory(
+            [
+                (memory[share.begin : share.end], share.offset)
+                for share in self.tables.rows.shares
+                if share.owner == self.rank
+            ]
+        )
 
     def shown_by(self, module: nn.Module, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         """See DirectReads. Quantized weights are buffers."""
@@ -113,6 +115,15 @@ class StoredReads(DirectReads[BoundModule]):
     def as_json(self) -> dict[str, Any]:
         """See DirectReads."""
         return output_of(self._module)
+
+    def aside(self, generation: Generation, check: InputCheck) -> "StoredReads":
+        """See DirectReads."""
+        assert isinstance(generation, RowsGeneration)
+        made: StoredReads = self._aside(
+            self._bound_to(generation), torch.zeros_like(self.rows_read)
+        )
+        made._input_check = check
+        return made
 
     def _next_view(self, generation: Generation) -> BoundModule:
         assert isinstance(generation, RowsGeneration)
@@ -173,7 +184,7 @@ def direct_lookup(
     shown = lookups.move_to(memory)
     wrappers = [each for each in shown if hasattr(each, "elem")]
     plain = [getattr(each, "elem", each) for each in shown]
-    live = LiveWeights([memory], plain, 0, wrappers)
+    live = LiveWeights([memory], plain, wrappers)
     abandon_with(live, tables.page, group.rank())
     configs = list(state.tables)
     reads = StoredReads(

@@ -6,13 +6,15 @@ row of FP16 or FP32 is its weights. FBGEMM pads rows to the module's alignment.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, DataType
 from torchrec.tensor_types import UInt2Tensor, UInt4Tensor
 
-from torchrec_bls.direct.new_weights import check_is_dense
+from torchrec_bls.direct.new_weights import Rows, check_is_dense, rows_read
+from torchrec_bls.direct.steps import RowsRead
 
 #: TorchRec's tensors of packed numbers, by the type of a table.
 PACKED = {DataType.INT4: UInt4Tensor, DataType.INT2: UInt2Tensor}
@@ -22,7 +24,7 @@ _FLOATS = {DataType.FP16: torch.float16, DataType.FP32: torch.float32}
 _SCALE_BYTES = 4
 # Dtypes of weights in a state dict.
 _GIVEN = (torch.float32, torch.float16, torch.uint8)
-# Bytes of a checkpoint that are quantized at once, and so are in memory twice.
+# Bytes of float32 rows that are quantized at once, and so are in memory twice.
 _CHUNK_BYTES = 64 << 20
 
 
@@ -60,8 +62,8 @@ class RowSource(Protocol):
     def check(self, table: StoredTable) -> None:
         """Raises ValueError if the rows of a table are missing, or do not fit it."""
 
-    def rows(self, table: StoredTable, first: int, end: int) -> torch.Tensor:
-        """Returns rows as they are stored, uint8 [end - first, row_bytes].
+    def read(self, table: StoredTable, first: int, end: int) -> RowsRead:
+        """Reads rows; they are stored as uint8 [end - first, row_bytes].
 
         Raises:
             ValueError: the rows are missing, or do not fit the table.
@@ -85,8 +87,8 @@ class ModuleRows:
     def check(self, table: StoredTable) -> None:
         """See RowSource."""
 
-    def rows(self, table: StoredTable, first: int, end: int) -> torch.Tensor:
-        """See RowSource; a view of the module's weights."""
+    def read(self, table: StoredTable, first: int, end: int) -> RowsRead:
+        """See RowSource; a view of the module's weights, which others may write to."""
         begin, weights = next(
             (begin, weights)
             for begin, weights_end, weights in self._weights
@@ -94,7 +96,7 @@ class ModuleRows:
         )
         at = table.begin - begin
         stored: torch.Tensor = weights[at + first * table.row_bytes : at + end * table.row_bytes]
-        return stored.view(end - first, table.row_bytes)
+        return RowsRead((), lambda: stored.view(end - first, table.row_bytes))
 
 
 class StateDictRows:
@@ -117,38 +119,30 @@ class StateDictRows:
     def check(self, table: StoredTable) -> None:
         """See RowSource."""
         for weights in self._weights(table):
-            check_is_dense(f"{self._prefix}{table.name}.weight", weights)
+            if not isinstance(weights, Rows):
+                check_is_dense(f"{self._prefix}{table.name}.weight", weights)
 
-    def rows(self, table: StoredTable, first: int, end: int) -> torch.Tensor:
+    def read(self, table: StoredTable, first: int, end: int) -> RowsRead:
         """See RowSource; only these rows are read and quantized."""
-        weights, *scale_and_shift = self._weights(table)
-        stored = torch.zeros(end - first, table.row_bytes, dtype=torch.uint8)
-        step = max(1, _CHUNK_BYTES // (4 * table.columns))
-        for begin in range(first, end, step):
-            part = slice(begin, min(begin + step, end))
-            rows = weights[part].contiguous()
-            if rows.dtype != torch.uint8:
-                rows = _stored(rows, table.data_type)
-            elif scale_and_shift:
-                of_rows = [each[part].contiguous().view(torch.uint8) for each in scale_and_shift]
-                rows = torch.cat([*of_rows, rows], dim=1)
-            stored[begin - first : part.stop - first, : rows.shape[1]] = rows
-        return stored
+        name = f"{self._prefix}{table.name}.weight"
+        source = tuple(rows_read(name, each, first, end) for each in self._weights(table))
+        return RowsRead(source, partial(_stored, table, *source))
 
-    def _weights(self, table: StoredTable) -> list[torch.Tensor]:
+    def _weights(self, table: StoredTable) -> list[torch.Tensor | Rows]:
         """Returns the weights, and scale and shift if these are beside them."""
         name = f"{self._prefix}{table.name}.weight"
         value = self._entry(name, table)
         weights = _plain(value)
-        if weights.device.type != "cpu" or weights.dtype not in _GIVEN:
+        device = weights.device if isinstance(weights, torch.Tensor) else "cpu"
+        if str(device) != "cpu" or weights.dtype not in _GIVEN:
             raise ValueError(
-                f"'{name}' is {weights.dtype} on {weights.device} in {self._what}, but must be "
+                f"'{name}' is {weights.dtype} on {device} in {self._what}, but must be "
                 "on the CPU: float32 or float16 to be quantized, or uint8, the stored rows of a "
                 "quantized model"
             )
         if weights.dtype != torch.uint8:
             self._check_shape(name, weights, (table.rows, table.columns), "its table is")
-            return [weights.detach()]
+            return [weights]
         packed = type(value) if isinstance(value, tuple(PACKED.values())) else torch.Tensor
         if packed is not PACKED.get(table.data_type, torch.Tensor):
             # Rows of few columns have as many bytes in several types.
@@ -171,16 +165,16 @@ class StateDictRows:
             self._check_shape(f"{name}_qscale or _qbias", each, (table.rows, 1), "it must be")
             if each.dtype != torch.float16:
                 raise ValueError(f"'{name}_qscale' or '_qbias' is {each.dtype}, not torch.float16")
-        return [weights.detach(), *beside]
+        return [weights, *beside]
 
-    def _entry(self, name: str, table: StoredTable) -> torch.Tensor:
+    def _entry(self, name: str, table: StoredTable) -> torch.Tensor | Rows:
         if name not in self._state_dict:
             raise ValueError(
                 f"{self._what} has no '{name}', the weights of table '{table.name}': give the "
                 "state dict of the float model, or of the quantized one, with its names"
             )
         value = self._state_dict[name]
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, (torch.Tensor, Rows)):
             raise ValueError(
                 f"'{name}' is a {type(value).__name__} in {self._what}: give the whole table as a "
                 "tensor, since a page may have rows of two ranks"
@@ -188,7 +182,7 @@ class StateDictRows:
         return value
 
     def _check_shape(
-        self, name: str, given: torch.Tensor, expected: tuple[int, int], says: str
+        self, name: str, given: torch.Tensor | Rows, expected: tuple[int, int], says: str
     ) -> None:
         if tuple(given.shape) != expected:
             raise ValueError(
@@ -221,22 +215,50 @@ def is_supported(data_type: DataType) -> bool:
     return data_type in _WITH_SCALE or data_type in _FLOATS
 
 
+def stored_rows(source: RowSource, table: StoredTable, first: int, end: int) -> torch.Tensor:
+    """Returns rows of a table as they are stored, uint8 [end - first, row_bytes]."""
+    stored = torch.empty(end - first, table.row_bytes, dtype=torch.uint8)
+    step = max(1, _CHUNK_BYTES // (4 * table.columns))
+    for begin in range(first, end, step):
+        stop = min(begin + step, end)
+        stored[begin - first : stop - first] = source.read(table, begin, stop).stored()
+    return stored
+
+
 def stored_bytes(source: RowSource, table: StoredTable, begin: int, end: int) -> torch.Tensor:
     """Returns the bytes [begin, end) of the memory of all tables, which are in `table`, uint8."""
     first = (begin - table.begin) // table.row_bytes
     last = -(-(end - table.begin) // table.row_bytes)
-    rows = source.rows(table, first, last).view(-1)
+    rows = stored_rows(source, table, first, last).view(-1)
     skipped = begin - table.begin - first * table.row_bytes
     return rows[skipped : skipped + end - begin]
 
 
-def _plain(weights: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of TorchRec's tensors of packed numbers, and other tensors as they are."""
-    packed: torch.Tensor = getattr(weights, "elem", weights)
+def _plain(weights: torch.Tensor | Rows) -> torch.Tensor | Rows:
+    """Returns the bytes of TorchRec's tensors of packed numbers, and other entries as they are."""
+    packed: torch.Tensor | Rows = getattr(weights, "elem", weights)
     return packed
 
 
-def _stored(weights: torch.Tensor, data_type: DataType) -> torch.Tensor:
+def _stored(table: StoredTable, rows: torch.Tensor, *beside: torch.Tensor) -> torch.Tensor:
+    """Returns rows as they are stored.
+
+    Args:
+        table: their table.
+        rows: float weights; or stored rows, uint8.
+        beside: scale and shift of stored rows that have none.
+    """
+    if rows.dtype != torch.uint8:
+        rows = _quantized(rows, table.data_type)
+    elif beside:
+        rows = torch.cat([*(each.view(torch.uint8) for each in beside), rows], dim=1)
+    stored = torch.empty(len(rows), table.row_bytes, dtype=torch.uint8)
+    stored[:, : rows.shape[1]] = rows
+    stored[:, rows.shape[1] :] = 0
+    return stored
+
+
+def _quantized(weights: torch.Tensor, data_type: DataType) -> torch.Tensor:
     """Returns rows without padding. FBGEMM's quantization puts scale and shift last; here they come
     first."""
     if data_type in _FLOATS:

@@ -78,7 +78,7 @@ size_t take_huge_pages(int fd, size_t begin, size_t end, const Advised& pages, s
 size_t take_pages(int fd, size_t first, size_t bytes, const Advised& pages, size_t nodes,
                   const MemoryPurpose& purpose) {
   const size_t whole = bytes / kHugePage * kHugePage;
-  size_t small = 0, at = std::min(first, bytes) / kHugePage * kHugePage;
+  size_t small = 0, at = first / kHugePage * kHugePage;
   bool has_some = true;  // memory in pieces too small stays so, and each try takes long
   for (; at < whole; at += kCollapsedAtOnce) {
     const size_t end = std::min(at + kCollapsedAtOnce, whole);
@@ -133,7 +133,7 @@ size_t first_small_page(size_t extent, size_t nodes) {
 SegmentMemory take_segment_memory(size_t bytes, size_t first, HugePages pages,
                                   const MemoryPurpose& purpose) {
   if (pages == HugePages::kPool) return take_from_pool(bytes, purpose);
-  check_memory_left(bytes - std::min(first, bytes) + kTablePage, purpose);
+  check_memory_left(kTablePage + bytes - first, purpose);
   SegmentMemory taken{new_memory_file(purpose), bytes};
   const int fd = taken.file.get();
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {

@@ -150,8 +150,11 @@ TableSegment TableSegment::create(const TableLabel& label, std::span<const Table
 TableSegment TableSegment::create(const TableLabel& label, const NextPart& next, size_t bytes,
                                   HugePages pages, size_t first) {
   if (!is_version(label.version)) throw std::invalid_argument("a label of no version");
-  if (first < kFirstOffset) throw std::invalid_argument("parts would begin in the label");
   bytes = std::max(bytes, kFirstOffset);
+  if (first < kFirstOffset || first > bytes) {
+    throw std::invalid_argument("the first part at " + std::to_string(first) + " of " +
+                                std::to_string(bytes) + " bytes");
+  }
   const MemoryPurpose why = purpose(label);
   SegmentMemory memory = take_segment_memory(bytes, first, pages, why);
   fill(memory, pages, label, next, first, bytes);
@@ -185,8 +188,6 @@ TableSegment::TableSegment(Descriptor file, const TableLabel& expected) : file_(
   data_ = data;
   mapped_bytes_ = bytes;
 }
-
-void TableSegment::populate() const { populate_table_pages(data_, mapped_bytes_, page_bytes()); }
 
 TableSegment::TableSegment(TableSegment&& other) noexcept
     : file_(std::move(other.file_)),

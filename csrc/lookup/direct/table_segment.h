@@ -43,8 +43,8 @@ class TableSegment {
   /// Where the first part may begin.
   static constexpr size_t kFirstOffset = 4096;
 
-  /// Copies the parts, one after the other, so that they need not be in memory at once. None lies
-  /// before `first`, and where none can lie, there is no memory. Throws
+  /// Copies the parts, one after the other, so that they need not be in memory at once. None begins
+  /// before `first`; up to there the segment has no memory but the label's. Throws
   /// std::invalid_argument for parts that overlap the label or the end and for a label of no
   /// version, ChannelError without memory.
   static TableSegment create(const TableLabel& label, const NextPart& next, size_t bytes,
@@ -62,10 +62,6 @@ class TableSegment {
   TableSegment(const TableSegment&) = delete;
   TableSegment& operator=(const TableSegment&) = delete;
   ~TableSegment();
-
-  /// Has all pages there, for a lookup that reads through this mapping. Until then it takes
-  /// addresses alone.
-  void populate() const;
 
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }

@@ -51,8 +51,9 @@ TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
     }
     at += piece.bytes;
   }
-  populate_table_pages(data_, size_, page_);
 }
+
+void TableWindow::populate() const { populate_table_pages(data_, size_, page_); }
 
 TableWindow::TableWindow(TableWindow&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),

@@ -20,12 +20,16 @@ struct SegmentPages {
 /// place in the window is a multiple of 2 MiB, as its place in the segment is.
 class TableWindow {
  public:
-  /// Maps the pieces in their order and has all their pages there. Throws std::invalid_argument for
-  /// a piece that is not of whole pages or not in its segment, ChannelError without address space.
+  /// Maps the pieces in their order. Throws std::invalid_argument for a piece that is not of whole
+  /// pages or not in its segment, ChannelError without address space.
   explicit TableWindow(std::span<const SegmentPages> pieces);
   TableWindow(TableWindow&& other) noexcept;
   TableWindow& operator=(TableWindow&&) = delete;
   ~TableWindow();
+
+  /// Has all pages there, for lookups that read through this window. Until then it takes addresses
+  /// alone.
+  void populate() const;
 
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }

@@ -105,16 +105,20 @@ bool pool_has_them() {
 
 /// Checks all ways to map a segment, of which `huge` bytes are in pages of 2 MiB.
 void check_mappings(const TableSegment& segment, size_t huge) {
-  segment.populate();
   CHECK(has_content(segment.data()));
   CHECK(mapped_as_huge(segment.data()) == huge);
 
   const TableSegment opened = TableSegment::open(segment.address(), kLabel);
-  opened.populate();
   CHECK(opened.size() == kBytes);
   CHECK(opened.small_page_bytes() == segment.small_page_bytes());
   CHECK(has_content(opened.data()));
   CHECK(mapped_as_huge(opened.data()) == huge);
+
+  const std::vector<SegmentPages> all{{&segment, 0, whole_pages(segment.mapped_bytes())}};
+  const TableWindow window(all);
+  window.populate();
+  CHECK(mapped_as_huge(window.data()) == huge);
+  CHECK(has_content(window.data()));
 
   const PrivatePages pages(segment);
   CHECK(pages.size() == kBytes);
@@ -126,6 +130,7 @@ void check_window(const TableSegment& segment) {
   const std::vector<SegmentPages> pieces{{&segment, 3 * kHugePage, kHugePage},
                                          {&segment, kHugePage, 2 * kHugePage}};
   const TableWindow window(pieces);
+  window.populate();
   CHECK(mapped_as_huge(window.data()) + mapped_as_huge(window.data() + kHugePage) == 3 * kHugePage);
   const auto same = [&](size_t at, size_t offset, size_t bytes) {
     return std::memcmp(window.data() + at, content().data() + offset, bytes) == 0;
@@ -185,6 +190,7 @@ TEST_CASE("a segment whose parts begin at a page of 2 MiB has no memory before i
     CHECK(bytes_taken(segment) == 2 * kHugePage + 2 * 4096);
     const std::vector<SegmentPages> pieces{{&segment, kHugePage, 2 * kHugePage}};
     const TableWindow window(pieces);
+    window.populate();
     CHECK(std::memcmp(window.data(), data, 2 * kHugePage) == 0);
     CHECK(bytes_taken(segment) == 2 * kHugePage + 2 * 4096);
     made = 0;

@@ -66,7 +66,6 @@ TEST_CASE("parts come one after the other, and one that does not fit makes no se
   };
   const size_t bytes = TableSegment::kFirstOffset + values.size() * sizeof(float);
   const TableSegment segment = TableSegment::create(kLabel, next, bytes, HugePages::kNo);
-  segment.populate();
   CHECK(std::memcmp(segment.data() + TableSegment::kFirstOffset, values.data(),
                     values.size() * sizeof(float)) == 0);
   made = 0;

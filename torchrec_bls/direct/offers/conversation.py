@@ -19,7 +19,7 @@ from torchrec_bls.lifetime import kept_from_children
 from torchrec_bls.records import decode
 
 #: Of the messages and the manifest in them.
-VERSION = 3
+VERSION = 4
 
 _MAGIC = b"tbbloffr"
 _VERSION = struct.Struct("<8sI")

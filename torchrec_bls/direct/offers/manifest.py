@@ -21,7 +21,7 @@ class OfferedTable:
 
     Attributes:
         layout: layout of the table.
-        offsets: places of its shards in the segments of their owners, in bytes, in the layout's
+        offsets: places of its shards among the bytes of their owners, in the layout's
             order. Places of quantized rows are computed, and not sent.
         features: features that are looked up in it.
         pooling: pooling of bags; empty where rows are not pooled.
@@ -45,7 +45,8 @@ class OfferedModule:
         bad_ids: see BLSConfig.
         form: description of its output.
         tables: tables in the order of the module.
-        sizes: bytes of the tables in the segments, by owner.
+        sizes: number of bytes of each owner's tables.
+        pieces: number of pieces of each owner's tables.
         dtype: dtype of the weights, as torch prints it.
         huge_pages: what new segments ask for, see huge_pages_for.
         digest: digest of the layouts or of the places of quantized rows, in hexadecimal digits.
@@ -59,6 +60,7 @@ class OfferedModule:
     form: Mapping[str, Any]
     tables: list[OfferedTable]
     sizes: list[int]
+    pieces: list[int]
     dtype: str
     huge_pages: HugePages
     digest: str
@@ -71,8 +73,8 @@ class Manifest:
     Attributes:
         host: identity of the host, see host_identity.
         version: version of the descriptors that come with the manifest. For each module these are
-            the control page and the segments by owner; the last one is a segment of the dense
-            weights.
+            the control page, and of each owner the index and the pieces; the last one is a segment
+            of the dense weights.
         serial: serial number of that version, counted from 1.
         modules: the modules.
     """
@@ -85,7 +87,7 @@ class Manifest:
     @property
     def descriptors(self) -> int:
         """Returns the number of descriptors that come with the manifest."""
-        return sum(1 + len(module.sizes) for module in self.modules) + 1
+        return sum(1 + len(each.pieces) + sum(each.pieces) for each in self.modules) + 1
 
     def as_json(self) -> Any:
         """Returns the content for JSON."""
@@ -148,6 +150,7 @@ class _ModuleRecord(Record):
     form: dict[str, Any]
     tables: list[_TableRecord]
     sizes: list[Whole]
+    pieces: list[Whole]
     dtype: str
     huge_pages: HugePages
     digest: str
@@ -155,6 +158,11 @@ class _ModuleRecord(Record):
     def __post_init__(self) -> None:
         if not self.tables or not self.sizes:
             raise ValueError(f"module '{self.name}' has no tables or no owners")
+        if len(self.pieces) != len(self.sizes):
+            raise ValueError(
+                f"module '{self.name}' has the pieces of {len(self.pieces)} owners, not of "
+                f"{len(self.sizes)}"
+            )
         if not isinstance(getattr(torch, self.dtype.removeprefix("torch."), None), torch.dtype):
             raise ValueError(
                 f"module '{self.name}' has weights of {self.dtype!r}, which is no dtype"

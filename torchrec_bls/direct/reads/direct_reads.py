@@ -1,5 +1,6 @@
 """The tables of all ranks, as one module reads them."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -9,16 +10,13 @@ from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 
 from torchrec_bls import _native
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.direct.steps import Content
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.errors import BLSError, RendezvousError
-
-# Memory of this process that its weights show.
-Pages = _native.PrivatePages | _native.TableWindow
 
 
 class DirectEmbeddings(ExchangeAwaitable[Any], LazyAwaitable[Any]):  # type: ignore[misc]
@@ -115,8 +113,8 @@ class DirectReads(ABC, Generic[V]):
         """
 
     @abstractmethod
-    def live_parts(self) -> Parts:
-        """Returns the content of this rank's next segment from its live weights."""
+    def live_content(self) -> Content:
+        """Returns the content of this rank's bytes in its live weights."""
 
     def shown_by(self, module: nn.Module, name: str) -> Iterable[tuple[str, torch.Tensor]]:
         """Returns the tensors of a module that show its tables, by name.
@@ -137,12 +135,27 @@ class DirectReads(ABC, Generic[V]):
         """Returns what lookups read of a generation, even if it is the one that they read."""
 
     @abstractmethod
-    def _shown(self, view: V) -> Pages:
+    def _shown(self, view: V) -> _native.TableWindow:
         """Returns the memory that the live weights of this rank show.
 
         Raises:
             BLSError: it can't be mapped.
         """
+
+    @abstractmethod
+    def aside(self, generation: Generation, check: InputCheck) -> "DirectReads[V]":
+        """Returns lookups in a generation that nobody serves yet, and which these do not notice.
+
+        Args:
+            generation: the generation.
+            check: input check of the lookups.
+        """
+
+    def _aside(self, view: V, rows_read: torch.Tensor) -> Any:
+        made = copy.copy(self)
+        made.live, made.rank, made.followed, made._unpublished = None, None, True, None
+        made._view, made.rows_read = view, rows_read
+        return made
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
         """Returns a function that makes this module read `generation`, and its weights show it.
@@ -165,6 +178,7 @@ class DirectReads(ABC, Generic[V]):
             elif live is not None:
                 live.stay_behind(problem)
             self._view = view
+            self._unpublished = None  # it would keep its tables mapped
 
         return take
 
@@ -190,15 +204,22 @@ class DirectReads(ABC, Generic[V]):
             )
         self.live.move_to(pages)
 
-    def _pages_of(self, view: V) -> tuple[Pages | None, str]:
+    def _pages_of(self, view: V) -> tuple[_native.TableWindow | None, str]:
         """Returns the memory that live weights show, or why there is none. No lookup needs it."""
         if self.live is None:
             return None, ""
         try:
-            return self._shown(view), ""
+            return self._noted_pages(view), ""
         except BLSError as error:
             version = view.generation.version
             return None, f"version {version!r} is served, but not shown: {error}"
+
+    def _noted_pages(self, view: V) -> _native.TableWindow:
+        """Returns the memory that live weights show, and notes that it is held: tensors may keep
+        it after the weights have moved on."""
+        pages = self._shown(view)
+        self.tables.held.add(view.generation.serial, [pages])
+        return pages
 
     def begin_in_child(self) -> None:
         """Makes this the reads of a forked child, whose counts begin at 0. Weights that the parent
@@ -209,7 +230,7 @@ class DirectReads(ABC, Generic[V]):
         """
         if self.live is not None and self.live.written:
             view = self._next_view(self.generation)
-            self.live.move_to(self._shown(view))
+            self.live.move_to(self._noted_pages(view))
             self._view = view
             # Dense weights may have been written to as well, and are in no segment yet.
             self._unpublished = self.generation

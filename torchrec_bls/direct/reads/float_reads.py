@@ -5,16 +5,17 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from torchrec_bls import _native
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.direct.steps import Content, content_in_memory
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
 
 class OutputForm(ABC):
@@ -78,13 +79,7 @@ class FloatReads(DirectReads[GenerationViews]):
     ) -> None:
         super().__init__(where, tables, live, rank, configs)
         self.form = form
-        self._view = GenerationViews(
-            generation,
-            partial(_lookups_of, self.configs, form),
-            where,
-            tables.dtype,
-            self.rows_read,
-        )
+        self._view = self._views_of(generation, self.rows_read)
 
     @property
     def pooled(self) -> bool:
@@ -97,21 +92,32 @@ class FloatReads(DirectReads[GenerationViews]):
         view = self._view.of(batch.features.keys())
         return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
 
-    def live_parts(self) -> Parts:
+    def live_content(self) -> Content:
         """See DirectReads."""
-        return [] if self.live is None else self.live.storages()
+        return content_in_memory([] if self.live is None else self.live.storages())
 
     def as_json(self) -> dict[str, Any]:
         """See DirectReads."""
         return self.form.as_json()
 
+    def aside(self, generation: Generation, check: InputCheck) -> "FloatReads":
+        """See DirectReads."""
+        assert isinstance(generation, FloatGeneration)
+        counts = torch.zeros_like(self.rows_read)
+        made: FloatReads = self._aside(self._views_of(generation, counts), counts)
+        return made
+
+    def _views_of(self, generation: FloatGeneration, rows_read: torch.Tensor) -> GenerationViews:
+        lookups = partial(_lookups_of, self.configs, self.form)
+        return GenerationViews(generation, lookups, self.where, self.tables.dtype, rows_read)
+
     def _next_view(self, generation: Generation) -> GenerationViews:
         assert isinstance(generation, FloatGeneration)
         return self._view.next(generation)
 
-    def _shown(self, view: GenerationViews) -> _native.PrivatePages:
+    def _shown(self, view: GenerationViews) -> _native.TableWindow:
         assert self.rank is not None
-        return _native.PrivatePages(view.generation.segments[self.rank])
+        return self.tables.own_pages(view.generation.parts[self.rank])
 
 
 def _lookups_of(

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.process import Process, this_process
+from torchrec_bls.direct.serving.readers import Reader
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
 from torchrec_bls.lifetime import Living, When, at_exit, do_all, new_lock, whole_at_forks
@@ -25,7 +27,7 @@ class Follower:
     """Maps the version that serves in a thread, so that lookups need not wait for that.
 
     The control page of the first module says which one serves, for all tables of a model. It is
-    ready when all its segments are mapped.
+    ready when all its parts are mapped.
 
     Args:
         tables: tables of each module of the model, in the same order in every process.
@@ -36,6 +38,7 @@ class Follower:
     Attributes:
         newest: generation of each module that is ready; all are of one version. A batch takes all
             of them, or none.
+        reader: this process among the readers of the tables.
         problem: why the version that serves could not be mapped, or why a look failed otherwise;
             empty if there is no reason.
     """
@@ -47,12 +50,13 @@ class Follower:
         self._lead = self._tables[0].page
         self._settles = settles
         self.newest = serving
-        self.newest = serving
         self.problem = ""
-        # Segments by module, owner, serial number and version, until they belong to a generation:
-        # those that this process made, and those mapped before another segment failed.
-        self._segments: dict[tuple[int, int, int, str], _native.TableSegment] = {}
+        # Parts by module, owner, serial number and version, until they belong to a generation:
+        # those that this process made, and those mapped before another one failed.
+        self._parts: dict[tuple[int, int, int, str], OwnerPart] = {}
         self._released: list[Generation] = []
+        for of_module, generation in zip(self._tables, serving, strict=True):
+            of_module.held.add(generation.serial, generation.mappings)
         self._starting = new_lock()
         self._process: Process | None = None
         self.start()
@@ -64,6 +68,8 @@ class Follower:
             if self._process is not None and self._process.is_own:
                 return
             process = this_process()
+            self.reader = Reader(self._tables)
+            self.reader.tell(self.newest[0].serial)
             # Free when the thread is to end.
             self._stop = threading.Lock()
             self._stop.acquire()
@@ -77,20 +83,18 @@ class Follower:
             self._thread.start()
             self._process = process
 
-    def keep(
-        self, owner: int, serial: int, version: str, segments: Sequence[_native.TableSegment]
-    ) -> None:
-        """Keeps the segments of a version that this process made, one a module, until all is
+    def keep(self, owner: int, serial: int, version: str, parts: Sequence[OwnerPart]) -> None:
+        """Keeps the parts of a version that this process made, one a module, until all is
         ready. It drops those that the owner has withdrawn."""
         self.drop(owner, serial)
-        for module, segment in enumerate(segments):
-            self._segments[module, owner, serial, version] = segment
+        for module, part in enumerate(parts):
+            self._parts[module, owner, serial, version] = part
 
     def drop(self, owner: int, serial: int) -> None:
-        """Drops the kept segments of an owner for a serial number."""
-        for key in list(self._segments):
+        """Drops the kept parts of an owner for a serial number."""
+        for key in list(self._parts):
             if key[1:3] == (owner, serial):
-                self._segments.pop(key, None)
+                self._parts.pop(key, None)
 
     def release(self, generations: Sequence[Generation]) -> None:
         """Makes the thread unmap generations that are not read any more, which takes a while."""
@@ -100,6 +104,7 @@ class Follower:
         """Maps what is complete and not mapped yet. Returns False if that failed."""
         if self._released:
             self._unmap()
+        self.reader.tell(self.newest[0].serial)
         version = ""
         try:
             if self._settles and self._tables[0].process.is_own:
@@ -113,9 +118,9 @@ class Follower:
             self.problem = f"version {version!r}: {error}" if version else str(error)
             return False
         self.newest, self.problem = tuple(ready), ""
-        for key in list(self._segments):  # another thread may be keeping some
+        for key in list(self._parts):  # another thread may be keeping some
             if key[2] <= serial:
-                self._segments.pop(key, None)
+                self._parts.pop(key, None)
         return True
 
     def stop(self) -> None:
@@ -133,14 +138,16 @@ class Follower:
     @whole_at_forks()
     def _map(self, module: int, serial: int, version: str) -> Generation:
         tables = self._tables[module]
-        segments = []
+        parts = []
         for owner in range(tables.owners):
             key = module, owner, serial, version
-            segment = self._segments.get(key)
-            if segment is None:
-                segment = self._segments[key] = tables.open(owner, serial, version)
-            segments.append(segment)
-        return tables.generation(version, serial, segments)
+            part = self._parts.get(key)
+            if part is None:
+                part = self._parts[key] = tables.open(owner, serial, version)
+            parts.append(part)
+        generation = tables.generation(version, serial, parts)
+        tables.held.add(serial, generation.mappings)
+        return generation
 
 
 def _follow(follower: "weakref.ref[Follower]", stop: threading.Lock) -> None:

@@ -6,16 +6,16 @@ from contextlib import AbstractContextManager, suppress
 from itertools import count
 from typing import Any
 
-from torchrec_bls import _native
 from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.collective.transport.deadlines import check_deadline
-from torchrec_bls.direct.dense_weights import Parts
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.serving.versions import PAUSE, Versions
 from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.direct.steps import Content
 from torchrec_bls.errors import PeerTimeoutError
 from torchrec_bls.lifetime import whole_at_forks
 from torchrec_bls.turn import Turn
@@ -110,47 +110,68 @@ class Publisher:
             serial, serving = self.versions.serving
             # What is pending may be of a process that is further.
             if serving == version and self._is_intact():
-                return Publication(version, True, owner, serial, self)
-            parts = self.parts(owner, state_dict)
+                return Publication(version, True, owner, serial, self, [])
+            contents = self.contents(owner, state_dict)
             serial, is_new = self.clear_way(owner, version, end)
+            parts = []
             if is_new:
-                segments = self.create(owner, version, parts, dense)
-                self.announce(owner, serial, version, segments, end)
-        return Publication(version, not is_new, owner, serial, self)
+                parts = self.create(owner, version, contents, dense)
+                self.announce(owner, serial, version, parts, end)
+        return Publication(version, not is_new, owner, serial, self, parts)
 
-    def parts(self, owner: int, state_dict: Mapping[str, Any]) -> list[Parts]:
-        """Returns the content of an owner's next segment from a state dict, for each module.
+    def contents(self, owner: int, state_dict: Mapping[str, Any]) -> list[Content]:
+        """Returns the content of an owner's bytes from a state dict, for each module.
 
         Raises:
             ValueError: a table is missing, or has a wrong shape or dtype.
         """
-        return [tables.parts(owner, prefix, state_dict) for prefix, tables in self.tables.items()]
+        return [tables.content(owner, prefix, state_dict) for prefix, tables in self.tables.items()]
 
     @whole_at_forks()
     def create(
         self,
         owner: int,
         version: str,
-        parts: Sequence[Parts],
+        contents: Sequence[Content],
         dense: Mapping[str, Any] | None,
-    ) -> list[_native.TableSegment]:
-        """Makes an owner's segments of a version, one a module. Other processes do not know them
-        yet.
+    ) -> list[OwnerPart]:
+        """Makes an owner's parts of a version, one a module. Other processes do not know them yet.
+        Pieces of the newest version that this process has mapped stay if their rows are the same.
 
         Args:
             owner: rank that owns the tables.
             version: name of the version.
-            parts: content of each module's segment.
+            contents: content of the owner's bytes in each module.
             dense: weights that are published with the first module's tables, by name.
 
         Raises:
-            RendezvousError: there is no memory for the segments.
+            RendezvousError: there is no memory for them.
+            ValueError: rows can't be read, or have weights that are NaN or infinite.
+        """
+        newest = self.follower.newest
+        return [
+            tables.create(
+                owner, version, content, None if module else dense, newest[module].parts[owner]
+            )
+            for module, (tables, content) in enumerate(
+                zip(self.tables.values(), contents, strict=True)
+            )
+        ]
+
+    @whole_at_forks()
+    def generations(
+        self, version: str, serial: int, parts: Sequence[OwnerPart]
+    ) -> list[Generation]:
+        """Maps a version that nobody else knows yet. This process owns all tables.
+
+        Args:
+            version: name of the version.
+            serial: serial number that it would serve with.
+            parts: part of each module.
         """
         return [
-            tables.create(owner, version, of_module, None if module else dense)
-            for module, (tables, of_module) in enumerate(
-                zip(self.tables.values(), parts, strict=True)
-            )
+            tables.generation(version, serial, [part])
+            for tables, part in zip(self.tables.values(), parts, strict=True)
         ]
 
     def clear_way(self, owner: int, version: str, end: float) -> tuple[int, bool]:
@@ -169,10 +190,10 @@ class Publisher:
         owner: int,
         serial: int,
         version: str,
-        segments: Sequence[_native.TableSegment],
+        parts: Sequence[OwnerPart],
         end: float,
     ) -> None:
-        """Makes an owner's segments known. When all owners have announced a version, it serves.
+        """Makes an owner's parts known. When all owners have announced a version, it serves.
 
         What an owner that is gone has taken with it is withdrawn before: nobody could map the
         version that it would complete.
@@ -181,7 +202,7 @@ class Publisher:
             owner: rank that owns the tables.
             serial: serial number of the version.
             version: name of the version.
-            segments: segment of each module.
+            parts: part of each module.
             end: end of the wait for another process that acts for an owner that is gone, in
                 `time.monotonic()`.
         """
@@ -193,8 +214,12 @@ class Publisher:
                     self._ownership.in_place_of(other, end),
                 ):
                     self.versions.withdraw_lost(other)
-        self.follower.keep(owner, serial, version, segments)
-        self.versions.announce(owner, serial, version, segments)
+        self.follower.keep(owner, serial, version, parts)
+        self.versions.announce(owner, serial, version, parts)
+
+    def give_up(self, owner: int) -> None:
+        """Lets another process publish for a rank of this process."""
+        self._ownership.give_up(owner)
 
     def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner
@@ -204,11 +229,10 @@ class Publisher:
             serving: generation of the first module.
 
         Raises:
-            ProtocolError: the bytes after an owner's tables are something else.
+            ProtocolError: the bytes after an owner's index are something else.
         """
-        tables = next(iter(self.tables.values()))
-        for owner, segment in enumerate(serving.segments):
-            dense = tables.dense_weights(owner, segment)
+        for part in serving.parts:
+            dense = part.dense_weights()
             if dense is not None:
                 return dense
         return None
@@ -252,13 +276,24 @@ class Publication:
         version: name of the version.
         was_announced: whether there was nothing to do: the version served already, or was announced
             and waits for other ranks.
+        bytes_written: bytes of tables that this call has written.
+        bytes_reused: bytes of tables that are those of an earlier version, because their source
+            rows are.
     """
 
     def __init__(
-        self, version: str, was_announced: bool, owner: int, serial: int, publisher: Publisher
+        self,
+        version: str,
+        was_announced: bool,
+        owner: int,
+        serial: int,
+        publisher: Publisher,
+        parts: Sequence[OwnerPart],
     ) -> None:
         self.version = version
         self.was_announced = was_announced
+        self.bytes_written = sum(part.bytes_written for part in parts)
+        self.bytes_reused = sum(part.bytes_reused for part in parts)
         self._owner = owner
         self._serial = serial
         self._publisher = publisher

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner, check_version
+from torchrec_bls.direct.serving.probe import Probe
 from torchrec_bls.direct.serving.publisher import Publication
 from torchrec_bls.direct.serving.reading_modules import reading_modules
 from torchrec_bls.direct.serving.served_model import ServedModel
@@ -20,6 +21,7 @@ def publish(
     model: nn.Module,
     state_dict: Mapping[str, Any] | None = None,
     *,
+    probe: Probe | None = None,
     version: str | None = None,
     owner: int | None = None,
     deadline: float = 60.0,
@@ -51,6 +53,12 @@ def publish(
             `load_state_dict`. If they were written to, this process's next batches raise until all
             ranks have published. Quantized tables must be the same on all ranks then: a page may
             have rows of two.
+        probe: what the version must pass before it is announced, where one rank has all tables: a
+            function of a copy of the model with the new weights, which raises what is wrong with
+            them; or requests with bounds of all numbers in their answers, as
+            `[((batch,), 0.0, 1.0)]`. Bounds are numbers, or tensors that broadcast to the answer.
+            The calls run in this thread, without autograd. Modules of the model are copied, except
+            its tables.
         version: name of the version, the same on all ranks, such as that of a checkpoint: 1 to 64
             bytes of printable text. It may be left out if one rank has all tables; then each call
             makes a version of its own.
@@ -67,7 +75,8 @@ def publish(
             announced another one, which the text names. Or this process was forked from the one
             that shared the tables or attached to them. Or a table's parameter was replaced or
             converted; dense state can't be loaded, or not be handed to other processes; or weights
-            were written to before this process saw the version that serves. Nothing is announced.
+            were written to before this process saw the version that serves. Or it does not pass the
+            probe. Nothing is announced.
         RendezvousError: there is no memory for two versions. Nothing is announced.
         PeerTimeoutError: another thread of this process has not finished publishing, or another
             process has not finished publishing for `owner`.
@@ -76,13 +85,19 @@ def publish(
     if version is not None:
         check_version(version)
     served = ServedModel.of(model)
-    if state_dict is not None:
-        state_dict = served.whole(model, state_dict)
-    if owner is not None:
-        check_owner(owner, served.reads[0].tables.owners)
-    if owner is not None and owner != served.weights.rank:
-        return served.weights.publish_for(owner, version, state_dict, deadline)
-    return served.weights.publish(version, state_dict, deadline)
+    with served.failures_counted():
+        if state_dict is not None:
+            state_dict = served.whole(model, state_dict)
+        if owner is not None:
+            check_owner(owner, served.reads[0].tables.owners)
+        if owner is not None and owner != served.weights.rank:
+            if probe is not None:
+                raise ValueError(
+                    "a probe runs where the tables are owned: "
+                    f"attach(owner={owner}), and publish there"
+                )
+            return served.weights.publish_for(owner, version, state_dict, deadline)
+        return served.weights.publish(version, state_dict, deadline, probe)
 
 
 def version_of(model: nn.Module) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from torchrec_bls import _native
+from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError
 
@@ -88,12 +88,10 @@ class Versions:
             else:
                 time.sleep(PAUSE)
 
-    def announce(
-        self, owner: int, serial: int, version: str, segments: Sequence[_native.TableSegment]
-    ) -> None:
-        """Makes an owner's segments of a version known, one a module, by one store."""
-        for tables, segment in zip(self._tables, segments, strict=True):
-            tables.page.record(owner, serial, version, segment.address)
+    def announce(self, owner: int, serial: int, version: str, parts: Sequence[OwnerPart]) -> None:
+        """Makes an owner's parts of a version known, one a module, by one store."""
+        for tables, part in zip(self._tables, parts, strict=True):
+            tables.page.record(owner, serial, version, part.index.address)
         self._lead.announce(owner, serial)
 
     def withdraw_lost(self, owner: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.probe import Probe, Trial, check_is_probe
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
 from torchrec_bls.direct.serving.switches import Switches
@@ -24,6 +25,7 @@ class WeightsPublisher:
         dense: dense state of the model.
         dense_versions: dense state of each version.
         switches: switches of the model, which show what serves.
+        trial: trial of versions that are not announced yet.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class WeightsPublisher:
         dense: DenseState,
         dense_versions: DenseVersions,
         switches: Switches,
+        trial: Trial,
     ) -> None:
         self._modules = dict(modules)
         self._reads = list(reads)
@@ -41,6 +44,7 @@ class WeightsPublisher:
         self._dense = dense
         self._dense_versions = dense_versions
         self._switches = switches
+        self._trial = trial
 
     @property
     def rank(self) -> int | None:
@@ -50,7 +54,11 @@ class WeightsPublisher:
         return reads.rank if reads.tables.process.is_own else None
 
     def publish(
-        self, version: str | None, state_dict: Mapping[str, Any] | None, deadline: float
+        self,
+        version: str | None,
+        state_dict: Mapping[str, Any] | None,
+        deadline: float,
+        probe: Probe | None = None,
     ) -> Publication:
         """Publishes this rank's part; see the function `publish`."""
         self._refuse_in_child()
@@ -65,36 +73,56 @@ class WeightsPublisher:
                 f"the tables of rank {rank} were not loaded in this process, which has attached to "
                 "them: give their new weights as a state_dict"
             )
+        if probe is not None:
+            self._refuse_probe(probe, state_dict)
         version = self._publisher.named(version)
         with self._publisher.one_at_a_time(end):
             # What can't be published is refused before anything is withdrawn for it.
-            parts = None if state_dict is None else self._publisher.parts(rank, state_dict)
+            contents = None if state_dict is None else self._publisher.contents(rank, state_dict)
             dense = self._new_dense(state_dict)
             serial, is_new = self._publisher.clear_way(rank, version, end)
             if not is_new:
                 if state_dict is not None:
                     self._switches.replace_writes(version)
-                return Publication(version, True, rank, serial, self._publisher)
+                return Publication(version, True, rank, serial, self._publisher, [])
             self._dense_versions.drop(serial)
             self._publisher.follower.drop(rank, serial)
-            if parts is None:
+            if contents is None:
                 self._show_served(serial - 1, end)
             # No switch changes tensors while another thread looks at them.
             with self._switches.gate.lock:
                 writes = self._writes()
-                if parts is None:
+                if contents is None:
                     dense = self._new_dense_inside(None)
-                    live = [reads.live_parts() for reads in self._reads]
-                    segments = self._publisher.create(rank, version, live, dense)
+                    live = [reads.live_content() for reads in self._reads]
+                    parts = self._publisher.create(rank, version, live, dense)
                     self._switches.published_in_place()
-            if parts is not None:
-                segments = self._publisher.create(rank, version, parts, dense)
+            if contents is not None:
+                parts = self._publisher.create(rank, version, contents, dense)
+            if probe is not None:
+                generations = self._publisher.generations(version, serial, parts)
+                self._trial.check(probe, version, generations, dense)
+                del generations
             self._dense_versions.keep(serial, version, dense)
             for reads, count in zip(self._reads, writes, strict=True):
                 if reads.live is not None:
                     reads.live.published(count)
-            self._publisher.announce(rank, serial, version, segments, end)
-        return Publication(version, False, rank, serial, self._publisher)
+            self._publisher.announce(rank, serial, version, parts, end)
+        return Publication(version, False, rank, serial, self._publisher, parts)
+
+    def _refuse_probe(self, probe: Probe, state_dict: Mapping[str, Any] | None) -> None:
+        check_is_probe(probe)
+        owners = self._reads[0].tables.owners
+        if owners > 1:
+            raise ValueError(
+                f"a probe needs all tables of a version, but {owners} ranks publish parts of this "
+                "one: publish it from one process that has all tables, see keeper()"
+            )
+        if state_dict is None:
+            raise ValueError(
+                "weights that were written in place can't be given up if they do not pass a probe: "
+                "give new ones as a state_dict"
+            )
 
     def _new_dense(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:
         with self._switches.gate.lock:

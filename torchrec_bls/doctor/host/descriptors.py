@@ -8,13 +8,19 @@ from torchrec_bls.doctor.finding import Finding, Status
 # Direct reads need a number that depends on the model: these are a small and a usual one. A process
 # keeps the tables of all ranks open, in two generations while new weights are published.
 _GENERATIONS = 2
-_SMALL = {"ranks": 2, "modules": 1}
-_USUAL = {"ranks": 8, "modules": 4}
+_SMALL = {"ranks": 2, "modules": 1, "pieces": 4}
+_USUAL = {"ranks": 8, "modules": 4, "pieces": 8}
 
 
-def descriptors_of(ranks: int, modules: int) -> int:
-    """Returns how many descriptors a process keeps for modules that read their tables directly."""
-    return modules * (ranks * _GENERATIONS + 1)
+def descriptors_of(ranks: int, modules: int, pieces: int) -> int:
+    """Returns how many descriptors a process keeps for modules that read their tables directly.
+
+    Args:
+        ranks: number of ranks.
+        modules: number of modules.
+        pieces: pieces of each rank's tables, about one a table and 66 at most.
+    """
+    return modules * (ranks * _GENERATIONS * (1 + pieces) + 1)
 
 
 def descriptors_finding(root: Path, limit: int | None = None) -> Finding:
@@ -44,8 +50,8 @@ def descriptors_finding(root: Path, limit: int | None = None) -> Finding:
         "descriptors",
         Status.PROBLEM if limit - in_use < small else Status.WARNING,
         f"{text}; with direct reads a process keeps {small} for {_SMALL['modules']} module of "
-        f"{_SMALL['ranks']} ranks, and {usual} for {_USUAL['modules']} modules of "
-        f"{_USUAL['ranks']}",
+        f"{_SMALL['ranks']} ranks with {_SMALL['pieces']} tables each, and {usual} for "
+        f"{_USUAL['modules']} modules of {_USUAL['ranks']} with {_USUAL['pieces']} each",
         "Raise the limit: ulimit -n 65536; LimitNOFILE=65536 in a systemd unit; docker run "
         "--ulimit nofile=65536",
         facts,

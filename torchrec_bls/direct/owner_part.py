@@ -1,0 +1,321 @@
+"""An owner's part of a version: a sealed index, and the sealed pieces that it lists."""
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import torch
+
+from torchrec_bls import _native
+from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
+from torchrec_bls.direct.pieces import Cut, Piece
+from torchrec_bls.direct.steps import Content, Step
+from torchrec_bls.errors import ProtocolError
+from torchrec_bls.huge_pages import HugePages
+from torchrec_bls.records import Amount, Record, Whole, decode
+
+#: Process, descriptor, device, inode and bytes of a memory file.
+Address = tuple[Whole, Whole, Whole, Whole, Whole]
+
+_MAGIC = b"tbblix01"
+# A magic number, and the bytes of the record that follows.
+_HEAD = struct.Struct("<8sQ")
+_CURE = "install one version of torchrec-bls everywhere"
+# Bytes of SHA-256.
+_DIGEST_BYTES = 32
+
+
+class Label(NamedTuple):
+    """The label of an owner's part.
+
+    Attributes:
+        owner: rank that owns it.
+        version: name of the version.
+        layout: digest of the layouts.
+    """
+
+    owner: int
+    version: str
+    layout: bytes
+
+    def of_piece(self, piece: Piece, version: str) -> "Label":
+        """Returns the label of a piece that a version has made."""
+        return Label(self.owner, version, piece.digest(self.layout))
+
+
+class _PieceRecord(Record):
+    address: Address
+    version: str
+    digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
+
+
+class _IndexRecord(Record):
+    pieces: list[_PieceRecord]
+    published: Amount
+    seconds: Amount
+    bytes_written: Whole
+    bytes_reused: Whole
+
+
+class HeldPiece(NamedTuple):
+    """A piece in this process.
+
+    Attributes:
+        segment: its segment.
+        version: version that made it.
+        digests: digests of its steps; one is empty if it is not known.
+    """
+
+    segment: _native.TableSegment
+    version: str
+    digests: Sequence[bytes]
+
+    def has(self, number: int, digest: bytes) -> bool:
+        """Returns whether a step has the bytes that belong to a digest."""
+        return number < len(self.digests) and bool(digest) and self.digests[number] == digest
+
+
+@dataclass(frozen=True)
+class OwnerPart:
+    """An owner's part of a version of a module's tables. Whoever has it has all of it mapped.
+
+    Attributes:
+        label: its label.
+        index: its index.
+        index_end: place after the index, where dense weights may follow.
+        pieces: its pieces by number.
+        published: when it was made, in seconds since the epoch.
+        seconds: how long that took.
+        bytes_written: bytes of the pieces that were made for it.
+        bytes_reused: bytes of the pieces that an earlier version had made.
+    """
+
+    label: Label
+    index: _native.TableSegment
+    index_end: int
+    pieces: tuple[HeldPiece, ...]
+    published: float
+    seconds: float
+    bytes_written: int
+    bytes_reused: int
+
+    @classmethod
+    def make(
+        cls,
+        label: Label,
+        cut: Cut,
+        content: Content,
+        dense: Mapping[str, Any] | None,
+        before: "OwnerPart | None",
+        huge_pages: HugePages,
+    ) -> "OwnerPart":
+        """Makes an owner's part of a version. Other processes do not know it yet.
+
+        Args:
+            label: its label.
+            cut: pieces of the owner's bytes.
+            content: content of the owner's bytes. A step is asked for once.
+            dense: weights of the version that are published with the tables, by name.
+            before: part of another version, whose pieces stay if they have the same content.
+            huge_pages: what its pieces ask for, see huge_pages_for.
+
+        Raises:
+            RendezvousError: there is no memory for it.
+            ValueError: the content is not possible, or dense weights can't be handed over.
+        """
+        begin = time.monotonic()
+        held: list[HeldPiece] = []
+        written = reused = 0
+        for piece in cut.pieces:
+            old = None if before is None else before.pieces[piece.number]
+            made = _made(label, piece, content, old, huge_pages)
+            held.append(made)
+            if made is old:
+                reused += piece.size
+            else:
+                written += piece.size
+        record = _IndexRecord(
+            [
+                _PieceRecord(each.segment.address, each.version, _told(each.digests))
+                for each in held
+            ],
+            time.time(),
+            time.monotonic() - begin,
+            written,
+            reused,
+        )
+        index, end = _index_of(label, record, dense)
+        facts = (record.published, record.seconds, record.bytes_written, record.bytes_reused)
+        return cls(label, index, end, tuple(held), *facts)
+
+    @classmethod
+    def of(
+        cls,
+        label: Label,
+        index: _native.TableSegment,
+        cut: Cut,
+        open_all: Callable[[Sequence[Address], Sequence[Label]], Iterable[_native.TableSegment]],
+    ) -> "OwnerPart":
+        """Returns the part that an index lists.
+
+        Args:
+            label: label of the index.
+            index: the index.
+            cut: pieces of the owner's bytes.
+            open_all: function that maps the pieces at some addresses, which have some labels.
+
+        Raises:
+            BLSError: the index is none of these tables; or a piece is not there any more, or is
+                another one.
+        """
+        record, end = _record_in(index, label)
+        if len(record.pieces) != len(cut.pieces):
+            raise ProtocolError(
+                f"the tables of rank {label.owner} have {len(cut.pieces)} pieces, but what was "
+                f"announced has {len(record.pieces)}: {_CURE}"
+            )
+        addresses = [each.address for each in record.pieces]
+        labels = [
+            label.of_piece(piece, each.version)
+            for piece, each in zip(cut.pieces, record.pieces, strict=True)
+        ]
+        held = []
+        for piece, each, segment in zip(
+            cut.pieces, record.pieces, open_all(addresses, labels), strict=True
+        ):
+            if segment.size != piece.segment_bytes:
+                raise ProtocolError(
+                    f"piece {piece.number} of the tables of rank {label.owner} takes "
+                    f"{piece.segment_bytes} bytes, but what was announced has {segment.size}: "
+                    f"{_CURE}"
+                )
+            held.append(HeldPiece(segment, each.version, _digests_in(each.digests)))
+        facts = (record.published, record.seconds, record.bytes_written, record.bytes_reused)
+        part = cls(label, index, end, tuple(held), *facts)
+        part.dense_weights()
+        return part
+
+    def dense_weights(self) -> dict[str, Any] | None:
+        """Returns the dense weights that were published with the tables, or None.
+
+        Raises:
+            ProtocolError: the bytes after the index are something else.
+        """
+        try:
+            return dense_weights(self.index, self.index_end)
+        except ValueError as error:
+            raise ProtocolError(
+                f"the index of the tables of rank {self.label.owner} ends at byte "
+                f"{self.index_end} of {self.index.size}, and no dense weights follow ({error}): "
+                f"{_CURE}"
+            ) from error
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Returns the descriptors of the index and of the pieces by number."""
+        return [self.index.descriptor, *(each.segment.descriptor for each in self.pieces)]
+
+    def within(
+        self, cut: Cut, begin: int, end: int
+    ) -> Iterator[tuple[_native.TableSegment, int, int]]:
+        """Yields some of the owner's pages for a window, in their order."""
+        for number, offset, count in cut.within(begin, end):
+            yield self.pieces[number].segment, offset, count
+
+
+def check_is_file(descriptor: int, address: Address, where: str) -> None:
+    """Raises ProtocolError if a descriptor that was handed over is of another file than announced.
+
+    Args:
+        descriptor: the descriptor.
+        address: address of the file.
+        where: place that it came from, for messages.
+    """
+    found, (_, _, device, inode, _) = os.fstat(descriptor), address
+    if (found.st_dev, found.st_ino) != (device, inode):
+        raise ProtocolError(f"{where} hands over another piece than its index lists: {_CURE}")
+
+
+def _made(
+    label: Label, piece: Piece, content: Content, old: HeldPiece | None, huge_pages: HugePages
+) -> HeldPiece:
+    """Returns a piece with some content: the old one if that has the same."""
+    digests: list[bytes] = []
+
+    def steps() -> Iterator[tuple[Step, int]]:
+        for span in piece.spans:
+            for step in content(span.begin, span.end):
+                digests.append(step.digest)
+                yield step, span.offset + step.place - span.begin
+
+    def is_old() -> bool:
+        return old is not None and old.has(len(digests) - 1, digests[-1])
+
+    in_order = steps()
+    different = next((each for each in in_order if not is_old()), None)
+    if different is None and old is not None and len(digests) == len(old.digests):
+        return old
+
+    def parts() -> Iterator[tuple[torch.Tensor, int]]:
+        pages = None if old is None else _bytes_of(old.segment)
+        first = piece.offset
+        end = piece.segment_bytes if different is None else different[1]
+        if pages is not None and first < end:
+            yield pages[first:end], first
+        for step, offset in chain([] if different is None else [different], in_order):
+            if pages is not None and is_old():
+                yield pages[offset : offset + step.size], offset
+            else:
+                yield step.stored(), offset
+
+    made = label.of_piece(piece, label.version)
+    segment = _native.TableSegment.create(
+        made, parts(), piece.segment_bytes, huge_pages, piece.offset
+    )
+    return HeldPiece(segment, label.version, tuple(digests))
+
+
+def _index_of(
+    label: Label, record: _IndexRecord, dense: Mapping[str, Any] | None
+) -> tuple[_native.TableSegment, int]:
+    """Returns an index, and the place after its record."""
+    text = msgspec.json.encode(record)
+    head = bytearray(_HEAD.pack(_MAGIC, len(text)) + text)
+    begin: int = _native.FIRST_TABLE_OFFSET
+    end = size = begin + len(head)
+    parts: Parts = ()
+    if dense is not None:
+        parts, size = dense_parts(dense, end)
+    parts = chain([(torch.frombuffer(head, dtype=torch.uint8), begin)], parts)
+    return _native.TableSegment.create(label, parts, size, False), end
+
+
+def _record_in(index: _native.TableSegment, label: Label) -> tuple[_IndexRecord, int]:
+    """Returns the record of an index, and the place after it."""
+    where = f"the index of the tables of rank {label.owner}"
+    begin = _native.FIRST_TABLE_OFFSET + _HEAD.size
+    if index.size >= begin:
+        pages = _bytes_of(index).numpy()
+        magic, length = _HEAD.unpack(pages[begin - _HEAD.size : begin].tobytes())
+        if magic == _MAGIC and length <= index.size - begin:
+            text = pages[begin : begin + length].tobytes()
+            return decode(text, _IndexRecord, where, _CURE, ProtocolError), begin + length
+    raise ProtocolError(f"what was announced as {where} lists no pieces: {_CURE}")
+
+
+def _bytes_of(segment: _native.TableSegment) -> torch.Tensor:
+    return torch.frombuffer(_native.PrivatePages(segment), dtype=torch.uint8)
+
+
+def _told(digests: Sequence[bytes]) -> str:
+    return b"".join(digests).hex()
+
+
+def _digests_in(told: str) -> list[bytes]:
+    data = bytes.fromhex(told)
+    return [data[at : at + _DIGEST_BYTES] for at in range(0, len(data), _DIGEST_BYTES)]

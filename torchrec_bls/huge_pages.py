@@ -6,6 +6,9 @@ from typing import Literal, TypeAlias
 #: some, or those of the host's pool.
 HugePages: TypeAlias = bool | Literal["hugetlb"]
 
+#: What to change where ranks ask for different pages.
+SAME_PAGES = "Give all ranks the same BLSConfig(huge_pages=...)"
+
 # Small tables gain little: the processor remembers their pages anyway.
 _FROM_BYTES = 1 << 30
 

@@ -183,6 +183,20 @@ def test_large_modules_ask_by_default(quantized: bool) -> None:
     run(2, ask_by_size, quantized)
 
 
+def ask_for_different_pages(rank: int, quantized: bool) -> None:
+    pattern = (
+        r"huge_pages differs between ranks .*rank 0: True; rank 1: False.*"
+        r"Give all ranks the same BLSConfig\(huge_pages=\.\.\.\)"
+    )
+    with pytest.raises(RendezvousError, match=pattern):
+        look_up(sharded(quantized, rank == 0))
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_ranks_that_ask_for_different_pages_are_told(quantized: bool) -> None:
+    run(2, ask_for_different_pages, quantized)
+
+
 def test_from_a_gibibyte_on() -> None:
     assert huge_pages.huge_pages_for(None, 1 << 30) is True
     assert huge_pages.huge_pages_for(None, (1 << 30) - 1) is False

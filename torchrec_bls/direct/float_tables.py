@@ -21,7 +21,7 @@ from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.sharing import OwnPart, abandon_with, share_parts
 from torchrec_bls.direct.steps import Content, RowsRead, Run, content_in_memory, content_of
 from torchrec_bls.errors import ProtocolError, RendezvousError
-from torchrec_bls.huge_pages import HugePages, huge_pages_for
+from torchrec_bls.huge_pages import SAME_PAGES, HugePages, huge_pages_for
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,8 @@ def share_tables(
     def own_part() -> OwnPart:
         # Ranks have different numbers of shards, but all records need one form.
         told = {"offsets": " ".join(map(str, offsets)), "size": str(own.live.bytes)}
-        return OwnPart(content_in_memory(own.live.storages()), told)
+        same = {"huge_pages": (str(huge_pages), SAME_PAGES)}
+        return OwnPart(content_in_memory(own.live.storages()), told, same)
 
     def tables_of(page: _native.ControlPage, told: Sequence[Mapping[str, Any]]) -> FloatTables:
         places: dict[tuple[str, Shard], int] = {}

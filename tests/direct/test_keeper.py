@@ -258,6 +258,12 @@ def build_means() -> nn.Module:
     return Model()
 
 
+def build_on_meta() -> nn.Module:
+    model = build_means()
+    model.dense = nn.Linear(1, 1, device="meta")
+    return model
+
+
 def test_results_are_those_of_the_unsharded_module(tmp_path: Path) -> None:
     """The features are in the batch in another order than in the module."""
     unsharded = build_means()
@@ -293,5 +299,9 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
             keeper(build_means, wrong, path)
     with pytest.raises(ValueError, match="has no EmbeddingBagCollection"):
         keeper(lambda: nn.Linear(1, 1), weights, path)
+    with pytest.raises(ValueError, match="the model is itself a collection"):
+        keeper(lambda: build_means().bags, weights, path)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match=r"\['dense.bias', 'dense.weight'\] are on the device"):
+        keeper(build_on_meta, weights, path)
     with keeper(build_means, weights, path) as made:
         assert not made.took_over

@@ -88,6 +88,7 @@ class Collection(ABC):
         self,
         name: str,
         config: BLSConfig,
+        huge_pages: bool,
         tables: Sequence[OfferedTable],
         digest: bytes,
         size: int,
@@ -105,7 +106,7 @@ class Collection(ABC):
             sizes=[size],
             pieces=[],  # they follow from the tables
             dtype=str(dtype),
-            huge_pages=config.huge_pages,
+            huge_pages=huge_pages,
             digest=digest.hex(),
         )
 
@@ -182,7 +183,8 @@ class FloatCollection(Collection):
             else {"names": names, "with_ids": self.with_ids}
         )
         digest = digest_of([table.layout for table in tables])
-        return self._alone(name, config, tables, digest, at, torch.float32, form)
+        huge_pages = config.huge_pages
+        return self._alone(name, config, huge_pages, tables, digest, at, torch.float32, form)
 
     def tables(self, offered: OfferedModule, page: _native.ControlPage) -> FloatTables:
         """See Collection."""
@@ -238,13 +240,14 @@ class QuantCollection(Collection):
         if reason := why_not_read(self.module):
             raise ValueError(f"'{name}' can't be read directly: {reason}")
         tables = [self._offered(table, []) for table in self.configs]
+        huge_pages = config.huge_pages
         rows = PlacedRows.of(
-            self._lookups(config.huge_pages).tables,
+            self._lookups(huge_pages).tables,
             {table.layout.name: table.layout.shards for table in tables},
-            config.huge_pages,
+            huge_pages,
         )
-        form = output_of(self.module)
-        return self._alone(name, config, tables, rows.digest, rows.size_of(0), torch.uint8, form)
+        size, form = rows.size_of(0), output_of(self.module)
+        return self._alone(name, config, huge_pages, tables, rows.digest, size, torch.uint8, form)
 
     def tables(self, offered: OfferedModule, page: _native.ControlPage) -> SharedRows:
         """See Collection."""
@@ -289,7 +292,7 @@ def collections_of(model: nn.Module) -> dict[str, Collection]:
     """Returns the embedding modules of a model that is not sharded, by name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or the model is one.
     """
     found: dict[str, Collection] = {}
     for name, module in model.named_modules():
@@ -301,6 +304,11 @@ def collections_of(model: nn.Module) -> dict[str, Collection]:
         raise ValueError(
             "the model has no EmbeddingBagCollection or EmbeddingCollection whose tables could be "
             "read: attach the model as it is before it is sharded"
+        )
+    if "" in found:
+        raise ValueError(
+            "the model is itself a collection, which can't be replaced: put it into a module, "
+            "there and here"
         )
     return found
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.direct import served
+from tests.direct.nodes import until
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.direct.test_publish import check_live
 from tests.distributed import models
@@ -164,6 +165,7 @@ def refuse_at_the_switch(rank: int) -> None:
     )
     assert torch.equal(output_of(model, batches[0])["dense"], torch.full((1, 3), 3.0))
     assert serving_state(model).problem == ""
+    until(lambda: serving_state(model).readers_behind == {})  # what was refused is freed
 
 
 def test_a_state_that_is_refused_at_the_switch_leaves_the_old_generation() -> None:

@@ -19,6 +19,7 @@ from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.sharing import OwnPart, share_parts
 from torchrec_bls.direct.steps import Content, Run, content_of
 from torchrec_bls.errors import ProtocolError
+from torchrec_bls.huge_pages import HugePages
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
 from torchrec_bls.quant.stored_tables import RowSource, StateDictRows, StoredTable, stored_rows
 
@@ -51,7 +52,7 @@ class PlacedRows:
         cls,
         tables: Sequence[StoredTable],
         shards: Mapping[str, Sequence[Shard]],
-        huge_pages: bool,
+        huge_pages: HugePages,
     ) -> "PlacedRows":
         """Places rows.
 
@@ -165,7 +166,7 @@ def share_rows(
     tables: Sequence[StoredTable],
     layouts: Sequence[TableLayout],
     source: RowSource,
-    huge_pages: bool,
+    huge_pages: HugePages,
 ) -> tuple[SharedRows, RowsGeneration]:
     """Makes this rank's part and maps those of all other ranks, collectively.
 
@@ -176,7 +177,7 @@ def share_rows(
         tables: tables in the order of their memory, the same on every rank.
         layouts: shards of the tables.
         source: source of the rows that this rank shares.
-        huge_pages: whether to share pages of 2 MiB.
+        huge_pages: what the segments ask for, see huge_pages_for.
 
     Raises:
         RendezvousError: a rank has no memory for its rows, cannot map another rank's, or has rows

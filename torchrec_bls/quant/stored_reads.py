@@ -178,7 +178,7 @@ def direct_lookup(
         lookups.tables,
         layouts,
         source,
-        config.huge_pages,
+        lookups.huge_pages,
     )
     memory = torch.frombuffer(generation.window, dtype=torch.uint8)
     shown = lookups.move_to(memory)

@@ -23,13 +23,13 @@ from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FloatGeneration, Generation
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import OfferedModule, OfferedTable
-from torchrec_bls.direct.pieces import page_bytes
 from torchrec_bls.direct.reads.described_form import form_of
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.reads.float_reads import FloatReads
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.huge_pages import HugePages, huge_pages_for
 from torchrec_bls.quant.batches import QuantInputCheck
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.refusals import why_not_read
@@ -88,7 +88,7 @@ class Collection(ABC):
         self,
         name: str,
         config: BLSConfig,
-        huge_pages: bool,
+        huge_pages: HugePages,
         tables: Sequence[OfferedTable],
         digest: bytes,
         size: int,
@@ -183,7 +183,7 @@ class FloatCollection(Collection):
             else {"names": names, "with_ids": self.with_ids}
         )
         digest = digest_of([table.layout for table in tables])
-        huge_pages = config.huge_pages
+        huge_pages = huge_pages_for(config.huge_pages, at)
         return self._alone(name, config, huge_pages, tables, digest, at, torch.float32, form)
 
     def tables(self, offered: OfferedModule, page: _native.ControlPage) -> FloatTables:
@@ -240,14 +240,13 @@ class QuantCollection(Collection):
         if reason := why_not_read(self.module):
             raise ValueError(f"'{name}' can't be read directly: {reason}")
         tables = [self._offered(table, []) for table in self.configs]
-        huge_pages = config.huge_pages
-        rows = PlacedRows.of(
-            self._lookups(huge_pages).tables,
-            {table.layout.name: table.layout.shards for table in tables},
-            huge_pages,
-        )
+        lookups = self._lookups(config.huge_pages)
+        shards = {table.layout.name: table.layout.shards for table in tables}
+        rows = PlacedRows.of(lookups.tables, shards, lookups.huge_pages)
         size, form = rows.size_of(0), output_of(self.module)
-        return self._alone(name, config, huge_pages, tables, rows.digest, size, torch.uint8, form)
+        return self._alone(
+            name, config, lookups.huge_pages, tables, rows.digest, size, torch.uint8, form
+        )
 
     def tables(self, offered: OfferedModule, page: _native.ControlPage) -> SharedRows:
         """See Collection."""
@@ -283,9 +282,9 @@ class QuantCollection(Collection):
         )
         return reads, check
 
-    def _lookups(self, huge_pages: bool) -> Lookups:
+    def _lookups(self, huge_pages: HugePages | None) -> Lookups:
         children = self.module.embedding_bags if self.pooled else self.module.embeddings
-        return Lookups(self.module, children, page_bytes(huge_pages))
+        return Lookups(self.module, children, huge_pages)
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:

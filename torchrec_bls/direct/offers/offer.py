@@ -20,7 +20,7 @@ from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.offers.conversation import Conversation
 from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
-from torchrec_bls.direct.process import identity_of, this_process
+from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -153,7 +153,7 @@ class Offer:
             # This comes first. Otherwise a refused process would fail to send it and never read
             # why.
             conversation.be_greeted()
-            identity = identity_of(conversation.peer())
+            conversation.peer()
             model = self._model()
             if model is None:
                 raise ValueError("the model that was offered is not there any more")
@@ -167,8 +167,6 @@ class Offer:
         # Both keep the version's descriptors open, even if another one serves meanwhile.
         conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
         conversation.await_acknowledgement()
-        if identity is not None:
-            served.add_reader(identity)
 
 
 def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:

@@ -178,6 +178,7 @@ class DirectReads(ABC, Generic[V]):
             elif live is not None:
                 live.stay_behind(problem)
             self._view = view
+            self._unpublished = None  # it would keep its tables mapped
 
         return take
 
@@ -208,10 +209,17 @@ class DirectReads(ABC, Generic[V]):
         if self.live is None:
             return None, ""
         try:
-            return self._shown(view), ""
+            return self._noted_pages(view), ""
         except BLSError as error:
             version = view.generation.version
             return None, f"version {version!r} is served, but not shown: {error}"
+
+    def _noted_pages(self, view: V) -> _native.TableWindow:
+        """Returns the memory that live weights show, and notes that it is held: tensors may keep
+        it after the weights have moved on."""
+        pages = self._shown(view)
+        self.tables.held.add(view.generation.serial, [pages])
+        return pages
 
     def begin_in_child(self) -> None:
         """Makes this the reads of a forked child, whose counts begin at 0. Weights that the parent
@@ -222,7 +230,7 @@ class DirectReads(ABC, Generic[V]):
         """
         if self.live is not None and self.live.written:
             view = self._next_view(self.generation)
-            self.live.move_to(self._shown(view))
+            self.live.move_to(self._noted_pages(view))
             self._view = view
             # Dense weights may have been written to as well, and are in no segment yet.
             self._unpublished = self.generation

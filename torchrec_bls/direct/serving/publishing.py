@@ -85,17 +85,19 @@ def publish(
     if version is not None:
         check_version(version)
     served = ServedModel.of(model)
-    if state_dict is not None:
-        state_dict = served.whole(model, state_dict)
-    if owner is not None:
-        check_owner(owner, served.reads[0].tables.owners)
-    if owner is not None and owner != served.weights.rank:
-        if probe is not None:
-            raise ValueError(
-                f"a probe runs where the tables are owned: attach(owner={owner}), and publish there"
-            )
-        return served.weights.publish_for(owner, version, state_dict, deadline)
-    return served.weights.publish(version, state_dict, deadline, probe)
+    with served.failures_counted():
+        if state_dict is not None:
+            state_dict = served.whole(model, state_dict)
+        if owner is not None:
+            check_owner(owner, served.reads[0].tables.owners)
+        if owner is not None and owner != served.weights.rank:
+            if probe is not None:
+                raise ValueError(
+                    "a probe runs where the tables are owned: "
+                    f"attach(owner={owner}), and publish there"
+                )
+            return served.weights.publish_for(owner, version, state_dict, deadline)
+        return served.weights.publish(version, state_dict, deadline, probe)
 
 
 def version_of(model: nn.Module) -> str:

@@ -3,7 +3,8 @@
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch.utils.hooks import RemovableHandle
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
-from torchrec_bls.direct.process import is_alive, pid_of, this_process
+from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
 from torchrec_bls.direct.serving.probe import Trial
+from torchrec_bls.direct.serving.publication_facts import PublicationFacts
 from torchrec_bls.direct.serving.publisher import Publisher
+from torchrec_bls.direct.serving.readers import readers_of
 from torchrec_bls.direct.serving.reading_modules import (
     reading_modules,
     reads_of,
@@ -28,6 +31,7 @@ from torchrec_bls.direct.serving.reading_modules import (
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.weights_publisher import WeightsPublisher
+from torchrec_bls.direct.sharing import FIRST_SERIAL
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.lifetime import new_lock
 
@@ -79,7 +83,8 @@ class ServedModel:
             self._switches,
             Trial(unwrapped(model), self.modules, self),
         )
-        self._readers: dict[int, None] = {}
+        self._failed_publishes = 0
+        self._counting = new_lock()
         self._beginning = new_lock()
         # The model was called before, so that OpenMP has started as many.
         self._threads = torch.get_num_threads()
@@ -163,7 +168,7 @@ class ServedModel:
             for module in self.modules.values():
                 module.input_check.begin_in_child()
             self._dense_versions.begin_in_child()
-            self._readers = {}
+            self._failed_publishes = 0
             self._follower.start()
             self._process = this_process()
 
@@ -298,38 +303,54 @@ class ServedModel:
         to them."""
         return self._switches.snapshot()
 
-    def add_reader(self, identity: int) -> None:
-        """Notes that a process has attached to this one, however often."""
-        self._living_readers()  # those that are gone do not add up
-        self._readers[identity] = None
-
-    def _living_readers(self) -> list[int]:
-        for each in list(self._readers):
-            if not is_alive(each):
-                self._readers.pop(each, None)
-        return list(self._readers)
+    @contextmanager
+    def failures_counted(self) -> Iterator[None]:
+        """Counts a publication that fails in this context."""
+        try:
+            yield
+        except Exception:
+            with self._counting:
+                self._failed_publishes += 1
+            raise
 
     def state(self) -> ServingState:
-        """Returns what is served, and which owners are gone."""
+        """Returns what is served, and which processes read it or are gone."""
         tables = self.reads[0].tables
         checks = [module.input_check for module in self.modules.values()]
         serial, announced = self.publisher.versions.serving
         pending = self.publisher.versions.pending()
+        taken, readers = self._switches.taken, readers_of(tables.page)
+        # Nobody has published the version that was loaded.
+        facts = None if taken[0].serial == FIRST_SERIAL else PublicationFacts.of(taken)
         return ServingState(
             rank=self.weights.rank,
-            version=self._switches.taken[0].version,
-            serial=self._switches.taken[0].serial,
+            version=taken[0].version,
+            serial=taken[0].serial,
+            published=None if facts is None else facts.published,
+            age=None if facts is None else max(0.0, time.time() - facts.published),
+            publish_seconds=None if facts is None else facts.seconds,
+            bytes_written=None if facts is None else facts.bytes_written,
+            bytes_reused=None if facts is None else facts.bytes_reused,
             announced=announced,
             announced_serial=serial,
             pending=pending,
             missing=tuple(sorted(set(range(tables.owners)) - pending.keys())) if pending else (),
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
-            readers=tuple(map(pid_of, self._living_readers())),
+            readers=tuple(readers),
+            readers_behind={pid: oldest for pid, oldest in readers.items() if oldest < serial},
+            uncounted=not self._follower.reader.is_counted,
+            failed_publishes=self._failed_publishes,
             problem=self._problem(),
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),
             replaced_ids=sum(check.replaced_ids for check in checks),
+            small_page_bytes=sum(
+                piece.segment.small_page_bytes
+                for reads in self.reads
+                for part in reads.generation.parts
+                for piece in part.pieces
+            ),
         )
 
     def _problem(self) -> str:

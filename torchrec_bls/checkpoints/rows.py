@@ -144,7 +144,7 @@ class StoredRows:
         self._blocks = sorted(
             (block for block in blocks if math.prod(block.shape)), key=lambda block: block.offsets
         )
-        if bytes_of(shape, dtype) > _MOST_BYTES:
+        if bytes_of(tuple(max(1, size) for size in shape), dtype) > _MOST_BYTES:
             raise ValueError(f"{where} has the shape {list(shape)}, more than a file can have")
         _check_cover(where, shape, self._blocks)
 
@@ -154,17 +154,20 @@ class StoredRows:
             raise ValueError(
                 f"{self.where} has the shape {list(self.shape)}, and so no rows {first} to {end}"
             )
+        asked = [
+            (block, self._found(block))
+            for block in self._blocks
+            if max(first, block.offsets[0]) < min(end, block.offsets[0] + block.shape[0])
+        ]
+        # Only now, since what is found bounds it.
         out = torch.empty(end - first, *self.shape[1:], dtype=self.dtype)
-        for block in self._blocks:
+        for block, values in asked:
             begin = max(first, block.offsets[0])
             stop = min(end, block.offsets[0] + block.shape[0])
-            if begin < stop:
-                inner = zip(block.offsets[1:], block.shape[1:], strict=True)
-                place = slice(begin - first, stop - first), *(slice(o, o + n) for o, n in inner)
-                what = f"rows {begin} to {stop} of {self.where}"
-                self._found(block).read_into(
-                    out[place], begin - block.offsets[0], self._files, what
-                )
+            inner = zip(block.offsets[1:], block.shape[1:], strict=True)
+            place = slice(begin - first, stop - first), *(slice(o, o + n) for o, n in inner)
+            what = f"rows {begin} to {stop} of {self.where}"
+            values.read_into(out[place], begin - block.offsets[0], self._files, what)
         return out
 
     def whole(self) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
+from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.process import this_process
@@ -31,7 +32,6 @@ from torchrec_bls.direct.serving.reading_modules import (
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.weights_publisher import WeightsPublisher
-from torchrec_bls.direct.sharing import FIRST_SERIAL
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.lifetime import new_lock
 
@@ -320,8 +320,8 @@ class ServedModel:
         serial, announced = self.publisher.versions.serving
         pending = self.publisher.versions.pending()
         taken, readers = self._switches.taken, readers_of(tables.page)
-        # Nobody has published the version that was loaded.
-        facts = None if taken[0].serial == FIRST_SERIAL else PublicationFacts.of(taken)
+        # Nobody has published what the ranks had loaded before their first forward.
+        facts = None if taken[0].version == FIRST_VERSION else PublicationFacts.of(taken)
         return ServingState(
             rank=self.weights.rank,
             version=taken[0].version,

@@ -47,14 +47,24 @@ class Label(NamedTuple):
         return Label(self.owner, version, piece.digest(self.layout))
 
 
-class _PieceRecord(Record):
+class PieceRecord(Record):
+    """A piece, as an index lists it.
+
+    Attributes:
+        address: its address.
+        version: version that made it.
+        digests: digests of its steps, in hexadecimal digits, one behind the other.
+    """
+
     address: Address
     version: str
     digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
 
 
-class _IndexRecord(Record):
-    pieces: list[_PieceRecord]
+class IndexRecord(Record):
+    """What an index lists; see OwnerPart."""
+
+    pieces: list[PieceRecord]
     published: Amount
     seconds: Amount
     bytes_written: Whole
@@ -138,11 +148,8 @@ class OwnerPart:
                 reused += piece.size
             else:
                 written += piece.size
-        record = _IndexRecord(
-            [
-                _PieceRecord(each.segment.address, each.version, _told(each.digests))
-                for each in held
-            ],
+        record = IndexRecord(
+            [PieceRecord(each.segment.address, each.version, _told(each.digests)) for each in held],
             time.time(),
             time.monotonic() - begin,
             written,
@@ -278,7 +285,7 @@ def _made(
 
 
 def _index_of(
-    label: Label, record: _IndexRecord, dense: Mapping[str, Any] | None
+    label: Label, record: IndexRecord, dense: Mapping[str, Any] | None
 ) -> tuple[_native.TableSegment, int]:
     """Returns an index, and the place after its record."""
     text = msgspec.json.encode(record)
@@ -292,7 +299,7 @@ def _index_of(
     return _native.TableSegment.create(label, parts, size, False), end
 
 
-def _record_in(index: _native.TableSegment, label: Label) -> tuple[_IndexRecord, int]:
+def _record_in(index: _native.TableSegment, label: Label) -> tuple[IndexRecord, int]:
     """Returns the record of an index, and the place after it."""
     where = f"the index of the tables of rank {label.owner}"
     begin = _native.FIRST_TABLE_OFFSET + _HEAD.size
@@ -301,7 +308,7 @@ def _record_in(index: _native.TableSegment, label: Label) -> tuple[_IndexRecord,
         magic, length = _HEAD.unpack(pages[begin - _HEAD.size : begin].tobytes())
         if magic == _MAGIC and length <= index.size - begin:
             text = pages[begin : begin + length].tobytes()
-            return decode(text, _IndexRecord, where, _CURE, ProtocolError), begin + length
+            return decode(text, IndexRecord, where, _CURE, ProtocolError), begin + length
     raise ProtocolError(f"what was announced as {where} lists no pieces: {_CURE}")
 
 

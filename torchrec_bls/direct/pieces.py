@@ -12,8 +12,6 @@ _SMALL_PAGE, _HUGE_PAGE = 4096, 2 << 20
 # Part of an owner's bytes that is worth a piece. As each piece takes a descriptor in each process,
 # there are two times as many, and two more, at most.
 _WORTH = 32
-# Fewer pages in a piece would take less memory than the page of its label is worth.
-_LEAST_PAGES = 4
 # Of a group with at least two times as many bytes each piece has at least so many.
 _LARGE = 1 << 30
 
@@ -91,7 +89,7 @@ class Cut:
             page: bytes of a page.
         """
         end = -(-size // page) * page
-        groups = _groups(sorted(tables), max(end // _WORTH, _LEAST_PAGES * page))
+        groups = _groups(sorted(tables), max(end // _WORTH, page))
         insides: list[Range] = []
         seams: list[Range] = []
         begin = 0

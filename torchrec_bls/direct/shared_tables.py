@@ -123,8 +123,8 @@ class SharedTables(ABC):
             segments = []
             for address, label in zip(addresses, labels, strict=True):
                 descriptor = descriptors()
-                check_is_file(descriptor, address, where)
                 segments.append(_native.TableSegment.adopt(descriptor, label))
+                check_is_file(descriptor, address, where)
             return segments
 
         label = Label(owner, version, self.digest)

@@ -1,0 +1,1 @@
+"""Checkpoints that are read by rows."""

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrec_bls import _native
-from torchrec_bls.direct import steps
+from torchrec_bls.direct import owner_part, steps
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.owner_part import IndexRecord, OwnerPart, PieceRecord
 from torchrec_bls.direct.steps import content_in_memory
 from torchrec_bls.errors import ProtocolError, RendezvousError
 
@@ -95,8 +95,8 @@ def test_a_piece_is_made_again_exactly_if_a_row_of_it_has_changed(
         )
         assert (before != after) == is_changed
         written += piece.size * is_changed
-    assert (second.bytes_written, second.bytes_reused) == (written, cut.size - written)
-    assert files_of(third) == files_of(second) and third.bytes_written == 0
+    assert (second.facts.bytes_written, second.facts.bytes_reused) == (written, cut.size - written)
+    assert files_of(third) == files_of(second) and third.facts.bytes_written == 0
     for part, state_dict in ((first, old), (second, new), (third, new)):
         check_rows(tables, part, state_dict)
     # Whoever has the index of the third finds pieces of all three.
@@ -104,7 +104,7 @@ def test_a_piece_is_made_again_exactly_if_a_row_of_it_has_changed(
     assert files_of(opened) == files_of(third)
     check_rows(tables, opened, new)
     assert [each.version for each in opened.pieces] == [each.version for each in third.pieces]
-    assert (opened.published, opened.bytes_reused) == (third.published, third.bytes_reused)
+    assert opened.facts == third.facts
 
 
 def test_weights_in_memory_are_never_taken_for_those_of_a_version() -> None:
@@ -116,7 +116,7 @@ def test_weights_in_memory_are_never_taken_for_those_of_a_version() -> None:
     given = made(tables, "3", new, again)
     for before, after in ((live, again), (again, given)):
         assert not set(files_of(before)) & set(files_of(after))
-        assert after.bytes_reused == 0
+        assert after.facts.bytes_reused == 0
     check_rows(tables, given, new)
 
 
@@ -125,12 +125,16 @@ class Rows:
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.shape, self.dtype = tuple(rows.shape), rows.dtype
+        self.tensor_type, self.where = "torch.Tensor", "memory"
         self.reads: list[tuple[int, int]] = []
         self._rows = rows
 
     def read(self, first: int, end: int) -> torch.Tensor:
         self.reads.append((first, end))
         return self._rows[first:end].clone()
+
+    def whole(self) -> torch.Tensor:
+        return self._rows.clone()
 
 
 def test_each_row_is_read_once_and_few_at_a_time() -> None:
@@ -142,7 +146,7 @@ def test_each_row_is_read_once_and_few_at_a_time() -> None:
             sources = {name: Rows(rows) for name, rows in new.items()}
             part = made(tables, "2", sources, first)
             check_rows(tables, part, new)
-            assert (part.bytes_written > 0) == bool(changed)
+            assert (part.facts.bytes_written > 0) == bool(changed)
             for source, rows in zip(sources.values(), ROWS, strict=True):
                 reads = sorted(source.reads)
                 assert {row for read in reads for row in range(*read)} == set(range(rows))
@@ -187,15 +191,17 @@ def test_a_version_whose_piece_nobody_holds_is_not_mapped() -> None:
     assert index.size > 0
 
 
-def test_a_piece_of_another_place_is_refused() -> None:
-    """Its label says which piece it is, and of which tables."""
+def test_pieces_that_an_index_lists_in_another_order_are_refused() -> None:
+    """The label of a piece says which one it is, and of which tables."""
     tables, new = tables_in_memory(), weights(1)
     part = made(tables, "2", new, None)
-    one, other, *_ = part.pieces
-    swapped = OwnerPart(
-        *(part.label, part.index, part.index_end, (other, one, *part.pieces[2:])),
-        *(part.published, part.seconds, part.bytes_written, part.bytes_reused),
-    )
-    next_part = made(tables, "3", new, swapped)
-    with pytest.raises(ProtocolError, match="has other shards"):
-        tables.part_at(0, "3", next_part.index.address)
+    one, other, *others = [PieceRecord(piece.segment.address, "2", "") for piece in part.pieces]
+    for pieces, says in (
+        ([other, one, *others], "has other shards"),
+        ([one, one, *others], "has other shards"),
+        ([PieceRecord(one.address, "1", ""), other, *others], "version '2', not .* version '1'"),
+        ([one, other, *others[1:]], "pieces, but what was announced has"),
+    ):
+        index, _ = owner_part._index_of(part.label, IndexRecord(pieces, part.facts), None)
+        with pytest.raises(ProtocolError, match=says):
+            tables.part_at(0, "2", index.address)

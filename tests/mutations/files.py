@@ -40,7 +40,7 @@ from torchrec_bls.analysis.samples import Samples
 from torchrec_bls.cli.main import run
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
-from torchrec_bls.direct.owner_part import IndexRecord, PieceRecord
+from torchrec_bls.direct.owner_part import Facts, IndexRecord, PieceRecord
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.overlap.bucket_plan import load_plan
@@ -225,7 +225,7 @@ def _index(folder: Path) -> Path:
     address = (1, 2, 3, 4, 8192)
     pieces = [PieceRecord(address, "step 2", "0a" * 64), PieceRecord(address, "step 3", "")]
     path = folder / "index.json"
-    path.write_bytes(msgspec.json.encode(IndexRecord(pieces, 1.7e9, 0.5, 4096, 4096)))
+    path.write_bytes(msgspec.json.encode(IndexRecord(pieces, Facts(1.7e9, 0.5, 4096, 4096))))
     return path
 
 

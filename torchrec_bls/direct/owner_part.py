@@ -61,14 +61,32 @@ class PieceRecord(Record):
     digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
 
 
-class IndexRecord(Record):
-    """What an index lists; see OwnerPart."""
+class Facts(Record):
+    """The facts of a publication, of one owner and module.
 
-    pieces: list[PieceRecord]
+    Attributes:
+        published: when its tables were made, in seconds since the epoch.
+        seconds: how long that took.
+        bytes_written: bytes of the pieces that were made for it.
+        bytes_reused: bytes of the pieces that an earlier version had made.
+    """
+
     published: Amount
     seconds: Amount
     bytes_written: Whole
     bytes_reused: Whole
+
+
+class IndexRecord(Record):
+    """What an index lists.
+
+    Attributes:
+        pieces: the pieces by number.
+        facts: facts of the publication.
+    """
+
+    pieces: list[PieceRecord]
+    facts: Facts
 
 
 class HeldPiece(NamedTuple):
@@ -98,20 +116,14 @@ class OwnerPart:
         index: its index.
         index_end: place after the index, where dense weights may follow.
         pieces: its pieces by number.
-        published: when it was made, in seconds since the epoch.
-        seconds: how long that took.
-        bytes_written: bytes of the pieces that were made for it.
-        bytes_reused: bytes of the pieces that an earlier version had made.
+        facts: facts of its publication.
     """
 
     label: Label
     index: _native.TableSegment
     index_end: int
     pieces: tuple[HeldPiece, ...]
-    published: float
-    seconds: float
-    bytes_written: int
-    bytes_reused: int
+    facts: Facts
 
     @classmethod
     def make(
@@ -148,16 +160,12 @@ class OwnerPart:
                 reused += piece.size
             else:
                 written += piece.size
-        record = IndexRecord(
-            [PieceRecord(each.segment.address, each.version, _told(each.digests)) for each in held],
-            time.time(),
-            time.monotonic() - begin,
-            written,
-            reused,
-        )
-        index, end = _index_of(label, record, dense)
-        facts = (record.published, record.seconds, record.bytes_written, record.bytes_reused)
-        return cls(label, index, end, tuple(held), *facts)
+        listed = [
+            PieceRecord(each.segment.address, each.version, _told(each.digests)) for each in held
+        ]
+        facts = Facts(time.time(), time.monotonic() - begin, written, reused)
+        index, end = _index_of(label, IndexRecord(listed, facts), dense)
+        return cls(label, index, end, tuple(held), facts)
 
     @classmethod
     def of(
@@ -201,8 +209,7 @@ class OwnerPart:
                     f"{_CURE}"
                 )
             held.append(HeldPiece(segment, each.version, _digests_in(each.digests)))
-        facts = (record.published, record.seconds, record.bytes_written, record.bytes_reused)
-        part = cls(label, index, end, tuple(held), *facts)
+        part = cls(label, index, end, tuple(held), record.facts)
         part.dense_weights()
         return part
 
@@ -264,16 +271,18 @@ def _made(
 
     in_order = steps()
     different = next((each for each in in_order if not is_old()), None)
-    if different is None and old is not None and len(digests) == len(old.digests):
+    if different is None and old is not None:
         return old
+    has_old_steps = len(digests) > 1
 
     def parts() -> Iterator[tuple[torch.Tensor, int]]:
+        if different is None:
+            return
         pages = None if old is None else _bytes_of(old.segment)
-        first = piece.spans[0].offset
-        end = piece.segment_bytes if different is None else different[1]
-        if pages is not None and first < end:
+        first, (_, end) = piece.spans[0].offset, different
+        if pages is not None and has_old_steps:
             yield pages[first:end], first
-        for step, offset in chain([] if different is None else [different], in_order):
+        for step, offset in chain([different], in_order):
             if pages is not None and is_old():
                 yield pages[offset : offset + step.size], offset
             else:

@@ -11,8 +11,9 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
+from torchrec_bls.checkpoints import Checkpoint
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.new_weights import prefix_of
+from torchrec_bls.direct.new_weights import CheckpointWeights, prefix_of
 from torchrec_bls.direct.process import is_alive, pid_of, this_process
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
@@ -208,20 +209,19 @@ class ServedModel:
             hook.remove()
         unwrapped(self._model).__dict__.pop(_SERVED, None)
 
-    def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a state dict of `model`, which is the served model or a part of it, as one of the
-        served model. Dense weights outside of the part stay as they are."""
+    def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a state dict or checkpoint of `model`, which is the served model or a part of it,
+        as one of the served model. Dense weights outside of the part stay as they are."""
         [prefix] = [
             f"{name}." if name else ""
             for name, module in unwrapped(self._model).named_modules()
             if module is unwrapped(model)
         ]
-        if not prefix:
-            return dict(state_dict)
-        given = {f"{prefix}{name}": value for name, value in state_dict.items()}
-        dense = self._dense.current()
+        dense = self._dense.current() if prefix else {}
         outside = {name: live for name, live in dense.items() if not name.startswith(prefix)}
-        return {**outside, **given}
+        if isinstance(state_dict, Checkpoint):
+            return CheckpointWeights(state_dict, prefix, outside)
+        return outside | {f"{prefix}{name}": value for name, value in state_dict.items()}
 
     def _before_batch(self, *_: Any) -> None:
         if is_compiling():

@@ -123,7 +123,8 @@ class ServedModel:
             kept[_SERVED] = made = cls(model)
             for part in parts:
                 for serial, (version, dense) in part._dense_versions.kept().items():
-                    made._dense_versions.keep(serial, version, made.whole(part._model, dense))
+                    whole = dict(made.whole(part._model, dense))
+                    made._dense_versions.keep(serial, version, whole)
             _served.update({id(each): made for each in reads})
             return made
 

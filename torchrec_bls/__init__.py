@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torchrec_bls.collective.backend.options import BLSOptions
     from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
     from torchrec_bls.collective.transport.verbs_config import VerbsConfig
+    from torchrec_bls.direct.keeping.keeper import Keeper, keeper
+    from torchrec_bls.direct.keeping.watch import Watch, watch
     from torchrec_bls.direct.offers.attach import attach
     from torchrec_bls.direct.offers.offer import Offer, offer
     from torchrec_bls.direct.serving.publisher import Publication
@@ -56,20 +58,24 @@ __all__ = [
     "Decay",
     "EndTogether",
     "ErrorBound",
+    "Keeper",
     "Offer",
     "Publication",
     "ServingState",
     "VerbsConfig",
+    "Watch",
     "__version__",
     "attach",
     "bounded_lag_channels",
     "bounded_lag_modules",
     "forward",
+    "keeper",
     "offer",
     "publish",
     "record_lookups",
     "serving_state",
     "version_of",
+    "watch",
 ]
 
 _WITH_TORCH_ALONE = {
@@ -90,18 +96,22 @@ _FOR_TORCHREC = {
     "BLSQuantEmbeddingCollectionSharder": ".quant.sharder",
     "BoundedLagPipeline": ".pipeline",
     "CodecConfig": ".distributed.codec_config",
+    "Keeper": ".direct.keeping.keeper",
     "Offer": ".direct.offers.offer",
     "Publication": ".direct.serving.publisher",
     "ServingState": ".direct.serving.serving_state",
+    "Watch": ".direct.keeping.watch",
     "attach": ".direct.offers.attach",
     "bounded_lag_channels": ".pipeline",
     "bounded_lag_modules": ".pipeline",
     "forward": ".distributed.model_forwards",
+    "keeper": ".direct.keeping.keeper",
     "offer": ".direct.offers.offer",
     "publish": ".direct.serving.publishing",
     "record_lookups": ".analysis.recording",
     "serving_state": ".direct.serving.publishing",
     "version_of": ".direct.serving.publishing",
+    "watch": ".direct.keeping.watch",
 }
 _with_torch_alone = imported_at_first_use(__name__, _WITH_TORCH_ALONE, check_torch)
 _for_torchrec = imported_at_first_use(__name__, _FOR_TORCHREC, check_torchrec)

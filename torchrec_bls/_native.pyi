@@ -4,7 +4,7 @@ The compiled core of torchrec_bls: channel, transports and messages.
 """
 
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -278,7 +278,7 @@ class TableSegment:
         label: tuple[int, str, bytes],
         parts: Iterable[tuple[torch.Tensor, int]],
         bytes: int,
-        huge_pages: bool,
+        huge_pages: bool | str,
     ) -> TableSegment: ...
     @staticmethod
     def open(
@@ -290,6 +290,8 @@ class TableSegment:
     def descriptor(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def small_page_bytes(self) -> int: ...
 
 class PrivatePages:
     def __init__(self, segment: TableSegment) -> None: ...
@@ -311,6 +313,7 @@ class ControlPage:
     def announce(self, owner: int, serial: int) -> None: ...
     def pending(self, owner: int) -> tuple[int, str]: ...
     def process(self, owner: int) -> int: ...
+    def readers(self) -> list[tuple[int, int]]: ...
     def record(
         self, owner: int, serial: int, version: str, segment: tuple[int, int, int, int, int]
     ) -> None: ...
@@ -331,6 +334,13 @@ class ControlPage:
     def serial(self) -> int: ...
     @property
     def serving(self) -> tuple[int, str]: ...
+
+class ReaderSlot:
+    @staticmethod
+    def take(
+        page: ControlPage, process: int, oldest: int, is_alive: Callable[[int], bool]
+    ) -> ReaderSlot | None: ...
+    def tell(self, oldest: int) -> None: ...
 
 class ShardedFeatures:
     def __init__(

@@ -127,3 +127,43 @@ def threads_section(record: Record) -> str:
         f"thread and by two that call the same model; {record['settings']['turns']} turns:",
         page.table(["module", "batch", "ids", "one thread", "two", "ratio"], rows),
     )
+
+
+def service_tables_section(record: Record) -> str:
+    """Loads and refreshes of a checkpoint; attaches and switches by the size of the tables."""
+    load, *sizes = record["results"]
+    mib = 1 << 20
+    peer = load["torchrec"]
+    rate, of_peer = (
+        load["float_gib"] / seconds for seconds in (load["load_processor_s"], peer["processor_s"])
+    )
+    generation = f"{load['generation'] / mib:.0f}"
+    loads = page.table(
+        ["", "GiB of float32 a core second", "peak, MiB", "of it INT8 rows, MiB"],
+        [
+            ["keeper", f"{rate:.2f}", f"{load['load_peak'] / mib:.0f}", generation],
+            ["TorchRec", f"{of_peer:.2f}", f"{peer['peak'] / mib:.0f}", ""],
+        ],
+    )
+    refresh = (
+        f"A refresh with 1 of 26 tables changed took {load['refresh_s']:.2f} s, "
+        f"{load['refresh_s'] / load['read_and_hash_s']:.2f} times as long as reading and hashing "
+        f"the directory once. It wrote {load['written'] / mib:.1f} MiB, reused "
+        f"{load['reused'] / mib:.0f} MiB, and took {load['refresh_extra'] / mib:.1f} MiB more "
+        "memory at most."
+    )
+    rows = [
+        [
+            f"{size['gib']:g}",
+            *(
+                f"{size[name]['median']:.3f}" if name in size else ""
+                for name in ("attach_s", "first_answer_s", "switch_s")
+            ),
+            f"{size['page_tables_kib']['median']:.0f}" if "page_tables_kib" in size else "",
+        ]
+        for size in sizes
+    ]
+    by_size = page.table(
+        ["INT8 rows, GiB", "attach, s", "first answer, s", "switch, s", "page tables, KiB"], rows
+    )
+    return page.section(record, loads, refresh, by_size)

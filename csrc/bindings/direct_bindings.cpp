@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -19,6 +21,7 @@
 #include "bindings/tensors/tensor_argument.h"
 #include "lookup/direct/control_page.h"
 #include "lookup/direct/direct_batch.h"
+#include "lookup/direct/reader_slot.h"
 #include "lookup/direct/table_pages.h"
 #include "lookup/direct/table_segment.h"
 #include "lookup/direct/table_window.h"
@@ -36,6 +39,9 @@ using LabelTuple = std::tuple<uint32_t, std::string, py::bytes>;
 
 /// (serial, name; empty if there is none)
 using VersionTuple = std::tuple<uint64_t, std::string>;
+
+/// (process, serial of the oldest version that it has mapped)
+using ReaderTuple = std::pair<uint64_t, uint64_t>;
 
 /// (tensor, offset in the segment)
 using PartTuple = std::pair<Tensor, size_t>;
@@ -87,7 +93,8 @@ struct ShardedFeatures {
   ShardedFeatures(const std::vector<FeatureTuple>& tuples, const TableWindow& window) {
     for (const auto& [key, out_byte, means, columns] : tuples) {
       ShardedFeature feature{key, out_byte, means, {}};
-      for (const ColumnsTuple& of_table : columns) feature.columns.push_back(columns_of(of_table, window));
+      for (const ColumnsTuple& of_table : columns)
+        feature.columns.push_back(columns_of(of_table, window));
       in_order.push_back(std::move(feature));
     }
   }
@@ -110,8 +117,20 @@ struct ShardedFeatures {
   }
 };
 
+/// See BLSConfig: bool, or "hugetlb".
+using HugePagesArgument = std::variant<bool, std::string>;
+
+HugePages pages_of(const HugePagesArgument& argument) {
+  if (const bool* const asks = std::get_if<bool>(&argument)) {
+    return *asks ? HugePages::kTransparent : HugePages::kNo;
+  }
+  if (std::get<std::string>(argument) == "hugetlb") return HugePages::kPool;
+  throw std::invalid_argument("huge_pages is '" + std::get<std::string>(argument) +
+                              "', but must be a bool or 'hugetlb'");
+}
+
 TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t bytes,
-                            bool huge_pages) {
+                            const HugePagesArgument& huge_pages, size_t first) {
   py::iterator at = py::iter(parts);
   std::optional<PartTuple> part;  // what is written
   const NextPart next = [&]() -> std::optional<TablePart> {
@@ -123,8 +142,9 @@ TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t 
     return TablePart{items.data, items.bytes(), part->second};
   };
   const TableLabel of_segment = label_of(label);
+  const HugePages pages = pages_of(huge_pages);
   const py::gil_scoped_release release;
-  return TableSegment::create(of_segment, next, bytes, huge_pages);
+  return TableSegment::create(of_segment, next, bytes, pages, first);
 }
 
 std::span<int64_t> numbers_in(const TensorItems& items) {
@@ -166,7 +186,7 @@ void bind_segments(py::module_& module) {
   // To unmap gigabytes takes long, during which other threads look batches up.
   py::class_<TableSegment>(module, "TableSegment", py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create_segment, py::arg("label"), py::arg("parts"), py::arg("bytes"),
-                  py::arg("huge_pages"))
+                  py::arg("huge_pages"), py::arg("first") = TableSegment::kFirstOffset)
       .def_static(
           "open",
           [](const AddressTuple& t, const LabelTuple& expected) {
@@ -186,6 +206,7 @@ void bind_segments(py::module_& module) {
           },
           py::arg("descriptor"), py::arg("expected"))
       .def_property_readonly("size", &TableSegment::size)
+      .def_property_readonly("small_page_bytes", &TableSegment::small_page_bytes)
       .def_property_readonly("descriptor", &TableSegment::descriptor)
       .def_property_readonly(
           "address", [](const TableSegment& segment) { return tuple_of(segment.address()); });
@@ -259,6 +280,14 @@ void bind_control_page(py::module_& module) {
       .def("take_over", &ControlPage::take_over, py::arg("owner"), py::arg("before"),
            py::arg("next"))
       .def("abandon", &ControlPage::abandon, py::arg("owner"))
+      .def("readers",
+           [](const ControlPage& page) {
+             std::vector<ReaderTuple> readers;
+             for (const TableReader& each : page.readers()) {
+               readers.emplace_back(each.process, each.oldest);
+             }
+             return readers;
+           })
       .def_property_readonly("abandoned_by", &ControlPage::abandoned_by)
       .def_property_readonly("serial", &ControlPage::serial)
       .def_property_readonly("serving",
@@ -270,11 +299,25 @@ void bind_control_page(py::module_& module) {
 
 }  // namespace
 
+void bind_reader_slots(py::module_& module) {
+  py::class_<ReaderSlot>(module, "ReaderSlot")
+      .def_static(
+          "take",
+          [](ControlPage& page, uint64_t process, uint64_t oldest,
+             const ReaderSlots::IsAlive& is_alive) {
+            return ReaderSlot::take(page, {process, oldest}, is_alive);
+          },
+          py::arg("page"), py::arg("process"), py::arg("oldest"), py::arg("is_alive"),
+          py::keep_alive<0, 1>())
+      .def("tell", &ReaderSlot::tell, py::arg("oldest"));
+}
+
 void bind_direct(py::module_& module) {
   module.def("work_beside_lookups", &work_beside_lookups);
   module.def("end_work_beside_lookups", &end_work_beside_lookups);
   bind_segments(module);
   bind_control_page(module);
+  bind_reader_slots(module);
   py::class_<ShardedFeatures>(module, "ShardedFeatures")
       // Whoever looks rows up keeps the window that they lie in, whatever other threads drop.
       .def(py::init<const std::vector<FeatureTuple>&, const TableWindow&>(), py::arg("features"),

@@ -18,6 +18,7 @@ namespace {
 
 constexpr const char* kName = "torchrec_bls";  // in /proc/PID/maps
 constexpr unsigned kNoExec = 8;                // MFD_NOEXEC_SEAL of Linux 6.3
+constexpr unsigned kPagesOf2MiB = 21U << 26;   // MFD_HUGE_2MB
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 constexpr uint64_t kMebibyte = 1u << 20;
@@ -35,22 +36,10 @@ bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
                          "container --memory)");
 }
 
-int create_file() {
-  const int fd = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExec);
-  return fd < 0 && errno == EINVAL ? memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
-}
-
-/// Takes the memory of a whole file. Returns errno's value, 0 when it is there.
-int reserve(int fd, uint64_t bytes) {
-  for (uint64_t at = 0; at < bytes; at += kPiece) {
-    int error;
-    do {
-      error = posix_fallocate(fd, static_cast<off_t>(at),
-                              static_cast<off_t>(std::min(kPiece, bytes - at)));
-    } while (error == EINTR);
-    if (error != 0) return error;
-  }
-  return 0;
+int create_file(unsigned flags) {
+  flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  const int fd = memfd_create(kName, flags | kNoExec);
+  return fd < 0 && errno == EINVAL ? memfd_create(kName, flags) : fd;
 }
 
 /// Whether a descriptor that is open for nothing but this look may be opened at all: a device or a
@@ -94,18 +83,39 @@ Descriptor duplicated(int fd) {
   return file;
 }
 
-Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose) {
-  // Before it is taken: the kernel ends processes to find memory, and so does a control group.
+void check_memory_left(uint64_t bytes, const MemoryPurpose& purpose) {
   if (const uint64_t left = memory_left(bytes); left < bytes) no_memory(bytes, left, purpose);
-  Descriptor file(create_file());
+}
+
+Descriptor new_memory_file(const MemoryPurpose& purpose, bool from_pool) {
+  Descriptor file(create_file(from_pool ? MFD_HUGETLB | kPagesOf2MiB : 0));
+  if (file.get() < 0 && from_pool && !out_of_descriptors()) return file;
   if (file.get() < 0 || fchmod(file.get(), 0600) != 0) {
     fail_by_errno("cannot create shared memory for " + purpose.what);
   }
-  if (const int error = reserve(file.get(), bytes); error != 0) {
-    if (error == ENOSPC || error == ENOMEM) no_memory(bytes, memory_left(bytes), purpose);
+  return file;
+}
+
+void reserve_memory(int fd, uint64_t begin, uint64_t end, const MemoryPurpose& purpose) {
+  for (uint64_t at = begin; at < end; at += kPiece) {
+    int error;
+    do {
+      error = posix_fallocate(fd, static_cast<off_t>(at),
+                              static_cast<off_t>(std::min(kPiece, end - at)));
+    } while (error == EINTR);
+    if (error == ENOSPC || error == ENOMEM) no_memory(end - at, memory_left(end - at), purpose);
     errno = error;
-    fail_by_errno("cannot reserve " + mebibytes(bytes) + " of shared memory for " + purpose.what);
+    if (error != 0) {
+      fail_by_errno("cannot reserve " + mebibytes(end - at) + " of shared memory for " +
+                    purpose.what);
+    }
   }
+}
+
+Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose) {
+  check_memory_left(bytes, purpose);
+  Descriptor file = new_memory_file(purpose);
+  reserve_memory(file.get(), 0, bytes, purpose);
   return file;
 }
 

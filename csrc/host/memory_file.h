@@ -43,6 +43,17 @@ struct MemoryPurpose {
   std::string cure;  ///< what to lower where there is not enough
 };
 
+/// Throws ChannelError if the host or a control group has less memory left. Before it is taken: the
+/// kernel ends processes to find memory.
+void check_memory_left(uint64_t bytes, const MemoryPurpose& purpose);
+
+/// Creates a memory file of mode 0600 without a byte. With `from_pool` its pages are the host's of
+/// 2 MiB (hugetlb), and it is none where there are none. Throws ChannelError.
+Descriptor new_memory_file(const MemoryPurpose& purpose, bool from_pool = false);
+
+/// Takes the memory of a part of a file, zeroed where there was none. Throws ChannelError.
+void reserve_memory(int fd, uint64_t begin, uint64_t end, const MemoryPurpose& purpose);
+
 /// Creates shared memory without a name: a memory file of mode 0600, so there is nothing to unlink,
 /// to guess, or to leave behind after SIGKILL. Reserves `bytes` (zeroed) at once, so that a lack of
 /// memory is an error here and not a SIGBUS later. Throws ChannelError.

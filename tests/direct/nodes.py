@@ -63,9 +63,13 @@ class Nodes:
     Args:
         folder: for sockets.
         served_by: see Node.served.
+        deadline: seconds until the processes must have ended.
     """
 
-    def __init__(self, folder: Path, served_by: str = FLOAT) -> None:
+    def __init__(
+        self, folder: Path, served_by: str = FLOAT, deadline: float = 3 * DEADLINE
+    ) -> None:
+        self._deadline = deadline
         self._folder = folder
         self._served_by = served_by
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -87,7 +91,7 @@ class Nodes:
     def _start(self, count: int, backend: str | None, *name: str) -> None:
         arguments = (count, _obey, str(self._folder), self._served_by, *name)
         self._running.append(
-            self._pool.submit(run_outcomes, *arguments, deadline=3 * DEADLINE, backend=backend)
+            self._pool.submit(run_outcomes, *arguments, deadline=self._deadline, backend=backend)
         )
         for _ in range(count):
             self.accept()

@@ -65,21 +65,12 @@ def test_a_reader_outlives_all_ranks(tmp_path: Path) -> None:
         seen = processes.call("reader", nodes.state)
         assert (seen.rank, seen.serial, seen.owners_gone) == (None, 1, ())
         assert len(seen.rows_read) == 2 and min(seen.rows_read) > 0
-        assert processes.call(0, nodes.state).readers == (processes.call("reader", nodes.pid_of),)
         for rank in (0, 1):
             processes.begin("reader", nodes.check_many, 400, f"begun {rank}")
             nodes.until((tmp_path / f"begun {rank}").exists)
             processes.kill(rank)
             assert processes.end("reader") == 1
         assert processes.call("reader", nodes.state).owners_gone == (0, 1)
-
-
-def test_a_reader_that_is_gone_is_not_counted(tmp_path: Path) -> None:
-    with started(tmp_path, 1) as processes:
-        processes.start("reader")
-        processes.call("reader", nodes.join, 0)
-        processes.kill("reader")
-        assert processes.call(0, nodes.state).readers == ()
 
 
 def publish_alone(node: Node) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrec_bls.direct.pieces import Cut, Range, page_bytes
+from torchrec_bls.huge_pages import HugePages
 
 PAGE = 4096
 MOST_PIECES = 66
@@ -36,28 +37,32 @@ def tables_of(drawn: list[tuple[int, int]]) -> tuple[list[Range], int]:
         ),
         max_size=90,
     ),
-    st.sampled_from([False, True]),
+    st.sampled_from([False, True, "hugetlb"]),
     st.integers(0, 200),
     st.data(),
 )
 def test_each_page_is_in_one_piece(
-    drawn: list[tuple[int, int]], huge_pages: bool, behind: int, data: st.DataObject
+    drawn: list[tuple[int, int]], huge_pages: HugePages, behind: int, data: st.DataObject
 ) -> None:
-    page = page_bytes(huge_pages)
+    page, aligned = page_bytes(huge_pages == "hugetlb"), page_bytes(huge_pages)
     tables, end = tables_of(drawn)
     size = end + behind
-    cut = Cut.of(tables[::-1], size, page)
+    cut = Cut.of(tables[::-1], size, huge_pages)
     spans = spans_in_order(cut)
-    assert cut.size == -(-size // page) * page
+    assert cut.size == -(-size // aligned) * aligned
     assert [0, *[end for _, end in spans]] == [*[begin for begin, _ in spans], cut.size]
     assert all(begin % page == 0 and begin < end for begin, end in spans)
     assert len(cut.pieces) <= MOST_PIECES
     for number, piece in enumerate(cut.pieces):
         assert piece.number == number
-        # In the segment the label comes first, and then the pages in their order.
-        offsets = [*accumulate([page, *[span.end - span.begin for span in piece.spans]])]
-        assert [span.offset for span in piece.spans] == offsets[:-1]
-        assert piece.segment_bytes == offsets[-1]
+        # In the segment the label comes first, and then the pages in their order. What is a page of
+        # 2 MiB in memory is one there.
+        first, *_ = piece.spans
+        assert PAGE <= first.offset <= PAGE + aligned and first.offset % page == 0
+        if len(piece.spans) == 1 and piece is not cut.pieces[-1]:  # which may be the seams
+            assert first.offset % aligned == first.begin % aligned
+        offsets = accumulate([first.offset, *[span.end - span.begin for span in piece.spans]])
+        assert [*[span.offset for span in piece.spans], piece.segment_bytes] == list(offsets)
     digests = {piece.digest(bytes(32)) for piece in cut.pieces}
     assert len(digests) == len(cut.pieces)
     assert not digests & {piece.digest(bytes([1] * 32)) for piece in cut.pieces}
@@ -87,7 +92,7 @@ def test_a_table_shares_its_piece_with_small_ones_at_most(sizes: list[int]) -> N
     """A piece with a page of one table alone has no other table if that one has 1/32 of all bytes,
     and otherwise others of less than 1/16 together. All other pages are of several tables."""
     tables, size = tables_of([(0, size) for size in sizes])
-    cut = Cut.of(tables, size, PAGE)
+    cut = Cut.of(tables, size, False)
     worth = max(cut.size // 32, PAGE)
     for piece in cut.pieces:
         pages = [
@@ -103,11 +108,11 @@ def test_a_table_shares_its_piece_with_small_ones_at_most(sizes: list[int]) -> N
 
 
 def test_large_tables_are_cut_and_equal_ones_are_not() -> None:
-    equal = Cut.of([(at << 24, (at + 1) << 24) for at in range(26)], 26 << 24, PAGE)
+    equal = Cut.of([(at << 24, (at + 1) << 24) for at in range(26)], 26 << 24, False)
     assert [piece.size for piece in equal.pieces] == [1 << 24] * 26
-    large = Cut.of([(0, 5 << 30)], 5 << 30, PAGE)
+    large = Cut.of([(0, 5 << 30)], 5 << 30, False)
     assert [piece.size for piece in large.pieces] == [1 << 30] * 5
     # All pieces together are few, however many tables there are.
     borders = [number * 5000 for number in range(1001)]
-    assert len(Cut.of(list(pairwise(borders)), 5_000_000, PAGE).pieces) <= MOST_PIECES
-    assert Cut.of([], 0, PAGE).pieces == ()
+    assert len(Cut.of(list(pairwise(borders)), 5_000_000, False).pieces) <= MOST_PIECES
+    assert Cut.of([], 0, False).pieces == ()

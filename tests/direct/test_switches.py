@@ -1,5 +1,6 @@
 """What a switch changes and refuses: dense state of any kind, replaced and written weights."""
 
+import gc
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.direct import served
+from tests.direct.nodes import until
 from tests.direct.served import Expected, batches_of, check, weights_of
 from tests.direct.test_publish import check_live
 from tests.distributed import models
@@ -148,6 +150,11 @@ def test_what_cannot_be_switched_is_refused_when_it_is_published() -> None:
     run(1, refuse_what_cannot_be_switched)
 
 
+def holds_no_older(model: Any) -> bool:
+    gc.collect()  # an exception keeps the frames that it came through
+    return serving_state(model).readers_behind == {}
+
+
 def refuse_at_the_switch(rank: int) -> None:
     model, batches = with_dense(Scaled())
     before = output_of(model, batches[0])
@@ -164,6 +171,7 @@ def refuse_at_the_switch(rank: int) -> None:
     )
     assert torch.equal(output_of(model, batches[0])["dense"], torch.full((1, 3), 3.0))
     assert serving_state(model).problem == ""
+    until(lambda: holds_no_older(model))  # nor the one that was refused
 
 
 def test_a_state_that_is_refused_at_the_switch_leaves_the_old_generation() -> None:

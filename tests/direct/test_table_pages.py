@@ -18,8 +18,7 @@ mapped = []
 
 def map_beside_lookups():
     _native.work_beside_lookups()
-    mapped.append(_native.TableSegment.adopt(os.dup(segment.address[1]), label))
-    mapped.append(_native.TableWindow([(mapped[-1], 0, 64 << 20)]))
+    mapped.append(_native.TableWindow([(segment, 0, 64 << 20)]))
     mapped[-1].populate()
 
 for end in (False, True):

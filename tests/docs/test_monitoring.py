@@ -22,7 +22,7 @@ PAGES = [ROOT / "docs/guides/monitoring.md", ROOT / "docs/design/straggler.md"]
 ADDED = {"job"}
 DURATION = re.compile(r"\d+[smhd]")
 # Units that the dashboard's panels show figures in, of Grafana's list.
-UNITS = {"short", "percentunit", "Bps", "cps"}
+UNITS = {"short", "percentunit", "Bps", "cps", "s", "bytes"}
 
 
 def exported() -> dict[str, set[str]]:
@@ -47,6 +47,11 @@ def exported() -> dict[str, set[str]]:
         rank=0,
         version="1",
         serial=1,
+        published=1.7e9,
+        age=3.0,
+        publish_seconds=1.0,
+        bytes_written=1,
+        bytes_reused=1,
         announced="2",
         announced_serial=2,
         pending={},
@@ -54,10 +59,14 @@ def exported() -> dict[str, set[str]]:
         owners=2,
         owners_gone=(1,),
         readers=(),
+        readers_behind={},
+        uncounted=False,
+        failed_publishes=0,
         problem="",
         rows_read=(7, 8),
         refused_batches=0,
         replaced_ids=0,
+        small_page_bytes=0,
     )
     registry.register(ServingCollector(lambda: state))
     samples = [sample for family in registry.collect() for sample in family.samples]

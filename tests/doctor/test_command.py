@@ -194,6 +194,7 @@ FACTS: dict[str, set[str]] = {
     "private names": {"missing"},
     "memlock": {"limit_bytes", "exempt", "small_bytes", "usual_bytes"},
     "descriptors": {"limit", "in_use", "small", "usual"},
+    "pages of 2 MiB": {"kernel", "shmem_enabled", "pool_pages", "free_pool_pages"},
     "libibverbs": {"loads"},
     "mlx5_0": {"device", "numa_node", "verbs_file", "openable"},
     "mlx5_0 port 1": {

@@ -22,6 +22,7 @@ from tests.faults.faults import (
     Stop,
     UseUpDescriptors,
 )
+from tests.faults.keeper_rows import KEEPER
 from tests.faults.plays import leave_unread, pipeline
 from tests.faults.row import KILLED, LARGE, Row
 from tests.faults.service_rows import RESHARDING, SERVICE
@@ -234,6 +235,7 @@ MATRIX: list[Row] = [
     *LEAVING,
     *SERVICE,
     *RESHARDING,
+    *KEEPER,
     *ALL_REDUCE,
     *INTERRUPTS,
     *DAMAGE,

@@ -38,6 +38,7 @@ from tests.sharding.synthetic import small_profile
 from torchrec_bls import CodecConfig
 from torchrec_bls.analysis.samples import Samples
 from torchrec_bls.cli.main import run
+from torchrec_bls.direct.keeping.tables_file import read_tables_file
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
 from torchrec_bls.direct.owner_part import Facts, IndexRecord, PieceRecord
@@ -215,6 +216,32 @@ def _manifest(folder: Path) -> Path:
     return path
 
 
+def _tables_file(folder: Path) -> Path:
+    layout = TableLayout("t", 10, 8, "FP32", (Shard(0, 0, 10, 0, 8),))
+    module = OfferedModule(
+        name="bags",
+        quantized=False,
+        pooled=True,
+        weighted=False,
+        bad_ids="refuse",
+        form={"names": ["f"], "kernel_means": [], "division": None},
+        tables=[OfferedTable(layout, [0], ["f"], "SUM")],
+        sizes=[320],
+        pieces=[1],
+        dtype="torch.float32",
+        huge_pages=False,
+        digest=digest_of([layout]).hex(),
+    )
+    path = folder / "keeper.tables"
+    content = {
+        "manifest": Manifest("host", "step 3", 3, [module]).as_json(),
+        "pages": [[1, 2, 3, 4, 4096]],
+        "indexes": [[1, 2, 3, 5, 8192]],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
 def _read_manifest(path: Path) -> None:
     where = str(path)
     content = decode(read_bytes(path), object, where, "install one version", ProtocolError)
@@ -296,6 +323,7 @@ KINDS = {
     "batch of samples": Kind(_batch, _read_samples),
     "manifest": Kind(_manifest, _read_manifest),
     "index": Kind(_index, _read_index),
+    "tables of a keeper": Kind(_tables_file, read_tables_file),
     "trace": Kind(_trace, _read_trace),
     "packed trace": Kind(_packed_trace, _read_trace),
     "trace of channels": Kind(_channel_trace, _read_trace),

@@ -21,7 +21,7 @@ _SHORTER = (
     (r'typing\.Annotated\[(.*?), "FixedSize\(\d+\)"\]', r"\1"),
     (r": (\w+) = None", r": \1 | None = None"),
     (r"collections\.abc\.", ""),
-    (r"import collections\.abc", "from collections.abc import Iterable, Sequence"),
+    (r"import collections\.abc", "from collections.abc import Callable, Iterable, Sequence"),
     (r"from __future__ import annotations\n", ""),
     (r"\n__all__: list.*", ""),
     # Python says from 3.12 on that buffers are buffers.

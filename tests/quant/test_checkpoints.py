@@ -138,8 +138,8 @@ BAD: dict[str, tuple[dict[str, torch.Tensor], str]] = {
         {**mixed(33), CHANGED: mixed(33)[CHANGED].double()},
         rf"'{CHANGED}' is torch.float64",
     ),
-    "nan": (with_value(1000, float("nan")), rf"'{CHANGED}' has NaN .*, first in row 1000"),
-    "infinity": (with_value(7, float("inf")), rf"'{CHANGED}' has NaN or inf.*, first in row 7"),
+    "nan": (with_value(1000, float("nan")), rf"'{CHANGED}' has NaN .*, in row 1000 "),
+    "infinity": (with_value(7, float("inf")), rf"'{CHANGED}' has NaN or inf.*, in row 7 "),
 }
 
 

@@ -45,7 +45,7 @@ def test_rows_of_a_checkpoint_are_those_of_the_quantized_module(
         module = module.half()
     checkpoint = {f"m.{key}": weight for key, weight in module.state_dict().items()}
     quantized = models.quantized(SparseOnly(module), [name]).embeddings
-    lookups = Lookups(quantized, quantized.embeddings, 4096)
+    lookups = Lookups(quantized, quantized.embeddings, False)
     (table,) = lookups.tables
     first = data.draw(st.integers(table.begin, table.end - 1))
     last = data.draw(st.integers(first + 1, table.end))
@@ -119,7 +119,7 @@ def test_bytes_of_an_owner_are_made_in_steps(size: int, owners: int, row_wise: b
     """Together they are the weights of the unsharded module, and none has more source rows than
     a step has bytes for, except for one."""
     quantized = module_of_four_types()
-    lookups = Lookups(quantized, quantized.embedding_bags, 4096)
+    lookups = Lookups(quantized, quantized.embedding_bags, False)
     source = ModuleRows(quantized._emb_modules, lookups.begins)
     shards = {}
     for number, table in enumerate(lookups.tables):
@@ -175,7 +175,7 @@ def test_a_checkpoint_that_does_not_fit(weights: torch.Tensor | None, says: str)
         [EmbeddingConfig(num_embeddings=5, embedding_dim=8, name="t0", feature_names=["f0"])]
     )
     quantized = models.quantized(SparseOnly(module), ["int8"]).embeddings
-    (table,) = Lookups(quantized, quantized.embeddings, 4096).tables
+    (table,) = Lookups(quantized, quantized.embeddings, False).tables
     given_rows = {} if weights is None else {"m.t0.weight": weights}
     source = StateDictRows(given_rows, "m.", "the checkpoint")
     with pytest.raises(ValueError, match=says):

@@ -19,7 +19,15 @@ from tests.direct import nodes
 from tests.direct.forked import fork
 from tests.direct.nodes import Nodes, until
 from tests.random_actions.counting import count_lives, options
-from tests.random_actions.serving_process import NUMBERS, act, follow, offer_anew, prepare, settle
+from tests.random_actions.serving_process import (
+    NUMBERS,
+    act,
+    count_readers,
+    follow,
+    offer_anew,
+    prepare,
+    settle,
+)
 
 PROCESSES, RANKS = 4, 2
 KILL, PAUSE, FORKED, SUCCESSOR, READER = (
@@ -138,6 +146,8 @@ class Serving:
         for name in owners:
             self._processes.end(name)
         self._processes.call_all(self._living, follow, number)
+        pids = sorted(self._processes.call_all(self._living, nodes.pid_of))
+        self._processes.call_all(self._living, count_readers, pids)
         self._settled = number
 
     def _in_place_of(self, owner: int) -> object:

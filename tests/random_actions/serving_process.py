@@ -1,6 +1,7 @@
 """What one process of a served model does at random: lookups, publications, and mishaps."""
 
 import faulthandler
+import gc
 import os
 import random
 import re
@@ -371,6 +372,21 @@ def settle(node: Node, number: int, owners: list[int | None]) -> None:
         nodes.until(are_published)
     except AssertionError:
         raise AssertionError(f"does not publish {number} for {left}: {why}") from None
+
+
+def count_readers(node: Node, pids: list[int]) -> None:
+    """Waits until these processes are the readers, and none of them holds an older version."""
+
+    def are_counted() -> bool:
+        # What the process has dropped is freed everywhere, since all of them wait here.
+        gc.collect()
+        state = serving_state(node.model)
+        return sorted(state.readers) == pids and not state.readers_behind
+
+    try:
+        nodes.until(are_counted)
+    except AssertionError:
+        raise AssertionError(f"not {pids}: {serving_state(node.model)}") from None
 
 
 def follow(node: Node, number: int) -> None:

@@ -21,6 +21,7 @@ from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.sharing import OwnPart, abandon_with, share_parts
 from torchrec_bls.direct.steps import Content, RowsRead, Run, content_in_memory, content_of
 from torchrec_bls.errors import ProtocolError, RendezvousError
+from torchrec_bls.huge_pages import SAME_PAGES, HugePages, huge_pages_for
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FloatTables(SharedTables):
         """See SharedTables."""
         return [self._range_of(layout, shard) for layout, shard in self._shards_of(owner)]
 
-    def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+    def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """See SharedTables. Tables are whole, or ShardedTensors with the owner's shards."""
         runs = []
         for layout, shard in self._shards_of(owner):
@@ -132,7 +133,7 @@ def share_tables(
     tables: Sequence[TableLayout],
     own: OwnTables,
     dtype: torch.dtype,
-    huge_pages: bool,
+    huge_pages: HugePages | None,
     session: str = "",
 ) -> tuple[FloatTables, FloatGeneration]:
     """Makes this rank's part and maps those of all other ranks, collectively.
@@ -144,7 +145,7 @@ def share_tables(
         tables: layouts of the tables, the same on every rank.
         own: weights of this rank.
         dtype: dtype of the weights.
-        huge_pages: whether to ask for pages of 2 MiB.
+        huge_pages: see BLSConfig.
         session: session of the module's agreement.
 
     Raises:
@@ -153,12 +154,15 @@ def share_tables(
     """
     rendezvous = Rendezvous(group, f"{name} tables", deadline, session=session)
     digest, rank = digest_of(tables), group.rank()
+    weights = sum(table.rows * table.columns for table in tables)
+    huge_pages = huge_pages_for(huge_pages, weights * dtype.itemsize)
     offsets = [own.live.offset_of(own.shards[key]) for key in _keys_of(tables, rank)]
 
     def own_part() -> OwnPart:
         # Ranks have different numbers of shards, but all records need one form.
         told = {"offsets": " ".join(map(str, offsets)), "size": str(own.live.bytes)}
-        return OwnPart(content_in_memory(own.live.storages()), told)
+        same = {"huge_pages": (str(huge_pages), SAME_PAGES)}
+        return OwnPart(content_in_memory(own.live.storages()), told, same)
 
     def tables_of(page: _native.ControlPage, told: Sequence[Mapping[str, Any]]) -> FloatTables:
         places: dict[tuple[str, Shard], int] = {}
@@ -171,7 +175,9 @@ def share_tables(
 
     shared, generation = share_parts(rendezvous, group, digest, own_part, tables_of)
     assert isinstance(generation, FloatGeneration)
-    own.live.move_to(shared.own_pages(generation.parts[rank]))
+    pages = shared.own_pages(generation.parts[rank])
+    shared.held.add(generation.serial, [pages])
+    own.live.move_to(pages)
     # The weights end with the module. So nobody can publish here any more.
     abandon_with(own.live, shared.page, rank)
     return shared, generation

@@ -59,6 +59,12 @@ class Generation:
         self.window = _native.TableWindow(self._pages)
         self.window.populate()
 
+    @property
+    def mappings(self) -> Sequence[object]:
+        """Returns what is mapped for this version alone, and unmapped when nothing refers to it.
+        Pieces may belong to other versions as well; a part has its index as long as them."""
+        return [self.window, *(part.index for part in self.parts)]
+
 
 class FloatGeneration(Generation):
     """Float tables of one version, with the bytes of one owner behind those of the other.

@@ -123,19 +123,28 @@ class CheckpointWeights(Mapping[str, Any]):
     """The entries of a checkpoint by their names in the state dict of a model.
 
     Args:
-        checkpoint: checkpoint of the model or of a part of it.
-        prefix: prefix of the part's names in the model.
-        outside: entries outside of the part.
+        checkpoint: checkpoint of the model, or of a part of it.
 
     Attributes:
         path: path of the checkpoint.
     """
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str, outside: Mapping[str, Any]) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self.path = checkpoint.path
         self._checkpoint = checkpoint
-        self._prefix = prefix
-        self._outside = outside
+        self._prefix = ""
+        self._outside: Mapping[str, Any] = {}
+
+    def of_part(self, prefix: str, outside: Mapping[str, Any]) -> "CheckpointWeights":
+        """Returns the entries of a whole model.
+
+        Args:
+            prefix: prefix of the names in it of the part that the checkpoint is of.
+            outside: entries outside of the part.
+        """
+        weights = CheckpointWeights(self._checkpoint)
+        weights._prefix, weights._outside = prefix, outside
+        return weights
 
     def __getitem__(self, name: str) -> Any:
         if name in self._outside:

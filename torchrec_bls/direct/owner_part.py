@@ -16,6 +16,7 @@ from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
 from torchrec_bls.direct.pieces import Cut, Piece
 from torchrec_bls.direct.steps import Content, Step
 from torchrec_bls.errors import ProtocolError
+from torchrec_bls.huge_pages import HugePages
 from torchrec_bls.records import Amount, Record, Whole, decode
 
 #: Process, descriptor, device, inode and bytes of a memory file.
@@ -133,7 +134,7 @@ class OwnerPart:
         content: Content,
         dense: Mapping[str, Any] | None,
         before: "OwnerPart | None",
-        huge_pages: bool,
+        huge_pages: HugePages,
     ) -> "OwnerPart":
         """Makes an owner's part of a version. Other processes do not know it yet.
 
@@ -143,7 +144,7 @@ class OwnerPart:
             content: content of the owner's bytes. A step is asked for once.
             dense: weights of the version that are published with the tables, by name.
             before: part of another version, whose pieces stay if they have the same content.
-            huge_pages: whether to ask for pages of 2 MiB.
+            huge_pages: what its pieces ask for, see huge_pages_for.
 
         Raises:
             RendezvousError: there is no memory for it.
@@ -255,7 +256,7 @@ def check_is_file(descriptor: int, address: Address, where: str) -> None:
 
 
 def _made(
-    label: Label, piece: Piece, content: Content, old: HeldPiece | None, huge_pages: bool
+    label: Label, piece: Piece, content: Content, old: HeldPiece | None, huge_pages: HugePages
 ) -> HeldPiece:
     """Returns a piece with some content: the old one if that has the same."""
     digests: list[bytes] = []
@@ -279,8 +280,8 @@ def _made(
         if different is None:
             return
         pages = None if old is None else _bytes_of(old.segment)
-        first, (_, end) = piece.spans[0].offset, different
         if pages is not None and has_old_steps:
+            first, (_, end) = piece.offset, different
             yield pages[first:end], first
         for step, offset in chain([different], in_order):
             if pages is not None and is_old():
@@ -289,7 +290,9 @@ def _made(
                 yield step.stored(), offset
 
     made = label.of_piece(piece, label.version)
-    segment = _native.TableSegment.create(made, parts(), piece.segment_bytes, huge_pages)
+    segment = _native.TableSegment.create(
+        made, parts(), piece.segment_bytes, huge_pages, piece.offset
+    )
     return HeldPiece(segment, label.version, tuple(digests))
 
 

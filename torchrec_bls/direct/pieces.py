@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from torchrec_bls import _native
+from torchrec_bls.huge_pages import HugePages
 
 _SMALL_PAGE, _HUGE_PAGE = 4096, 2 << 20
 # Part of an owner's bytes that is worth a piece. As each piece takes a descriptor in each process,
@@ -52,9 +53,15 @@ class Piece:
         return sum(span.end - span.begin for span in self.spans)
 
     @property
+    def offset(self) -> int:
+        """Returns the place of its first byte in its segment. Between it and the label there is no
+        memory."""
+        return self.spans[0].offset
+
+    @property
     def segment_bytes(self) -> int:
-        """Returns the size of its segment: the label, and its bytes."""
-        return self.spans[0].offset + self.size
+        """Returns the place after its last byte in its segment."""
+        return self.offset + self.size
 
     def digest(self, layout: bytes) -> bytes:
         """Returns 32 bytes that only the same piece of the same layout has.
@@ -76,8 +83,9 @@ class Cut:
     pieces: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, tables: Sequence[Range], size: int, page: int) -> "Cut":
-        """Cuts an owner's bytes.
+    def of(cls, tables: Sequence[Range], size: int, huge_pages: HugePages) -> "Cut":
+        """Cuts an owner's bytes, at pages of 4 KiB: pages of 2 MiB would have rows of two groups.
+        Only those of the pool are never parted.
 
         A table that is worth a piece is a group. Consecutive smaller ones are one together, until
         it is worth a piece. Pages with bytes of two groups are one more piece together. So a piece
@@ -86,9 +94,10 @@ class Cut:
         Args:
             tables: first and last bytes of the tables' rows, which do not overlap.
             size: number of bytes. All up to the next page are in a piece.
-            page: bytes of a page.
+            huge_pages: what the pieces ask for, see huge_pages_for.
         """
-        end = -(-size // page) * page
+        page, aligned = page_bytes(huge_pages == "hugetlb"), page_bytes(huge_pages)
+        end = -(-size // aligned) * aligned
         groups = _groups(sorted(tables), max(end // _WORTH, page))
         insides: list[Range] = []
         seams: list[Range] = []
@@ -107,14 +116,11 @@ class Cut:
             begin = border
         insides.append((begin, end))
         parts = [part for inside in insides for part in _parts(inside, end // _WORTH, page)]
-        first_offset = max(page, _native.FIRST_TABLE_OFFSET)
-        ranges = [*([part] for part in parts), *([seams] if seams else [])]
-        return cls(
-            tuple(
-                Piece(number, tuple(_spans(of_piece, first_offset)))
-                for number, of_piece in enumerate(ranges)
-            )
-        )
+        # What is a page of 2 MiB in memory is one in the segment.
+        spans = [_spans([part], _first_offset(part[0], aligned)) for part in parts]
+        if seams:
+            spans.append(_spans(seams, _first_offset(seams[0][0], page)))
+        return cls(tuple(Piece(number, tuple(each)) for number, each in enumerate(spans)))
 
     @property
     def size(self) -> int:
@@ -135,8 +141,8 @@ class Cut:
         return sorted(spans, key=lambda each: each[0].begin)
 
 
-def page_bytes(huge_pages: bool) -> int:
-    """Returns the size of the pages that tables are cut by, in bytes."""
+def page_bytes(huge_pages: HugePages) -> int:
+    """Returns the size of the pages that are asked for, in bytes."""
     return _HUGE_PAGE if huge_pages else _SMALL_PAGE
 
 
@@ -158,6 +164,13 @@ def _parts(inside: Range, least: int, page: int) -> Iterator[Range]:
     count = max(1, (end - begin) // max(_LARGE, least))
     borders = [begin + pages * number // count * page for number in range(count + 1)]
     yield from ((first, last) for first, last in pairwise(borders) if first < last)
+
+
+def _first_offset(begin: int, aligned: int) -> int:
+    """Returns the first place in a segment, behind the label, that is as far behind a multiple of
+    `aligned` as `begin`."""
+    first: int = _native.FIRST_TABLE_OFFSET
+    return first + (begin - first) % aligned
 
 
 def _spans(ranges: Sequence[Range], offset: int) -> Iterator[Span]:

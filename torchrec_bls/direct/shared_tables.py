@@ -9,12 +9,15 @@ from typing import Any
 from torchrec_bls import _native
 from torchrec_bls.direct.file_holders import holders_of, is_held
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
+from torchrec_bls.direct.new_weights import CheckpointWeights
 from torchrec_bls.direct.owner_part import Address, Label, OwnerPart, check_is_file
-from torchrec_bls.direct.pieces import Cut, Range, page_bytes
+from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.direct.steps import Content
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
+from torchrec_bls.huge_pages import HugePages
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,19 @@ class SharedTables(ABC):
         digest: digest of the layouts.
         layouts: layouts of the tables, by name.
         sizes: number of bytes of each owner's tables.
-        huge_pages: whether new segments ask for pages of 2 MiB.
+        huge_pages: what new segments ask for, see huge_pages_for.
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
+        held: versions that this process has in memory.
     """
 
     page: _native.ControlPage
     digest: bytes
     layouts: Mapping[str, TableLayout]
     sizes: Sequence[int]
-    huge_pages: bool
+    huge_pages: HugePages
     process: Process = field(default_factory=this_process, kw_only=True)
+    held: HeldVersions = field(default_factory=HeldVersions, kw_only=True)
 
     @property
     def owners(self) -> int:
@@ -46,8 +51,10 @@ class SharedTables(ABC):
     @cached_property
     def cuts(self) -> list[Cut]:
         """Returns the pieces of each owner's bytes."""
-        page = page_bytes(self.huge_pages)
-        return [Cut.of(self.ranges(owner), size, page) for owner, size in enumerate(self.sizes)]
+        return [
+            Cut.of(self.ranges(owner), size, self.huge_pages)
+            for owner, size in enumerate(self.sizes)
+        ]
 
     def create(
         self,
@@ -135,7 +142,6 @@ class SharedTables(ABC):
     def ranges(self, owner: int) -> list[Range]:
         """Returns where the rows of each table begin and end among an owner's bytes."""
 
-    @abstractmethod
     def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """Returns the content of an owner's bytes from a state dict. It is read step by step,
         later. What a caller can get wrong about names, shapes and dtypes is checked before.
@@ -146,8 +152,16 @@ class SharedTables(ABC):
             state_dict: the state dict.
 
         Raises:
-            ValueError: a table is missing, or has a wrong shape or dtype.
+            ValueError: a table is missing, or has a wrong shape or dtype; or a checkpoint has more
+                tables.
         """
+        if isinstance(state_dict, CheckpointWeights):
+            state_dict.check_has_no_more(prefix, self.layouts.keys())
+        return self._content(owner, prefix, state_dict)
+
+    @abstractmethod
+    def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+        """See `content`."""
 
     @abstractmethod
     def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.collective.transport.rendezvous import Rendezvous
+from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.process import this_process
@@ -25,10 +25,13 @@ class OwnPart(NamedTuple):
     Attributes:
         content: content of its bytes.
         told: what the other ranks have to know, by name; the same names on every rank.
+        same: what has to be equal on all ranks, by its name for messages, as a pair: the value, and
+            what the user has to change if values differ.
     """
 
     content: Content
     told: Mapping[str, str]
+    same: Mapping[str, tuple[str, str]]
 
 
 def share_parts(
@@ -52,16 +55,19 @@ def share_parts(
         The tables, and their first generation.
 
     Raises:
-        RendezvousError: a rank has no memory for its tables, or cannot map another rank's; all
-            ranks raise.
+        RendezvousError: a rank has no memory for its tables, or cannot map another rank's, or ranks
+            have other values; all ranks raise.
     """
     rank = group.rank()
     with rendezvous.own_part():
-        content, told = own()
+        content, told, same = own()
         page = _native.ControlPage.create(group.size(), digest) if rank == 0 else None
     at = page.address if page is not None else [0] * 5
-    records = rendezvous.exchange("places", {"page": at, **told})
+    values = {name: value for name, (value, _) in same.items()}
+    records = rendezvous.exchange("places", {"page": at, **told, **values})
     with rendezvous.own_part():
+        cures = {name: cure for name, (_, cure) in same.items()}
+        require_equal(rendezvous.name, records, cures, rendezvous.names)
         if page is None:
             page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
         tables = tables_of(page, records)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from torchrec_bls.collective.exchange_options import ExchangeOptions, timeout_of
 from torchrec_bls.distributed.codec_config import CodecConfig
+from torchrec_bls.huge_pages import HugePages
 
 _BAD_IDS = ("refuse", "row0")
 _LOOKUPS = ("exchange", "direct", "auto")
@@ -33,15 +34,19 @@ class BLSConfig(ExchangeOptions):
         name: name of the model. Models with equal modules need one each if they are in use at the
             same time: by it the ranks tell them apart. It is the same on all ranks, and begins the
             names of channels.
-        huge_pages: whether direct reads ask for pages of 2 MiB. They make reads faster, and take
-            seconds per GB of tables at the first forward.
+        huge_pages: whether the tables of direct reads ask for pages of 2 MiB, which make reads and
+            switches faster, and page tables small. None: modules with tables of 1 GiB or more do.
+            Where the kernel has no such page, small ones serve, and
+            `ServingState.small_page_bytes` counts them. "hugetlb": pages of the host's pool
+            (vm.nr_hugepages), and RendezvousError if it has too few. The process must not write
+            to its weights then (docs/design/tables-for-a-service.md).
     """
 
     expected_batch: int | None = None
     bad_ids: str = "refuse"
     codecs: CodecConfig | None = None
     lookup: str = "exchange"
-    huge_pages: bool = False
+    huge_pages: HugePages | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -57,6 +62,10 @@ class BLSConfig(ExchangeOptions):
             value = getattr(self, name)
             if value not in possible:
                 raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(possible)}")
+        if self.huge_pages not in (None, False, True, "hugetlb"):
+            raise ValueError(
+                f"huge_pages is {self.huge_pages!r}, but must be None, False, True or 'hugetlb'"
+            )
         if self.lookup == "direct" and self.codecs is not None:
             raise ValueError(
                 'codecs encode embeddings on their way, and lookup="direct" sends none: leave '

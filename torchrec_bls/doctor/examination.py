@@ -8,6 +8,7 @@ from torchrec_bls.doctor.finding import Finding, Status
 from torchrec_bls.doctor.host.cpus import cpus_finding
 from torchrec_bls.doctor.host.descriptors import descriptors_finding
 from torchrec_bls.doctor.host.devices import find_devices
+from torchrec_bls.doctor.host.huge_pages import huge_pages_finding
 from torchrec_bls.doctor.host.memory import memlock_finding, memory_finding
 from torchrec_bls.doctor.host.network import address_of_host_name, interfaces, network_finding
 from torchrec_bls.doctor.host.rdma import rdma_findings, why_not_tried
@@ -25,6 +26,7 @@ def examine(root: Path = Path("/")) -> list[Finding]:
         memory_finding(root),
         memlock_finding(root, device=bool(devices)),
         descriptors_finding(root),
+        huge_pages_finding(root),
         *rdma_findings(devices),
         network_finding(socket.gethostname(), address_of_host_name(), interfaces()),
     ]

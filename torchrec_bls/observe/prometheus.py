@@ -93,12 +93,14 @@ class ChannelCollector(Collector):
 
 
 class ServingCollector(Collector):
-    """Reports which version this process serves, and which owners are gone or late.
+    """Reports which version this process serves, how old it is, which owners are gone or late, and
+    which readers hold an older one.
 
         REGISTRY.register(ServingCollector(lambda: serving_state(model)))
 
     The label `process` is the rank whose tables the process publishes, or "reader". This shows
     tables that are served without their owner: `max by (owner) (torchrec_bls_owner_gone) > 0`.
+    The facts of a publication have no samples for a version that nobody has published.
 
     Args:
         state: function that returns the serving state; None before the first batch.
@@ -119,6 +121,31 @@ class ServingCollector(Collector):
             "How many versions have served, up to that of the last batch.",
             labels=("process",),
         )
+        published = GaugeMetricFamily(
+            "torchrec_bls_version_published_timestamp_seconds",
+            "When the version of the last batch was published.",
+            labels=("process",),
+        )
+        took = GaugeMetricFamily(
+            "torchrec_bls_publish_seconds",
+            "Time that the publication of the version of the last batch took its slowest owner.",
+            labels=("process",),
+        )
+        written = GaugeMetricFamily(
+            "torchrec_bls_version_written_bytes",
+            "Bytes of the tables of the version of the last batch that were written.",
+            labels=("process",),
+        )
+        reused = GaugeMetricFamily(
+            "torchrec_bls_version_reused_bytes",
+            "Bytes of these tables that are those of the version before.",
+            labels=("process",),
+        )
+        failed = CounterMetricFamily(
+            "torchrec_bls_failed_publishes",
+            "Calls of publish that have raised in this process.",
+            labels=("process",),
+        )
         announced = GaugeMetricFamily(
             "torchrec_bls_version_serial_announced",
             "How many versions have served, up to the last one that all owners have announced.",
@@ -136,7 +163,17 @@ class ServingCollector(Collector):
         )
         readers = GaugeMetricFamily(
             "torchrec_bls_readers",
-            "Living processes that attached to this one.",
+            "Living processes that read these tables, this one among them.",
+            labels=("process",),
+        )
+        behind = GaugeMetricFamily(
+            "torchrec_bls_readers_behind",
+            "Readers that have an older version than the announced one in memory.",
+            labels=("process",),
+        )
+        uncounted = GaugeMetricFamily(
+            "torchrec_bls_reader_uncounted",
+            "1 where this process is not among the readers, since there are too many.",
             labels=("process",),
         )
         rows = CounterMetricFamily(
@@ -161,10 +198,22 @@ class ServingCollector(Collector):
             serial.add_metric((process,), state.serial)
             announced.add_metric((process,), state.announced_serial)
             readers.add_metric((process,), len(state.readers))
+            behind.add_metric((process,), len(state.readers_behind))
+            uncounted.add_metric((process,), state.uncounted)
+            failed.add_metric((process,), state.failed_publishes)
+            for family, fact in (
+                (published, state.published),
+                (took, state.publish_seconds),
+                (written, state.bytes_written),
+                (reused, state.bytes_reused),
+            ):
+                if fact is not None:
+                    family.add_metric((process,), fact)
             refused.add_metric((process,), state.refused_batches)
             replaced.add_metric((process,), state.replaced_ids)
             for owner, rows_read in enumerate(state.rows_read):
                 gone.add_metric((process, str(owner)), owner in state.owners_gone)
                 missing.add_metric((process, str(owner)), owner in state.missing)
                 rows.add_metric((process, str(owner)), rows_read)
-        yield from (version, serial, announced, missing, gone, readers, rows, refused, replaced)
+        yield from (version, serial, published, took, written, reused, failed, announced, missing)
+        yield from (gone, readers, behind, uncounted, rows, refused, replaced)

@@ -20,6 +20,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
 from torch import nn
 from torchrec.quant.embedding_modules import MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS
 
+from torchrec_bls.direct.pieces import page_bytes
+from torchrec_bls.huge_pages import HugePages, huge_pages_for
 from torchrec_bls.quant.stored_tables import PACKED, StoredTable
 
 # Child of a module in which its lookups are registered, if they are.
@@ -33,9 +35,10 @@ class Lookups:
         module: TorchRec's module, with weights on the CPU or the meta device. `move_to` and
             `take_over` change it.
         children: nn.ModuleDict in it that has the tables, by name.
-        page: bytes of a page; the weights of each lookup begin on a page.
+        huge_pages: see BLSConfig. The weights of each lookup begin on a page.
 
     Attributes:
+        huge_pages: what the segments of the tables ask for.
         configs: configs of the tables of each lookup.
         made: new lookups that replace the module's; they have no memory for weights.
         begins: first byte of each lookup's weights in the memory of all tables.
@@ -43,11 +46,14 @@ class Lookups:
         tables: tables of all lookups, in the order of their memory.
     """
 
-    def __init__(self, module: Any, children: nn.ModuleDict, page: int) -> None:
+    def __init__(self, module: Any, children: nn.ModuleDict, huge_pages: HugePages | None) -> None:
         self._module = module
         self._children = children
         self.configs = [list(tables) for tables in module._key_to_tables.values()]
         self.made = [_on_cpu(lookup) for lookup in module._emb_modules]
+        stored = sum(lookup.host_size for lookup in self.made)
+        self.huge_pages = huge_pages_for(huge_pages, stored)
+        page = page_bytes(self.huge_pages)
         sizes = [-(-lookup.host_size // page) * page for lookup in self.made]
         self.begins = [0, *itertools.accumulate(sizes)][:-1]
         self.by_lookup = [

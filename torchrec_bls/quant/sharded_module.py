@@ -11,7 +11,6 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardedModule
 
 from torchrec_bls.direct.layout import layouts_of
-from torchrec_bls.direct.pieces import page_bytes
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
@@ -80,7 +79,7 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
             [STORED],
         )
         children: nn.ModuleDict = getattr(module, tables_name)
-        lookups = Lookups(module, children, page_bytes(config.huge_pages) if reads_directly else 1)
+        lookups = Lookups(module, children, config.huge_pages if reads_directly else False)
         source = row_source(
             module._emb_modules, lookups.begins, checkpoint, f"{prefix}{tables_name}."
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
+from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.owner_part import OwnerPart
@@ -19,6 +19,7 @@ from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.sharing import OwnPart, share_parts
 from torchrec_bls.direct.steps import Content, Run, content_of
 from torchrec_bls.errors import ProtocolError
+from torchrec_bls.huge_pages import SAME_PAGES, HugePages
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
 from torchrec_bls.quant.stored_tables import RowSource, StateDictRows, StoredTable, stored_rows
 
@@ -51,7 +52,7 @@ class PlacedRows:
         cls,
         tables: Sequence[StoredTable],
         shards: Mapping[str, Sequence[Shard]],
-        huge_pages: bool,
+        huge_pages: HugePages,
     ) -> "PlacedRows":
         """Places rows.
 
@@ -130,7 +131,7 @@ class SharedRows(SharedTables):
         """See SharedTables."""
         return self.rows.ranges(owner)
 
-    def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+    def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """See SharedTables. Tables are whole: float weights, or rows as they are stored."""
         source = StateDictRows(state_dict, prefix, "the state_dict")
         for table in self.rows.tables_of(owner):
@@ -165,7 +166,7 @@ def share_rows(
     tables: Sequence[StoredTable],
     layouts: Sequence[TableLayout],
     source: RowSource,
-    huge_pages: bool,
+    huge_pages: HugePages,
 ) -> tuple[SharedRows, RowsGeneration]:
     """Makes this rank's part and maps those of all other ranks, collectively.
 
@@ -176,7 +177,7 @@ def share_rows(
         tables: tables in the order of their memory, the same on every rank.
         layouts: shards of the tables.
         source: source of the rows that this rank shares.
-        huge_pages: whether to share pages of 2 MiB.
+        huge_pages: what the segments ask for, see huge_pages_for.
 
     Raises:
         RendezvousError: a rank has no memory for its rows, cannot map another rank's, or has rows
@@ -189,12 +190,14 @@ def share_rows(
     def own_part() -> OwnPart:
         for table in rows.tables_of(group.rank()):
             source.check(table)
-        told = {"weights": _digest_of_some_rows(rows, source)}
-        return OwnPart(rows.content(group.rank(), source, ""), told)
+        cure = "Load the same weights on every rank before the module is sharded"
+        same = {
+            "huge_pages": (str(huge_pages), SAME_PAGES),
+            "weights": (_digest_of_some_rows(rows, source), cure),
+        }
+        return OwnPart(rows.content(group.rank(), source, ""), {}, same)
 
     def tables_of(page: _native.ControlPage, told: Sequence[Mapping[str, Any]]) -> SharedRows:
-        cure = "Load the same weights on every rank before the module is sharded"
-        require_equal(name, told, {"weights": cure}, rendezvous.names)
         by_name = {table.name: table for table in layouts}
         sizes = [rows.size_of(owner) for owner in range(group.size())]
         return SharedRows(page, rows.digest, by_name, sizes, huge_pages, rows)

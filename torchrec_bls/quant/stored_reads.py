@@ -116,6 +116,15 @@ class StoredReads(DirectReads[BoundModule]):
         """See DirectReads."""
         return output_of(self._module)
 
+    def aside(self, generation: Generation, check: InputCheck) -> "StoredReads":
+        """See DirectReads."""
+        assert isinstance(generation, RowsGeneration)
+        made: StoredReads = self._aside(
+            self._bound_to(generation), torch.zeros_like(self.rows_read)
+        )
+        made._input_check = check
+        return made
+
     def _next_view(self, generation: Generation) -> BoundModule:
         assert isinstance(generation, RowsGeneration)
         read = self.generation
@@ -169,7 +178,7 @@ def direct_lookup(
         lookups.tables,
         layouts,
         source,
-        config.huge_pages,
+        lookups.huge_pages,
     )
     memory = torch.frombuffer(generation.window, dtype=torch.uint8)
     shown = lookups.move_to(memory)

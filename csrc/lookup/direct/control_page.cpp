@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "errors.h"
 #include "lookup/direct/version_name.h"
@@ -17,7 +18,7 @@
 namespace bls {
 namespace {
 
-constexpr uint64_t kMagic = 0x3230'6765'6E62'6274;   // "tbbneg02"
+constexpr uint64_t kMagic = 0x3330'6765'6E62'6274;   // "tbbneg03"
 constexpr uint64_t kFamily = 0x0000'6765'6E62'6274;  // "tbbneg" of any version
 constexpr uint64_t kFamilyBits = 0x0000'FFFF'FFFF'FFFF;
 constexpr size_t kCacheLine = 64;
@@ -131,10 +132,14 @@ struct alignas(kCacheLine) ControlPage::Owner {
   }
 };
 
+size_t ControlPage::bytes_of(uint32_t owners) {
+  return sizeof(Header) + owners * sizeof(Owner) + sizeof(ReaderSlots);
+}
+
 ControlPage ControlPage::create(uint32_t owners, const Digest& layout) {
   if (owners == 0) throw std::invalid_argument("a control page of no owners");
   const MemoryPurpose purpose{"the control page of tables", "Free some memory"};
-  Descriptor file = create_memory_file(sizeof(Header) + owners * sizeof(Owner), purpose);
+  Descriptor file = create_memory_file(bytes_of(owners), purpose);
   seal_memory_file(file.get(), false, purpose);
   return ControlPage(std::move(file), owners, layout, true);
 }
@@ -149,7 +154,7 @@ ControlPage ControlPage::adopt(Descriptor file, uint32_t owners, const Digest& l
 }
 
 ControlPage::ControlPage(Descriptor file, uint32_t owners, const Digest& layout, bool is_new)
-    : file_(std::move(file)), owners_(owners), bytes_(sizeof(Header) + owners * sizeof(Owner)) {
+    : file_(std::move(file)), owners_(owners), bytes_(bytes_of(owners)) {
   uint64_t magic = 0;  // before the size, which another version has another one of
   if (!is_new && pread(file_.get(), &magic, sizeof(magic), 0) == sizeof(magic) && magic != kMagic &&
       (magic & kFamilyBits) == kFamily) {
@@ -161,6 +166,7 @@ ControlPage::ControlPage(Descriptor file, uint32_t owners, const Digest& layout,
   if (is_new) {
     new (data_) Header{kMagic, owners, 0, layout, {}, {}};
     for (uint32_t i = 0; i < owners; ++i) new (&owner(i)) Owner{};
+    new (&slots()) ReaderSlots{};
     return;
   }
   const Header& found = header();
@@ -179,7 +185,7 @@ ControlPage::ControlPage(ControlPage&& other) noexcept
 ControlPage::~ControlPage() = default;
 
 void ControlPage::check_writable() const {
-  if (pages_->are_writable()) return;
+  if (is_writable()) return;
   throw std::invalid_argument(
       "this process was forked from the one that mapped the control page of tables, and only reads "
       "it: publish in the parent, or attach to the tables in this process");
@@ -193,6 +199,10 @@ ControlPage::Owner& ControlPage::owner(uint32_t number) const {
                                 std::to_string(owners_));
   }
   return reinterpret_cast<Owner*>(data_ + sizeof(Header))[number];
+}
+
+ReaderSlots& ControlPage::slots() const {
+  return *reinterpret_cast<ReaderSlots*>(data_ + sizeof(Header) + owners_ * sizeof(Owner));
 }
 
 uint64_t ControlPage::serial() const { return serial_of(header().decided.load()); }
@@ -326,6 +336,13 @@ std::optional<uint32_t> ControlPage::abandoned_by() const {
   const uint64_t word = load(header().abandoned);
   if (word == 0) return std::nullopt;
   return static_cast<uint32_t>(word - 1);
+}
+
+std::vector<TableReader> ControlPage::readers() const { return slots().readers(); }
+
+ReaderSlots& ControlPage::reader_slots() {
+  check_writable();
+  return slots();
 }
 
 }  // namespace bls

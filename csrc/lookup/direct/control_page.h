@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "host/memory_file.h"
+#include "lookup/direct/reader_slots.h"
 #include "lookup/direct/writable_pages.h"
 
 namespace bls {
@@ -23,6 +25,8 @@ namespace bls {
 ///
 /// Of the two records of an owner one is of the version that serves. It is not written to while
 /// that one serves. A reader looks at the word before and after it reads a record.
+///
+/// Behind the owners the page has a slot for each process that reads.
 class ControlPage {
  public:
   using Digest = std::array<std::byte, 32>;
@@ -93,6 +97,14 @@ class ControlPage {
   /// Which owner has said so first.
   std::optional<uint32_t> abandoned_by() const;
 
+  /// The processes that have said that they read, and may be dead.
+  std::vector<TableReader> readers() const;
+  /// The slots, to write to.
+  ReaderSlots& reader_slots();
+
+  /// False in a forked child, for a page that it has not mapped itself.
+  bool is_writable() const { return pages_->are_writable(); }
+
   int descriptor() const { return file_.get(); }
   MemoryFileAddress address() const { return address_of(file_.get()); }
 
@@ -100,9 +112,11 @@ class ControlPage {
   struct Header;
   struct Owner;
 
+  static size_t bytes_of(uint32_t owners);
   ControlPage(Descriptor file, uint32_t owners, const Digest& layout, bool is_new);
   Header& header() const;
   Owner& owner(uint32_t number) const;
+  ReaderSlots& slots() const;
   void check_writable() const;
 
   Descriptor file_;

@@ -13,10 +13,10 @@
 namespace bls {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 // During one step other threads of the process wait with their page faults and mappings, and those
-// that the scheduler has put behind this one wait as well. No unmapping cuts a page of 2 MiB.
-constexpr size_t kPopulatedAtOnce = kHugePage / 4, kUnmappedAtOnce = kHugePage;
+// that the scheduler has put behind this one wait as well. These are pages: one of 2 MiB takes as
+// long as one of 4 KiB. No unmapping cuts a page of 2 MiB.
+constexpr size_t kPopulatedAtOnce = 128, kUnmappedAtOnce = 512;
 // Times a step that this thread rests after it. The scheduler may leave it on the processor of a
 // thread with lookups, which loses one in so many then.
 constexpr int kRests = 4;
@@ -58,14 +58,23 @@ std::byte* reserve_table_pages(size_t bytes) {
   return begin + before;
 }
 
-void populate_table_pages(const std::byte* data, size_t bytes) {
-  in_steps(bytes, kPopulatedAtOnce, [data](size_t at, size_t step) {
+std::byte* map_table_file(int fd, size_t bytes, int protection, int kind) {
+  std::byte* const at = reserve_table_pages(bytes);
+  if (mmap(at, bytes, protection, kind | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    munmap(at, whole_pages(bytes));
+    fail_by_errno("cannot map " + mebibytes(bytes) + " of tables");
+  }
+  return at;
+}
+
+void populate_table_pages(const std::byte* data, size_t bytes, size_t page) {
+  in_steps(bytes, kPopulatedAtOnce * page, [data](size_t at, size_t step) {
     return madvise(const_cast<std::byte*>(data) + at, step, kPopulateRead) == 0;
   });
 }
 
-void unmap_table_pages(const std::byte* data, size_t bytes) noexcept {
-  in_steps(bytes, kUnmappedAtOnce, [data](size_t at, size_t step) {
+void unmap_table_pages(const std::byte* data, size_t bytes, size_t page) noexcept {
+  in_steps(bytes, kUnmappedAtOnce * page, [data](size_t at, size_t step) {
     munmap(const_cast<std::byte*>(data) + at, step);
     return true;
   });

@@ -13,6 +13,7 @@
 #include "errors.h"
 #include "lookup/direct/table_pages.h"
 #include "lookup/direct/version_name.h"
+#include "lookup/direct/writable_pages.h"
 
 namespace bls {
 namespace {
@@ -20,7 +21,6 @@ namespace {
 constexpr uint64_t kMagic = 0x3330'7473'6C62'6274;   // "tbblst03"
 constexpr uint64_t kFamily = 0x0000'7473'6C62'6274;  // "tbblst" of any version
 constexpr uint64_t kFamilyBits = 0x0000'FFFF'FFFF'FFFF;
-constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1
 
 /// What a segment begins with.
 struct Header {
@@ -30,6 +30,9 @@ struct Header {
   uint32_t version_bytes;
   std::array<std::byte, 32> layout;
   std::array<char, kLongestVersion> version;
+  uint32_t pages;
+  uint32_t reserved;
+  uint64_t small_page_bytes;
 };
 static_assert(sizeof(Header) <= TableSegment::kFirstOffset);
 
@@ -37,55 +40,66 @@ MemoryPurpose purpose(const TableLabel& label) {
   return {
       "the tables of rank " + std::to_string(label.owner) + " in version '" + label.version + "'",
       "Use smaller or quantized tables, more hosts, or lookup=\"exchange\", which holds no two "
-      "versions at once"};
+      "versions at once; or end the processes that serve, and start them with the new weights"};
 }
 
-/// Maps a file where pages of 2 MiB fit.
-std::byte* map_aligned(int fd, size_t bytes, int protection, int kind) {
-  std::byte* const at = reserve_table_pages(bytes);
-  if (mmap(at, bytes, protection, kind | MAP_FIXED, fd, 0) == MAP_FAILED) {
-    munmap(at, whole_pages(bytes));
-    fail_by_errno("cannot map " + mebibytes(bytes) + " of tables");
-  }
-  return at;
-}
-
-void check_part(const TablePart& part, size_t bytes) {
-  if (part.offset < TableSegment::kFirstOffset || part.offset > bytes ||
-      part.bytes > bytes - part.offset) {
+void check_part(const TablePart& part, size_t first, size_t bytes) {
+  if (part.offset < first || part.offset > bytes || part.bytes > bytes - part.offset) {
     throw std::invalid_argument("a part of " + std::to_string(part.bytes) + " bytes at " +
                                 std::to_string(part.offset) + " does not fit a segment of " +
-                                std::to_string(bytes));
+                                std::to_string(bytes) + " with parts from " +
+                                std::to_string(first) + " on");
   }
 }
 
-void write_at(int fd, const void* data, size_t bytes, size_t offset) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t step = pwrite(fd, static_cast<const std::byte*>(data) + done, bytes - done,
-                                static_cast<off_t>(offset + done));
-    if (step < 0 && errno != EINTR)
-      fail_by_errno("cannot write " + mebibytes(bytes) + " of tables");
-    if (step > 0) done += static_cast<size_t>(step);
+/// Writes to a segment's memory. Files of small pages are written to by their descriptor, and those
+/// of the host's pool, which can't be, through a mapping that no child inherits: either would keep
+/// the file from being sealed.
+class Writer {
+ public:
+  Writer(const SegmentMemory& memory, HugePages pages) : fd_(memory.file.get()) {
+    if (pages != HugePages::kPool) return;
+    mapped_.emplace(fd_, memory.bytes, "tables to write to", WritablePages::Children::kHaveNone);
   }
-}
 
-/// Writes through the descriptor: a child that is forked meanwhile would inherit a mapping to write
-/// to, which keeps the file from being sealed.
-void fill(int fd, const TableLabel& label, const NextPart& next, size_t bytes) {
-  Header header{kMagic,       bytes, label.owner, static_cast<uint32_t>(label.version.size()),
-                label.layout, {}};
+  void write(const void* data, size_t bytes, size_t offset) {
+    if (mapped_) {
+      std::memcpy(mapped_->data() + offset, data, bytes);
+      return;
+    }
+    for (size_t done = 0; done < bytes;) {
+      const ssize_t step = pwrite(fd_, static_cast<const std::byte*>(data) + done, bytes - done,
+                                  static_cast<off_t>(offset + done));
+      if (step < 0 && errno != EINTR) {
+        fail_by_errno("cannot write " + mebibytes(bytes) + " of tables");
+      }
+      if (step > 0) done += static_cast<size_t>(step);
+    }
+  }
+
+ private:
+  int fd_;
+  std::optional<WritablePages> mapped_;
+};
+
+void fill(const SegmentMemory& memory, HugePages pages, const TableLabel& label,
+          const NextPart& next, size_t first, size_t bytes) {
+  Writer writer(memory, pages);
+  Header header{kMagic,
+                bytes,
+                label.owner,
+                static_cast<uint32_t>(label.version.size()),
+                label.layout,
+                {},
+                static_cast<uint32_t>(pages),
+                0,
+                memory.small_page_bytes};
   std::memcpy(header.version.data(), label.version.data(), label.version.size());
-  write_at(fd, &header, sizeof(header), 0);
+  writer.write(&header, sizeof(header), 0);
   while (const std::optional<TablePart> part = next()) {
-    check_part(*part, bytes);
-    write_at(fd, part->data, part->bytes, part->offset);
+    check_part(*part, first, bytes);
+    writer.write(part->data, part->bytes, part->offset);
   }
-}
-
-void collapse(int fd, size_t bytes) {
-  std::byte* const pages = map_aligned(fd, bytes, PROT_READ, MAP_SHARED);
-  madvise(pages, bytes, kCollapse);
-  unmap_table_pages(pages, bytes);
 }
 
 [[noreturn]] void foreign(const std::string& what) {
@@ -95,17 +109,26 @@ void collapse(int fd, size_t bytes) {
                                                "rank, with one version of torchrec-bls");
 }
 
-void check_label(const std::byte* data, size_t bytes, const TableLabel& expected) {
+/// Whether a file of so many bytes is what a header says.
+bool fits(const Header& header, size_t file_bytes) {
+  const bool from_pool = header.pages == static_cast<uint32_t>(HugePages::kPool);
+  const size_t unused = file_bytes - std::min<size_t>(header.bytes, file_bytes);
+  return header.bytes >= TableSegment::kFirstOffset && header.bytes <= file_bytes &&
+         (from_pool ? unused < kHugePage : unused == 0);
+}
+
+/// Returns the header of a file with the label that is expected.
+Header checked_header(const std::byte* data, size_t file_bytes, const TableLabel& expected) {
   Header header;
   std::memcpy(&header, data, sizeof(header));
   if (header.magic != kMagic && (header.magic & kFamilyBits) == kFamily) {
     foreign("is of another version of torchrec-bls");
   }
-  if (header.magic != kMagic || header.bytes != bytes) foreign("has no label");
+  if (header.magic != kMagic || !fits(header, file_bytes)) foreign("has no label");
   const std::string version(header.version.data(),
                             std::min<size_t>(header.version_bytes, header.version.size()));
   if (!is_version(version)) foreign("has a label of no version");
-  if (TableLabel{header.owner, version, header.layout} == expected) return;
+  if (TableLabel{header.owner, version, header.layout} == expected) return header;
   if (header.layout != expected.layout) foreign("has other shards than this rank expects");
   foreign("is of rank " + std::to_string(header.owner) + " and version '" + version +
           "', not of rank " + std::to_string(expected.owner) + " and version '" + expected.version +
@@ -115,25 +138,28 @@ void check_label(const std::byte* data, size_t bytes, const TableLabel& expected
 }  // namespace
 
 TableSegment TableSegment::create(const TableLabel& label, std::span<const TablePart> parts,
-                                  size_t bytes, bool huge_pages) {
+                                  size_t bytes, HugePages pages) {
   size_t number = 0;
   const NextPart next = [&]() -> std::optional<TablePart> {
     if (number == parts.size()) return std::nullopt;
     return parts[number++];
   };
-  return create(label, next, bytes, huge_pages);
+  return create(label, next, bytes, pages);
 }
 
 TableSegment TableSegment::create(const TableLabel& label, const NextPart& next, size_t bytes,
-                                  bool huge_pages) {
+                                  HugePages pages, size_t first) {
   if (!is_version(label.version)) throw std::invalid_argument("a label of no version");
   bytes = std::max(bytes, kFirstOffset);
+  if (first < kFirstOffset || first > bytes) {
+    throw std::invalid_argument("the first part at " + std::to_string(first) + " of " +
+                                std::to_string(bytes) + " bytes");
+  }
   const MemoryPurpose why = purpose(label);
-  Descriptor file = create_memory_file(bytes, why);
-  fill(file.get(), label, next, bytes);
-  if (huge_pages) collapse(file.get(), bytes);
-  seal_memory_file(file.get(), true, why);
-  return TableSegment(std::move(file));
+  SegmentMemory memory = take_segment_memory(bytes, first, pages, why);
+  fill(memory, pages, label, next, first, bytes);
+  seal_memory_file(memory.file.get(), true, why);
+  return TableSegment(std::move(memory.file), label);
 }
 
 TableSegment TableSegment::open(const MemoryFileAddress& address, const TableLabel& expected) {
@@ -141,46 +167,63 @@ TableSegment TableSegment::open(const MemoryFileAddress& address, const TableLab
 }
 
 TableSegment TableSegment::adopt(Descriptor file, const TableLabel& expected) {
-  TableSegment segment(std::move(file));
-  check_label(segment.data_, segment.size_, expected);
-  return segment;
+  return TableSegment(std::move(file), expected);
 }
 
-TableSegment::TableSegment(Descriptor file) : file_(std::move(file)) {
+TableSegment::TableSegment(Descriptor file, const TableLabel& expected) : file_(std::move(file)) {
   const size_t bytes = address_of(file_.get()).bytes;
   if (bytes < kFirstOffset || !is_sealed(file_.get(), bytes, true)) {
     foreign("is not sealed, or too short to be any");
   }
-  data_ = map_aligned(file_.get(), bytes, PROT_READ, MAP_SHARED);
-  size_ = bytes;
+  std::byte* const data = map_table_file(file_.get(), bytes, PROT_READ, MAP_SHARED);
+  try {
+    const Header header = checked_header(data, bytes, expected);
+    size_ = header.bytes;
+    small_page_bytes_ = header.small_page_bytes;
+    pages_ = static_cast<HugePages>(header.pages);
+  } catch (...) {
+    munmap(data, bytes);
+    throw;
+  }
+  data_ = data;
+  mapped_bytes_ = bytes;
 }
 
 TableSegment::TableSegment(TableSegment&& other) noexcept
     : file_(std::move(other.file_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(other.size_),
+      mapped_bytes_(other.mapped_bytes_),
+      small_page_bytes_(other.small_page_bytes_),
+      pages_(other.pages_) {}
 
 TableSegment& TableSegment::operator=(TableSegment&& other) noexcept {
   std::swap(file_, other.file_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
+  std::swap(small_page_bytes_, other.small_page_bytes_);
+  std::swap(pages_, other.pages_);
   return *this;
 }
 
 TableSegment::~TableSegment() {
-  if (data_ != nullptr) unmap_table_pages(data_, size_);
+  if (data_ != nullptr) unmap_table_pages(data_, mapped_bytes_, page_bytes());
 }
 
 PrivatePages::PrivatePages(const TableSegment& segment)
-    : data_(map_aligned(segment.descriptor(), segment.size(), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_NORESERVE)),
-      size_(segment.size()) {}
+    : data_(map_table_file(segment.descriptor(), segment.mapped_bytes(), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_NORESERVE)),
+      size_(segment.size()),
+      mapped_bytes_(segment.mapped_bytes()) {}
 
 PrivatePages::PrivatePages(PrivatePages&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(other.size_),
+      mapped_bytes_(other.mapped_bytes_) {}
 
 PrivatePages::~PrivatePages() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr) munmap(data_, mapped_bytes_);
 }
 
 }  // namespace bls

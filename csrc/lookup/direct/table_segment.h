@@ -9,6 +9,8 @@
 #include <string>
 
 #include "host/memory_file.h"
+#include "lookup/direct/segment_memory.h"
+#include "lookup/direct/table_pages.h"
 
 namespace bls {
 
@@ -41,14 +43,14 @@ class TableSegment {
   /// Where the first part may begin.
   static constexpr size_t kFirstOffset = 4096;
 
-  /// Copies the parts, one after the other, so that they need not be in memory at once. With
-  /// `huge_pages` it asks for pages of 2 MiB, which make lookups faster and take seconds per GB
-  /// once; a kernel that has none leaves small ones. Throws std::invalid_argument for parts that
-  /// overlap the label or the end and for a label of no version, ChannelError without memory.
+  /// Copies the parts, one after the other, so that they need not be in memory at once. None begins
+  /// before `first`; up to there the segment has no memory but the label's. Throws
+  /// std::invalid_argument for parts that overlap the label or the end and for a label of no
+  /// version, ChannelError without memory.
   static TableSegment create(const TableLabel& label, const NextPart& next, size_t bytes,
-                             bool huge_pages);
+                             HugePages pages, size_t first = kFirstOffset);
   static TableSegment create(const TableLabel& label, std::span<const TablePart> parts,
-                             size_t bytes, bool huge_pages);
+                             size_t bytes, HugePages pages);
   /// Maps what another process announced. Throws ChannelError if it is not there any more, is not
   /// sealed, or has another label.
   static TableSegment open(const MemoryFileAddress& address, const TableLabel& expected);
@@ -63,20 +65,33 @@ class TableSegment {
 
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }
+  /// Bytes of the file, which are more than `size` if its pages are of the host's pool.
+  size_t mapped_bytes() const { return mapped_bytes_; }
+  /// Bytes for which its creator asked for pages of 2 MiB and got small ones.
+  size_t small_page_bytes() const { return small_page_bytes_; }
+  HugePages pages() const { return pages_; }
+  /// Bytes of its pages: of a small one if it has some that could be larger.
+  size_t page_bytes() const {
+    return pages_ == HugePages::kNo || small_page_bytes_ > 0 ? kTablePage : kHugePage;
+  }
   int descriptor() const { return file_.get(); }
   /// By which other processes find it here.
   MemoryFileAddress address() const { return address_of(file_.get()); }
 
  private:
-  explicit TableSegment(Descriptor file);
+  TableSegment(Descriptor file, const TableLabel& expected);
 
   Descriptor file_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  size_t mapped_bytes_ = 0;
+  size_t small_page_bytes_ = 0;
+  HugePages pages_ = HugePages::kNo;
 };
 
 /// A mapping of a segment whose pages become this process's own when they are written to. The
-/// segment never sees it.
+/// segment never sees it. A page of the host's pool needs another free one then; without it the
+/// kernel ends the process (SIGBUS).
 class PrivatePages {
  public:
   explicit PrivatePages(const TableSegment& segment);
@@ -90,6 +105,7 @@ class PrivatePages {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+  size_t mapped_bytes_ = 0;
 };
 
 }  // namespace bls

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -12,16 +13,19 @@
 namespace bls {
 namespace {
 
-void check(const SegmentPages& piece) {
-  const size_t size = piece.segment->size();
-  const size_t pages = whole_pages(size);
-  if (piece.offset % kTablePage == 0 && piece.bytes % kTablePage == 0 && piece.offset <= pages &&
-      piece.bytes <= pages - piece.offset) {
+/// `at` is the place of a piece in the window.
+void check(const SegmentPages& piece, size_t at) {
+  const TableSegment& segment = *piece.segment;
+  const size_t page = segment.pages() == HugePages::kPool ? kHugePage : kTablePage;
+  const size_t pages = whole_pages(segment.mapped_bytes());
+  if (at % page == 0 && piece.offset % page == 0 && piece.bytes % page == 0 &&
+      piece.offset <= pages && piece.bytes <= pages - piece.offset) {
     return;
   }
   throw std::invalid_argument(
-      std::to_string(piece.bytes) + " bytes at " + std::to_string(piece.offset) +
-      " are no whole pages of a segment of " + std::to_string(size) + " bytes");
+      std::to_string(piece.bytes) + " bytes at " + std::to_string(piece.offset) + ", mapped at " +
+      std::to_string(at) + ", are no whole pages of " + std::to_string(page) +
+      " bytes of a segment of " + std::to_string(segment.size()) + " bytes");
 }
 
 }  // namespace
@@ -29,8 +33,9 @@ void check(const SegmentPages& piece) {
 TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
   size_t bytes = 0;
   for (const SegmentPages& piece : pieces) {
-    check(piece);
+    check(piece, bytes);
     bytes += piece.bytes;
+    page_ = std::min(page_, piece.segment->page_bytes());
   }
   if (bytes == 0) return;
   data_ = reserve_table_pages(bytes);
@@ -48,13 +53,15 @@ TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
   }
 }
 
-void TableWindow::populate() const { populate_table_pages(data_, size_); }
+void TableWindow::populate() const { populate_table_pages(data_, size_, page_); }
 
 TableWindow::TableWindow(TableWindow&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      page_(other.page_) {}
 
 TableWindow::~TableWindow() {
-  if (data_ != nullptr) unmap_table_pages(data_, size_);
+  if (data_ != nullptr) unmap_table_pages(data_, size_, page_);
 }
 
 }  // namespace bls

@@ -16,7 +16,8 @@ struct SegmentPages {
 
 /// Pieces of the segments of several ranks, mapped one behind the other, so that a table that lies
 /// in all of them has one address. Pages that are written to become this process's own; no segment
-/// sees it.
+/// sees it (see PrivatePages for those of the host's pool). A page of 2 MiB stays one where its
+/// place in the window is a multiple of 2 MiB, as its place in the segment is.
 class TableWindow {
  public:
   /// Maps the pieces in their order. Throws std::invalid_argument for a piece that is not of whole
@@ -36,6 +37,7 @@ class TableWindow {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+  size_t page_ = kHugePage;  // the smallest one
 };
 
 }  // namespace bls

@@ -32,7 +32,8 @@ Mapped& mapped() {
 
 }  // namespace
 
-WritablePages::WritablePages(int fd, size_t bytes, const std::string& what) : bytes_(bytes) {
+WritablePages::WritablePages(int fd, size_t bytes, const std::string& what, Children children)
+    : bytes_(bytes) {
   Mapped& all = mapped();
   const std::lock_guard guard(all.lock);  // no fork between the mapping and its place in the set
   all.pages.insert(this);
@@ -41,6 +42,7 @@ WritablePages::WritablePages(int fd, size_t bytes, const std::string& what) : by
     all.pages.erase(this);
     fail_by_errno("cannot map " + what);
   }
+  if (children == Children::kHaveNone) madvise(at, bytes, MADV_DONTFORK);
   data_ = static_cast<std::byte*>(at);
 }
 

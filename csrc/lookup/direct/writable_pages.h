@@ -9,8 +9,15 @@ namespace bls {
 /// may only read it: a store there would be one of a process that it is not.
 class WritablePages {
  public:
+  /// What a child that is forked later has.
+  enum class Children {
+    kMayRead,
+    kHaveNone,  ///< for a file to be sealed, which no mapping to write to may be left of
+  };
+
   /// Throws ChannelError, with `what` in its text.
-  WritablePages(int fd, size_t bytes, const std::string& what);
+  WritablePages(int fd, size_t bytes, const std::string& what,
+                Children children = Children::kMayRead);
   WritablePages(const WritablePages&) = delete;
   WritablePages& operator=(const WritablePages&) = delete;
   ~WritablePages();

@@ -27,7 +27,7 @@ namespace {
 constexpr ControlPage::Digest kLayout = {std::byte{1}, std::byte{2}};
 const MemoryFileAddress kSomewhere{1, 2, 3, 4, 5};
 /// Bytes of the header, in which other versions of this package have their magic as well.
-constexpr size_t kHeader = 64, kOwner = 384;
+constexpr size_t kHeader = 64, kOwner = 384, kSlots = 256 * 64;
 
 Descriptor copy_of(int fd) { return Descriptor(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
@@ -37,7 +37,7 @@ TableSegment segment_of(uint32_t owner, const std::string& version, uint64_t num
   const TablePart part{reinterpret_cast<const std::byte*>(items.data()), 512,
                        TableSegment::kFirstOffset};
   return TableSegment::create({owner, version, kLayout}, std::span(&part, 1),
-                              TableSegment::kFirstOffset + part.bytes, false);
+                              TableSegment::kFirstOffset + part.bytes, HugePages::kNo);
 }
 
 void announce(ControlPage& page, uint32_t owner, const std::string& version,
@@ -196,12 +196,15 @@ TEST_CASE("what is no page of these tables is refused") {
   check_refused(page.descriptor(), 2, {}, "other owners or shards");
   const TableSegment segment = segment_of(0, "1", 1);
   check_refused(segment.descriptor(), 2, kLayout, "not sealed, or of another size");
-  const Descriptor unsealed = create_memory_file(kHeader + 2 * kOwner, {"a test", "Free some"});
+  const Descriptor unsealed =
+      create_memory_file(kHeader + 2 * kOwner + kSlots, {"a test", "Free some"});
   check_refused(unsealed.get(), 2, kLayout, "not sealed");
   seal_memory_file(unsealed.get(), false, {"a test", "Free some"});
   check_refused(unsealed.get(), 2, kLayout, "is none");
-  // As the first version had it.
+  // As the versions before had it: the second one had no slots of readers.
   check_refused(file_of("tbbneg01", kHeader + 2 * 128).get(), 2, kLayout,
+                "is of another version of torchrec-bls");
+  check_refused(file_of("tbbneg02", kHeader + 2 * kOwner).get(), 2, kLayout,
                 "is of another version of torchrec-bls");
   CHECK_THROWS_AS(ControlPage::create(0, kLayout), std::invalid_argument);
   CHECK_THROWS_AS(page.pending(2), std::invalid_argument);

@@ -24,7 +24,7 @@ TableSegment segment_of(const std::vector<float>& table, const TableLabel& label
   const TablePart part{reinterpret_cast<const std::byte*>(table.data()),
                        table.size() * sizeof(float), TableSegment::kFirstOffset};
   const std::vector<TablePart> parts{part};
-  return TableSegment::create(label, parts, part.offset + part.bytes, false);
+  return TableSegment::create(label, parts, part.offset + part.bytes, HugePages::kNo);
 }
 
 float first_of(const std::byte* data) {
@@ -65,11 +65,12 @@ TEST_CASE("parts come one after the other, and one that does not fit makes no se
     return TablePart{reinterpret_cast<const std::byte*>(&part), sizeof(part), offset};
   };
   const size_t bytes = TableSegment::kFirstOffset + values.size() * sizeof(float);
-  const TableSegment segment = TableSegment::create(kLabel, next, bytes, false);
+  const TableSegment segment = TableSegment::create(kLabel, next, bytes, HugePages::kNo);
   CHECK(std::memcmp(segment.data() + TableSegment::kFirstOffset, values.data(),
                     values.size() * sizeof(float)) == 0);
   made = 0;
-  CHECK_THROWS_AS(TableSegment::create(kLabel, next, bytes - 1, false), std::invalid_argument);
+  CHECK_THROWS_AS(TableSegment::create(kLabel, next, bytes - 1, HugePages::kNo),
+                  std::invalid_argument);
 }
 
 TEST_CASE("another mapping shows the same tables, after their creator has gone as well") {
@@ -140,7 +141,7 @@ TEST_CASE("parts beyond the segment are refused before anything is made") {
   const auto* data = reinterpret_cast<const std::byte*>(&value);
   const auto create = [&](size_t offset, size_t bytes, size_t room) {
     const std::vector<TablePart> parts{{data, bytes, offset}};
-    return TableSegment::create(kLabel, parts, room, false);
+    return TableSegment::create(kLabel, parts, room, HugePages::kNo);
   };
   CHECK_THROWS_AS(create(0, 4, 8192), std::invalid_argument);  // over the label
   CHECK_THROWS_AS(create(8190, 4, 8192), std::invalid_argument);
@@ -150,5 +151,6 @@ TEST_CASE("parts beyond the segment are refused before anything is made") {
 
 TEST_CASE("a lack of memory is said before any is taken") {
   const std::vector<TablePart> none;
-  CHECK_THROWS_AS(TableSegment::create(kLabel, none, size_t{1} << 50, false), ChannelError);
+  CHECK_THROWS_AS(TableSegment::create(kLabel, none, size_t{1} << 50, HugePages::kNo),
+                  ChannelError);
 }

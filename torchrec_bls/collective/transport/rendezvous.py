@@ -57,6 +57,7 @@ class Rendezvous:
             failure of another session is none here.
 
     Attributes:
+        name: see above.
         names: names of the ranks.
         deadline_name: see above.
     """
@@ -69,7 +70,7 @@ class Rendezvous:
         deadline_name: str = DEADLINE_NAME,
         session: str = "",
     ) -> None:
-        self._name = name
+        self.name = name
         self._deadline = deadline
         self.deadline_name = deadline_name
         self._rank = group.rank()
@@ -103,7 +104,7 @@ class Rendezvous:
         """
         if self._has_met:
             return self._exchange(phase, record)
-        key = (self._group_name(), self._name, self._rank)
+        key = (self._group_name(), self.name, self._rank)
         if key in _meeting:
             raise RendezvousError(
                 f"{self._where}: another thread sets up a channel of this name at this moment, and "

@@ -3,49 +3,20 @@
 import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import nn
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
-from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.offers.collections import (
-    Collection,
-    collections_of,
-    terms_here,
-    terms_there,
-)
+from torchrec_bls.direct.offers.collections import Collection, collections_of
 from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
-from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule
+from torchrec_bls.direct.offers.manifest import Manifest
+from torchrec_bls.direct.offers.read_tables import Received, check_same, read_tables
 from torchrec_bls.direct.process import this_process
-from torchrec_bls.direct.reads.attached_collection import AttachedCollection
-from torchrec_bls.direct.serving.dense_state import DenseState
-from torchrec_bls.direct.serving.ownership import Ownership
-from torchrec_bls.direct.serving.served_model import ServedModel
-from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.errors import BLSError, ProtocolError
 from torchrec_bls.lifetime import whole_at_forks
-
-
-@dataclass(frozen=True)
-class _Received:
-    """The checked content that another process handed over.
-
-    Attributes:
-        tables: tables of each module.
-        generations: generation of each module, of the version that is served.
-        dense: dense weights by name.
-    """
-
-    tables: list[SharedTables]
-    generations: list[Generation]
-    dense: Mapping[str, Any]
 
 
 def attach(
@@ -84,63 +55,20 @@ def attach(
     if owner is not None:
         check_owner(owner)
     collections = collections_of(model)
-    if not collections:
-        raise ValueError(
-            "the model has no EmbeddingBagCollection or EmbeddingCollection whose tables could be "
-            "read: attach the model as it is before it is sharded"
-        )
     with closing(connect(where, deadline)) as conversation:
-        manifest, received = _receive(conversation, where, collections)
-        dense = DenseState(model, [each.module for each in collections.values()])
-        _check_dense(dense, received.dense, where)
-        readers = _readers_of(where, owner, collections, manifest, received)
-        if owner is not None:
-            check_owner(owner, received.tables[0].owners)
-        ownership = Ownership([tables.page for tables in received.tables])
-        _change(model, readers, dense, received.dense, ownership, owner, conversation)
+        received = _receive(conversation, where, collections)
 
+        def acknowledge() -> None:
+            with suppress(BLSError):  # the other process has ended, and is not needed any more
+                conversation.acknowledge()
 
-def _change(
-    model: nn.Module,
-    readers: Mapping[str, nn.Module],
-    dense: DenseState,
-    given: Mapping[str, Any],
-    ownership: Ownership,
-    owner: int | None,
-    conversation: Conversation,
-) -> None:
-    """Takes the rank's place and makes the model read the tables. If a step fails, or a signal
-    ends it, all is as it was."""
-    collections = {name: model.get_submodule(name) for name in readers}
-    before = dense.copy()
-    had_it = owner is not None and ownership.is_own(owner)
-    try:
-        if owner is not None:
-            ownership.take_over(owner)
-        _replace(model, readers)
-        _fill(DenseState(model, readers.values()), given)
-        ServedModel.of(model)
-        with suppress(BLSError):  # the other process has ended, and is not needed any more
-            conversation.acknowledge()
-    except BaseException:
-        ServedModel.forget(model)
-        _replace(model, collections)
-        _fill(dense, before)
-        if owner is not None and not had_it:  # nothing happens where it was not taken over
-            ownership.give_up(owner)
-        raise
-
-
-def _replace(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    for name, module in modules.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, module)
+        read_tables(model, collections, received, owner, acknowledge=acknowledge)
 
 
 @whole_at_forks()
 def _receive(
     conversation: Conversation, where: str, collections: Mapping[str, Collection]
-) -> tuple[Manifest, _Received]:
+) -> Received:
     with closing(Descriptors()) as descriptors:
         conversation.greet()
         conversation.be_greeted()
@@ -159,10 +87,8 @@ def _receive(
                 f"{where} announces {manifest.descriptors} descriptors and hands "
                 f"{len(descriptors)} over: install one version of torchrec-bls in both processes"
             )
-        for module in manifest.modules:
-            _check_same(collections, module, where)
-        _check_order(list(collections), [module.name for module in manifest.modules], where)
-        return manifest, _adopted(manifest, collections, descriptors, where)
+        check_same(collections, manifest.modules, where)
+        return _adopted(manifest, collections, descriptors, where)
 
 
 def _adopted(
@@ -170,7 +96,7 @@ def _adopted(
     collections: Mapping[str, Collection],
     descriptors: Descriptors,
     where: str,
-) -> _Received:
+) -> Received:
     """Maps the tables that were handed over."""
     version, serial = manifest.version, manifest.serial
     all_tables, generations = [], []
@@ -200,83 +126,4 @@ def _adopted(
         dense = dense_weights(segment, _native.FIRST_TABLE_OFFSET)
     except ValueError as error:
         raise ProtocolError(f"{where} hands over what are no dense weights: {error}") from error
-    return _Received(all_tables, generations, dense or {})
-
-
-def _check_same(collections: Mapping[str, Collection], module: OfferedModule, where: str) -> None:
-    """Raises ValueError if a served module differs from this model's."""
-    if module.name not in collections:
-        raise ValueError(
-            f"{where} serves a module '{module.name}', but this model has {sorted(collections)}: "
-            "attach the same model"
-        )
-    if not module.name:
-        raise ValueError(
-            "the model is itself a collection, which can't be replaced: put it into a module, "
-            "there and here"
-        )
-    here, there = terms_here(collections[module.name]), terms_there(module)
-    for what, own in here.items():
-        if own != there.get(what):
-            raise ValueError(
-                f"'{module.name}' has {what} {own} in this model, but {there.get(what)} at "
-                f"{where}: attach the same model"
-            )
-    if here.keys() != there.keys():
-        raise ValueError(
-            f"'{module.name}' has no {sorted(there.keys() - here.keys())} in this model, but at "
-            f"{where}: attach the same model"
-        )
-
-
-def _check_order(here: list[str], there: list[str], where: str) -> None:
-    """Raises ValueError if a different module would be first: the first one's control page
-    decides."""
-    in_order = [name for name in here if name in there]
-    if in_order != there:
-        raise ValueError(
-            f"the modules {there} at {where} are in the order {in_order} in this model: attach the "
-            "same model"
-        )
-
-
-def _check_dense(dense: DenseState, given: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError if the model can't have the dense weights that are handed over."""
-    live = dense.current()
-    without = sorted(
-        name for name, value in live.items() if isinstance(value, torch.Tensor) and value.is_meta
-    )
-    if without:
-        raise ValueError(
-            f"{without} are on the device 'meta', which only the embedding modules may be on: make "
-            "the rest of the model on the CPU"
-        )
-    dense.copy()  # each switch will
-    try:
-        dense.check(given, where)
-    except ProtocolError as error:
-        raise ValueError(f"{error}: attach the same model") from error
-
-
-def _readers_of(
-    where: str,
-    owner: int | None,
-    collections: Mapping[str, Collection],
-    manifest: Manifest,
-    received: _Received,
-) -> dict[str, AttachedCollection]:
-    """Returns the replacement of each collection."""
-    readers = {}
-    for module, tables, generation in zip(
-        manifest.modules, received.tables, received.generations, strict=True
-    ):
-        collection = collections[module.name]
-        at = f"{module.name}, attached to {where}"
-        reads, check = collection.reads(at, tables, generation, owner, module)
-        readers[module.name] = AttachedCollection(reads, check).train(collection.module.training)
-    return readers
-
-
-@outside_inference_mode
-def _fill(dense: DenseState, given: Mapping[str, Any]) -> None:
-    dense.load(given)
+    return Received(where, manifest.modules, all_tables, generations, dense or {})

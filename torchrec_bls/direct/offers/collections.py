@@ -1,12 +1,18 @@
 """The embedding modules of a model that is not sharded, as `attach` sees them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import data_type_to_dtype
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_configs import DataType, PoolingType, data_type_to_dtype
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
 from torchrec.quant.embedding_modules import (
     EmbeddingBagCollection as QuantEmbeddingBagCollection,
 )
@@ -15,18 +21,25 @@ from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddi
 from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FloatGeneration, Generation
-from torchrec_bls.direct.offers.manifest import OfferedModule
-from torchrec_bls.direct.pieces import page_bytes
+from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
+from torchrec_bls.direct.offers.manifest import OfferedModule, OfferedTable
 from torchrec_bls.direct.reads.described_form import form_of
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.reads.float_reads import FloatReads
 from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
+from torchrec_bls.huge_pages import HugePages, huge_pages_for
 from torchrec_bls.quant.batches import QuantInputCheck
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.refusals import why_not_read
 from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows
 from torchrec_bls.quant.stored_reads import StoredReads, output_of
+
+_FLOAT_BYTES = 4
+# Bytes of a cache line; no two tables share one.
+_LINE = 64
+_MEAN = PoolingType.MEAN
 
 
 class Collection(ABC):
@@ -58,6 +71,53 @@ class Collection(ABC):
     @abstractmethod
     def terms(self) -> dict[str, object]:
         """Returns what a served module must have as well, beside the tables, by name."""
+
+    @abstractmethod
+    def alone(self, name: str, config: BLSConfig) -> OfferedModule:
+        """Returns the description of the module if one process has all of its tables.
+
+        Args:
+            name: name of the module in its model.
+            config: configuration of its lookups.
+
+        Raises:
+            ValueError: its tables can't be read directly.
+        """
+
+    def _alone(
+        self,
+        name: str,
+        config: BLSConfig,
+        huge_pages: HugePages,
+        tables: Sequence[OfferedTable],
+        digest: bytes,
+        size: int,
+        dtype: torch.dtype,
+        form: Mapping[str, Any],
+    ) -> OfferedModule:
+        return OfferedModule(
+            name=name,
+            quantized=dtype == torch.uint8,
+            pooled=self.pooled,
+            weighted=self.is_weighted,
+            bad_ids=config.bad_ids,
+            form=form,
+            tables=list(tables),
+            sizes=[size],
+            pieces=[],  # they follow from the tables
+            dtype=str(dtype),
+            huge_pages=huge_pages,
+            digest=digest.hex(),
+        )
+
+    def _offered(self, config: Any, offsets: list[int]) -> OfferedTable:
+        """Returns the description of a table of which one process has all rows."""
+        rows, columns = config.num_embeddings, config.embedding_dim
+        layout = TableLayout(
+            config.name, rows, columns, config.data_type.name, (Shard(0, 0, rows, 0, columns),)
+        )
+        pooling = config.pooling.value if self.pooled else ""
+        return OfferedTable(layout, offsets, list(config.feature_names), pooling)
 
     @abstractmethod
     def tables(self, offered: OfferedModule, page: _native.ControlPage) -> SharedTables:
@@ -102,6 +162,29 @@ class FloatCollection(Collection):
         """See Collection."""
         dtypes = {str(data_type_to_dtype(config.data_type)) for config in self.configs}
         return {"rows": "float", "weights of": sorted(dtypes)}
+
+    def alone(self, name: str, config: BLSConfig) -> OfferedModule:
+        """See Collection. Features are in the order of TorchRec's unsharded module."""
+        tables, at = [], 0
+        for table in self.configs:
+            if table.data_type != DataType.FP32:
+                raise ValueError(
+                    f"'{name}' has table '{table.name}' of {table.data_type.name}, but only FP32 "
+                    "and quantized tables are read directly: quantize it to FP16 by TorchRec's "
+                    "quantize_inference_model"
+                )
+            tables.append(self._offered(table, [at]))
+            at += -(-table.num_embeddings * table.embedding_dim * _FLOAT_BYTES // _LINE) * _LINE
+        names = list(chain.from_iterable(get_embedding_names_by_table(self.configs)))
+        means = [each.name for each in self.configs if self.pooled and each.pooling == _MEAN]
+        form: dict[str, Any] = (
+            {"names": names, "kernel_means": means, "division": None}
+            if self.pooled
+            else {"names": names, "with_ids": self.with_ids}
+        )
+        digest = digest_of([table.layout for table in tables])
+        huge_pages = huge_pages_for(config.huge_pages, at)
+        return self._alone(name, config, huge_pages, tables, digest, at, torch.float32, form)
 
     def tables(self, offered: OfferedModule, page: _native.ControlPage) -> FloatTables:
         """See Collection."""
@@ -152,12 +235,25 @@ class QuantCollection(Collection):
             "row alignment": output["row_alignment"],
         }
 
+    def alone(self, name: str, config: BLSConfig) -> OfferedModule:
+        """See Collection."""
+        if reason := why_not_read(self.module):
+            raise ValueError(f"'{name}' can't be read directly: {reason}")
+        tables = [self._offered(table, []) for table in self.configs]
+        lookups = self._lookups(config.huge_pages)
+        shards = {table.layout.name: table.layout.shards for table in tables}
+        rows = PlacedRows.of(lookups.tables, shards, lookups.huge_pages)
+        size, form = rows.size_of(0), output_of(self.module)
+        return self._alone(
+            name, config, lookups.huge_pages, tables, rows.digest, size, torch.uint8, form
+        )
+
     def tables(self, offered: OfferedModule, page: _native.ControlPage) -> SharedRows:
         """See Collection."""
         if reason := why_not_read(self.module):
             raise ValueError(f"'{offered.name}' can't read tables of other processes: {reason}")
         rows = PlacedRows.of(
-            self._lookups(offered).tables,
+            self._lookups(offered.huge_pages).tables,
             {table.layout.name: table.layout.shards for table in offered.tables},
             offered.huge_pages,
         )
@@ -179,26 +275,40 @@ class QuantCollection(Collection):
     ) -> tuple[StoredReads, InputCheck]:
         """See Collection."""
         assert isinstance(generation, RowsGeneration)
-        lookups = self._lookups(offered)
+        lookups = self._lookups(offered.huge_pages)
         check = QuantInputCheck(offered.name, self.configs, offered.weighted, offered.bad_ids)
         reads = StoredReads(
             where, tables, generation, None, owner, self.configs, self.module, lookups, check
         )
         return reads, check
 
-    def _lookups(self, offered: OfferedModule) -> Lookups:
+    def _lookups(self, huge_pages: HugePages | None) -> Lookups:
         children = self.module.embedding_bags if self.pooled else self.module.embeddings
-        return Lookups(self.module, children, page_bytes(offered.huge_pages))
+        return Lookups(self.module, children, huge_pages)
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:
-    """Returns the embedding modules of a model that is not sharded, by name."""
+    """Returns the embedding modules of a model that is not sharded, by name.
+
+    Raises:
+        ValueError: there is none, or the model is one.
+    """
     found: dict[str, Collection] = {}
     for name, module in model.named_modules():
         if isinstance(module, (EmbeddingBagCollection, EmbeddingCollection)):
             found[name] = FloatCollection(module)
         elif type(module) in (QuantEmbeddingBagCollection, QuantEmbeddingCollection):
             found[name] = QuantCollection(module)
+    if not found:
+        raise ValueError(
+            "the model has no EmbeddingBagCollection or EmbeddingCollection whose tables could be "
+            "read: attach the model as it is before it is sharded"
+        )
+    if "" in found:
+        raise ValueError(
+            "the model is itself a collection, which can't be replaced: put it into a module, "
+            "there and here"
+        )
     return found
 
 

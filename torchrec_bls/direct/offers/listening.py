@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torchrec_bls.direct.offers.file_lock import opened_own, takes_lock
 from torchrec_bls.errors import BLSError, PeerTimeoutError
 from torchrec_bls.lifetime import kept_from_children
 
@@ -84,17 +85,10 @@ def _locked(folder: Path) -> Iterator[None]:
     who removed it could not know that nobody waits for it.
     """
     path = folder / f".torchrec_bls.{os.geteuid()}.lock"
-    with kept_from_children(open(path, "ab", opener=_open_own)) as file:
-        found = os.fstat(file.fileno())
-        is_file, is_shared = stat.S_ISREG(found.st_mode), found.st_mode & 0o077
-        if not is_file or is_shared or found.st_uid != os.geteuid():
-            raise ValueError(
-                f"{path} is another user's, or open to others, who could keep it locked: remove "
-                "it, or give offer() a path in another folder"
-            )
+    with kept_from_children(opened_own(str(path))) as file:
         end = time.monotonic() + _DEADLINE
         try:
-            while not _takes_lock(file.fileno()):
+            while not takes_lock(file.fileno()):
                 if time.monotonic() >= end:
                     raise PeerTimeoutError(
                         f"another process of this user has kept {path} locked for {_DEADLINE} s"
@@ -103,16 +97,3 @@ def _locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
-
-
-def _open_own(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-
-
-def _takes_lock(descriptor: int) -> bool:
-    """Takes a lock. Returns False if another process has it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -11,6 +11,7 @@ from msgspec import structs
 from torchrec_bls.direct.arguments import check_is_version
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.errors import ProtocolError
+from torchrec_bls.huge_pages import HugePages
 from torchrec_bls.records import Positive, Record, Whole, decode
 
 
@@ -47,7 +48,7 @@ class OfferedModule:
         sizes: number of bytes of each owner's tables.
         pieces: number of pieces of each owner's tables.
         dtype: dtype of the weights, as torch prints it.
-        huge_pages: whether new segments ask for pages of 2 MiB.
+        huge_pages: what new segments ask for, see huge_pages_for.
         digest: digest of the layouts or of the places of quantized rows, in hexadecimal digits.
     """
 
@@ -61,7 +62,7 @@ class OfferedModule:
     sizes: list[int]
     pieces: list[int]
     dtype: str
-    huge_pages: bool
+    huge_pages: HugePages
     digest: str
 
 
@@ -151,7 +152,7 @@ class _ModuleRecord(Record):
     sizes: list[Whole]
     pieces: list[Whole]
     dtype: str
-    huge_pages: bool
+    huge_pages: HugePages
     digest: str
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.offers.conversation import Conversation
 from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
-from torchrec_bls.direct.process import identity_of, this_process
+from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -153,22 +153,20 @@ class Offer:
             # This comes first. Otherwise a refused process would fail to send it and never read
             # why.
             conversation.be_greeted()
-            identity = identity_of(conversation.peer())
+            conversation.peer()
             model = self._model()
             if model is None:
                 raise ValueError("the model that was offered is not there any more")
             served = ServedModel.of(model)
             serving, weights = served.snapshot()
             dense = _segment_of(weights, serving[0], served.reads[0].tables)
-            manifest = _manifest_of(served.modules, serving[0])
+            manifest = manifest_of(served.modules, serving[0])
         except Exception as error:
             conversation.send({"refused": named(error)}, [])
             return
         # Both keep the version's descriptors open, even if another one serves meanwhile.
         conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
         conversation.await_acknowledgement()
-        if identity is not None:
-            served.add_reader(identity)
 
 
 def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
@@ -195,7 +193,13 @@ def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:
     return Offer(model, os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 (as it is given)
 
 
-def _manifest_of(modules: Mapping[str, ReadingModule], serving: Generation) -> Manifest:
+def manifest_of(modules: Mapping[str, ReadingModule], serving: Generation) -> Manifest:
+    """Returns what another process has to know of a model whose tables it reads.
+
+    Args:
+        modules: modules that read tables, by name.
+        serving: generation of the first one, of the version that is handed over.
+    """
     return Manifest(
         this_process().host,
         serving.version,

@@ -1,5 +1,6 @@
 """The tables of all ranks, as one module reads them."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -14,7 +15,7 @@ from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.steps import Content
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.errors import BLSError, RendezvousError
 
 
@@ -141,6 +142,21 @@ class DirectReads(ABC, Generic[V]):
             BLSError: it can't be mapped.
         """
 
+    @abstractmethod
+    def aside(self, generation: Generation, check: InputCheck) -> "DirectReads[V]":
+        """Returns lookups in a generation that nobody serves yet, and which these do not notice.
+
+        Args:
+            generation: the generation.
+            check: input check of the lookups.
+        """
+
+    def _aside(self, view: V, rows_read: torch.Tensor) -> Any:
+        made = copy.copy(self)
+        made.live, made.rank, made.followed, made._unpublished = None, None, True, None
+        made._view, made.rows_read = view, rows_read
+        return made
+
     def prepare(self, generation: Generation) -> Callable[[], None]:
         """Returns a function that makes this module read `generation`, and its weights show it.
 
@@ -162,6 +178,7 @@ class DirectReads(ABC, Generic[V]):
             elif live is not None:
                 live.stay_behind(problem)
             self._view = view
+            self._unpublished = None  # it would keep its tables mapped
 
         return take
 
@@ -192,10 +209,17 @@ class DirectReads(ABC, Generic[V]):
         if self.live is None:
             return None, ""
         try:
-            return self._shown(view), ""
+            return self._noted_pages(view), ""
         except BLSError as error:
             version = view.generation.version
             return None, f"version {version!r} is served, but not shown: {error}"
+
+    def _noted_pages(self, view: V) -> _native.TableWindow:
+        """Returns the memory that live weights show, and notes that it is held: tensors may keep
+        it after the weights have moved on."""
+        pages = self._shown(view)
+        self.tables.held.add(view.generation.serial, [pages])
+        return pages
 
     def begin_in_child(self) -> None:
         """Makes this the reads of a forked child, whose counts begin at 0. Weights that the parent
@@ -206,7 +230,7 @@ class DirectReads(ABC, Generic[V]):
         """
         if self.live is not None and self.live.written:
             view = self._next_view(self.generation)
-            self.live.move_to(self._shown(view))
+            self.live.move_to(self._noted_pages(view))
             self._view = view
             # Dense weights may have been written to as well, and are in no segment yet.
             self._unpublished = self.generation

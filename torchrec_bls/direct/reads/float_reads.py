@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from torchrec_bls import _native
@@ -14,7 +15,7 @@ from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
 from torchrec_bls.direct.steps import Content, content_in_memory
-from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
 
 class OutputForm(ABC):
@@ -78,13 +79,7 @@ class FloatReads(DirectReads[GenerationViews]):
     ) -> None:
         super().__init__(where, tables, live, rank, configs)
         self.form = form
-        self._view = GenerationViews(
-            generation,
-            partial(_lookups_of, self.configs, form),
-            where,
-            tables.dtype,
-            self.rows_read,
-        )
+        self._view = self._views_of(generation, self.rows_read)
 
     @property
     def pooled(self) -> bool:
@@ -104,6 +99,17 @@ class FloatReads(DirectReads[GenerationViews]):
     def as_json(self) -> dict[str, Any]:
         """See DirectReads."""
         return self.form.as_json()
+
+    def aside(self, generation: Generation, check: InputCheck) -> "FloatReads":
+        """See DirectReads."""
+        assert isinstance(generation, FloatGeneration)
+        counts = torch.zeros_like(self.rows_read)
+        made: FloatReads = self._aside(self._views_of(generation, counts), counts)
+        return made
+
+    def _views_of(self, generation: FloatGeneration, rows_read: torch.Tensor) -> GenerationViews:
+        lookups = partial(_lookups_of, self.configs, self.form)
+        return GenerationViews(generation, lookups, self.where, self.tables.dtype, rows_read)
 
     def _next_view(self, generation: Generation) -> GenerationViews:
         assert isinstance(generation, FloatGeneration)

@@ -8,6 +8,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.process import Process, this_process
+from torchrec_bls.direct.serving.readers import Reader
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.errors import BLSError, named
 from torchrec_bls.lifetime import Living, When, at_exit, do_all, new_lock, whole_at_forks
@@ -37,6 +38,7 @@ class Follower:
     Attributes:
         newest: generation of each module that is ready; all are of one version. A batch takes all
             of them, or none.
+        reader: this process among the readers of the tables.
         problem: why the version that serves could not be mapped, or why a look failed otherwise;
             empty if there is no reason.
     """
@@ -48,12 +50,13 @@ class Follower:
         self._lead = self._tables[0].page
         self._settles = settles
         self.newest = serving
-        self.newest = serving
         self.problem = ""
         # Parts by module, owner, serial number and version, until they belong to a generation:
         # those that this process made, and those mapped before another one failed.
         self._parts: dict[tuple[int, int, int, str], OwnerPart] = {}
         self._released: list[Generation] = []
+        for of_module, generation in zip(self._tables, serving, strict=True):
+            of_module.held.add(generation.serial, generation.mappings)
         self._starting = new_lock()
         self._process: Process | None = None
         self.start()
@@ -65,6 +68,8 @@ class Follower:
             if self._process is not None and self._process.is_own:
                 return
             process = this_process()
+            self.reader = Reader(self._tables)
+            self.reader.tell(self.newest[0].serial)
             # Free when the thread is to end.
             self._stop = threading.Lock()
             self._stop.acquire()
@@ -99,6 +104,7 @@ class Follower:
         """Maps what is complete and not mapped yet. Returns False if that failed."""
         if self._released:
             self._unmap()
+        self.reader.tell(self.newest[0].serial)
         version = ""
         try:
             if self._settles and self._tables[0].process.is_own:
@@ -139,7 +145,9 @@ class Follower:
             if part is None:
                 part = self._parts[key] = tables.open(owner, serial, version)
             parts.append(part)
-        return tables.generation(version, serial, parts)
+        generation = tables.generation(version, serial, parts)
+        tables.held.add(serial, generation.mappings)
+        return generation
 
 
 def _follow(follower: "weakref.ref[Follower]", stop: threading.Lock) -> None:

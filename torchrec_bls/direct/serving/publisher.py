@@ -9,7 +9,7 @@ from typing import Any
 from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.new_weights import CheckpointWeights, named_source
+from torchrec_bls.direct.new_weights import named_source
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving.follower import Follower
@@ -129,9 +129,6 @@ class Publisher:
             ValueError: a table is missing, or has a wrong shape or dtype; or a checkpoint has more
                 tables.
         """
-        if isinstance(state_dict, CheckpointWeights):
-            for prefix, tables in self.tables.items():
-                state_dict.check_has_no_more(prefix, tables.layouts.keys())
         return [tables.content(owner, prefix, state_dict) for prefix, tables in self.tables.items()]
 
     @whole_at_forks()
@@ -163,6 +160,22 @@ class Publisher:
             for module, (tables, content) in enumerate(
                 zip(self.tables.values(), contents, strict=True)
             )
+        ]
+
+    @whole_at_forks()
+    def generations(
+        self, version: str, serial: int, parts: Sequence[OwnerPart]
+    ) -> list[Generation]:
+        """Maps a version that nobody else knows yet. This process owns all tables.
+
+        Args:
+            version: name of the version.
+            serial: serial number that it would serve with.
+            parts: part of each module.
+        """
+        return [
+            tables.generation(version, serial, [part])
+            for tables, part in zip(self.tables.values(), parts, strict=True)
         ]
 
     def clear_way(self, owner: int, version: str, end: float) -> tuple[int, bool]:
@@ -207,6 +220,10 @@ class Publisher:
                     self.versions.withdraw_lost(other)
         self.follower.keep(owner, serial, version, parts)
         self.versions.announce(owner, serial, version, parts)
+
+    def give_up(self, owner: int) -> None:
+        """Lets another process publish for a rank of this process."""
+        self._ownership.give_up(owner)
 
     def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner

@@ -13,6 +13,8 @@ from torch import nn
 from torchrec_bls.checkpoints import open_checkpoint
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner, check_version
+from torchrec_bls.direct.new_weights import CheckpointWeights
+from torchrec_bls.direct.serving.probe import Probe
 from torchrec_bls.direct.serving.publisher import Publication
 from torchrec_bls.direct.serving.reading_modules import reading_modules
 from torchrec_bls.direct.serving.served_model import ServedModel
@@ -24,6 +26,7 @@ def publish(
     state_dict: Mapping[str, Any] | None = None,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
+    probe: Probe | None = None,
     version: str | None = None,
     owner: int | None = None,
     deadline: float = 60.0,
@@ -63,6 +66,12 @@ def publish(
         checkpoint: path of new weights in files, with the same names: see `open_checkpoint`. This
             rank reads its own rows, in steps. More tables than the model has are refused, and other
             entries that it lacks are ignored.
+        probe: what the version must pass before it is announced, where one rank has all tables: a
+            function of a copy of the model with the new weights, which raises what is wrong with
+            them; or requests with bounds of all numbers in their answers, as
+            `[((batch,), 0.0, 1.0)]`. Bounds are numbers, or tensors that broadcast to the answer.
+            The calls run in this thread, without autograd. Modules of the model are copied, except
+            its tables.
         version: name of the version, the same on all ranks, such as that of a checkpoint: 1 to 64
             bytes of printable text. It may be left out if one rank has all tables; then each call
             makes a version of its own.
@@ -80,7 +89,8 @@ def publish(
             that shared the tables or attached to them. Or a table's parameter was replaced or
             converted; weights of tables are NaN or infinite; the checkpoint is incomplete, or can't
             be read; dense state can't be loaded, or not be handed to other processes; or weights
-            were written to before this process saw the version that serves. Nothing is announced.
+            were written to before this process saw the version that serves. Or it does not pass the
+            probe. Nothing is announced.
         RendezvousError: there is no memory for two versions. Nothing is announced.
         PeerTimeoutError: another thread of this process has not finished publishing, or another
             process has not finished publishing for `owner`.
@@ -93,12 +103,19 @@ def publish(
     served = ServedModel.of(model)
     if owner is not None:
         check_owner(owner, served.reads[0].tables.owners)
-    opened = nullcontext(state_dict) if checkpoint is None else open_checkpoint(checkpoint)
-    with opened as given:
-        new = None if given is None else served.whole(model, given)
-        if owner is not None and owner != served.weights.rank:
-            return served.weights.publish_for(owner, version, new, deadline)
-        return served.weights.publish(version, new, deadline)
+    is_for_other = owner is not None and owner != served.weights.rank
+    with served.failures_counted():
+        if is_for_other and probe is not None:
+            raise ValueError(
+                f"a probe runs where the tables are owned: attach(owner={owner}), and publish there"
+            )
+        opened = nullcontext() if checkpoint is None else open_checkpoint(checkpoint)
+        with opened as found:
+            given = state_dict if found is None else CheckpointWeights(found)
+            new = None if given is None else served.whole(model, given)
+            if owner is not None and is_for_other:
+                return served.weights.publish_for(owner, version, new, deadline)
+            return served.weights.publish(version, new, deadline, probe)
 
 
 def version_of(model: nn.Module) -> str:

@@ -1,8 +1,10 @@
 """One process's side of a model whose tables are read directly, and of its versions."""
 
 import sys
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -11,14 +13,17 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
-from torchrec_bls.checkpoints import Checkpoint
+from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import CheckpointWeights, prefix_of
-from torchrec_bls.direct.process import is_alive, pid_of, this_process
+from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.probe import Trial
+from torchrec_bls.direct.serving.publication_facts import PublicationFacts
 from torchrec_bls.direct.serving.publisher import Publisher
+from torchrec_bls.direct.serving.readers import readers_of
 from torchrec_bls.direct.serving.reading_modules import (
     reading_modules,
     reads_of,
@@ -76,8 +81,10 @@ class ServedModel:
             self._dense,
             self._dense_versions,
             self._switches,
+            Trial(unwrapped(model), self.modules, self),
         )
-        self._readers: dict[int, None] = {}
+        self._failed_publishes = 0
+        self._counting = new_lock()
         self._beginning = new_lock()
         # The model was called before, so that OpenMP has started as many.
         self._threads = torch.get_num_threads()
@@ -162,7 +169,7 @@ class ServedModel:
             for module in self.modules.values():
                 module.input_check.begin_in_child()
             self._dense_versions.begin_in_child()
-            self._readers = {}
+            self._failed_publishes = 0
             self._follower.start()
             self._process = this_process()
 
@@ -220,8 +227,8 @@ class ServedModel:
         ]
         dense = self._dense.current() if prefix else {}
         outside = {name: live for name, live in dense.items() if not name.startswith(prefix)}
-        if isinstance(state_dict, Checkpoint):
-            return CheckpointWeights(state_dict, prefix, outside)
+        if isinstance(state_dict, CheckpointWeights):
+            return state_dict.of_part(prefix, outside)
         return outside | {f"{prefix}{name}": value for name, value in state_dict.items()}
 
     def _before_batch(self, *_: Any) -> None:
@@ -260,43 +267,85 @@ class ServedModel:
             if not switches.is_half_done:  # yet newer weights may wait for the next batch
                 break
 
+    def take_newest(self) -> None:
+        """Changes to the version that serves, in a process without batches.
+
+        Raises:
+            PeerTimeoutError: see Switches.take_newest.
+            ValueError: see Switches.take_newest.
+        """
+        if self._follower.newest is not self._switches.settled:
+            self._switches.take_newest()
+
+    def give_up(self, deadline: float) -> None:
+        """Makes this process one that only reads. Another one may publish its tables then.
+
+        Args:
+            deadline: seconds to wait for a thread that publishes.
+
+        Raises:
+            PeerTimeoutError: the thread has not finished by then.
+        """
+        with self.publisher.one_at_a_time(time.monotonic() + deadline):
+            rank = self.reads[0].rank
+            for reads in self.reads:
+                reads.rank = None
+            if rank is not None:
+                self.publisher.give_up(rank)
+
     def snapshot(self) -> tuple[tuple[Generation, ...], Mapping[str, Any]]:
         """Returns what is served now: the tables of each module, and the dense state that belongs
         to them."""
         return self._switches.snapshot()
 
-    def add_reader(self, identity: int) -> None:
-        """Notes that a process has attached to this one, however often."""
-        self._living_readers()  # those that are gone do not add up
-        self._readers[identity] = None
-
-    def _living_readers(self) -> list[int]:
-        for each in list(self._readers):
-            if not is_alive(each):
-                self._readers.pop(each, None)
-        return list(self._readers)
+    @contextmanager
+    def failures_counted(self) -> Iterator[None]:
+        """Counts a publication that fails in this context."""
+        try:
+            yield
+        except Exception:
+            with self._counting:
+                self._failed_publishes += 1
+            raise
 
     def state(self) -> ServingState:
-        """Returns what is served, and which owners are gone."""
+        """Returns what is served, and which processes read it or are gone."""
         tables = self.reads[0].tables
         checks = [module.input_check for module in self.modules.values()]
         serial, announced = self.publisher.versions.serving
         pending = self.publisher.versions.pending()
+        taken, readers = self._switches.taken, readers_of(tables.page)
+        # Nobody has published what the ranks had loaded before their first forward.
+        facts = None if taken[0].version == FIRST_VERSION else PublicationFacts.of(taken)
         return ServingState(
             rank=self.weights.rank,
-            version=self._switches.taken[0].version,
-            serial=self._switches.taken[0].serial,
+            version=taken[0].version,
+            serial=taken[0].serial,
+            published=None if facts is None else facts.published,
+            age=None if facts is None else max(0.0, time.time() - facts.published),
+            publish_seconds=None if facts is None else facts.seconds,
+            bytes_written=None if facts is None else facts.bytes_written,
+            bytes_reused=None if facts is None else facts.bytes_reused,
             announced=announced,
             announced_serial=serial,
             pending=pending,
             missing=tuple(sorted(set(range(tables.owners)) - pending.keys())) if pending else (),
             owners=tables.owners,
             owners_gone=tuple(self.publisher.owners_gone()),
-            readers=tuple(map(pid_of, self._living_readers())),
+            readers=tuple(readers),
+            readers_behind={pid: oldest for pid, oldest in readers.items() if oldest < serial},
+            uncounted=not self._follower.reader.is_counted,
+            failed_publishes=self._failed_publishes,
             problem=self._problem(),
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),
             replaced_ids=sum(check.replaced_ids for check in checks),
+            small_page_bytes=sum(
+                piece.segment.small_page_bytes
+                for reads in self.reads
+                for part in reads.generation.parts
+                for piece in part.pieces
+            ),
         )
 
     def _problem(self) -> str:

@@ -212,6 +212,7 @@ class Switches:
             step()
         self._dense_mark = self._published_mark = self._dense.mark()
         self._holds_back_writes, self.problem = False, ""
+        self._refused = None  # it does not come again, and would keep its tables mapped
         if log.dense is not None:
             self._dense_taken = log.dense
         self.taken = log.generations

@@ -8,6 +8,7 @@ from torchrec_bls.direct.new_weights import named_source
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.probe import Probe, Trial, check_is_probe
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
 from torchrec_bls.direct.serving.switches import Switches
@@ -25,6 +26,7 @@ class WeightsPublisher:
         dense: dense state of the model.
         dense_versions: dense state of each version.
         switches: switches of the model, which show what serves.
+        trial: trial of versions that are not announced yet.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class WeightsPublisher:
         dense: DenseState,
         dense_versions: DenseVersions,
         switches: Switches,
+        trial: Trial,
     ) -> None:
         self._modules = dict(modules)
         self._reads = list(reads)
@@ -42,6 +45,7 @@ class WeightsPublisher:
         self._dense = dense
         self._dense_versions = dense_versions
         self._switches = switches
+        self._trial = trial
 
     @property
     def rank(self) -> int | None:
@@ -51,7 +55,11 @@ class WeightsPublisher:
         return reads.rank if reads.tables.process.is_own else None
 
     def publish(
-        self, version: str | None, state_dict: Mapping[str, Any] | None, deadline: float
+        self,
+        version: str | None,
+        state_dict: Mapping[str, Any] | None,
+        deadline: float,
+        probe: Probe | None = None,
     ) -> Publication:
         """Publishes this rank's part; see the function `publish`."""
         self._refuse_in_child()
@@ -66,6 +74,8 @@ class WeightsPublisher:
                 f"the tables of rank {rank} were not loaded in this process, which has attached to "
                 "them: give their new weights as a state_dict"
             )
+        if probe is not None:
+            self._refuse_probe(probe, state_dict)
         version = self._publisher.named(version)
         with self._publisher.one_at_a_time(end):
             # What can't be published is refused before anything is withdrawn for it.
@@ -94,12 +104,30 @@ class WeightsPublisher:
             if contents is not None:
                 with named_source(state_dict):
                     parts = self._publisher.create(rank, version, contents, dense)
+            if probe is not None:
+                generations = self._publisher.generations(version, serial, parts)
+                self._trial.check(probe, version, generations, dense)
+                del generations
             self._dense_versions.keep(serial, version, dense)
             for reads, count in zip(self._reads, writes, strict=True):
                 if reads.live is not None:
                     reads.live.published(count)
             self._publisher.announce(rank, serial, version, parts, end)
         return Publication(version, False, rank, serial, self._publisher, parts)
+
+    def _refuse_probe(self, probe: Probe, state_dict: Mapping[str, Any] | None) -> None:
+        check_is_probe(probe)
+        owners = self._reads[0].tables.owners
+        if owners > 1:
+            raise ValueError(
+                f"a probe needs all tables of a version, but {owners} ranks publish parts of this "
+                "one: publish it from one process that has all tables, see keeper()"
+            )
+        if state_dict is None:
+            raise ValueError(
+                "weights that were written in place can't be given up if they do not pass a probe: "
+                "give new ones as a state_dict"
+            )
 
     def _new_dense(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:
         with self._switches.gate.lock:

@@ -1,0 +1,118 @@
+"""A keeper is killed at each line of a publication. Its readers serve on, and its successor takes
+the tables over from them."""
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.direct import nodes
+from tests.direct.at_every_line import PACKAGE, Place
+from tests.direct.nodes import DEADLINE, FLOAT, Node
+from tests.direct.test_keeper import KEEPER, SERVED, keep, kept, processes_of, publish
+from torchrec_bls import Keeper, keeper
+
+
+def walk(call: Callable[[], Any], kill_at: Place | None) -> list[Place]:
+    """Makes a call, and kills this process when it gets to a place for the first time. Returns all
+    places of the package that the call has been at."""
+    places: dict[Place, None] = {}
+
+    def on_line(frame: Any, event: str, _: Any) -> Any:
+        if event == "line":
+            place = frame.f_code.co_filename, frame.f_lineno
+            places[place] = None
+            if place == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return on_line
+
+    def on_call(frame: Any, event: str, _: Any) -> Any:
+        return on_line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    sys.settrace(on_call)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return list(places)
+
+
+def publish_and_walk(node: Node, number: int, kill_at: Place | None) -> list[Place]:
+    made: Keeper = keeper(node.served.bare_model, {}, node.path_of(KEEPER))
+    assert made.took_over
+    new = node.served.weights_of(number)
+
+    def call() -> None:
+        made.publish(new, version=str(number), deadline=DEADLINE)
+
+    places = walk(call, kill_at)
+    made.close()
+    return places
+
+
+def walk_in_child(node: Node, number: int, kill_at: Place | None) -> tuple[int, list[Place]]:
+    """Returns the signal that has ended a child which publishes, 0 if none has, and its places."""
+    told = Path(node.path_of("places"))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            told.write_bytes(pickle.dumps(publish_and_walk(node, number, kill_at)))
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status), []
+    assert os.WEXITSTATUS(status) == 0
+    return 0, pickle.loads(told.read_bytes())
+
+
+def take_over(node: Node, number: int) -> None:
+    assert keep(node, None)
+    publish(node, number)
+
+
+def give_up(node: Node) -> None:
+    kept(node).close()
+    node.offers.clear()
+    node.model = None
+
+
+def kill_at_places(folder: Path, served_by: str, step: int) -> None:
+    names = "first", "nursery", "successor", "reader"
+    with processes_of(folder, served_by, *names, deadline=1200.0) as processes:
+        processes.call("first", keep, 1)
+        processes.call("reader", nodes.join, KEEPER)
+        processes.call("first", give_up)
+        _, places = processes.call("nursery", walk_in_child, 2, None)
+        assert len(places) > 100
+        processes.call("reader", nodes.go_over, 2)
+        shown = 2
+        for place in places[::step]:
+            new, last = shown % 3 + 1, (shown + 1) % 3 + 1
+            what = f"{Path(place[0]).name}:{place[1]}"
+            ended_by, _ = processes.call("nursery", walk_in_child, new, place)
+            assert ended_by == signal.SIGKILL, what
+            seen = processes.call("reader", nodes.check)
+            assert seen in (shown, new), (what, seen)
+            processes.call("successor", take_over, last)
+            processes.call("reader", nodes.go_over, last)
+            processes.call("successor", give_up)
+            shown = last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served_by", SERVED)
+def test_a_keeper_is_killed_at_every_line(tmp_path: Path, served_by: str) -> None:
+    kill_at_places(tmp_path, served_by, 1)
+
+
+def test_a_keeper_is_killed_at_some_lines(tmp_path: Path) -> None:
+    kill_at_places(tmp_path, FLOAT, 29)

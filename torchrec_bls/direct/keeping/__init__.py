@@ -1,0 +1,1 @@
+"""A process that owns the tables of a service, and refreshes them."""

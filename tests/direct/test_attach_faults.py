@@ -355,7 +355,7 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
         r"its modules are \['bags', 'rows', 'bags'\]",
     ),
     "an owner more": (
-        changed_text(lambda content: module_text(content, sizes=[4096] * 3)),
+        changed_text(lambda content: module_text(content, sizes=[4096] * 3, pieces=[1] * 3)),
         ProtocolError,
         "different numbers of owners",
     ),

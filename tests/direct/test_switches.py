@@ -18,7 +18,7 @@ from tests.direct.test_publish import check_live
 from tests.distributed import models
 from tests.processes import run
 from torchrec_bls import attach, offer, publish, serving_state
-from torchrec_bls.direct.reads import float_reads
+from torchrec_bls.direct import float_tables
 from torchrec_bls.direct.serving import served_model, switches
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError
 
@@ -296,8 +296,8 @@ def show_nothing(rank: int, in_place: bool) -> None:
     def fail(_: Any) -> None:
         raise RendezvousError("no more mappings")
 
-    native = float_reads._native
-    float_reads._native = SimpleNamespace(TableWindow=fail)
+    native = float_tables._native
+    float_tables._native = SimpleNamespace(TableWindow=fail)
     if in_place:
         write(model, 2)
     publish(model, None if in_place else weights_of(2), version="2").wait(DEADLINE)
@@ -306,7 +306,7 @@ def show_nothing(rank: int, in_place: bool) -> None:
     assert "no more mappings" in serving_state(model).problem
     with pytest.raises(RendezvousError, match=r"show an older version .*no more mappings"):
         publish(model, version="3")
-    float_reads._native = native
+    float_tables._native = native
     dist.barrier()
     publish(model, version="3").wait(DEADLINE)
     models.assert_same_bits(output_of(model, batches[0]), expected.of(2, 0))

@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from torchrec_bls.sharding.calibration.configurations import (
     LookupConfiguration,
@@ -40,6 +41,7 @@ from torchrec_bls.cli.main import run
 from torchrec_bls.direct.keeping.tables_file import read_tables_file
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
+from torchrec_bls.direct.owner_part import Facts, IndexRecord, PieceRecord
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.overlap.bucket_plan import load_plan
@@ -199,14 +201,14 @@ def _manifest(folder: Path) -> Path:
     tables = [OfferedTable(layout, [4096, 4096], ["f"], "SUM")]
     form = {"names": ["f"], "kernel_means": [], "division": None}
     module = OfferedModule(
-        *("bags", False, True, False, "raise", form, tables, [8192, 8192]),
+        *("bags", False, True, False, "raise", form, tables, [8192, 8192], [1, 1]),
         *("torch.float32", True, digest_of([layout]).hex()),
     )
     rows = TableLayout("u", 10, 8, "INT8", layout.shards)
     output = {"output": "torch.float32", "row_alignment": 16, "with_ids": False}
     stored = OfferedModule(
         *("rows", True, True, False, "refuse", output, [OfferedTable(rows, [], ["f"], "SUM")]),
-        *([8192, 8192], "torch.uint8", True, "00" * 32),
+        *([8192, 8192], [2, 1], "torch.uint8", True, "00" * 32),
     )
     path = folder / "manifest.json"
     modules = [module, stored]
@@ -244,6 +246,18 @@ def _read_manifest(path: Path) -> None:
     where = str(path)
     content = decode(read_bytes(path), object, where, "install one version", ProtocolError)
     assert Manifest.from_json(content, where).descriptors > 0
+
+
+def _index(folder: Path) -> Path:
+    address = (1, 2, 3, 4, 8192)
+    pieces = [PieceRecord(address, "step 2", "0a" * 64), PieceRecord(address, "step 3", "")]
+    path = folder / "index.json"
+    path.write_bytes(msgspec.json.encode(IndexRecord(pieces, Facts(1.7e9, 0.5, 4096, 4096))))
+    return path
+
+
+def _read_index(path: Path) -> None:
+    decode(read_bytes(path), IndexRecord, str(path), "install one version", ProtocolError)
 
 
 def _trace(folder: Path) -> Path:
@@ -308,6 +322,7 @@ KINDS = {
     "samples": Kind(_samples, _read_samples),
     "batch of samples": Kind(_batch, _read_samples),
     "manifest": Kind(_manifest, _read_manifest),
+    "index": Kind(_index, _read_index),
     "tables of a keeper": Kind(_tables_file, read_tables_file),
     "trace": Kind(_trace, _read_trace),
     "packed trace": Kind(_packed_trace, _read_trace),

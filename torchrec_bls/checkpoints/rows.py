@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ _MOST_BYTES = 2**63 - 1
 _MOST_CELLS = 10_000_000
 
 
+@runtime_checkable
 class Rows(Protocol):
     """An entry of a checkpoint: a tensor whose rows can be read.
 

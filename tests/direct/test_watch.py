@@ -156,6 +156,7 @@ def write_bad(path: Path, **changed: Any) -> None:
 
 
 TABLE = "bags.embedding_bags.t.weight"
+MORE = "bags.embedding_bags.more.weight"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +166,10 @@ TABLE = "bags.embedding_bags.t.weight"
         (lambda path: write_bad(path, **{TABLE: torch.zeros(5, 3)}), r"shape \[5, 3\]"),
         (lambda path: write_bad(path, **{TABLE: torch.zeros(5, 4).double()}), "float64"),
         (lambda path: write_bad(path, **{TABLE: torch.full((5, 4), nan)}), f"'{TABLE}' has NaN"),
+        (lambda path: write_bad(path, **{MORE: torch.zeros(5, 4)}), r"it has tables \['more'\]"),
         (lambda path: write_bad(path, **{"dense.bias": None}), "has no 'dense.bias'"),
     ],
-    ids=["no table", "shape", "dtype", "NaN", "no dense weight"],
+    ids=["no table", "shape", "dtype", "NaN", "more tables", "no dense weight"],
 )
 def test_bad_ones_change_nothing(
     kept: Keeper,

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -38,10 +39,7 @@ def save(rank: int, path: str) -> None:
         for name, (rows, columns) in SIZES.items()
     ]
     bags = EmbeddingBagCollection(tables=tables)
-    for name in SIZES:
-        bags.embedding_bags[name].weight.data.copy_(weights_of(name))
     model = torch.nn.ModuleDict({"bags": bags, "dense": torch.nn.Linear(2, 3)})
-    torch.nn.init.constant_(model["dense"].weight, 7.0)
     ways = {
         "by_table": table_wise(rank=1),
         "by_row": row_wise(),
@@ -60,7 +58,21 @@ def save(rank: int, path: str) -> None:
         plan=ShardingPlan(plan={"bags": plan}),
         sharders=[sharder],
     )
-    dcp.save({"model": sharded.state_dict()}, checkpoint_id=path)
+    state = sharded.state_dict()
+    state["dense.weight"].fill_(7.0)
+    for name in SIZES:
+        value = state[f"bags.embedding_bags.{name}.weight"]
+        if isinstance(value, ShardedTensor):
+            for local in value.local_shards():
+                (row, column), (rows, columns) = (
+                    local.metadata.shard_offsets,
+                    local.metadata.shard_sizes,
+                )
+                own = weights_of(name)[row : row + rows, column : column + columns]
+                local.tensor.detach().copy_(own)
+        else:
+            value.detach().copy_(weights_of(name))
+    dcp.save({"model": state}, checkpoint_id=path)
 
 
 def test_tables_of_all_ranks_are_read_by_rows(tmp_path: Path) -> None:

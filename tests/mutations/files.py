@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 from torchrec_bls.sharding.calibration.configurations import (
     LookupConfiguration,
     TableConfiguration,
@@ -32,11 +33,13 @@ from torchrec_bls.sharding.problem.plan_file import read_plan, save_plan
 from torchrec_bls.sharding.problem.tables import PlacedShard, PlacedTable, Table
 
 from tests.analysis import sampled
+from tests.checkpoints.files import write_distributed, write_safetensors, write_torch_file
 from tests.observe.traces.gloo_jobs import GlooJob
 from tests.overlap import plans
 from tests.sharding.synthetic import small_profile
 from torchrec_bls import CodecConfig
 from torchrec_bls.analysis.samples import Samples
+from torchrec_bls.checkpoints import open_checkpoint
 from torchrec_bls.cli.main import run
 from torchrec_bls.direct.keeping.tables_file import read_tables_file
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
@@ -260,6 +263,32 @@ def _read_index(path: Path) -> None:
     decode(read_bytes(path), IndexRecord, str(path), "install one version", ProtocolError)
 
 
+def _tensors() -> dict[str, torch.Tensor]:
+    return {"t": torch.ones(3, 2), "u": torch.ones(2, dtype=torch.float16), "s": torch.tensor(1)}
+
+
+def _torch_file(folder: Path) -> Path:
+    return write_torch_file(folder, _tensors())
+
+
+def _safetensors(folder: Path) -> Path:
+    return write_safetensors(folder, _tensors())
+
+
+def _metadata(folder: Path) -> Path:
+    return write_distributed(folder, _tensors()) / ".metadata"
+
+
+def _blocks(folder: Path) -> Path:
+    return write_distributed(folder, _tensors()) / "__0_0.distcp"
+
+
+def _read_checkpoint(path: Path) -> None:
+    with open_checkpoint(path) as checkpoint:
+        for rows in checkpoint.values():
+            rows.whole()
+
+
 def _trace(folder: Path) -> Path:
     times = [np.random.default_rng(0).uniform(500, 1500, (1, 3)) for _ in range(3)]
     path = folder / "rank0.json"
@@ -324,6 +353,10 @@ KINDS = {
     "manifest": Kind(_manifest, _read_manifest),
     "index": Kind(_index, _read_index),
     "tables of a keeper": Kind(_tables_file, read_tables_file),
+    "torch file": Kind(_torch_file, _read_checkpoint),
+    "safetensors": Kind(_safetensors, _read_checkpoint),
+    "metadata of a checkpoint": Kind(_metadata, lambda path: _read_checkpoint(path.parent)),
+    "blocks of a checkpoint": Kind(_blocks, lambda path: _read_checkpoint(path.parent)),
     "trace": Kind(_trace, _read_trace),
     "packed trace": Kind(_packed_trace, _read_trace),
     "trace of channels": Kind(_channel_trace, _read_trace),

@@ -1,6 +1,7 @@
 """Tensors of a checkpoint whose rows are read from files when they are asked for."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ import torch
 from torchrec_bls.checkpoints.files import Files
 
 _Sizes = tuple[int, ...]
+# Values of whole bytes: not quantized, nor of few bits.
+_OF_BYTES = re.compile(r"bool|u?int(8|16|32|64)|b?float(8_\w+|16|32|64)|complex(64|128)")
 #: Dtypes by the names that torch gives them.
 DTYPES = {
     name: dtype
     for name, dtype in vars(torch).items()
-    if isinstance(dtype, torch.dtype) and not name.startswith(("q", "bits", "float4"))
+    if isinstance(dtype, torch.dtype) and _OF_BYTES.fullmatch(name)
 }
 _MOST_BYTES = 2**63 - 1
 # Of a tensor's rows and columns between the borders of its blocks, which are compared one by one.

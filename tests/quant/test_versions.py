@@ -22,6 +22,7 @@ from torchrec_bls.direct.serving.versions import Versions
 
 DEADLINE = 60.0
 SERVED = "tests.quant.served"
+PARTLY = "tests.quant.partly_changed"
 
 
 def publish_new_weights(rank: int) -> None:
@@ -254,11 +255,42 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_announced() -> None:
     run(1, refuse_weights)
 
 
+def reused_by(node: Node, version: int) -> int:
+    """Returns how many bytes of a publication are those of the version before."""
+    new = node.served.weights_of(version)
+    publication = publish(node.model, new, version=str(version), deadline=DEADLINE)
+    publication.wait(DEADLINE)
+    return publication.bytes_reused
+
+
+def test_a_version_of_pieces_of_several_versions_outlives_its_publishers(tmp_path: Path) -> None:
+    with started(tmp_path, 1, PARTLY) as processes:
+        for name in ("reader", "successor", "late"):
+            processes.start(name)
+        processes.call("reader", nodes.join, 0, None, "reader")
+        fork(processes, "reader", "child")
+        for version in (2, 3):
+            reused = processes.call(0, reused_by, version)
+            assert (reused > 0) == (version == 3)
+            processes.call_all(["reader", "child"], nodes.go_over, version)
+        processes.kill(0)
+        # It has the pieces from the reader, and takes them into its own versions.
+        processes.call("successor", nodes.join, "reader", 0, "successor")
+        assert processes.call("successor", reused_by, 4) == 0
+        processes.call_all(["reader", "child"], nodes.go_over, 4)
+        assert processes.call("successor", reused_by, 5) > 0
+        processes.call_all(["reader", "child"], nodes.go_over, 5)
+        processes.kill("successor")
+        processes.call("late", nodes.join, "reader")
+        processes.call_all(["reader", "child", "late"], nodes.check, 5)
+
+
 @pytest.mark.slow
-def test_ten_thousand_batches_while_publishers_come_and_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("served_by", [SERVED, PARTLY])
+def test_ten_thousand_batches_while_publishers_come_and_go(tmp_path: Path, served_by: str) -> None:
     """Four readers check every batch. The keeper dies in the middle of its tenth publication."""
     readers = [f"reader {number}" for number in range(4)]
-    with started(tmp_path, 1, SERVED) as processes:
+    with started(tmp_path, 1, served_by) as processes:
         for name in [*readers, "successor"]:
             processes.start(name)
         for name in readers:

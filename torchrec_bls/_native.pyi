@@ -279,6 +279,7 @@ class TableSegment:
         parts: Iterable[tuple[torch.Tensor, int]],
         bytes: int,
         huge_pages: bool | str,
+        first: int = 4096,
     ) -> TableSegment: ...
     @staticmethod
     def open(
